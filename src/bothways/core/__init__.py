@@ -1,0 +1,1 @@
+"""What everything stands on: the packed layout, batches, losses, keyed randomness, configuration and errors."""

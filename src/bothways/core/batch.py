@@ -1,0 +1,111 @@
+"""Sequences packed end to end, with their targets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import Self
+
+from bothways.core.layout import Layout
+from bothways.core.sequence import Sequence
+
+IGNORED = -100
+"""The label that carries no weight."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What an objective is to predict: NumPy arrays for one sequence, tensors for a packed batch.
+
+    A field that is named in `POSITIONS` holds token positions: packing shifts it by the start of its sequence.
+    All others are joined as they are.
+    """
+
+    POSITIONS: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def pack(cls, parts: Many[Self], starts: Many[int]) -> Self:
+        """Targets of sequences that begin at these tokens → targets of the batch."""
+        joined: dict[str, Tensor] = {}
+        for field in dataclasses.fields(cls):
+            columns = [getattr(part, field.name) for part in parts]
+            if field.name in cls.POSITIONS:
+                columns = [column + start for column, start in zip(columns, starts, strict=True)]
+            joined[field.name] = torch.from_numpy(np.concatenate(columns))
+        return cls(**joined)
+
+    def to(self, device: torch.device) -> Self:
+        """The same targets on another device."""
+        return type(self)(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in dataclasses.fields(self)})
+
+    def void(self) -> Self:
+        """The same targets without weight: what fills the place of a rank that has no sequence left in a step."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TokenTargets(Targets):
+    """`index`: positions of the tokens to predict. `ids`: what stood there. Both of one length."""
+
+    POSITIONS = frozenset({"index"})
+    index: NDArray[np.int64] | Tensor
+    ids: NDArray[np.int64] | Tensor
+
+    def void(self) -> Self:
+        return type(self)(self.index[:0], self.ids[:0])
+
+
+@dataclass(frozen=True)
+class LabelTargets(Targets):
+    """`labels`: one per sequence, a class `(1)` of int64 or a score of float32; `IGNORED` and NaN carry no weight."""
+
+    labels: NDArray[Any] | Tensor
+
+    def void(self) -> Self:
+        empty = IGNORED if np.issubdtype(np.asarray(self.labels).dtype, np.integer) else np.nan
+        return type(self)(np.full_like(self.labels, empty))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Packed model input: ids `(tokens)`, segments `(tokens)`, layout, targets by objective."""
+
+    ids: Int[Tensor, " tokens"]
+    segments: Int[Tensor, " tokens"]
+    layout: Layout
+    targets: Mapping[str, Targets] = dataclasses.field(default_factory=dict)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        moved = {name: target.to(device) for name, target in self.targets.items()}
+        return Batch(
+            self.ids.to(device, non_blocking=True),
+            self.segments.to(device, non_blocking=True),
+            self.layout.to(device),
+            moved,
+        )
+
+
+def pack(sequences: Many[Sequence]) -> Batch:
+    """Sequences → one batch, in the order given. All must have targets of the same names."""
+    layout = Layout.of([len(s) for s in sequences])
+    starts = layout.offsets[:-1].tolist()
+    targets = {
+        name: type(first).pack([s.targets[name] for s in sequences], starts)
+        for name, first in (sequences[0].targets.items() if sequences else ())
+    }
+    return Batch(
+        torch.from_numpy(np.concatenate([s.ids for s in sequences]).astype(np.int64)),
+        torch.from_numpy(np.concatenate([s.segments for s in sequences]).astype(np.int64)),
+        layout,
+        targets,
+    )

@@ -1,0 +1,58 @@
+"""The errors a user can cause, as one small tree.
+
+    BothwaysError
+    ├── ConfigError       a setting that cannot be: the dotted path is in `where`
+    ├── DataError         a file, column, label or text that cannot be used
+    ├── TokenizerError    a vocabulary or tokenizer file that cannot be used
+    ├── FolderError       a model folder that cannot be read or written
+    ├── CheckpointError   a checkpoint that is corrupt, foreign or of another run
+    └── ResourceError     no room on the disk, no permission, a folder in use, no such device
+
+The command line prints the message alone, without a traceback, and exits with status 2.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class BothwaysError(Exception):
+    """A mistake that the user can mend.
+
+    Args:
+        what: what was given and what is allowed, as one sentence.
+        where: the dotted path of a setting, a file, or `file:line`.
+        fix: what to change, as one sentence.
+    """
+
+    def __init__(self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None) -> None:
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__(what, where, fix)
+
+    def __str__(self) -> str:
+        place = f"{os.fspath(self.where)}: " if self.where is not None else ""
+        return f"{place}{self.what}" + (f"\n  {self.fix}" if self.fix else "")
+
+
+class ConfigError(BothwaysError):
+    """A setting that cannot be."""
+
+
+class DataError(BothwaysError):
+    """A file, column, label or text that cannot be used."""
+
+
+class TokenizerError(BothwaysError):
+    """A vocabulary or tokenizer file that cannot be used."""
+
+
+class FolderError(BothwaysError):
+    """A model folder that cannot be read or written."""
+
+
+class CheckpointError(BothwaysError):
+    """A checkpoint that is corrupt, foreign or of another run."""
+
+
+class ResourceError(BothwaysError):
+    """No room on the disk, no permission, a folder in use, no such device."""

@@ -1,0 +1,117 @@
+"""The geometry of a packed batch: where each sequence begins, and how to lay it out as padded rectangles.
+
+Packed tokens `(tokens, …)` are the only shape that the model knows. A padded rectangle exists inside one attention kernel and
+at the edge of an export, nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+# A new rectangle begins when a sequence is shorter than this share of the rectangle's longest.
+TIGHTNESS = 0.8
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Neighbouring sequences of near-equal length, as a `(rows, longest)` rectangle.
+
+    Attributes:
+        start, stop: the tokens `[start, stop)` of the batch that lie in it.
+        rows, longest: its sides.
+        slots: for each of its tokens, the place in the flattened rectangle; none when it has no padding.
+        keep: True where a slot holds a token; none when it has no padding.
+    """
+
+    start: int
+    stop: int
+    rows: int
+    longest: int
+    slots: Int[Tensor, " part"] | None
+    keep: Bool[Tensor, "rows longest"] | None
+
+    def pad(self, x: Tensor) -> Tensor:
+        """`(tokens, …)` → `(rows, longest, …)`; a view when there is no padding, else zeros where no token is."""
+        part = x[self.start : self.stop]
+        if self.slots is not None:
+            full = part.new_zeros((self.rows * self.longest, *part.shape[1:]))
+            part = full.index_copy(0, self.slots, part)
+        return part.view(self.rows, self.longest, *part.shape[1:])
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """`(rows, longest, …)` → `(stop − start, …)`."""
+        flat = x.reshape(self.rows * self.longest, *x.shape[2:])
+        return flat if self.slots is None else flat[self.slots]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Packed geometry of B sequences with T tokens.
+
+    Attributes:
+        offsets: sequence i is the tokens `[offsets[i], offsets[i+1])`; ascending, last = T.
+        positions: place of each token in its own sequence, from 0.
+        owner: the sequence of each token.
+        longest: the longest sequence, in tokens.
+    """
+
+    offsets: Int[Tensor, " sequences+1"]
+    positions: Int[Tensor, " tokens"]
+    owner: Int[Tensor, " tokens"]
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: list[int]) -> Layout:
+        """The layout of sequences of these lengths, on the CPU."""
+        sizes = torch.tensor(lengths, dtype=torch.int64)
+        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+        torch.cumsum(sizes, 0, out=offsets[1:])
+        owner = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
+        positions = torch.arange(len(owner)) - offsets[owner]
+        return cls(offsets, positions, owner, max(lengths, default=0))
+
+    @property
+    def sequences(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def tokens(self) -> int:
+        return len(self.owner)
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """Length of every sequence, in tokens; waits for the device if the layout lies on one."""
+        return self.offsets.diff().tolist()
+
+    @functools.cached_property
+    def rectangles(self) -> list[Rectangle]:
+        """The batch as padded rectangles of neighbours, each as tight as `TIGHTNESS`; made once a batch, for all layers."""
+        result, lengths, start, first = [], self.lengths, 0, 0
+        while first < len(lengths):
+            last, low, high = first, lengths[first], lengths[first]
+            while last + 1 < len(lengths):
+                new_low, new_high = min(low, lengths[last + 1]), max(high, lengths[last + 1])
+                if new_low < TIGHTNESS * new_high:
+                    break
+                last, low, high = last + 1, new_low, new_high
+            result.append(self._rectangle(start, lengths[first : last + 1]))
+            start, first = result[-1].stop, last + 1
+        return result
+
+    def _rectangle(self, start: int, lengths: list[int]) -> Rectangle:
+        stop, rows, longest = start + sum(lengths), len(lengths), max(lengths)
+        if min(lengths) == longest:
+            return Rectangle(start, stop, rows, longest, None, None)
+        owner = self.owner[start:stop]
+        slots = (owner - owner[0]) * longest + self.positions[start:stop]
+        keep = torch.arange(longest, device=slots.device) < torch.tensor(lengths, device=slots.device)[:, None]
+        return Rectangle(start, stop, rows, longest, slots, keep)
+
+    def to(self, device: torch.device) -> Layout:
+        """The same layout on another device."""
+        return Layout(*(t.to(device, non_blocking=True) for t in (self.offsets, self.positions, self.owner)), self.longest)

@@ -1,0 +1,62 @@
+"""The protocols between the parts: what a model is to a trainer, and what data is to a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import nn
+
+from bothways.core.batch import Batch
+from bothways.core.loss import Loss
+from bothways.core.sequence import Sequence
+
+
+class Learner(nn.Module):
+    """A model that knows its losses. Subclasses define `prepare`, `weights` and `forward`."""
+
+    def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
+        """The sequence as this learner wants it (masked, say), with targets. CPU only, pure: equal draws give equal results."""
+        raise NotImplementedError
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """The weight of each loss on this batch, known from the targets alone, before any computation."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """The losses by name; the same names as `weights`."""
+        raise NotImplementedError
+
+
+class Cursor(NamedTuple):
+    """A place in an endless stream of epochs: all that a resumed run has to know of its data."""
+
+    epoch: int = 0
+    block: int = 0
+    item: int = 0
+
+
+class Plan(Protocol):
+    """What a source knows of a sequence before it is built."""
+
+    @property
+    def length(self) -> int:
+        """Its tokens, specials included."""
+        ...
+
+
+class Source(Protocol):
+    """A stream of sequences that can start anywhere."""
+
+    def read(self, cursor: Cursor) -> Iterator[tuple[Plan, Cursor]]:
+        """Without end, from `cursor` on: a plan and the cursor of the plan after it. Epoch follows epoch."""
+        ...
+
+    def build(self, plan: Plan) -> Sequence:
+        """The sequence of a plan, without what an objective adds."""
+        ...
+
+    def epochs(self, cursor: Cursor) -> float:
+        """How many epochs lie before this cursor, with a fraction."""
+        ...
