@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import nn
+from typing_extensions import TypeVar
 
 from bothways.core.batch import Batch
 from bothways.core.loss import Loss
@@ -46,14 +47,23 @@ class Plan(Protocol):
         ...
 
 
-class Source(Protocol):
+P = TypeVar("P", bound=Plan, default=Plan)
+"""The kind of plan that a source makes and builds."""
+
+
+class Source(Protocol[P]):
     """A stream of sequences that can start anywhere."""
 
-    def read(self, cursor: Cursor) -> Iterator[tuple[Plan, Cursor]]:
+    @property
+    def views(self) -> int | None:
+        """After how many epochs the stream repeats itself, draws included (static masking); none if it never does."""
+        ...
+
+    def read(self, cursor: Cursor) -> Iterator[tuple[P, Cursor]]:
         """Without end, from `cursor` on: a plan and the cursor of the plan after it. Epoch follows epoch."""
         ...
 
-    def build(self, plan: Plan) -> Sequence:
+    def build(self, plan: P) -> Sequence:
         """The sequence of a plan, without what an objective adds."""
         ...
 
