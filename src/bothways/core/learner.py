@@ -70,3 +70,32 @@ class Source(Protocol[P]):
     def epochs(self, cursor: Cursor) -> float:
         """How many epochs lie before this cursor, with a fraction."""
         ...
+
+
+class Step(Protocol):
+    """What one update reads: this rank's share of the data, and where the data stands after it."""
+
+    @property
+    def microbatches(self) -> tuple[Batch, ...]:
+        """This rank's batches, on the CPU; at least one, void (without weight) where nothing is left for this rank."""
+        ...
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place from which the next step reads; the same on all ranks, as are the counts below."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of this step over all ranks, specials included."""
+        ...
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of this step over all ranks."""
+        ...
+
+    @property
+    def epochs(self) -> float:
+        """Epochs that lie before `cursor`, with a fraction."""
+        ...
