@@ -114,4 +114,5 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """The same layout on another device."""
-        return Layout(*(t.to(device, non_blocking=True) for t in (self.offsets, self.positions, self.owner)), self.longest)
+        offsets, positions, owner = (t.to(device, non_blocking=True) for t in (self.offsets, self.positions, self.owner))
+        return Layout(offsets, positions, owner, self.longest)

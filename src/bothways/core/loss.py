@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -22,4 +22,4 @@ class Loss:
 
     total: Float[Tensor, ""]
     weight: float
-    hits: Float[Tensor, ""] | None = None
+    hits: Int[Tensor, ""] | None = None

@@ -1,0 +1,1 @@
+"""One bidirectional encoder over packed tokens, and the heads that read it."""

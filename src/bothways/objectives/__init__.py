@@ -1,0 +1,1 @@
+"""What a model is pre-trained for: masked tokens, sentence pairs, and their sum."""

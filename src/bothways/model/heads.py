@@ -1,0 +1,141 @@
+"""Heads: what reads the encoder. Each computes only where it has a target.
+
+A model is an encoder and a set of heads; which heads is data (`Head`), so that every combination is one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import assert_never
+
+from bothways.core.layout import Layout
+from bothways.model.block import activate
+from bothways.model.config import EncoderConfig
+from bothways.model.dropout import Dropout
+from bothways.model.encoder import Encoder
+from bothways.model.init import initialise
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Predicts the token at a masked position."""
+
+    kind: Literal["masked"] = "masked"
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Gives one vector per sequence, from [CLS]."""
+
+    kind: Literal["pooler"] = "pooler"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Tells from the pooled vector whether B follows A (0) or is a random segment (1)."""
+
+    kind: Literal["pair"] = "pair"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Gives `count` outputs per sequence from the pooled vector: logits of classes, or a score.
+
+    Attributes:
+        dropout: on the pooled vector; none means the encoder's.
+    """
+
+    count: int
+    dropout: float | None = None
+    kind: Literal["labels"] = "labels"
+
+
+Head = Masked | Pooled | Pair | Labels
+
+
+class MaskedHead(nn.Module):
+    """Predicts a token: dense, activation, LayerNorm, then the token embedding transposed plus a bias per token.
+
+    Source: Devlin et al. 2018, section 3.1, Task #1; the decoder shares the encoder's embedding.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.dense = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, config.norm_epsilon)
+        self.bias = nn.Parameter(torch.zeros(config.vocab))
+        initialise(self, config.initial_range)
+
+    def forward(
+        self, x: Float[Tensor, "targets width"], embedding: Float[Tensor, "vocab width"]
+    ) -> Float[Tensor, "targets vocab"]:
+        """Vectors at the masked positions, and the encoder's token embedding → logits."""
+        x = self.norm(activate(self.activation, self.dense(x)))
+        return nn.functional.linear(x, embedding, self.bias)
+
+
+class Pooler(nn.Module):
+    """tanh of a dense layer on the first token of each sequence, [CLS]."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width)
+        initialise(self, config.initial_range)
+
+    def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, "sequences width"]:
+        return torch.tanh(self.dense(x[layout.offsets[:-1]]))
+
+
+class LabelHead(nn.Module):
+    """Dropout and a dense layer on pooled vectors: next-sentence prediction (rate 0) and classification.
+
+    Source: Devlin et al. 2018, section 3.1, Task #2, and section 4.1.
+    """
+
+    def __init__(self, config: EncoderConfig, labels: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = Dropout(dropout)
+        self.dense = nn.Linear(config.width, labels)
+        initialise(self, config.initial_range)
+
+    def forward(self, pooled: Float[Tensor, "sequences width"]) -> Float[Tensor, "sequences labels"]:
+        result: Tensor = self.dense(self.dropout(pooled))
+        return result
+
+
+class Model(nn.Module):
+    """An encoder with heads by name: "masked", "pooler", "pair", "labels".
+
+    Args:
+        config: the encoder's shape.
+        heads: which heads it has.
+    """
+
+    def __init__(self, config: EncoderConfig, heads: Iterable[Head]) -> None:
+        super().__init__()
+        self.config = config
+        self.specification = tuple(heads)
+        self.encoder = Encoder(config)
+        self.heads = nn.ModuleDict({head.kind: build_head(config, head) for head in self.specification})
+
+
+def build_head(config: EncoderConfig, head: Head) -> nn.Module:
+    """The module of a head, with weights as Google starts them."""
+    match head:
+        case Masked():
+            return MaskedHead(config)
+        case Pooled():
+            return Pooler(config)
+        case Pair():
+            return LabelHead(config, 2)
+        case Labels(count, dropout):
+            return LabelHead(config, count, config.dropout if dropout is None else dropout)
+        case _:
+            assert_never(head)
