@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from torch import nn
@@ -38,6 +38,7 @@ class Cursor(NamedTuple):
     item: int = 0
 
 
+@runtime_checkable
 class Plan(Protocol):
     """What a source knows of a sequence before it is built."""
 
@@ -51,6 +52,7 @@ P = TypeVar("P", bound=Plan, default=Plan)
 """The kind of plan that a source makes and builds."""
 
 
+@runtime_checkable
 class Source(Protocol[P]):
     """A stream of sequences that can start anywhere."""
 
