@@ -1,0 +1,58 @@
+"""The command line: one verb per job, each a function in `bothways.commands`, imported when it is called.
+
+A user's mistake is one message on stderr and exit status 2, never a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from cyclopts import App
+
+import bothways
+from bothways.core.errors import BothwaysError
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+app = App(
+    name="bothways",
+    version=bothways.__version__,
+    help="From raw text to a deployed bidirectional encoder: BERT and its family, end to end.",
+)
+tokenizer = App(name="tokenizer", help="Train a vocabulary, encode with it, report how well it fits a text.")
+corpus = App(name="corpus", help="Build a memory-mapped corpus from text, and look into it.")
+app.command(tokenizer)
+app.command(corpus)
+
+for group, name, home, summary in (
+    (app, "quickstart", "quickstart:quickstart", "See BERT's claim hold on this machine, in five minutes."),
+    (tokenizer, "train", "tokenizer:train", "Train a WordPiece, byte-level BPE or Unigram vocabulary."),
+    (tokenizer, "encode", "tokenizer:encode", "Encode lines of text to ids, tokens and offsets."),
+    (tokenizer, "report", "tokenizer:report", "Report unknown rate, fertility and coverage on a text."),
+    (corpus, "build", "corpus:build", "Build a corpus: documents, sentences, token ids."),
+    (corpus, "inspect", "corpus:inspect", "Show a corpus' counts, lengths and some documents."),
+    (app, "pretrain", "pretrain:pretrain", "Pre-train with masked LM and next sentence prediction."),
+    (app, "finetune", "finetune:finetune", "Fine-tune a model folder on labelled data."),
+    (app, "evaluate", "evaluate:evaluate", "Score a fine-tuned model on labelled data."),
+    (app, "predict", "predict:predict", "Predict labels with probabilities, as JSON lines."),
+    (app, "describe", "describe:describe", "Show a model's configuration and count its parameters part by part."),
+    (app, "bench", "bench:bench", "Measure this machine against transformers."),
+):
+    group.command(f"bothways.commands.{home}", name=name, help=summary)
+app.register_install_completion_command()
+
+
+def main() -> None:
+    """Run the command line; exits with 0, 2 (a mistake of the user's) or 130 (interrupted)."""
+    try:
+        app(result_action="return_value")
+    except BothwaysError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output, `head` say, has what it wanted. Closing quietly is what it expects.
+        sys.stderr.close()
