@@ -1,0 +1,241 @@
+"""This machine's speed at a pre-training step, side by side with transformers in one run.
+
+The contenders take turns, round after round, with the same threads on the same tokens; the medians are compared. Each step is
+a whole update: forward, both losses, backward, clipping, AdamW. Ours goes through the library's own loop.
+
+Operations are counted as the matrix products that the model needs, a multiply and an add as two, backward as twice forward:
+per token 12·H² a block and 2·n·H for attention at length n; the MLM head on masked tokens alone. So a contender that computes
+the head everywhere is not credited for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bothways.core.batch import Batch, LabelTargets, pack
+from bothways.core.errors import ResourceError
+from bothways.core.hardware import Precision, describe, gemm_rate, has_bf16
+from bothways.core.learner import Cursor
+from bothways.core.sequence import Sequence
+from bothways.data.loader import Step
+from bothways.data.masking import Masking, Vocabulary
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import Masked, Model, Pair, Pooled
+from bothways.objectives.pretraining import Pretraining
+from bothways.training.loop import fit
+from bothways.training.optim import AdamW, build
+from bothways.training.parallel import Single
+from bothways.training.state import Progress, Steps
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A pre-training step: `rows` sequences of `length` tokens, 15 % of them masked."""
+
+    name: str
+    encoder: EncoderConfig
+    rows: int = 16
+    length: int = 128
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of one step, as the module counts them."""
+        c, masked = self.encoder, Masking().count(self.length) * self.rows
+        block = 2 * (4 * c.width**2 + 2 * c.width * c.inner) + 4 * self.length * c.width
+        head = 2 * (c.width**2 + c.vocab * c.width)
+        return 3.0 * (self.tokens * c.depth * block + masked * head)
+
+
+WORKLOADS = {
+    "small": Workload("L4 H256", EncoderConfig(30522, 256, 4, 4, 1024)),
+    "base": Workload("BERT-base", EncoderConfig(30522)),
+}
+
+
+def make_batch(work: Workload, seed: int = 0) -> Batch:
+    """Random tokens in pairs of segments, masked."""
+    rng = np.random.default_rng(seed)
+    special = np.zeros(work.encoder.vocab, dtype=bool)
+    special[:5] = True
+    vocabulary = Vocabulary(special, np.zeros_like(special), 4)
+    segments = (np.arange(work.length) >= work.length // 2).astype(np.int8)
+    sequences = [
+        Sequence(
+            rng.integers(5, work.encoder.vocab, work.length, dtype=np.int32),
+            segments,
+            {"pair": LabelTargets(rng.integers(0, 2, 1))},
+        )
+        for _ in range(work.rows)
+    ]
+    learner = Pretraining(Model(EncoderConfig(5, 1, 1, 1, 1), ()), Masking(), vocabulary)
+    return pack([learner.prepare(sequence, rng) for sequence in sequences])
+
+
+def ours(work: Workload, batch: Batch, precision: Precision) -> Callable[[], None]:
+    """One update of this library, through its own loop."""
+    learner = Pretraining(Model(work.encoder, (Masked(), Pooled(), Pair())), Masking(), _no_vocabulary())
+    optimiser = build(AdamW(), learner.named_parameters())
+    step = Step((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
+
+    def update() -> None:
+        fit(
+            learner, [step], optimiser, lambda _: 1.0, Single(),
+            until=Steps(1), progress=Progress(), on_step=lambda *_: False, precision=precision,
+        )  # fmt: skip
+
+    return update
+
+
+def transformers(work: Workload, batch: Batch, precision: Precision) -> Callable[[], None]:
+    """One update of transformers' BertForPreTraining as its documentation has it, padded rows and labels at all places."""
+    try:
+        from transformers import BertConfig, BertForPreTraining
+    except ImportError as error:
+        raise ResourceError("transformers is not installed", fix="pip install transformers, to compare with it.") from error
+    c = work.encoder
+    model = BertForPreTraining(
+        BertConfig(
+            vocab_size=c.vocab,
+            hidden_size=c.width,
+            num_hidden_layers=c.depth,
+            num_attention_heads=c.heads,
+            intermediate_size=c.inner,
+        )
+    ).train()
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-4)
+    inputs = _padded(batch)
+
+    def update() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        loss.item()
+
+    return update
+
+
+def _padded(batch: Batch) -> dict[str, Any]:
+    rows = batch.layout.sequences
+    masked: Any = batch.targets["masked"]
+    pair: Any = batch.targets["pair"]
+    labels = torch.full_like(batch.ids, -100)
+    labels[masked.index] = masked.ids
+    ids = batch.ids.view(rows, -1)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": batch.segments.view(rows, -1),
+        "labels": labels.view(rows, -1),
+        "next_sentence_label": pair.labels,
+    }
+
+
+def _no_vocabulary() -> Vocabulary:
+    nothing = np.zeros(1, dtype=bool)
+    return Vocabulary(nothing, nothing, 0)
+
+
+Contender = Callable[[Workload, Batch, Precision], Callable[[], None]]
+CONTENDERS: Mapping[str, Contender] = {"bothways": ours, "transformers": transformers}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one update: each round's, after a first that is not counted."""
+
+    contender: str
+    precision: Precision
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+
+def race(work: Workload, rounds: int, contenders: Mapping[str, Contender] = CONTENDERS) -> list[Timing]:
+    """Seconds of an update for each contender in each precision that this machine has, in interleaved rounds."""
+    precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(CPU) else ["fp32"]
+    batch = make_batch(work)
+    updates = {(name, p): make(work, batch, p) for name, make in contenders.items() for p in precisions}
+    seconds: dict[tuple[str, Precision], list[float]] = {key: [] for key in updates}
+    for _ in range(rounds + 1):
+        for key, update in updates.items():
+            start = time.perf_counter()
+            update()
+            seconds[key].append(time.perf_counter() - start)
+    return [Timing(name, p, tuple(values[1:])) for (name, p), values in seconds.items()]
+
+
+def peak_memory(contender: str, workload: str, precision: Precision) -> int:
+    """Bytes that a fresh process holds at most during three updates."""
+    code = (
+        "from bothways.recipes.bench import *\n"
+        f"work = WORKLOADS[{workload!r}]\n"
+        f"update = CONTENDERS[{contender!r}](work, make_batch(work), {precision!r})\n"
+        "for _ in range(3): update()\n"
+        "print(high_water_mark())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def high_water_mark() -> int:
+    """Bytes that this process has held at most. (getrusage would count its parent's as well.)"""
+    with open("/proc/self/status", encoding="ascii") as file:
+        (line,) = (line for line in file if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: tokens a second, ratios to transformers by default and in the same precision, share of GEMM."""
+
+    timing: Timing
+    tokens_per_second: float
+    against_default: float
+    against_same: float
+    share_of_gemm: float
+    memory: int
+
+
+def measure(workload: str, rounds: int) -> list[Row]:
+    """The race and the memory of one workload."""
+    work = WORKLOADS[workload]
+    timings = race(work, rounds)
+    median = {(t.contender, t.precision): t.median for t in timings}
+    return [
+        Row(
+            t,
+            work.tokens / t.median,
+            median["transformers", "fp32"] / t.median,
+            median["transformers", t.precision] / t.median,
+            work.operations / t.median / gemm_rate(CPU, torch.bfloat16 if t.precision == "bf16" else torch.float32),
+            peak_memory(t.contender, workload, t.precision),
+        )
+        for t in timings
+    ]
+
+
+def hardware() -> str:
+    """The machine and the versions that the figures belong to."""
+    import transformers as peer
+
+    return f"{describe(CPU)}, transformers {peer.__version__}"
