@@ -6,20 +6,22 @@ import dataclasses
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import Self
 
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 
 IGNORED = -100
 """The label that carries no weight."""
+
+
+Kind = TypeVar("Kind", bound="Targets")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Targets:
     POSITIONS: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def pack(cls, parts: Many[Self], starts: Many[int]) -> Self:
+    def pack(cls: type[Kind], parts: Many[Kind], starts: Many[int]) -> Kind:
         """Targets of sequences that begin at these tokens → targets of the batch."""
         joined: dict[str, Tensor] = {}
         for field in dataclasses.fields(cls):
@@ -43,11 +45,11 @@ class Targets:
             joined[field.name] = torch.from_numpy(np.concatenate(columns))
         return cls(**joined)
 
-    def to(self, device: torch.device) -> Self:
+    def to(self: Kind, device: torch.device) -> Kind:
         """The same targets on another device."""
         return type(self)(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in dataclasses.fields(self)})
 
-    def void(self) -> Self:
+    def void(self: Kind) -> Kind:
         """The same targets without weight: what fills the place of a rank that has no sequence left in a step."""
         raise NotImplementedError
 
@@ -60,7 +62,7 @@ class TokenTargets(Targets):
     index: NDArray[np.int64] | Tensor
     ids: NDArray[np.int64] | Tensor
 
-    def void(self) -> Self:
+    def void(self) -> TokenTargets:
         return type(self)(self.index[:0], self.ids[:0])
 
 
@@ -70,7 +72,7 @@ class LabelTargets(Targets):
 
     labels: NDArray[Any] | Tensor
 
-    def void(self) -> Self:
+    def void(self) -> LabelTargets:
         empty = IGNORED if np.issubdtype(np.asarray(self.labels).dtype, np.integer) else np.nan
         return type(self)(np.full_like(self.labels, empty))
 
