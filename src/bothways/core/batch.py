@@ -87,7 +87,9 @@ class Batch:
     targets: Mapping[str, Targets] = dataclasses.field(default_factory=dict)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
+        """The same batch on a device; itself, with what its layout has worked out, where it lies there already."""
+        if self.ids.device == device:
+            return self
         moved = {name: target.to(device) for name, target in self.targets.items()}
         return Batch(
             self.ids.to(device, non_blocking=True),

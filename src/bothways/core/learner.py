@@ -74,6 +74,7 @@ class Source(Protocol[P]):
         ...
 
 
+@runtime_checkable
 class Step(Protocol):
     """What one update reads: this rank's share of the data, and where the data stands after it."""
 

@@ -1,0 +1,149 @@
+"""What this machine can do: its device, its arithmetic, its speed at matrix products, its memory and disk.
+
+Nothing is assumed from a name. bf16 on a processor without instructions for it is emulated, and slower than fp32 by a factor:
+so it is looked for. The speed that a step is compared with is measured here and now, since two machines of one name differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bothways.core.errors import ConfigError, ResourceError
+
+Precision = Literal["auto", "fp32", "bf16"]
+"""The arithmetic of matrix products: bf16 where the hardware has it ("auto"), or one of the two."""
+
+_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device of this name; "auto" is CUDA where there is one, else the CPU.
+
+    Raises:
+        ConfigError: the name is none that torch knows.
+        ResourceError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{name!r} is no device: it must be auto, cpu, cuda or cuda:N", where="device") from error
+    if device.type not in {"cpu", "cuda"}:
+        raise ConfigError(f"{name!r} is not supported: the device must be auto, cpu, cuda or cuda:N", where="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ResourceError(f"there is no {name!r}: torch sees {torch.cuda.device_count()} CUDA devices", where="device")
+    return device
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bf16 in hardware: for a CPU, AVX512-BF16, AMX or the bf16 instructions of Arm."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(onednn) and not _BF16_FLAGS.isdisjoint(_cpu_flags())
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
+    """The type of matrix products.
+
+    Raises:
+        ConfigError: bf16 is asked for and the device has none; or the precision is unknown.
+    """
+    match precision:
+        case "fp32":
+            return torch.float32
+        case "auto":
+            return torch.bfloat16 if has_bf16(device) else torch.float32
+        case "bf16":
+            if has_bf16(device):
+                return torch.bfloat16
+            raise ConfigError(
+                f"bf16 is asked for, but {describe(device)} has no instructions for it and would be slower than in fp32",
+                where="precision",
+                fix="Set the precision to auto or fp32.",
+            )
+        case _:
+            raise ConfigError(f"{precision!r} is no precision: it must be auto, fp32 or bf16", where="precision")
+
+
+@functools.lru_cache
+def gemm_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
+    """Floating-point operations a second of a large matrix product, measured once a process: the best of what fits the time."""
+    side = 8192 if device.type == "cuda" else 1024
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    best, begin = float("inf"), time.perf_counter()
+    left @ right
+    while time.perf_counter() - begin < seconds:
+        _wait(device)
+        start = time.perf_counter()
+        left @ right
+        _wait(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * side**3 / best
+
+
+def memory_available(device: torch.device) -> int:
+    """Bytes that a program can still take on the device, within the limit of its container."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    if limit and used and limit[0].isdecimal():
+        free = min(free, int(limit[0]) - int(used[0]))
+    return free
+
+
+def disk_free(path: str | os.PathLike[str]) -> int:
+    """Bytes free on the disk on which the path lies or will lie."""
+    folder = Path(path).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def describe(device: torch.device) -> str:
+    """One line for reports: the processor, its cores, the version of torch."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{_cpu_name()}, {torch.get_num_threads()} of {os.cpu_count()} cores, torch {torch.__version__}"
+
+
+def _cpu_name() -> str:
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@functools.lru_cache
+def _cpu_flags() -> frozenset[str]:
+    """The processor's features, as Linux lists them, and those that torch found itself."""
+    rows = [line.partition(":")[2] for line in _lines("/proc/cpuinfo") if line.startswith(("flags", "Features"))]
+    probes = {"_is_avx512_bf16_supported": "avx512_bf16", "_is_amx_tile_supported": "amx_bf16"}
+    # torch's own probes work without Linux, but their names are private and differ between versions.
+    found = {flag for probe, flag in probes.items() if getattr(torch.cpu, probe, bool)()}
+    return frozenset(rows[0].split() if rows else ()) | found
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a file of the operating system; none where there is no such file."""
+    try:
+        return Path(path).read_text(encoding="utf8").splitlines()
+    except OSError:
+        return []
