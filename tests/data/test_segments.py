@@ -1,0 +1,471 @@
+"""Sequences planned from a corpus: Google's pairs as distributions, full sentences exactly, and places one can return to."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+import tracemalloc
+from collections import Counter
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.learner import Cursor
+from bothways.data import selection
+from bothways.data.nextsentence import PairPlan
+from bothways.data.segments import CorpusSource, FullSentences, NextSentence
+from bothways.data.selection import Selection
+from bothways.text.tokenizer import Specials
+
+SPECIALS = Specials(pad=0, unknown=1, cls=2, sep=3, mask=4)
+# A p-value below this at a fixed seed is a difference, not bad luck.
+SURE = 1e-3
+
+
+def corpus_of(sizes):
+    """Documents given as lists of sentence lengths → a corpus whose tokens are all different: 5, 6, 7 …"""
+    sentences = np.cumsum([0, *(n for document in sizes for n in document)]).astype(np.uint64)
+    documents = np.cumsum([0, *map(len, sizes)]).astype(np.uint64)
+    tokens = np.arange(5, 5 + int(sentences[-1]), dtype=np.uint32)
+    return SimpleNamespace(tokens=tokens, sentences=sentences, documents=documents)
+
+
+def source_of(sizes, segments, *, seed=1, chosen=None, views=None):
+    corpus = corpus_of(sizes)
+    chosen = np.arange(len(sizes)) if chosen is None else np.array(chosen)
+    return CorpusSource(corpus, SPECIALS, segments, chosen, seed, views)
+
+
+def epoch_of(source, number=0):
+    """All plans of one epoch."""
+    plans, after = [], Cursor(number)
+    stream = source.read(after)
+    while after.epoch == number:
+        plan, after = next(stream)
+        plans.append(plan)
+    assert after == Cursor(number + 1)
+    return plans
+
+
+def some_sizes(seed, documents=150, most_sentences=12, longest=40):
+    r = random.Random(seed)
+    return [[r.randint(1, longest) for _ in range(r.randint(1, most_sentences))] for _ in range(documents)]
+
+
+def plain_pairs(sizes, length, short, r):
+    """Google's instance builder as plain loops over lists of tokens: (A, B, label), where token t stands at place t."""
+    counter = itertools.count()
+    documents = [[[next(counter) for _ in range(n)] for n in document] for document in sizes]
+    made = []
+    for number, document in enumerate(documents):
+        room = length - 3
+        goal = r.randint(2, room) if r.random() < short else room
+        chunk, at = [], 0
+        while at < len(document):
+            chunk.append(document[at])
+            if at == len(document) - 1 or sum(map(len, chunk)) >= goal:
+                split = r.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
+                a = list(itertools.chain(*chunk[:split]))
+                if len(chunk) == 1 or r.random() < 0.5:
+                    for _ in range(10):
+                        other = r.randint(0, len(documents) - 1)
+                        if other != number:
+                            break
+                    b = []
+                    for sentence in documents[other][r.randint(0, len(documents[other]) - 1) :]:
+                        b += sentence
+                        if len(b) >= goal - len(a):
+                            break
+                    at -= len(chunk) - split
+                    label = 1
+                else:
+                    b, label = list(itertools.chain(*chunk[split:])), 0
+                while len(a) + len(b) > room:
+                    longer = a if len(a) > len(b) else b
+                    longer.pop(0 if r.random() < 0.5 else -1)
+                made.append((a[0], a[-1] + 1, b[0], b[-1] + 1, label))
+                chunk = []
+            at += 1
+    return made
+
+
+def features(pairs, bounds, room):
+    """What one pass over a corpus looks like, as a row of numbers."""
+    a, a_stop, b, b_stop, label = np.array(pairs).T
+    size_a, size_b = a_stop - a, b_stop - b
+    used = np.zeros(bounds[-1], dtype=bool)
+    for start, stop in zip(a, a_stop, strict=True):
+        used[start:stop] = True
+    sentences_a = np.searchsorted(bounds, a_stop, "left") - np.searchsorted(bounds, a, "right") + 1
+    return {
+        "pairs": len(a),
+        "random": label.mean(),
+        "size of A": size_a.mean(),
+        "size of B": size_b.mean(),
+        "size of A in next": size_a[label == 0].mean(),
+        "size of B in next": size_b[label == 0].mean(),
+        "spread of A": size_a.std(),
+        "spread of B": size_b.std(),
+        "sentences of A": sentences_a.mean(),
+        "full": (size_a + size_b == room).mean(),
+        "half": (size_a + size_b < room / 2).mean(),
+        "A is longer": (size_a > size_b).mean(),
+        "A and B equal": (size_a == size_b).mean(),
+        "A whole in front": np.isin(a, bounds).mean(),
+        "A whole behind": np.isin(a_stop, bounds).mean(),
+        "B whole in front": np.isin(b, bounds).mean(),
+        "B whole behind": np.isin(b_stop, bounds).mean(),
+        "text in A": used.mean(),
+    }
+
+
+@pytest.mark.parametrize(("longest", "most_sentences"), [(40, 12), (12, 30), (90, 3)])
+def test_pairs_are_distributed_as_googles(longest, most_sentences):
+    sizes = some_sizes(3, 60, most_sentences, longest)
+    bounds = np.cumsum([0, *itertools.chain(*sizes)])
+    source, length, passes = source_of(sizes, NextSentence(64, 0.2)), 64, 250
+    r = random.Random(4)
+    ours = [[tuple(plan) for plan in epoch_of(source, epoch)] for epoch in range(passes)]
+    plain = [plain_pairs(sizes, length, 0.2, r) for _ in range(passes)]
+    rows = [features(pairs, bounds, length - 3) for pairs in ours]
+    expected = [features(pairs, bounds, length - 3) for pairs in plain]
+    for name in rows[0]:
+        p = stats.ttest_ind([row[name] for row in rows], [row[name] for row in expected], equal_var=False).pvalue
+        # Not a number where the feature is the same in every pass.
+        assert p > SURE or rows[0][name] == expected[0][name], name
+    for size in (lambda p: p[1] - p[0], lambda p: p[3] - p[2], lambda p: p[1] - p[0] + p[3] - p[2]):
+        values = [np.concatenate([[size(pair) for pair in pairs] for pairs in side]) for side in (ours, plain)]
+        table = np.stack([np.bincount(v // 4, minlength=16) for v in values])
+        assert stats.chi2_contingency(table[:, table.sum(0) > 10]).pvalue > SURE
+
+
+def test_no_token_is_lost_or_read_twice_when_nothing_is_cut():
+    """Sentences of one token never overshoot: what is put back after a random pair opens the next one."""
+    sizes = [[1] * n for n in (1, 2, 3, 50, 200, 61)]
+    for epoch in range(20):
+        read = Counter()
+        for plan in epoch_of(source_of(sizes, NextSentence(64, 0.5)), epoch):
+            read.update(range(plan.a, plan.a_stop))
+            if plan.label == 0:
+                assert plan.a_stop == plan.b
+                read.update(range(plan.b, plan.b_stop))
+        assert read == Counter(range(sum(map(len, sizes))))
+
+
+def test_labels_tell_what_the_text_says():
+    sizes = some_sizes(5)
+    bounds = np.cumsum([0, *itertools.chain(*sizes)])
+    owner = np.repeat(np.arange(len(sizes)), [sum(document) for document in sizes])
+    plans = [plan for epoch in range(5) for plan in epoch_of(source_of(sizes, NextSentence(64)), epoch)]
+    assert {plan.label for plan in plans} == {0, 1}
+    for plan in plans:
+        assert plan.a < plan.a_stop
+        assert plan.b < plan.b_stop
+        assert plan.length <= 64
+        same = owner[plan.a] == owner[plan.b]
+        assert same == (plan.label == 0)
+        assert owner[plan.a] == owner[plan.a_stop - 1]
+        assert owner[plan.b] == owner[plan.b_stop - 1]
+        if plan.label == 0:
+            # Between the two lies nothing but what was cut from the end of A and the front of B, next to one sentence's end.
+            between = (bounds >= plan.a_stop) & (bounds <= plan.b)
+            assert between.any()
+            assert plan.length == 64 or plan.a_stop == plan.b
+
+
+def test_a_document_of_one_sentence_has_random_pairs_only():
+    plans = epoch_of(source_of([[7], [9], [500]], NextSentence(32)))
+    assert len(plans) == 3
+    assert all(plan.label == 1 for plan in plans)
+
+
+def test_the_tenth_draw_of_a_random_document_counts_even_if_it_is_the_same():
+    source = source_of([[4] * 3000] * 2, NextSentence(16, 0.0))
+    random_pairs = [p for epoch in range(60) for p in epoch_of(source, epoch) if p.label]
+    assert len(random_pairs) > 50_000
+    same = sum((plan.a < 12_000) == (plan.b < 12_000) for plan in random_pairs)
+    assert stats.binomtest(same, len(random_pairs), 0.5**10).pvalue > SURE
+
+
+def test_random_segments_start_anywhere_in_any_other_document():
+    sizes = [[30], [5] * 10, [5] * 2, [5] * 3]
+    source = source_of(sizes, NextSentence(63, 0.0))
+    starts = Counter(p.b for epoch in range(1500) for p in epoch_of(source, epoch) if p.a < 30)
+    expected = {30 + 5 * s: 1500 / 3 / n for first, n in ((0, 10), (10, 2), (12, 3)) for s in range(first, first + n)}
+    # Six sentences fill the room exactly: nothing is cut in front.
+    assert starts.keys() == expected.keys()
+    assert stats.chisquare([starts[s] for s in expected], list(expected.values())).pvalue > SURE
+
+
+def test_the_longer_segment_loses_tokens_from_either_end():
+    source = source_of([[100, 100]] * 40, NextSentence(128, 0.0))
+    plans = [p for epoch in range(60) for p in epoch_of(source, epoch) if p.label == 0]
+    assert {(p.a_stop - p.a, p.b_stop - p.b) for p in plans} == {(63, 62)}
+    for lost, front in ((37, [p.a % 200 for p in plans]), (38, [p.b % 200 - 100 for p in plans])):
+        bins = np.array([0, *range(13, 26), lost + 1])
+        expected = np.diff(stats.binom.cdf(bins - 1, lost, 0.5)) * len(plans)
+        assert stats.chisquare(np.histogram(front, bins - 0.5)[0], expected).pvalue > SURE
+
+
+@pytest.mark.parametrize(("room", "short"), [(29, 0.3), (4, 1.0)])
+def test_some_documents_are_read_with_a_shorter_target(room, short):
+    passes, size = 100, 8 * room
+    source = source_of([[1] * size] * 50, NextSentence(room + 3, short))
+    goals = []
+    for epoch in range(passes):
+        longest = Counter()
+        for plan in epoch_of(source, epoch):
+            longest[plan.a // size] = max(longest[plan.a // size], plan.length - 3)
+        goals += longest.values()
+    assert len(goals) == 50 * passes
+    counts = np.bincount(goals, minlength=room + 1)[2:]
+    expected = np.full(room - 1, short / (room - 1))
+    expected[-1] += 1 - short
+    assert stats.chisquare(counts, expected * len(goals)).pvalue > SURE
+
+
+def test_pairs_only_come_from_the_chosen_documents():
+    sizes = some_sizes(8, 40)
+    owner = np.repeat(np.arange(40), [sum(document) for document in sizes])
+    plans = epoch_of(source_of(sizes, NextSentence(64), chosen=[3, 30, 7, 11]))
+    assert {int(owner[t]) for plan in plans for t in (plan.a, plan.b_stop - 1)} == {3, 7, 11, 30}
+
+
+# --- full sentences
+
+
+def plain_spans(documents, length, cross):
+    """Sentences (start, stop) by document, in order → sequences as lists of ranges, filled one sentence at a time."""
+    sequences, ranges, size = [], [], 1
+    for document in documents:
+        opened = False
+        for start, stop in document:
+            for begin in range(start, stop, length - 2):
+                end = min(begin + length - 2, stop)
+                if ranges and size + end - begin + (0 if opened else 1) > length:
+                    sequences.append(tuple(ranges))
+                    ranges, size, opened = [], 1, False
+                if opened:
+                    ranges[-1] = (ranges[-1][0], end)
+                    size += end - begin
+                else:
+                    ranges.append((begin, end))
+                    size += end - begin + 1
+                    opened = True
+        if not cross and ranges:
+            sequences.append(tuple(ranges))
+            ranges, size = [], 1
+    return [*sequences, tuple(ranges)] if ranges else sequences
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(1, 25), min_size=1, max_size=8), min_size=1, max_size=8),
+    length=st.integers(3, 40),
+    cross=st.booleans(),
+    seed=st.integers(0, 5),
+)
+@settings(max_examples=150, deadline=None)
+def test_full_sentences_fill_sequences_as_a_plain_loop_does(sizes, length, cross, seed):
+    source = source_of(sizes, FullSentences(length, cross), seed=seed)
+    block = Selection(corpus_of(sizes), np.arange(len(sizes))).open(seed, 0, 0)
+    sentences = list(zip(block.starts.tolist(), block.stops.tolist(), strict=True))
+    documents = [sentences[first:stop] for first, stop in itertools.pairwise(block.edges.tolist())]
+    plans = epoch_of(source)
+    assert sorted(plan.ranges for plan in plans) == sorted(plain_spans(documents, length, cross))
+    assert all(plan.length == len(source.build(plan)) <= length for plan in plans)
+    read = Counter(t for plan in plans for start, stop in plan.ranges for t in range(start, stop))
+    assert read == Counter(range(sum(map(sum, sizes))))
+    assert source.overlong() == sum(n > length - 2 for document in sizes for n in document)
+
+
+def test_overlong_sentences_of_pairs_are_counted_too():
+    assert source_of([[29, 30, 31], [1]], NextSentence(32)).overlong() == 2
+
+
+# --- building
+
+
+def test_a_pair_is_built_with_its_label():
+    source = source_of([[3, 2], [4]], NextSentence(16))
+    built = source.build(PairPlan(a=0, a_stop=3, b=5, b_stop=9, label=1))
+    assert built.ids.tolist() == [2, 5, 6, 7, 3, 10, 11, 12, 13, 3]
+    assert built.segments.tolist() == [0] * 5 + [1] * 5
+    assert built.ids.dtype == np.int32
+    assert built.targets["pair"].labels.tolist() == [1]
+    assert built.targets["pair"].labels.dtype == np.int64
+
+
+def test_documents_of_one_sequence_are_parted_by_a_separator():
+    source = source_of([[3, 2], [4]], FullSentences(16))
+    (plan,) = epoch_of(source)
+    ids = {(2, 5, 6, 7, 8, 9, 3, 10, 11, 12, 13, 3), (2, 10, 11, 12, 13, 3, 5, 6, 7, 8, 9, 3)}
+    assert tuple(source.build(plan).ids.tolist()) in ids
+    assert not source.build(plan).segments.any()
+    assert source.build(plan).targets == {}
+
+
+# --- epochs, blocks and places
+
+
+SEGMENTS = [NextSentence(24, 0.3), FullSentences(24), FullSentences(24, cross=False)]
+
+
+def taken(source, cursor, count):
+    return list(itertools.islice(source.read(cursor), count))
+
+
+@pytest.mark.parametrize("segments", SEGMENTS)
+def test_static_views_repeat_and_dynamic_ones_do_not(segments):
+    sizes = some_sizes(9, 20)
+    static, dynamic = source_of(sizes, segments, views=3), source_of(sizes, segments)
+    epochs = [epoch_of(static, epoch) for epoch in range(7)]
+    assert epochs[0] == epochs[3] == epochs[6]
+    assert epochs[1] == epochs[4]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epochs[:3] == [epoch_of(dynamic, epoch) for epoch in range(3)]
+    assert epoch_of(dynamic, 3) != epochs[0]
+    assert epoch_of(source_of(sizes, segments, seed=2)) != epochs[0]
+
+
+@pytest.mark.parametrize("segments", SEGMENTS)
+@given(start=st.integers(0, 700))
+@settings(max_examples=30, deadline=None)
+def test_any_place_can_be_returned_to(segments, start):
+    with mock.patch.object(selection, "BLOCK", 40):
+        sizes = some_sizes(10, 30)
+        source = source_of(sizes, segments)
+        stream = taken(source, Cursor(), start + 300)
+        assert stream[-1][1].epoch >= 1
+        assert max(cursor.block for _, cursor in stream) >= 3
+        cursor = stream[start - 1][1] if start else Cursor()
+        assert taken(source_of(sizes, segments), cursor, 300) == stream[start:]
+
+
+def test_each_epoch_has_its_own_order_and_each_block_its_own_draws():
+    with mock.patch.object(selection, "BLOCK", 40):
+        source = source_of([[1] * 40] * 6, NextSentence(16, 0.5))
+        orders = [[source._selection.open(1, epoch, block).owners.item() for block in range(6)] for epoch in range(4)]
+        splits = Counter(tuple(plan.a % 40 for plan in source._plans(0, block)) for block in range(6))
+    assert all(sorted(order) == list(range(6)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert len(splits) == 6
+
+
+def test_epochs_before_a_cursor_grow_steadily():
+    with mock.patch.object(selection, "BLOCK", 40):
+        source = source_of(some_sizes(10, 30), FullSentences(24))
+        stream = taken(source, Cursor(), 1000)
+        before = [source.epochs(cursor) for _, cursor in stream]
+    assert all(low < high for low, high in itertools.pairwise(before))
+    assert all(
+        value == cursor.epoch for value, (_, cursor) in zip(before, stream, strict=True) if cursor == Cursor(cursor.epoch)
+    )
+    assert before[-1] > 2
+
+
+@pytest.mark.parametrize("cross", [True, False])
+def test_a_document_longer_than_a_block_is_read_in_parts(cross):
+    with mock.patch.object(selection, "BLOCK", 16):
+        source = source_of([[2] * 100, [3] * 5, [1] * 16, [2] * 17], FullSentences(12, cross))
+        blocks = source._selection.blocks(1, 0)
+        opened = [source._selection.open(1, 0, block) for block in range(blocks)]
+        plans = epoch_of(source)
+        pairs = epoch_of(source_of([[1] * 100, [1] * 5], NextSentence(12)))
+    assert max(len(block.starts) for block in opened) < 32
+    assert Counter(np.concatenate([block.starts for block in opened]).tolist()).most_common(1)[0][1] == 1
+    read = Counter(t for plan in plans for start, stop in plan.ranges for t in range(start, stop))
+    assert read == Counter(range(200 + 15 + 16 + 34))
+    # The parts of one document are still one document where a random segment has to come from another.
+    assert all((plan.a < 100) != (plan.b < 100) for plan in pairs if plan.label == 1)
+
+
+def test_empty_documents_are_passed_over():
+    full = epoch_of(source_of([[], [3], [], [], [4], []], FullSentences(12, cross=False)))
+    assert sorted(plan.ranges for plan in full) == [((0, 3),), ((3, 7),)]
+    pairs = epoch_of(source_of([[], [3], [], [], [4], []], NextSentence(12)))
+    assert sorted((plan.a, plan.b, plan.label) for plan in pairs) == [(0, 3, 1), (3, 0, 1)]
+
+
+def test_a_million_documents_take_little_memory_and_time():
+    documents = np.arange(0, 10_000_001, 10).astype(np.uint64)
+    sentences = np.arange(0, 90_000_001, 9).astype(np.uint64)
+    corpus = SimpleNamespace(tokens=np.zeros(90_000_000, dtype=np.uint16), sentences=sentences, documents=documents)
+    chosen = np.arange(1_000_000)
+    tracemalloc.start()
+    began = time.perf_counter()
+    source = CorpusSource(corpus, SPECIALS, NextSentence(128), chosen, 1)
+    first = [plan for plan, _ in taken(source, Cursor(), 1000)]
+    again = [plan for plan, _ in taken(source, Cursor(1), 1000)]
+    took, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len({plan.a for plan in first}) > 900
+    assert first != again
+    assert peak < 48 * 1_000_000 + 40e6
+    assert took < 10
+
+
+# --- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: NextSentence(4), "segments.length"),
+        (lambda: NextSentence(128, 1.5), "segments.short"),
+        (lambda: FullSentences(2), "segments.length"),
+        (lambda: source_of([[1]], FullSentences(8), views=0), "views"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make, path):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.where == path
+
+
+def test_pairs_need_a_second_document():
+    for sizes, chosen in (([[5, 5, 5]], [0]), ([[], [5, 5, 5]], [0, 1]), ([[5], [5]], [1])):
+        with pytest.raises(DataError, match="only one document has text") as caught:
+            source_of(sizes, NextSentence(16), chosen=chosen)
+        assert "full_sentences" in caught.value.fix
+    assert epoch_of(source_of([[5, 5, 5]], FullSentences(16)))
+
+
+@pytest.mark.parametrize("segments", SEGMENTS)
+@pytest.mark.parametrize(("sizes", "chosen"), [([[], []], [0, 1]), ([[3], []], [1]), ([[3]], [])])
+def test_a_selection_without_text_is_refused(segments, sizes, chosen):
+    with pytest.raises(DataError, match="has a sentence"):
+        source_of(sizes, segments, chosen=np.array(chosen, dtype=np.int64))
+
+
+def test_an_empty_sentence_is_named():
+    with pytest.raises(DataError, match="sentence 2 "):
+        epoch_of(source_of([[3, 4], [0, 5]], FullSentences(16)))
+
+
+def test_a_corpus_that_contradicts_itself_is_refused():
+    good = corpus_of([[3, 4], [2]])
+    for name, value in (("tokens", good.tokens[:-1]), ("sentences", good.sentences[:-1]), ("documents", good.documents[:0])):
+        broken = SimpleNamespace(**{**vars(good), name: value})
+        with pytest.raises(DataError, match="contradicts itself"):
+            CorpusSource(broken, SPECIALS, FullSentences(16), np.arange(2), 1)
+
+
+def test_documents_that_are_not_there_are_refused():
+    for chosen in ([0, 2], [-1, 1]):
+        with pytest.raises(DataError, match="the corpus has 0 to 1"):
+            source_of([[3], [4]], FullSentences(16), chosen=chosen)
+
+
+def test_a_place_of_another_corpus_is_refused():
+    source = source_of([[3], [4]], NextSentence(16))
+    assert len(taken(source, Cursor(5, 0, 1), 3)) == 3
+    for cursor in (Cursor(0, 1, 0), Cursor(0, 0, 2)):
+        with pytest.raises(DataError, match="there is nothing at"):
+            next(source.read(cursor))
