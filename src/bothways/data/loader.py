@@ -1,0 +1,140 @@
+"""From a source to the microbatches of each step, the same for any number of ranks, and ahead of the model in a thread.
+
+What a step consists of depends on the source, the batch size and the cursor alone. All ranks plan it, each builds its own
+share. The draws of `prepare` are keyed by the place of a sequence in its source, so that ranks, microbatches and a resumed run
+leave every mask as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from bothways.core.batch import Batch, pack
+from bothways.core.errors import ConfigError
+from bothways.core.learner import Cursor, Plan, Source
+from bothways.core.seeds import rng
+from bothways.core.sequence import Sequence
+from bothways.data.packing import Examples, Tokens, deal, fits
+
+T = TypeVar("T")
+P = TypeVar("P", bound=Plan)
+Prepare = Callable[[Sequence, np.random.Generator], Sequence]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of each step is built here: that of rank `rank` out of `world`."""
+
+    rank: int = 0
+    world: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one update reads (a `core.learner.Step`).
+
+    Attributes:
+        microbatches: this rank's batches, equally many on every rank; a void one where nothing is left for this rank.
+        cursor: where the next step begins.
+        tokens, sequences: of this step, over all ranks.
+        epochs: epochs before `cursor`, with a fraction.
+    """
+
+    microbatches: tuple[Batch, ...]
+    cursor: Cursor
+    tokens: int
+    sequences: int
+    epochs: float
+
+
+@dataclass(frozen=True)
+class Loader(Generic[P]):
+    """Steps from a source.
+
+    Attributes:
+        source: the sequences.
+        prepare: what the objective does to one, with a generator keyed by its place; `Learner.prepare`.
+        batch: the size of a step, over all ranks.
+        microbatch_tokens: the most tokens that go through the model at once, unless a single sequence has more.
+        seed: of the generators for `prepare`.
+        share: which part is this process's.
+    """
+
+    source: Source[P]
+    prepare: Prepare
+    batch: Examples | Tokens
+    microbatch_tokens: int
+    seed: int
+    share: Share = Share()
+
+    def __post_init__(self) -> None:
+        if self.microbatch_tokens < 1:
+            raise ConfigError(f"must be at least 1, not {self.microbatch_tokens}", where="microbatch_tokens")
+
+    def steps(self, cursor: Cursor) -> Iterator[Step]:
+        """Without end, from `cursor` on. A step never reaches over the end of an epoch: the last of each may be smaller."""
+        group: list[tuple[P, Cursor]] = []
+        tokens = 0
+        for plan, after in self.source.read(cursor):
+            if group and not fits(self.batch, len(group) + 1, tokens + plan.length):
+                yield self._step(group, cursor)
+                group, tokens = [], 0
+            group.append((plan, cursor))
+            tokens += plan.length
+            if after.epoch > cursor.epoch:
+                yield self._step(group, after)
+                group, tokens = [], 0
+            cursor = after
+
+    def epoch(self, number: int = 0) -> Iterator[Step]:
+        """The steps of one epoch, for evaluation; a `batch` of some thousand sequences is cut into tight microbatches."""
+        for step in self.steps(Cursor(number)):
+            yield step
+            if step.cursor.epoch > number:
+                return
+
+    def _step(self, group: list[tuple[P, Cursor]], after: Cursor) -> Step:
+        lengths = [plan.length for plan, _ in group]
+        mine = deal(lengths, self.share.world, self.microbatch_tokens)[self.share.rank]
+        filler = min(range(len(group)), key=lengths.__getitem__)
+        microbatches = tuple(
+            pack([self._sequence(*group[place]) for place in places] if places else [_void(self._sequence(*group[filler]))])
+            for places in mine
+        )
+        return Step(microbatches, after, sum(lengths), len(group), self.source.epochs(after))
+
+    def _sequence(self, plan: P, place: Cursor) -> Sequence:
+        epoch = place.epoch if self.source.views is None else place.epoch % self.source.views
+        draws = rng(self.seed, "prepare", epoch=epoch, index=place.block << 32 | place.item)
+        return self.prepare(self.source.build(plan), draws)
+
+
+def _void(sequence: Sequence) -> Sequence:
+    """The same input, with targets that carry no weight."""
+    return dataclasses.replace(sequence, targets={name: target.void() for name, target in sequence.targets.items()})
+
+
+def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
+    """The same items, up to `depth` of them made ahead in a thread.
+
+    An error of `items` is raised here, in its place. The thread ends with the iterator: at its end, when it is closed, or when
+    an interrupt comes while it waits.
+    """
+    assert depth >= 1
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
+        waiting = deque(thread.submit(next, source, end) for _ in range(depth))
+        try:
+            while (item := waiting.popleft().result()) is not end:
+                waiting.append(thread.submit(next, source, end))
+                yield item
+        finally:
+            for future in waiting:
+                future.cancel()

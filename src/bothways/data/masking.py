@@ -1,0 +1,185 @@
+"""Masked tokens: which positions are predicted, and what stands there instead (Devlin et al. 2018, section 3.1, task 1).
+
+Selection is exact, as in Google's instance builder: a sequence of n tokens, specials included, has
+min(most, max(1, round(rate · n))) predictions, rounded half to even; never a special token; whole words that would overshoot
+are passed over. One point differs: a piece that opens a segment whose front was cut off is a word of its own here, where
+Google joins it to the last word before the [SEP].
+
+Masks are a pure function of the sequence and the generator: dynamic masking is a generator keyed by the epoch, static
+masking one keyed by the epoch modulo the number of views.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import assert_never
+
+from bothways.core.errors import ConfigError
+from bothways.core.sequence import Ids, Sequence
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Every token is chosen for itself."""
+
+    kind: Literal["tokens"] = "tokens"
+
+
+@dataclass(frozen=True)
+class WholeWords:
+    """All pieces of a word are chosen, or none."""
+
+    kind: Literal["whole_words"] = "whole_words"
+
+
+@dataclass(frozen=True)
+class AnyToken:
+    """The whole vocabulary, special and unused tokens included, as Google draws."""
+
+    kind: Literal["any"] = "any"
+
+
+@dataclass(frozen=True)
+class OrdinaryToken:
+    """The vocabulary without its special tokens, as RoBERTa draws."""
+
+    kind: Literal["ordinary"] = "ordinary"
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are hidden.
+
+    Attributes:
+        rate: predictions per token of the sequence, specials counted.
+        unit: what is chosen together.
+        mask: the share of chosen tokens that become [MASK].
+        random: the share that becomes a random token; the rest stays as it is.
+        most: the largest number of predictions in a sequence; none for no limit.
+        replacements: what a random token is drawn from.
+    """
+
+    rate: float = 0.15
+    unit: Tokens | WholeWords = Tokens()
+    mask: float = 0.8
+    random: float = 0.1
+    most: int | None = None
+    replacements: AnyToken | OrdinaryToken = OrdinaryToken()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"must lie in (0, 1], not {self.rate}", where="masking.rate")
+        for name in ("mask", "random"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"must lie in [0, 1], not {getattr(self, name)}", where=f"masking.{name}")
+        if self.mask + self.random > 1 + 1e-9:
+            raise ConfigError(
+                f"mask {self.mask} and random {self.random} are more than 1 together",
+                where="masking",
+                fix="They are shares of the chosen tokens; what they leave is kept unchanged.",
+            )
+        if self.most is not None and self.most < 1:
+            raise ConfigError(f"must be at least 1, or absent for no limit, not {self.most}", where="masking.most")
+
+    def count(self, length: int) -> int:
+        """Predictions in a sequence of so many tokens, if it has enough that are not special."""
+        wanted = max(1, round(length * self.rate))
+        return wanted if self.most is None else min(self.most, wanted)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What masking knows of a vocabulary of V tokens.
+
+    Attributes:
+        special: `(V)`, True for control tokens, which are never predicted.
+        continues: `(V)`, True where a token continues the word before it.
+        mask: the id of [MASK].
+    """
+
+    special: NDArray[np.bool_]
+    continues: NDArray[np.bool_]
+    mask: int
+
+    @property
+    def size(self) -> int:
+        """Tokens of the vocabulary, V."""
+        return len(self.special)
+
+    @functools.cached_property
+    def ordinary(self) -> Places:
+        """The ids that are not special, ascending."""
+        return np.flatnonzero(~self.special)
+
+
+def mask(sequence: Sequence, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator) -> Sequence:
+    """The sequence with tokens hidden, and what stood there as `targets["masked"]`, by ascending position.
+
+    A sequence of special tokens alone has no predictions. The given sequence stays as it is.
+    """
+    from bothways.core.batch import TokenTargets
+
+    index = _choose(sequence.ids, masking, vocabulary, rng)
+    hidden = sequence.ids[index]
+    ids = sequence.ids.copy()
+    ids[index] = _replace(hidden, masking, vocabulary, rng)
+    targets = TokenTargets(index, hidden.astype(np.int64))
+    return dataclasses.replace(sequence, ids=ids, targets={**sequence.targets, "masked": targets})
+
+
+def _choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator) -> Places:
+    """The positions to predict, ascending."""
+    special = vocabulary.special[ids]
+    candidates = np.flatnonzero(~special)
+    count = masking.count(len(ids))
+    match masking.unit:
+        case Tokens():
+            chosen = rng.permutation(candidates)[:count]
+        case WholeWords():
+            opens = ~vocabulary.continues[ids]
+            opens[1:] |= special[:-1]
+            chosen = _whole_words(candidates, opens[candidates], count, rng)
+        case _:
+            assert_never(masking.unit)
+    chosen.sort()
+    return chosen
+
+
+def _whole_words(candidates: Places, opens: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Places:
+    """Words in random order, each taken if it still fits in `count`: their positions, unordered."""
+    if len(candidates) == 0:
+        return candidates
+    opens[0] = True
+    starts = np.flatnonzero(opens)
+    stops = np.append(starts[1:], len(candidates))
+    order = rng.permutation(len(starts))
+    taken, room = [], count
+    for word, size in zip(order.tolist(), (stops - starts)[order].tolist(), strict=True):
+        if size <= room:
+            taken.append(candidates[starts[word] : stops[word]])
+            room -= size
+            if room == 0:
+                break
+    return np.concatenate(taken) if taken else candidates[:0]
+
+
+def _replace(hidden: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator) -> Ids:
+    """What stands in the place of the hidden tokens: [MASK], a random token, or the token itself."""
+    fate = rng.random(len(hidden))
+    match masking.replacements:
+        case AnyToken():
+            strangers = rng.integers(vocabulary.size, size=len(hidden))
+        case OrdinaryToken():
+            strangers = vocabulary.ordinary[rng.integers(len(vocabulary.ordinary), size=len(hidden))]
+        case _:
+            assert_never(masking.replacements)
+    changed = np.where(fate < masking.mask + masking.random, strangers, hidden)
+    return np.where(fate < masking.mask, vocabulary.mask, changed).astype(hidden.dtype)
