@@ -1,0 +1,60 @@
+"""A folder for one process at a time, and what the operating system refuses, as errors of ours.
+
+The lock is the operating system's, so it ends with the process that holds it, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from bothways.core.errors import ResourceError
+
+LOCK, OWNER = ".lock", ".owner.json"
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[Path]:
+    """The folder, made if missing, for this process alone until the context ends.
+
+    Raises:
+        ResourceError: another process holds it, or it may not be written.
+    """
+    with refusals(folder, "Choose another folder."):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            fix = "Wait for it, stop it, or choose another folder."
+            raise ResourceError(f"is in use by {_owner(folder)}", where=folder, fix=fix) from error
+    try:
+        with refusals(folder, "Choose another folder."):
+            (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}), encoding="utf8")
+        yield folder
+    finally:
+        (folder / OWNER).unlink(missing_ok=True)
+        lock.release()
+
+
+@contextlib.contextmanager
+def refusals(place: Path, fix: str) -> Iterator[None]:
+    """An OSError inside becomes a ResourceError at `place`: a full disk, no permission, a file where a folder should be."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(f"cannot be written: {error.strerror or error}", where=place, fix=fix) from error
+
+
+def _owner(folder: Path) -> str:
+    try:
+        owner = json.loads((folder / OWNER).read_text(encoding="utf8"))
+        return f"process {owner['pid']} on {owner['host']}"
+    except (OSError, ValueError, KeyError):
+        return "another process"

@@ -1,0 +1,155 @@
+"""Bytes and lines of files, plain or compressed, as streams that know how far they are.
+
+A damaged or wrongly encoded file is an error that names the line it was found in.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, BinaryIO
+
+from typing_extensions import Buffer
+
+from bothways.core.errors import DataError, ResourceError
+
+if TYPE_CHECKING:
+    from zstandard import ZstdDecompressionObj
+
+COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
+"""Suffixes of compressed files."""
+
+_HEAD = 8192
+_BLOCK = 1 << 17
+_OTHER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+@dataclass
+class Tally:
+    """How many bytes of the files, as they lie on the disk, have been read."""
+
+    finished: int = 0
+    current: BinaryIO | None = None
+
+    @property
+    def position(self) -> int:
+        return self.finished + (self.current.tell() if self.current is not None else 0)
+
+
+class _Zstandard(io.RawIOBase):
+    """A .zst file, of one frame or several; unlike the library's own reader it notices a file that is cut short."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._frame: ZstdDecompressionObj | None = None
+        self._rest = self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        while not self._ready:
+            block = self._rest or self._raw.read(_BLOCK)
+            if not block:
+                if self._frame is not None:
+                    raise EOFError("the last frame is not complete")
+                return 0
+            self._ready, self._rest = self._decompress(block)
+        view = memoryview(buffer)
+        count = min(len(view), len(self._ready))
+        view[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def _decompress(self, block: bytes) -> tuple[bytes, bytes]:
+        import zstandard
+
+        frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+        try:
+            ready = frame.decompress(block)
+        except zstandard.ZstdError as error:
+            raise EOFError(str(error)) from error
+        self._frame = None if frame.eof else frame
+        return ready, frame.unused_data
+
+
+def _decompressed(raw: BinaryIO, suffix: str) -> BinaryIO:
+    match suffix:
+        case ".gz":
+            return io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK)
+        case ".xz":
+            return io.BufferedReader(lzma.LZMAFile(raw), _BLOCK)
+        case ".bz2":
+            return io.BufferedReader(bz2.BZ2File(raw), _BLOCK)
+        case ".zst":
+            return io.BufferedReader(_Zstandard(raw), _BLOCK)
+        case _:
+            return raw
+
+
+@contextmanager
+def open_bytes(path: Path, tally: Tally) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed where its suffix says so.
+
+    Raises:
+        ResourceError: the file may not be read.
+    """
+    try:
+        raw = path.open("rb")
+    except PermissionError as error:
+        raise ResourceError("may not be read by this user", where=path, fix="Give read permission.") from error
+    with raw:
+        tally.current = raw
+        try:
+            yield _decompressed(raw, path.suffix)
+        finally:
+            tally.finished, tally.current = tally.position, None
+
+
+def _check_head(path: Path, head: bytes) -> None:
+    for mark, name in _OTHER_MARKS.items():
+        if head.startswith(mark):
+            raise DataError(f"is {name} text, and UTF-8 is read", where=path, fix=f"Convert it: iconv -f {name} -t UTF-8.")
+    if b"\0" in head:
+        fix = "Give text files; compressed ones need one of the suffixes " + ", ".join(COMPRESSED) + "."
+        raise DataError("is a binary file, not text", where=path, fix=fix)
+
+
+def read_lines(path: Path, tally: Tally) -> Iterator[tuple[int, str]]:
+    """Lines of a UTF-8 file with their numbers from 1, without line ends, byte-order mark and NUL characters.
+
+    Raises:
+        DataError: binary, another encoding, a byte that is not UTF-8, a damaged compressed file.
+        ResourceError: the file may not be read.
+    """
+    number = 0
+    with open_bytes(path, tally) as stream:
+        try:
+            for number, raw in enumerate(stream, 1):
+                line = raw
+                if number == 1:
+                    _check_head(path, raw[:_HEAD])
+                    line = raw.removeprefix(codecs.BOM_UTF8)
+                text = line.decode("utf-8").rstrip("\r\n")
+                yield number, text.replace("\0", "") if "\0" in text else text
+        except UnicodeDecodeError as error:
+            what = f"byte 0x{error.object[error.start]:02x} at column {error.start + 1} is not UTF-8"
+            fix = "Convert it: iconv -f LATIN1 -t UTF-8 (or the encoding that it has); binary files cannot be read."
+            raise DataError(what, where=f"{path}:{number}", fix=fix) from error
+        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the disk's error, not the decompressor's
+                raise
+            what = f"the compressed file is damaged or cut short after line {number} ({error})"
+            raise DataError(what, where=path, fix="Fetch or compress it again.") from error
