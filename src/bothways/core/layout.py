@@ -60,7 +60,7 @@ class Layout:
         longest: the longest sequence, in tokens.
     """
 
-    offsets: Int[Tensor, " sequences+1"]
+    offsets: Int[Tensor, " bounds"]
     positions: Int[Tensor, " tokens"]
     owner: Int[Tensor, " tokens"]
     longest: int
