@@ -1,0 +1,238 @@
+"""What is masked, how often, and what stands there instead; against Google's procedure as plain loops."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from bothways.core.batch import LabelTargets
+from bothways.core.errors import ConfigError
+from bothways.core.seeds import rng
+from bothways.core.sequence import Sequence
+from bothways.data.masking import AnyToken, Masking, OrdinaryToken, Tokens, Vocabulary, WholeWords, mask
+
+PAD, UNKNOWN, CLS, SEP, MASK = range(5)
+SIZE = 60
+# A p-value below this at a fixed seed is a difference, not bad luck.
+SURE = 1e-3
+
+
+def vocabulary():
+    """Ids 0 to 4 are special but for [UNK]; from 40 on they continue words."""
+    special = np.zeros(SIZE, dtype=bool)
+    special[[PAD, CLS, SEP, MASK]] = True
+    return Vocabulary(special, np.arange(SIZE) >= 40, MASK)
+
+
+def sequence_of(*ids, segments=None, targets=None):
+    return Sequence(np.array(ids, dtype=np.int32), np.zeros(len(ids), dtype=np.int8), targets or {})
+
+
+def some_sequence(draw):
+    """[CLS] words of one to four pieces [SEP] and, at times, a second segment, which may begin inside a word."""
+    ids = [CLS]
+    for _ in range(draw.integers(1, 3)):
+        if draw.random() < 0.3:
+            ids += draw.integers(40, SIZE, size=2).tolist()
+        for _ in range(draw.integers(1, 30)):
+            ids += [int(draw.integers(5, 40)), *draw.integers(40, SIZE, size=max(0, draw.integers(-3, 4))).tolist()]
+        ids.append(SEP)
+    return sequence_of(*ids)
+
+
+def words_of(ids):
+    """Positions of each word, by a plain loop: a continuation joins the token right before it, unless that is special."""
+    words = []
+    for at, token in enumerate(ids):
+        if token in (PAD, CLS, SEP, MASK):
+            continue
+        if token >= 40 and ids[at - 1] not in (PAD, CLS, SEP, MASK) and at > 0:
+            words[-1].append(at)
+        else:
+            words.append([at])
+    return words
+
+
+def plain_mask(ids, masking, r):
+    """Google's procedure: {position: (what stood there, what stands there now)}."""
+    words = words_of(ids)
+    if isinstance(masking.unit, Tokens):
+        words = [[at] for word in words for at in word]
+    r.shuffle(words)
+    room = min(masking.most or len(ids), max(1, round(len(ids) * masking.rate)))
+    done = {}
+    for word in words:
+        if len(done) >= room:
+            break
+        if len(done) + len(word) > room:
+            continue
+        for at in word:
+            if r.random() < masking.mask:
+                done[at] = ids[at], MASK
+            elif r.random() * (1 - masking.mask) < masking.random:
+                done[at] = ids[at], r.randint(0, SIZE - 1)
+            else:
+                done[at] = ids[at], ids[at]
+    return done
+
+
+def masked_at(sequence):
+    return sequence.targets["masked"].index.tolist()
+
+
+@pytest.mark.parametrize(
+    ("length", "count"),
+    # 1.5 → 2, 4.5 → 4, 7.5 → 8 and 10.5 → 10: halves go to the even number.
+    [(3, 1), (4, 1), (10, 2), (30, 4), (50, 8), (70, 10), (64, 10), (128, 19), (200, 20), (512, 20)],
+)
+@pytest.mark.parametrize("unit", [Tokens(), WholeWords()])
+def test_the_number_of_predictions_is_googles(length, count, unit):
+    masking = Masking(unit=unit, most=20)
+    masked = mask(sequence_of(CLS, *[7] * (length - 2), SEP), masking, vocabulary(), rng(1, "mask"))
+    assert len(masked_at(masked)) == count == masking.count(length)
+
+
+def test_without_a_limit_the_rate_holds_for_long_sequences():
+    assert Masking().count(512) == 77
+    assert Masking(rate=0.3).count(512) == 154
+    assert Masking(rate=1.0).count(7) == 7
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    rate=st.floats(0.01, 1.0),
+    most=st.none() | st.integers(1, 30),
+    words=st.booleans(),
+    anything=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_is_hidden_is_told_and_the_rest_is_left(seed, rate, most, words, anything):
+    masking = Masking(
+        rate, WholeWords() if words else Tokens(), most=most, replacements=AnyToken() if anything else OrdinaryToken()
+    )
+    sequence = some_sequence(np.random.default_rng(seed))
+    before = sequence.ids.copy()
+    masked = mask(sequence, masking, vocabulary(), rng(seed, "mask"))
+    targets, ids = masked.targets["masked"], before.tolist()
+    assert (sequence.ids == before).all()
+    assert masked.ids.dtype == np.int32
+    assert targets.index.dtype == targets.ids.dtype == np.int64
+    assert (np.diff(targets.index) > 0).all()
+    assert (targets.ids == before[targets.index]).all()
+    assert not {PAD, CLS, SEP, MASK} & set(targets.ids.tolist())
+    kept = np.delete(np.arange(len(ids)), targets.index)
+    assert (masked.ids[kept] == before[kept]).all()
+    room = min(most or len(ids), max(1, round(len(ids) * rate)))
+    if words:
+        chosen, left = set(targets.index.tolist()), room - len(targets.index)
+        assert left >= 0
+        assert all(chosen.issuperset(word) or chosen.isdisjoint(word) for word in words_of(ids))
+        assert all(len(word) > left for word in words_of(ids) if chosen.isdisjoint(word))
+    else:
+        assert len(targets.index) == min(room, sum(map(len, words_of(ids))))
+    again = mask(sequence, masking, vocabulary(), rng(seed, "mask"))
+    assert (again.ids == masked.ids).all()
+
+
+@pytest.mark.parametrize("mix", [(0.8, 0.1), (0.0, 0.2), (0.5, 0.5), (1.0, 0.0)])
+@pytest.mark.parametrize("replacements", [AnyToken(), OrdinaryToken()])
+def test_fates_and_replacements_have_their_shares(mix, replacements):
+    masking = Masking(0.5, mask=mix[0], random=mix[1], replacements=replacements)
+    original = sequence_of(CLS, *[9] * 400, SEP)
+    now = []
+    for index in range(150):
+        masked = mask(original, masking, vocabulary(), rng(3, "mask", index=index))
+        now += masked.ids[masked.targets["masked"].index].tolist()
+    drawn = range(SIZE) if isinstance(replacements, AnyToken) else [UNKNOWN, *range(5, SIZE)]
+    shares = np.zeros(SIZE)
+    shares[list(drawn)] = mix[1] / len(drawn)
+    shares[9] += 1 - sum(mix)
+    shares[MASK] += mix[0]
+    counts = np.bincount(now, minlength=SIZE)
+    possible = shares > 1e-12
+    assert not counts[~possible].any()
+    expected = shares[possible] / shares[possible].sum() * len(now)
+    assert len(expected) == 1 or stats.chisquare(counts[possible], expected).pvalue > SURE
+
+
+@pytest.mark.parametrize("unit", [Tokens(), WholeWords()])
+def test_positions_are_chosen_as_google_chooses_them(unit):
+    """Which positions, how many, and which replacements, against the plain loops on one sequence with words of all sizes."""
+    masking = Masking(0.2, unit, replacements=AnyToken())
+    ids = [CLS, 5, 6, 41, 42, 43, 7, 44, 8, 9, 10, 45, 46, 47, 48, 49, SEP, 11, 12, 50, UNKNOWN, 14, 51, 52, SEP]
+    draws, r = 12_000, random.Random(5)
+    ours, plain = Counter(), Counter()
+    for index in range(draws):
+        masked = mask(sequence_of(*ids), masking, vocabulary(), rng(7, "mask", index=index))
+        targets = masked.targets["masked"]
+        ours["count", len(targets.index)] += 1
+        for at in targets.index.tolist():
+            fate = "mask" if masked.ids[at] == MASK else "kept" if masked.ids[at] == ids[at] else "random"
+            ours.update([("at", at), ("fate", fate)])
+        done = plain_mask(ids, masking, r)
+        plain["count", len(done)] += 1
+        for at, (old, new) in done.items():
+            plain.update([("at", at), ("fate", "mask" if new == MASK else "kept" if new == old else "random")])
+    assert ours.keys() == plain.keys()
+    for kind in ("count", "at", "fate"):
+        table = np.array([[side[key] for key in sorted(plain) if key[0] == kind] for side in (ours, plain)])
+        assert table.shape[1] == 1 or stats.chi2_contingency(table).pvalue > SURE, kind
+
+
+def test_pieces_after_a_separator_are_a_word_of_their_own():
+    masking = Masking(0.01, WholeWords(), mask=1.0, random=0.0)
+    sequence = sequence_of(CLS, 7, SEP, 41, SEP)
+    chosen = {tuple(masked_at(mask(sequence, masking, vocabulary(), rng(1, "mask", index=i)))) for i in range(50)}
+    assert chosen == {(1,), (3,)}
+
+
+def test_a_sequence_that_opens_with_a_continuation_is_masked():
+    masking = Masking(0.9, WholeWords())
+    assert masked_at(mask(sequence_of(41, 42, SEP, 7, SEP), masking, vocabulary(), rng(1, "mask"))) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("unit", [Tokens(), WholeWords()])
+def test_special_tokens_alone_have_no_predictions(unit):
+    masked = mask(sequence_of(CLS, SEP, SEP), Masking(unit=unit), vocabulary(), rng(1, "mask"))
+    assert masked_at(masked) == []
+    assert masked.ids.tolist() == [CLS, SEP, SEP]
+
+
+def test_a_word_that_is_too_long_is_passed_over():
+    masked = mask(sequence_of(CLS, 7, 41, 42, SEP), Masking(unit=WholeWords()), vocabulary(), rng(1, "mask"))
+    assert masked_at(masked) == []
+
+
+def test_targets_that_are_there_stay():
+    label = LabelTargets(np.array([1]))
+    masked = mask(sequence_of(CLS, 7, SEP, targets={"pair": label}), Masking(), vocabulary(), rng(1, "mask"))
+    assert masked.targets["pair"] is label
+    assert masked.targets.keys() == {"pair", "masked"}
+
+
+def test_a_vocabulary_tells_its_size_and_ordinary_tokens():
+    assert vocabulary().size == SIZE
+    assert vocabulary().ordinary.tolist() == [UNKNOWN, *range(5, SIZE)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ({"rate": 0.0}, "masking.rate"),
+        ({"rate": 1.1}, "masking.rate"),
+        ({"mask": -0.1}, "masking.mask"),
+        ({"random": 1.5}, "masking.random"),
+        ({"mask": 0.8, "random": 0.3}, "masking"),
+        ({"most": 0}, "masking.most"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, path):
+    with pytest.raises(ConfigError) as caught:
+        Masking(**settings)
+    assert caught.value.where == path
