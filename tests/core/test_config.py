@@ -1,0 +1,304 @@
+"""Configurations: reading is the inverse of writing for every class that is one, and every mistake names its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.core import config as configs
+from bothways.core.errors import ConfigError
+from bothways.core.toml import read_toml, write_toml
+from bothways.data.segments import FullSentences
+from bothways.model.config import EncoderConfig, PreNorm
+from bothways.recipes.settings import Phase, PretrainConfig, modern
+from bothways.training.optim import BertAdam
+from bothways.training.schedule import Constant, Linear
+from bothways.training.state import Epochs, Hours, Steps
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# The strategies make trees, and the tests make configurations of them: beartype draws random numbers where it checks a tuple,
+# which hypothesis forbids inside a strategy.
+counts = st.integers(1, 10**9)
+rates = st.floats(1e-9, 1, exclude_max=True)
+positive = st.floats(1e-300, 1e300)
+
+
+def table(kind: str, **values: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
+    return st.fixed_dictionaries({**values, "kind": st.just(kind)})
+
+
+durations = (
+    table("steps", count=counts)
+    | table("tokens", count=counts)
+    | table("epochs", count=positive)
+    | table("hours", count=positive)
+)
+optimisers = st.sampled_from(["adamw", "bert_adam"]).flatmap(
+    lambda kind: table(kind, lr=positive, betas=st.lists(rates, min_size=2, max_size=2), eps=positive, decay=rates)
+)
+schedules = st.sampled_from(["linear", "google_linear", "constant"]).flatmap(lambda kind: table(kind, warmup=rates | durations))
+trapezoids = table("trapezoid", warmup=rates | durations, decay=rates | durations)
+names = st.text(min_size=1).filter(lambda text: text != "none")
+bests = st.fixed_dictionaries({"metric": names, "direction": st.sampled_from(["lowest", "highest"])})
+trainings = st.fixed_dictionaries(
+    {
+        "until": durations,
+        "optimiser": optimisers,
+        "schedule": schedules | trapezoids,
+        "precision": st.sampled_from(["auto", "fp32", "bf16"]),
+        "clip_norm": st.none() | positive,
+        "evaluate": st.none() | durations,
+        "keep": st.fixed_dictionaries({"last": counts, "best": st.none() | bests}),
+    }
+)
+encoders = st.builds(
+    lambda heads, part, others: {"width": heads * part, "heads": heads, **others},
+    st.integers(1, 16),
+    st.integers(1, 64),
+    st.fixed_dictionaries(
+        {
+            "vocab": st.integers(10, 10**6),
+            "depth": counts,
+            "inner": counts,
+            "segments": st.integers(0, 4),
+            "position": table("learned", most=st.integers(10**6, 10**7)),
+            "order": table("post") | table("pre") | st.sampled_from(["post", "pre"]),
+            "activation": st.sampled_from(["gelu", "gelu_tanh", "relu", "silu"]),
+            "norm_epsilon": positive,
+            "dropout": rates,
+            "initial_range": positive,
+            "pad": st.none() | st.integers(0, 9),
+        }
+    ),
+)
+maskings = st.fixed_dictionaries(
+    {
+        "rate": rates,
+        "unit": st.sampled_from(["tokens", "whole_words"]),
+        "mask": st.floats(0, 0.5),
+        "random": st.floats(0, 0.5),
+        "most": st.none() | counts,
+        "replacements": st.sampled_from(["any", "ordinary"]),
+    }
+)
+lengths = st.integers(5, 10**4)
+segments = table("next_sentence", length=lengths, short=rates) | table("full_sentences", length=lengths, cross=st.booleans())
+phases = [[{"length": 128, "share": 1}], [{"length": 128, "share": 0.9}, {"length": 512, "share": 0.1}]]
+pretrainings = st.fixed_dictionaries(
+    {
+        "encoder": encoders,
+        "training": trainings,
+        "segments": segments,
+        "phases": st.sampled_from(phases),
+        "masking": maskings,
+        "batch": table("examples", n=counts) | table("tokens", n=counts),
+        "views": st.none() | counts,
+        "seed": st.integers(-(2**62), 2**62),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pretrainings)
+def test_a_configuration_is_what_its_toml_and_its_json_say(tree: dict[str, object]) -> None:
+    config = configs.read(PretrainConfig, tree)
+    assert configs.read(PretrainConfig, tomllib.loads(configs.to_toml(config))) == config
+    assert configs.read(PretrainConfig, json.loads(json.dumps(configs.to_dict(config)))) == config
+
+
+@settings(max_examples=40, deadline=None)
+@given(pretrainings, pretrainings)
+def test_fingerprints_are_equal_where_configurations_are(tree: dict[str, object], other: dict[str, object]) -> None:
+    one, two = configs.read(PretrainConfig, tree), configs.read(PretrainConfig, other)
+    assert configs.fingerprint(one) == configs.fingerprint(configs.read(PretrainConfig, configs.to_dict(one)))
+    assert (configs.fingerprint(one) == configs.fingerprint(two)) == (one == two)
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+
+
+def _without_none(value: object) -> object:
+    match value:
+        case None:
+            return "none"
+        case dict():
+            return {key: _without_none(item) for key, item in value.items()}
+        case list():
+            return [_without_none(item) for item in value]
+        case _:
+            return value
+
+
+@given(st.dictionaries(st.text(), plain | st.lists(plain) | st.dictionaries(st.text(), plain | st.lists(plain))))
+def test_toml_is_read_as_it_was_written(tree: dict[str, object]) -> None:
+    assert tomllib.loads(write_toml(tree)) == _without_none(tree)
+
+
+def test_tables_in_lists_in_tables_are_written() -> None:
+    tree = {"a b": {"rows": [{"x": 1, "sub": {"y": []}}, {"x": 2}], "z": -math.inf}, "plain": '\x7f\n"é😀'}
+    assert tomllib.loads(write_toml(tree)) == tree
+
+
+BASE = modern(EncoderConfig(1000, 64, 2, 4, 128))
+
+
+def load(*overrides: str) -> PretrainConfig:
+    return configs.load(PretrainConfig, base=BASE, overrides=overrides)
+
+
+def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('seed = 1\nviews = 3\n[training]\nuntil = "2 epochs"\nschedule = "constant"\n[encoder]\ndepth = 5\n')
+    config = configs.load(
+        PretrainConfig, base=BASE, file=file, overrides=["seed=2", "training.schedule.warmup=5 steps", "encoder.depth=6"]
+    )
+    assert config.seed == 2
+    assert config.views == 3
+    assert config.training.until == Epochs(2.0)
+    assert config.training.schedule == Constant(Steps(5))
+    assert config.encoder == dataclasses.replace(BASE.encoder, depth=6)
+    assert config.masking == BASE.masking
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("encoder.depth=6", lambda c: c.encoder.depth == 6),
+        ("training.optimiser.lr=3e-5", lambda c: c.training.optimiser == dataclasses.replace(BASE.training.optimiser, lr=3e-5)),
+        ("training.optimiser=bert_adam", lambda c: c.training.optimiser == BertAdam()),
+        ("training.optimiser.kind=bert_adam", lambda c: c.training.optimiser == BertAdam()),
+        ("training.optimiser.betas=0.8, 0.9", lambda c: c.training.optimiser.betas == (0.8, 0.9)),
+        ("training.optimiser.betas=[0.8, 0.9]", lambda c: c.training.optimiser.betas == (0.8, 0.9)),
+        ("training.clip_norm=none", lambda c: c.training.clip_norm is None),
+        ("training.schedule.warmup=0.25", lambda c: c.training.schedule == Linear(0.25)),
+        ("training.schedule.warmup=30 minutes", lambda c: c.training.schedule == Linear(Hours(0.5))),
+        ("training.until=30 seconds", lambda c: c.training.until == Hours(30 / 3600)),
+        ("phases.0.length=64", lambda c: c.phases == (Phase(64),)),
+        ("segments.kind=full_sentences", lambda c: c.segments == FullSentences()),
+        ("encoder.order=pre", lambda c: c.encoder.order == PreNorm()),
+        ("batch=examples", None),
+    ],
+)
+def test_a_text_becomes_what_the_field_is(override: str, expected) -> None:  # type: ignore[no-untyped-def]
+    if expected is None:  # a member whose fields have no defaults is not made of its name alone
+        with pytest.raises(ConfigError, match=r"batch\.n: is missing: it must be a whole number"):
+            load(override)
+    else:
+        assert expected(load(override))
+
+
+def test_booleans_are_read_from_texts() -> None:
+    assert configs.read(FullSentences, {"cross": "false"}) == FullSentences(cross=False)
+
+
+def test_of_two_overrides_the_later_holds() -> None:
+    assert load("seed=1", "seed=2").seed == 2
+
+
+def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("phases = [{length = 32, share = 0.5}, {length = 64, share = 0.5}]\n")
+    config = configs.load(PretrainConfig, base=BASE, file=file, overrides=["phases.1.length=48"])
+    assert config.phases == (Phase(32, 0.5), Phase(48, 0.5))
+    with pytest.raises(ConfigError, match=r"^phases\.2: there are items 0 to 1"):
+        configs.load(PretrainConfig, base=BASE, file=file, overrides=["phases.2.length=48"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.optimiser.decai=1", r"training\.optimiser\.decai: unknown key 'decai'; did you mean decay\?"),
+        ("zzz=1", r"^zzz: unknown key 'zzz'\n  Known here: encoder, training"),
+        ("training.optimiser.kind=adam", r"training\.optimiser\.kind: unknown kind 'adam'; did you mean adamw\?"),
+        ("training.optimiser=adam", r"training\.optimiser: 'adam' is given, but it must be a table of kind adamw, bert_adam"),
+        ("encoder.depth=six", r"^encoder\.depth: 'six' is given, but it must be a whole number"),
+        ("encoder.depth=2.5", r"^encoder\.depth: '2\.5' is given, but it must be a whole number"),
+        ("encoder.depth=none", r"^encoder\.depth: 'none' is given"),
+        ("encoder.dropout=1.5", r"^encoder\.dropout: must lie in \[0, 1\), not 1\.5"),
+        ("encoder.heads=7", r"^encoder\.heads: width 64 cannot be divided among 7 heads\n  Use a number"),
+        ("encoder=3", r"^encoder: '3' is given, but it must be a table"),
+        ("training.until=3 parsecs", r"^training\.until: '3 parsecs' is no duration\n  Write a number and one of"),
+        ("training.until.count=0", r"^training\.until: 0 .* is no duration"),
+        ("training.precision=fp8", r"^training\.precision: 'fp8' is given, but it must be one of auto, fp32, bf16"),
+        ("training.clip_norm=x", r"^training\.clip_norm: 'x' is given, but it must be a number or none"),
+        ("training.optimiser.betas=0.9", r"^training\.optimiser\.betas: '0\.9' is given, but it must be a list of 2, each a n"),
+        ("phases.1.length=64", r"^phases\.1: there are 1 items, counted from 0"),
+        ("phases.0.length=100000", r"^phases\.0\.length: sequences of 100000 tokens are longer"),
+        ("phases.0.share=0.5", r"^phases: the shares add up to 0\.5"),
+        ("segments.cross=true", r"^segments\.cross: unknown key 'cross'"),
+        ("seed", r"^'seed' is no setting\n  Write key=value"),
+        ("=1", r"^'=1' is no setting"),
+        ("encoder..depth=1", r"is no setting"),
+    ],
+)
+def test_mistakes_name_their_path(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(override)
+
+
+def test_what_has_no_default_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"^encoder: is missing: it must be a table"):
+        configs.load(PretrainConfig)
+    with pytest.raises(ConfigError, match=r"^encoder\.vocab: is missing: it must be a whole number"):
+        configs.load(PretrainConfig, overrides=["encoder.depth=2"])
+
+
+@dataclass(frozen=True)
+class Left:
+    size: int
+    kind: Literal["left"] = "left"
+
+
+@dataclass(frozen=True)
+class Right:
+    kind: Literal["right"] = "right"
+
+
+@dataclass(frozen=True)
+class Holder:
+    side: Left | Right
+    path: Path = Path(".")
+    names: tuple[str, ...] = ()
+    table: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def test_a_union_without_a_kind_asks_for_it() -> None:
+    with pytest.raises(ConfigError, match=r"^side\.kind: is missing: it must be one of left, right"):
+        configs.read(Holder, {"side": {"size": 3}})
+    assert configs.read(Holder, {"side": {"size": 4}}, base=Holder(Left(3))) == Holder(Left(4))
+    assert configs.read(Holder, {"side": "right"}, base=Holder(Left(3))) == Holder(Right())
+
+
+def test_values_that_are_objects_already_stay() -> None:
+    holder = Holder(Left(1), Path("a/b"), ("x", "y"), {"z": 1.0})
+    assert configs.read(Holder, {"side": Left(1), "path": "a/b", "names": "x, y", "table": {"z": 1}}) == holder
+    assert configs.read(Holder, configs.to_dict(holder)) == holder
+
+
+def test_paths_begin_with_the_place_that_is_given() -> None:
+    with pytest.raises(ConfigError, match=r"^model\.side\.size: 'x' is given"):
+        configs.read(Holder, {"side": {"kind": "left", "size": "x"}}, where="model")
+
+
+def test_files_that_are_no_toml_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
+        read_toml(tmp_path / "missing.toml")
+    (tmp_path / "bad.toml").write_text("a = = 1")
+    with pytest.raises(ConfigError, match=r"bad\.toml: is not TOML: .*line 1"):
+        read_toml(tmp_path / "bad.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"binary\.toml: is not TOML"):
+        read_toml(tmp_path / "binary.toml")
