@@ -1,0 +1,95 @@
+"""`bothways pretrain`: a corpus becomes a pre-trained model folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bothways.recipes.pretrain import Pretrained
+
+
+def pretrain(
+    corpus: Path,
+    *overrides: str,
+    out: Path,
+    model: str = "bert-mini",
+    recipe: Literal["modern", "paper"] = "modern",
+    start: str | None = None,
+    config: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+) -> None:
+    """Pre-train an encoder on a corpus with masked LM and next sentence prediction.
+
+    Several GPUs or machines: torchrun --nproc-per-node=N -m bothways pretrain …
+
+    Parameters
+    ----------
+    corpus
+        A folder made by `bothways corpus build`.
+    overrides
+        Settings by dotted path, such as training.until="2 hours" masking.rate=0.2 encoder.depth=6.
+    out
+        The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
+    model
+        The size to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base or bert-large.
+    recipe
+        modern is what one would do today; paper is Devlin et al. 2018 to the letter.
+    start
+        A model folder or Hub id whose weights to go on from; it decides the encoder.
+    config
+        A TOML file with settings; the overrides win over it.
+    resume
+        Go on from the newest checkpoint in the run's folder.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    from rich.console import Console
+
+    from bothways.core import config as configs
+    from bothways.data.corpus import Corpus
+    from bothways.families.catalogue import preset
+    from bothways.recipes import pretrain as job
+    from bothways.recipes.settings import RECIPES, PretrainConfig
+    from bothways.training.folder import run_folder
+    from bothways.training.interrupt import resume_command
+    from bothways.training.parallel import is_main, plan_here
+
+    console = Console(stderr=True)
+    text = Corpus.open(corpus)
+    base = RECIPES[recipe](dataclasses.replace(preset(model), vocab=text.tokenizer.size))
+    settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
+    begun = None
+    if start is not None:
+        begun = job.begin_from(start, text, settings.segments)
+        settings = dataclasses.replace(settings, encoder=begun.config)
+    main = is_main(plan_here())
+    with run_folder(out, resume=resume) if main else contextlib.nullcontext():
+        if main and not resume:
+            (out / "config.toml").write_text(configs.to_toml(settings), encoding="utf8")
+        done = job.pretrain(settings, text, out, device=device, start=begun)
+        if not main:
+            return
+        if not done.finished(settings.training):
+            console.print(f"Saved after step {done.progress.steps:,}. To go on: {resume_command(sys.argv)}", highlight=False)
+            raise KeyboardInterrupt
+        job.save_pretrained(done, settings, text, out / "model")
+    Console().print(_table(done))
+    console.print(f"The model is in {out / 'model'}.", highlight=False)
+
+
+def _table(done: Pretrained) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"After {done.progress.steps:,} steps and {done.progress.tokens:,} tokens, on held-out documents")
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, value in done.metrics.items():
+        table.add_row(name, f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}")
+    return table

@@ -1,0 +1,273 @@
+"""Pre-training: from a corpus to a Hugging Face folder with a masked-LM head and, by choice, a next-sentence head.
+
+The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the configuration as resolved and, at the end,
+`model/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from typing_extensions import assert_never
+
+from bothways.core import config as configs
+from bothways.core.errors import ConfigError
+from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
+from bothways.core.learner import Cursor, Step
+from bothways.data.corpus import Corpus
+from bothways.data.loader import Loader, Share, prefetch
+from bothways.data.masking import Vocabulary
+from bothways.data.packing import Tokens
+from bothways.data.segments import CorpusSource, FullSentences, NextSentence
+from bothways.interop.card import Card
+from bothways.interop.folder import load_model, save_model
+from bothways.model.heads import Head, Masked, Model, Pair, Pooled
+from bothways.model.ledger import BACKWARD, forward_flops
+from bothways.objectives.pretraining import Pretraining
+from bothways.recipes.settings import Phase, PretrainConfig
+from bothways.training import run
+from bothways.training.loop import evaluate
+from bothways.training.parallel import Plan, connected, place, plan_here, total
+from bothways.training.run import Training
+from bothways.training.state import Duration, Epochs, Hours, Progress, Steps
+from bothways.training.state import Tokens as TokenCount
+from bothways.training.trackers import Peak, flat
+
+PREFETCHED = 4
+"""Steps that are made ready ahead of the model."""
+
+COUNTED = 10_000_000
+"""Tokens of the corpus from which the unigram baseline is counted, at most."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What a run came to.
+
+    Attributes:
+        learner: with the weights of the last step.
+        progress: at the end; short of the configured length if the run was interrupted.
+        metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair", "held-out/perplexity" …
+    """
+
+    learner: Pretraining
+    progress: Progress
+    metrics: Mapping[str, float]
+
+    def finished(self, training: Training) -> bool:
+        """Whether the run came to its configured end."""
+        return self.progress.share(training.until) >= 1
+
+
+def heads_for(segments: FullSentences | NextSentence) -> tuple[Head, ...]:
+    """The heads that these segments can train: the pair head needs pairs."""
+    match segments:
+        case NextSentence():
+            return Masked(), Pooled(), Pair()
+        case FullSentences():
+            return (Masked(),)
+        case _:
+            assert_never(segments)
+
+
+def pretrain(
+    settings: PretrainConfig, corpus: Corpus, folder: Path, *, device: str = "auto", start: Model | None = None
+) -> Pretrained:
+    """Pre-train on a corpus, from the newest checkpoint in the run folder or from the start.
+
+    Under `torchrun` each process is a rank. SIGINT and SIGTERM end the run after a step, with a checkpoint.
+
+    Args:
+        folder: of this run, held by the caller (`training.folder.run_folder`).
+        start: a model to go on from, with the heads of `settings.segments`; none for new weights.
+
+    Raises:
+        ConfigError: the encoder does not fit the corpus' vocabulary.
+        BothwaysError: what `training.run.train` raises.
+    """
+    _check(settings, corpus)
+    plan = plan_here()
+    where = place(plan, choose_device(device))
+    torch.manual_seed(settings.seed)
+    model = start or Model(settings.encoder, heads_for(settings.segments))
+    learner = Pretraining(model, settings.masking, vocabulary_of(corpus)).to(where)
+    with connected(plan, where):
+        torch.manual_seed(settings.seed + 1 + plan.rank)
+        train_ids, held_out_ids = corpus.split(settings.held_out, settings.seed)
+        counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
+        scoring = HeldOut(settings, corpus, held_out_ids, plan, learner, counts)
+        progress = run.train(
+            learner,
+            _phases(settings, corpus, train_ids, plan, learner),
+            settings.training,
+            plan,
+            folder,
+            config=configs.to_dict(settings) | {"corpus": fingerprint(corpus)},
+            evaluation=scoring,
+            peak=_peak(settings, where, plan),
+        )
+        return Pretrained(learner, progress, scoring())
+
+
+def vocabulary_of(corpus: Corpus) -> Vocabulary:
+    """What masking knows of a corpus' vocabulary."""
+    tokenizer = corpus.tokenizer
+    return Vocabulary(tokenizer.special, tokenizer.continues, tokenizer.specials.mask)
+
+
+def _check(settings: PretrainConfig, corpus: Corpus) -> None:
+    if settings.encoder.vocab < corpus.tokenizer.size:
+        raise _too_few_rows(corpus, settings.encoder.vocab)
+
+
+def _too_few_rows(corpus: Corpus, rows: int) -> ConfigError:
+    size = corpus.tokenizer.size
+    return ConfigError(
+        f"the corpus has ids up to {size - 1}, but the encoder's embedding has {rows} rows",
+        where="encoder.vocab",
+        fix=f"Set encoder.vocab to {size}, or build the corpus with the model's tokenizer.",
+    )
+
+
+def _loader(
+    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], phase: Phase, plan: Plan, learner: Pretraining
+) -> Loader[Any]:
+    segments = dataclasses.replace(settings.segments, length=phase.length)
+    source = CorpusSource(corpus, corpus.tokenizer.specials, segments, chosen, settings.seed, settings.views)
+    share = Share(plan.rank, plan.world)
+    return Loader(source, learner.prepare, settings.batch, settings.microbatch_tokens, settings.seed, share)
+
+
+def _phases(
+    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan: Plan, learner: Pretraining
+) -> list[run.Phase]:
+    """The run's phases, each with its data from a cursor on."""
+
+    def steps(phase: Phase) -> Callable[[Cursor], Iterable[Step]]:
+        loader = _loader(settings, corpus, chosen, phase, plan, learner)
+        return lambda cursor: prefetch(loader.steps(cursor), PREFETCHED)
+
+    ends = np.cumsum([phase.share for phase in settings.phases])
+    ends[-1] = 1.0
+    return [
+        run.Phase(part_of(settings.training.until, float(end)), steps(phase))
+        for phase, end in zip(settings.phases, ends, strict=True)
+    ]
+
+
+def part_of(run: Duration, share: float) -> Duration:
+    """The duration up to a share of a run, at least one step or token."""
+    match run:
+        case Steps(count):
+            return Steps(max(1, round(count * share)))
+        case TokenCount(count):
+            return TokenCount(max(1, round(count * share)))
+        case Epochs(count):
+            return Epochs(count * share)
+        case Hours(count):
+            return Hours(count * share)
+        case _:
+            assert_never(run)
+
+
+def _peak(settings: PretrainConfig, device: torch.device, plan: Plan) -> Peak:
+    forward = forward_flops(settings.encoder, heads_for(settings.segments), settings.phases[0].length, settings.masking.rate)
+    rate = gemm_rate(device, resolve_precision(settings.training.precision, device))
+    return Peak((1 + BACKWARD) * forward, rate * plan.world)
+
+
+class HeldOut:
+    """Scores a learner on the same held-out sequences, masked in the same way, each time it is called.
+
+    The sequences are those of the longest phase. Beside the losses and accuracies stand the perplexity of masked tokens and the
+    unigram baseline: always the most frequent token, and the frequencies as probabilities.
+    """
+
+    def __init__(
+        self,
+        settings: PretrainConfig,
+        corpus: Corpus,
+        chosen: NDArray[Any],
+        plan: Plan,
+        learner: Pretraining,
+        counts: NDArray[np.int64],
+    ) -> None:
+        longest = max(settings.phases, key=lambda phase: phase.length)
+        fixed = dataclasses.replace(settings, views=1, batch=Tokens(8 * settings.microbatch_tokens))
+        loader = _loader(fixed, corpus, chosen, longest, plan, learner)
+        self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
+        self._learner, self._plan, self._precision = learner, plan, settings.training.precision
+        self._unigram = self._baseline(counts)
+
+    def __call__(self) -> dict[str, float]:
+        """Metrics by name; equal on all ranks."""
+        scores = evaluate(self._learner, self._steps, self._plan, precision=self._precision)
+        perplexity = math.exp(min(scores.losses["masked"], 700.0))
+        return flat(scores, "held-out/") | {"held-out/perplexity": perplexity} | self._unigram
+
+    def _baseline(self, counts: NDArray[np.int64]) -> dict[str, float]:
+        """What a model would reach that knows nothing but how frequent each token is."""
+        hidden = [np.asarray(b.targets["masked"].ids) for step in self._steps for b in step.microbatches]  # type: ignore[attr-defined]
+        ids = np.concatenate(hidden)
+        surprise = -np.log((counts + 1) / (counts.sum() + len(counts)))
+        sums = total(
+            self._plan, {"n": len(ids), "loss": float(surprise[ids].sum()), "hits": float((ids == counts.argmax()).sum())}
+        )
+        return {"unigram/loss/masked": sums["loss"] / sums["n"], "unigram/accuracy/masked": sums["hits"] / sums["n"]}
+
+
+def _up_to(tokens: int, steps: Iterator[Step]) -> Iterator[Step]:
+    """Steps until they have so many tokens together; at least one."""
+    for step in steps:
+        yield step
+        tokens -= step.tokens
+        if tokens <= 0:
+            return
+
+
+def begin_from(source: str, corpus: Corpus, segments: FullSentences | NextSentence) -> Model:
+    """A model folder's weights with the heads that these segments train; heads that the folder lacks are an error.
+
+    Raises:
+        FolderError: the folder lacks a head, or is no model.
+        ConfigError: its embedding has fewer rows than the corpus' vocabulary.
+    """
+    model = load_model(source, heads_for(segments)).model
+    if model.config.vocab < corpus.tokenizer.size:
+        raise _too_few_rows(corpus, model.config.vocab)
+    return model
+
+
+def save_pretrained(done: Pretrained, settings: PretrainConfig, corpus: Corpus, folder: Path) -> None:
+    """Write the model folder, with the settings and what was reached."""
+    card = Card(
+        "A pre-trained encoder",
+        f"Pre-trained with bothways on {corpus.manifest.counts.documents:,} documents, {done.progress.tokens:,} tokens read.",
+        flatten(configs.to_dict(settings)),
+        done.metrics,
+    )
+    record = {"pretraining": configs.to_dict(settings), "corpus": fingerprint(corpus), "metrics": dict(done.metrics)}
+    save_model(folder, done.learner.model, corpus.tokenizer, card=card, extra=record)
+
+
+def fingerprint(corpus: Corpus) -> str:
+    """The sha256 of a corpus: equal for equal arrays and tokenizers."""
+    stored = sorted((name, file.sha256) for name, file in corpus.manifest.files.items())
+    return hashlib.sha256(repr(stored).encode()).hexdigest()
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Nested tables → dotted path → value."""
+    rows: dict[str, object] = {}
+    for key, value in tree.items():
+        rows |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return rows

@@ -1,0 +1,119 @@
+"""What a pre-training run is, as one value, and the recipes that make it.
+
+A recipe is a function that returns a complete `PretrainConfig`; a TOML file and dotted overrides change it; what came out is
+saved with the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from bothways.core.errors import ConfigError
+from bothways.data.masking import AnyToken, Masking
+from bothways.data.packing import Examples, Tokens
+from bothways.data.segments import FullSentences, NextSentence
+from bothways.model.config import EncoderConfig
+from bothways.training.optim import AdamW, BertAdam
+from bothways.training.run import Training
+from bothways.training.schedule import GoogleLinear, Linear
+from bothways.training.state import Epochs, Steps
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the run with sequences of one length.
+
+    Attributes:
+        length: the longest sequence, in tokens.
+        share: of the run's duration.
+    """
+
+    length: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Everything that decides what a pre-training run computes.
+
+    Attributes:
+        encoder: the model.
+        training: the optimiser, its schedule, the length of the run, and how often it is evaluated and saved.
+        segments: what a sequence is made of; its length is that of the phase.
+        phases: one after the other; their shares add up to 1.
+        masking: how tokens are hidden.
+        batch: sequences or tokens per update, over all ranks.
+        microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
+        held_out: the share of documents that is never trained on.
+        evaluation_tokens: how many tokens of held-out text are scored each time.
+        views: after how many epochs segments and masks repeat (Google's dupe_factor); none if never.
+        seed: of weights, data and dropout.
+    """
+
+    encoder: EncoderConfig
+    training: Training
+    segments: FullSentences | NextSentence = NextSentence()
+    phases: tuple[Phase, ...] = (Phase(128),)
+    masking: Masking = Masking()
+    batch: Examples | Tokens = Tokens(8192)
+    microbatch_tokens: int = 4096
+    held_out: float = 0.01
+    evaluation_tokens: int = 200_000
+    views: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        total = sum(phase.share for phase in self.phases)
+        if abs(total - 1) > 1e-6:
+            raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
+        for number, phase in enumerate(self.phases):
+            if phase.length > self.encoder.position.most:
+                raise ConfigError(
+                    f"sequences of {phase.length} tokens are longer than the encoder's {self.encoder.position.most} positions",
+                    where=f"phases.{number}.length",
+                    fix="Shorten the phase, or set encoder.position.most higher.",
+                )
+
+
+def paper(encoder: EncoderConfig) -> PretrainConfig:
+    """The paper's run (Devlin et al. 2018, appendix A.2), with what its code adds: GELU by tanh, Adam without bias correction.
+
+    A million steps of 256 sequences; 90 % of them at 128 tokens, the rest at 512; ten versions of the data.
+    """
+    return PretrainConfig(
+        encoder=dataclasses.replace(encoder, activation="gelu_tanh"),
+        training=Training(
+            until=Steps(1_000_000),
+            optimiser=BertAdam(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+            schedule=GoogleLinear(Steps(10_000)),
+            report=Steps(100),
+            evaluate=Steps(10_000),
+            save=Steps(10_000),
+        ),
+        segments=NextSentence(short=0.1),
+        phases=(Phase(128, 0.9), Phase(512, 0.1)),
+        masking=Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
+        batch=Examples(256),
+        views=10,
+    )
+
+
+def modern(encoder: EncoderConfig) -> PretrainConfig:
+    """What one would do today on one machine: no dropout, fresh masks in every epoch, batches by tokens, a higher rate.
+
+    That short runs want no dropout and a higher rate is from Izsak et al. 2021 and Geiping & Goldstein 2022.
+    """
+    return PretrainConfig(
+        encoder=dataclasses.replace(encoder, dropout=0.0, attention_dropout=0.0),
+        training=Training(
+            until=Epochs(1.0),
+            optimiser=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+            schedule=Linear(0.06),
+            evaluate=Steps(1000),
+            save=Steps(1000),
+        ),
+    )
+
+
+RECIPES = {"modern": modern, "paper": paper}
