@@ -1,0 +1,1 @@
+"""What others read and write: the Hugging Face model folder and the Hub."""

@@ -24,6 +24,10 @@ class Learned:
     most: int = 512
     kind: Literal["learned"] = "learned"
 
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise ConfigError(f"must be at least 1, not {self.most}", where="encoder.position.most")
+
 
 @dataclass(frozen=True)
 class PostNorm:
@@ -60,7 +64,7 @@ class EncoderConfig:
         dropout: on embeddings and on the output of each sub-layer.
         attention_dropout: on attention probabilities.
         initial_range: σ of the truncated normal that weights start from.
-        pad: the id of the padding token, whose embedding row starts at zero as in transformers; none if there is none.
+        pad: the id of the padding token, which no packed sequence holds: others need it. None if there is none.
     """
 
     vocab: int
@@ -88,6 +92,11 @@ class EncoderConfig:
                 where="encoder.heads",
                 fix=f"Use a number of heads that divides {self.width}.",
             )
+        if self.segments < 0:
+            raise ConfigError(f"must be at least 0, not {self.segments}", where="encoder.segments")
+        for name in ("norm_epsilon", "initial_range"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"must be above 0, not {getattr(self, name)}", where=f"encoder.{name}")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"must lie in [0, 1), not {getattr(self, name)}", where=f"encoder.{name}")

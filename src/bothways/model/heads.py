@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
+from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.model.block import activate
 from bothways.model.config import EncoderConfig
@@ -54,6 +55,12 @@ class Labels:
     count: int
     dropout: float | None = None
     kind: Literal["labels"] = "labels"
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"must be at least 1, not {self.count}", where="heads.labels.count")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ConfigError(f"must lie in [0, 1), not {self.dropout}", where="heads.labels.dropout")
 
 
 Head = Masked | Pooled | Pair | Labels

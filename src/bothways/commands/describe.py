@@ -1,0 +1,132 @@
+"""`bothways describe`: a model's configuration, its parameters part by part, and what a token costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bothways.interop.loading import LoadReport
+    from bothways.model.config import EncoderConfig
+    from bothways.model.heads import Head
+
+
+def describe(model: str, /, *, length: int = 128) -> None:
+    """Show what a model is: its family, configuration, parameters, memory and operations per token.
+
+    Parameters
+    ----------
+    model
+        A preset (bert-base), a model folder, or an id on the Hugging Face Hub, of which only config.json is fetched.
+    length
+        Tokens of a sequence, for the count of operations.
+    """
+    from rich.console import Console
+
+    from bothways.core.errors import ConfigError
+
+    if length < 1:
+        raise ConfigError(f"must be at least 1, not {length}", where="length")
+    found = _find(model)
+    console = Console()
+    console.print(f"[bold]{model}[/bold]: {found.origin}")
+    for table in (_settings(found), _parameters(found), _costs(found, length)):
+        console.print(table)
+    if found.report is not None:
+        console.print(f"[bold]Weights file[/bold]\n{found.report}")
+    console.print(_DEFINITION, style="dim")
+
+
+_DEFINITION = (
+    "An operation is a multiplication or an addition in a matrix product; look-ups, norms and activations are left out. "
+    "A masked LM head predicts 15 % of the tokens. Training is the forward pass and twice that for the backward pass; AdamW in "
+    "fp32 holds a weight, its gradient and two moments. What activations take depends on the batch."
+)
+
+
+@dataclass(frozen=True)
+class _Found:
+    origin: str
+    config: EncoderConfig
+    heads: tuple[Head, ...]
+    report: LoadReport | None = None
+
+
+def _find(model: str) -> _Found:
+    """What the name stands for; a folder goes before a preset of the same name."""
+    from bothways.families.catalogue import PRESETS, family_for, preset
+    from bothways.interop.folder import heads_of, plan_model
+    from bothways.interop.hub import CONFIG_FILES, resolve
+    from bothways.interop.settings import read_settings
+    from bothways.interop.weights import open_weights
+    from bothways.model.heads import Masked, Pair, Pooled
+
+    local = Path(model).is_dir()
+    if model in PRESETS and not local:
+        config = preset(model)
+        family = family_for(config)
+        assert family is not None
+        return _Found(f"a preset of {family.model_type}, with the heads of pre-training", config, (Pooled(), Masked(), Pair()))
+    folder = resolve(model, CONFIG_FILES)
+    settings = read_settings(folder)
+    known = "no class known here" if settings.architecture is None else settings.architecture.name
+    origin = f"{settings.family.model_type}, {known}"
+    if not local:
+        return _Found(origin, settings.encoder, heads_of(settings, ()))
+    weights = open_weights(folder)
+    heads = heads_of(settings, weights.shapes)
+    _, plan = plan_model(settings, weights, heads)
+    return _Found(origin, settings.encoder, heads, plan.report)
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="right" if at else "left")
+    return table
+
+
+def _settings(found: _Found) -> Table:
+    table = _table("Configuration", "setting", "value")
+    for field in dataclasses.fields(found.config):
+        table.add_row(field.name, str(getattr(found.config, field.name)))
+    table.add_row("(heads)", ", ".join(map(str, found.heads)) or "none")
+    return table
+
+
+def _parameters(found: _Found) -> Table:
+    from bothways.model.ledger import ledger
+
+    whole, encoder = ledger(found.config, found.heads), ledger(found.config).entries
+    sections = [
+        ("textbook: V·H + 12·L·H², where I = 4·H", [entry for entry in encoder if entry.textbook]),
+        ("encoder", [entry for entry in encoder if not entry.textbook]),
+    ]
+    for head in whole.entries[len(encoder) :]:
+        sections.append((f"{sections[-1][0]} + {head.part}", [head]))
+    table, running = _table("Parameters", "part", "formula", "count", "share"), 0
+    for title, entries in sections:
+        for entry in entries:
+            table.add_row(entry.part, entry.formula, f"{entry.count:,}", f"{entry.count / whole.total:.2%}")
+        running += sum(entry.count for entry in entries)
+        table.add_row(title, "", f"{running:,}", f"{running / whole.total:.2%}", style="bold", end_section=True)
+    return table
+
+
+def _costs(found: _Found, length: int) -> Table:
+    from bothways.model.ledger import BACKWARD, forward_flops, ledger
+
+    count = ledger(found.config, found.heads).total
+    forward = forward_flops(found.config, found.heads, length)
+    table = _table("Costs", "", "")
+    for name, size in (("weights, fp32", 4), ("weights, bf16", 2), ("training with AdamW, fp32, without activations", 16)):
+        table.add_row(name, f"{count * size / 2**20:,.1f} MiB")
+    for name, times in (("inference", 1), ("training", 1 + BACKWARD)):
+        table.add_row(f"operations per token, {name}, length {length}", f"{forward * times / 1e6:,.1f} million")
+    return table

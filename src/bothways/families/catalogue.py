@@ -1,0 +1,38 @@
+"""All families and presets by name: the one place that a new family is entered in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bothways.core.errors import ConfigError
+from bothways.families import bert
+from bothways.families.family import Family
+from bothways.model.config import EncoderConfig
+
+FAMILIES: tuple[Family, ...] = (bert.BERT, bert.MEGATRON_BERT)
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {**bert.PRESETS}
+
+
+def family_named(model_type: str) -> Family | None:
+    """The family that `config.json` calls so."""
+    return next((family for family in FAMILIES if family.model_type == model_type), None)
+
+
+def family_for(config: EncoderConfig) -> Family | None:
+    """The first family that can express this configuration."""
+    return next((family for family in FAMILIES if family.write(config) is not None), None)
+
+
+def preset(name: str) -> EncoderConfig:
+    """The configuration of this name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in PRESETS:
+        import difflib
+
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        fix = f"Did you mean {near[0]!r}?" if near else None
+        raise ConfigError(f"there is no preset {name!r}: it must be one of {', '.join(PRESETS)}", where="preset", fix=fix)
+    return PRESETS[name]()

@@ -1,0 +1,191 @@
+"""The names of weights, ours ↔ theirs, as rules that are data.
+
+A rule says where one of our modules, or one tensor, lies in a Hugging Face file. Read one way it loads, read the other way it
+saves, so the two cannot drift apart. `{}` stands for a number, that of a layer say.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from typing_extensions import assert_never
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Ours is theirs under another name."""
+
+    ours: str
+    theirs: str
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Ours is several of theirs, of one size, joined along the first axis: query, key and value as one matrix."""
+
+    ours: str
+    theirs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Ours is theirs with rows and columns swapped; a vector is taken as it is."""
+
+    ours: str
+    theirs: str
+
+
+@dataclass(frozen=True)
+class Tie:
+    """Theirs may hold ours a second time, for `part` of ours: the copy is compared when read and left out when written."""
+
+    ours: str
+    theirs: str
+    part: str
+
+
+Rule = Rename | Stack | Transpose | Tie
+
+OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
+"""What a LayerNorm's tensors were called in TensorFlow, and in files converted from it early on."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one of our tensors lies in their file.
+
+    Attributes:
+        rule: how it lies there.
+        names: under which names; several for a stack.
+    """
+
+    rule: Rename | Stack | Transpose
+    names: tuple[str, ...]
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """Their tensors, in the order of `names` → ours."""
+        import torch
+
+        match self.rule:
+            case Rename():
+                return parts[0]
+            case Stack():
+                return torch.cat(parts)
+            case Transpose():
+                return _transposed(parts[0])
+            case _:
+                assert_never(self.rule)
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        """Our tensor → theirs, in the order of `names`."""
+        match self.rule:
+            case Rename():
+                return [tensor]
+            case Stack():
+                return list(tensor.chunk(len(self.names)))
+            case Transpose():
+                return [_transposed(tensor)]
+            case _:
+                assert_never(self.rule)
+
+    def part_shape(self, shape: Shape) -> Shape:
+        """The shape of our tensor → that of each of theirs."""
+        match self.rule:
+            case Rename():
+                return shape
+            case Stack():
+                return (shape[0] // len(self.names), *shape[1:])
+            case Transpose():
+                return shape[::-1]
+            case _:
+                assert_never(self.rule)
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """A family's weight names.
+
+    Attributes:
+        prefix: what the names of the encoder's tensors begin with; a file may leave it out.
+        rules: one for each of our modules, and one for each copy that a file may hold.
+        computed: their buffers that hold no weight, such as position numbers.
+    """
+
+    prefix: str
+    rules: tuple[Rule, ...]
+    computed: tuple[str, ...] = ()
+
+    def place(self, ours: str) -> Place:
+        """Where our tensor of this name lies. Every family has a rule for each of the tensors that its configurations have."""
+        for rule in self.rules:
+            if isinstance(rule, Tie):
+                continue
+            names = _follow(rule.ours, rule.theirs if isinstance(rule, Stack) else (rule.theirs,), ours)
+            if names:
+                return Place(rule, names)
+        raise AssertionError(f"no rule for {ours}")
+
+    @property
+    def ties(self) -> dict[str, Tie]:
+        """The rules about copies, by the name of the tensor that the copy must equal."""
+        return {self.place(rule.ours).names[0]: rule for rule in self.rules if isinstance(rule, Tie)}
+
+    def origin(self, theirs: str) -> Rule | None:
+        """The rule that a full name of theirs belongs to; none for a name that the family does not have."""
+        for rule in self.rules:
+            names = rule.theirs if isinstance(rule, Stack) else (rule.theirs,)
+            if any(_pattern(name).fullmatch(theirs) for name in names):
+                return rule
+        return None
+
+    def full_name(self, found: str) -> str:
+        """A name as some file has it, old or without prefix, as the rules have it; a name unknown to them as it is."""
+        head, dot, tail = found.rpartition(".")
+        name = head + OLD_NAMES.get(dot + tail, dot + tail)
+        prefixed = self.prefix + name
+        if self.origin(name) is None and (self.origin(prefixed) is not None or prefixed in self.computed):
+            return prefixed
+        return name
+
+
+def to_theirs(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors by our names → theirs by their full names; copies are left out."""
+    result: dict[str, Tensor] = {}
+    for ours, tensor in state.items():
+        place = table.place(ours)
+        result.update(zip(place.names, place.split(tensor), strict=True))
+    return result
+
+
+def to_ours(table: KeyTable, names: list[str], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Theirs by their full names → our tensors of these names. Raises KeyError for one that is not there."""
+    places = {name: table.place(name) for name in names}
+    return {name: place.join([state[part] for part in place.names]) for name, place in places.items()}
+
+
+def _follow(ours: str, theirs: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Their names for a tensor of ours, by one rule; nothing if the rule is about another."""
+    match = _pattern(ours).fullmatch(name)
+    if match is None:
+        return ()
+    *numbers, rest = match.groups()
+    return tuple(their.format(*numbers) + rest for their in theirs)
+
+
+@functools.lru_cache(maxsize=1024)
+def _pattern(name: str) -> re.Pattern[str]:
+    """A module's or tensor's name → what matches it and the tensors below it; groups: the numbers, then the rest."""
+    return re.compile(re.escape(name).replace(r"\{\}", r"(\d+)") + r"((?:\..+)?)")
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.t() if tensor.dim() == 2 else tensor

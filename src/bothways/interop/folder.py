@@ -1,0 +1,259 @@
+"""The model folder, both ways: what is saved is a Hugging Face folder, and theirs open here.
+
+`config.json`, `model.safetensors` and the tokenizer's files are transformers' own; what they have no place for lies in
+`bothways.json`. Loading is strict: a part that the folder lacks starts at random only if it is asked for by name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+import bothways
+from bothways.core.errors import ConfigError, FolderError
+from bothways.core.files import new_folder
+from bothways.families.catalogue import FAMILIES, family_for
+from bothways.families.family import Architecture, Family
+from bothways.families.keys import KeyTable, to_theirs
+from bothways.interop.card import Card, render
+from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, resolve
+from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
+from bothways.interop.settings import Problem, Settings, label_name, read_settings
+from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
+from bothways.model.heads import Head, Labels, Masked, Model, Pair, Pooled, build_head
+
+if TYPE_CHECKING:
+    from bothways.text.tokenizer import Tokenizer
+
+RECORD = "bothways.json"
+VERSION = "bothways"
+"""The key in the record under which the library's version stands."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model folder in memory.
+
+    Attributes:
+        model: in evaluation mode, in fp32, on the CPU.
+        report: what became of every tensor.
+        folder: where it lies; its tokenizer's files lie there too, if it has them.
+        labels: names of the label head's outputs, in order; none without such a head or with a fresh one.
+        problem: what the label head was trained for, if the folder says it.
+        extra: what `bothways.json` holds beside.
+    """
+
+    model: Model
+    report: LoadReport
+    folder: Path
+    labels: tuple[str, ...] = ()
+    problem: Problem | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: Collection[str] = ()) -> Loaded:
+    """Open a model folder, or one of the Hub.
+
+    Args:
+        source: the folder, or its id on the Hub.
+        heads: which heads the model is to have; none means those that the folder has.
+        fresh: kinds among them that start at random, even where the folder holds them: "labels" for a new task.
+
+    Raises:
+        FolderError: it is no model folder of a known family, a file is corrupt, or a tensor that is in no fresh head is missing
+            or of another shape.
+        ConfigError: `fresh` names a head that the model is not to have.
+    """
+    folder = resolve(source)
+    settings, weights = read_settings(folder), open_weights(folder)
+    wanted = heads_of(settings, weights.shapes) if heads is None else tuple(heads)
+    if not set(fresh) <= {head.kind for head in wanted}:
+        what = (
+            f"{', '.join(sorted(fresh))} must be among the model's heads: {', '.join(head.kind for head in wanted) or 'none'}"
+        )
+        raise ConfigError(what, where="fresh")
+    model, plan = plan_model(settings, weights, wanted, fresh)
+    table = settings.family.keys
+    _check(plan.report, table, weights.file)
+    state = _read(plan, table, model.state_dict(), weights)
+    for head in wanted:
+        if head.kind in fresh:
+            started = build_head(settings.encoder, head).state_dict()
+            state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in started.items()}
+    model.load_state_dict(state, assign=True)
+    extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+    extra.pop(VERSION, None)
+    labels = settings.labels if "labels" in {head.kind for head in wanted} - set(fresh) else ()
+    return Loaded(model.eval(), plan.report, folder, labels, settings.problem, extra)
+
+
+def heads_of(settings: Settings, names: Iterable[str]) -> tuple[Head, ...]:
+    """The heads of a folder: those of the class that `config.json` names, else those whose tensors, of these names, it holds.
+
+    A `classifier` of an unknown class is left out: its name does not tell what it reads.
+    """
+    if settings.architecture is not None:
+        kinds: Collection[str | None] = settings.architecture.heads
+    else:
+        table = settings.family.keys
+        rules = [table.origin(table.full_name(name)) for name in names]
+        kinds = {head_of(rule.ours) for rule in rules if rule is not None} - {"labels"}
+    every = (Masked(), Pooled(), Pair(), Labels(len(settings.labels), settings.label_dropout))
+    return tuple(head for head in every if head.kind in kinds)
+
+
+def plan_model(
+    settings: Settings, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
+) -> tuple[Model, LoadPlan]:
+    """The model without memory for its weights, and what loading would do; nothing but names and shapes is read."""
+    with torch.device("meta"):
+        model = Model(settings.encoder, heads)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return model, plan_loading(settings.family.keys, shapes, weights.shapes, fresh)
+
+
+def _check(report: LoadReport, table: KeyTable, file: Path) -> None:
+    wrong = [*report.missing, *report.misshapen]
+    if not wrong:
+        return
+    heads = {head_of(rule.ours) for rule in map(table.origin, wrong) if rule is not None}
+    if None in heads:
+        part, fix = "the encoder", AGAIN
+    else:
+        kinds = sorted(map(str, heads))
+        part, fix = f"the head {' and '.join(kinds)}", f"To start it at random, ask for it: fresh={kinds}."
+    raise FolderError(f"does not hold {part} of this model: {report}", where=file, fix=fix)
+
+
+def _read(plan: LoadPlan, table: KeyTable, names: Iterable[str], weights: Weights) -> dict[str, Tensor]:
+    """Our tensors, in fp32, in memory of their own; those of fresh heads are left out."""
+    for copy, name in plan.copies:
+        if not torch.equal(weights.read(plan.found[copy]), weights.read(plan.found[name])):
+            what = f"holds {copy} apart from {name}, an output layer that is not tied to its input, which no head here has"
+            raise FolderError(what, where=weights.file, fix='Load it without the "masked" head.')
+    state = {}
+    for ours in set(names) - set(plan.report.fresh):
+        place = table.place(ours)
+        parts = [_exact(weights, plan.found[name]) for name in place.names]
+        state[ours] = place.join(parts).contiguous()
+    return state
+
+
+def _exact(weights: Weights, name: str) -> Tensor:
+    tensor = weights.read(name)
+    if not tensor.is_floating_point():
+        what = f"holds {name} as {str(tensor.dtype).removeprefix('torch.')}: quantised weights cannot be read"
+        raise FolderError(what, where=weights.file, fix="Use the model's fp32, fp16 or bf16 weights.")
+    return tensor.to(torch.float32, copy=True)
+
+
+def save_model(
+    folder: str | Path,
+    model: Model,
+    tokenizer: Tokenizer | None = None,
+    *,
+    labels: Sequence[str] = (),
+    problem: Problem | None = None,
+    card: Card | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model folder that transformers opens; it appears whole or not at all, and replaces an older one.
+
+    Args:
+        folder: where; if it exists, it must hold nothing but a model.
+        model: its weights are written in fp32.
+        tokenizer: what its ids mean.
+        labels: names of the label head's outputs, in order; none means LABEL_0, LABEL_1 …
+        problem: what the label head is for.
+        card: what `README.md` says.
+        extra: what goes into `bothways.json`: tuned thresholds, the training's record. JSON only.
+
+    Raises:
+        FolderError: transformers has no class for this configuration or these heads, the names do not fit the outputs, the
+            tokenizer has more ids than the embedding, or the folder holds something else.
+        ResourceError: there is no room or no permission; an older model then stays as it was.
+    """
+    place = Path(folder)
+    family, architecture = _counterpart(model, place)
+    settings = _settings(family, architecture, model, labels, problem, place)
+    if tokenizer is not None and tokenizer.size > model.config.vocab:
+        what = f"the tokenizer has {tokenizer.size} ids, the model's embedding {model.config.vocab} rows"
+        raise FolderError(what, where=place, fix="Save the tokenizer that the model was trained with.")
+    _check_free(place)
+    with new_folder(place) as hidden:
+        _write_json(hidden / "config.json", settings)
+        _write_json(hidden / RECORD, {VERSION: bothways.__version__, **(extra or {})})
+        (hidden / "README.md").write_text(render(card or Card(), architecture.name, architecture.heads), encoding="utf8")
+        if tokenizer is not None:
+            tokenizer.save(hidden)
+        _write_weights(hidden / "model.safetensors", model, family.keys, architecture.bare)
+
+
+def _counterpart(model: Model, place: Path) -> tuple[Family, Architecture]:
+    family = family_for(model.config)
+    if family is None:
+        names = ", ".join(family.model_type for family in FAMILIES)
+        fix = "An encoder without segments, for one, is none of them."
+        raise FolderError(f"this configuration has no counterpart in transformers: tried {names}", where=place, fix=fix)
+    architecture = family.architecture_with(model.heads)
+    if architecture is None:
+        sets = "; ".join(f"{', '.join(sorted(known.heads))} ({known.name})" for known in family.architectures)
+        what = f"transformers has no class for the heads {', '.join(model.heads) or 'none'}: it has {sets}"
+        raise FolderError(what, where=place)
+    return family, architecture
+
+
+def _settings(
+    family: Family, architecture: Architecture, model: Model, labels: Sequence[str], problem: Problem | None, place: Path
+) -> dict[str, Any]:
+    """The content of `config.json`."""
+    settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
+    settings |= family.write(model.config) or {}
+    head = next((head for head in model.specification if isinstance(head, Labels)), None)
+    count = 0 if head is None else head.count
+    if labels and len(labels) != count:
+        raise FolderError(f"{len(labels)} names were given for {count} outputs: {listed(labels)}", where=place)
+    if head is not None:
+        names = list(labels) or [label_name(at) for at in range(count)]
+        settings |= {
+            "classifier_dropout": head.dropout,
+            "id2label": {str(at): name for at, name in enumerate(names)},
+            "label2id": {name: at for at, name in enumerate(names)},
+        }
+        settings |= {} if problem is None else {"problem_type": problem}
+    return settings
+
+
+def _check_free(place: Path) -> None:
+    if place.exists() and not place.is_dir():
+        raise FolderError("is a file, where a model folder is to be", where=place, fix="Choose another folder.")
+    known = (*MODEL_FILES, *PICKLE_FILES, "README.md")
+    held = sorted(file.name for file in place.iterdir()) if place.exists() else []
+    foreign = [name for name in held if not any(fnmatch.fnmatch(name, pattern) for pattern in known)]
+    if foreign:
+        what = f"holds more than a model, which would be lost: {listed(foreign)}"
+        raise FolderError(what, where=place, fix="Choose an empty or a new folder.")
+
+
+def _write_json(file: Path, tree: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
+
+
+def _write_weights(file: Path, model: Model, table: KeyTable, bare: bool) -> None:
+    state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
+    tensors = {
+        name.removeprefix(table.prefix if bare else ""): tensor.clone() for name, tensor in to_theirs(table, state).items()
+    }
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # hides what the operating system refused, such as room on the disk
+        raise OSError(str(error)) from error

@@ -1,0 +1,79 @@
+"""What the `config.json` of a model folder says, in our terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from bothways.core.errors import FolderError
+from bothways.families.catalogue import FAMILIES, family_named
+from bothways.families.family import Architecture, Family, read_choice, read_number
+from bothways.interop.weights import read_json
+from bothways.model.config import EncoderConfig
+
+Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
+"""What a label head is for, as transformers names it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Attributes:
+    family: what `model_type` means.
+    encoder: the shape.
+    architecture: the class that it names, if that is one of the family's here.
+    labels: names of a label head's outputs, in order.
+    label_dropout: on the vector that such a head reads; none means the encoder's.
+    problem: what such a head is for, if it is said.
+    """
+
+    family: Family
+    encoder: EncoderConfig
+    architecture: Architecture | None
+    labels: tuple[str, ...]
+    label_dropout: float | None
+    problem: Problem | None
+
+
+def read_settings(folder: Path) -> Settings:
+    """Read `config.json`.
+
+    Raises:
+        FolderError: there is none, its family is unknown, or a setting has no counterpart here or is malformed.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        fix = "Give the folder of one model, as transformers' save_pretrained writes it."
+        raise FolderError("is no model folder: it has no config.json", where=folder, fix=fix)
+    raw, where = read_json(file), str(file)
+    family = family_named(str(raw.get("model_type")))
+    if family is None:
+        known = ", ".join(family.model_type for family in FAMILIES)
+        what = f"model_type {raw.get('model_type')!r} is no known family: it must be one of {known}"
+        raise FolderError(what, where=where, fix="A BERT from before model_type was written needs the line added.")
+    architectures = raw.get("architectures") or ()
+    problems = {name: name for name in get_args(Problem)}
+    return Settings(
+        family,
+        family.read(raw, where),
+        family.architecture_named(map(str, architectures)),
+        _labels(raw, where),
+        None if raw.get("classifier_dropout") is None else read_number(raw, "classifier_dropout", 0.0, where),
+        None if raw.get("problem_type") is None else read_choice(raw, "problem_type", problems, "", where),
+    )
+
+
+def label_name(at: int) -> str:
+    """What transformers calls an output without a name."""
+    return f"LABEL_{at}"
+
+
+def _labels(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    names = raw.get("id2label")
+    if names is None:
+        return tuple(label_name(at) for at in range(read_number(raw, "num_labels", 2, where)))
+    ids = [str(at) for at in range(len(names))] if isinstance(names, dict) else None
+    if ids is None or set(names) != set(ids):
+        raise FolderError(f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r}", where=where)
+    return tuple(str(names[at]) for at in ids)

@@ -1,0 +1,85 @@
+"""Weights start as Google's do: a normal cut off at two σ, biases 0, LayerNorms at 1 and 0; and dropout's draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from bothways.model.config import EncoderConfig, PreNorm
+from bothways.model.dropout import Dropout, dropout, keep_mask
+from bothways.model.heads import Labels, Masked, Model, Pair, Pooled
+
+SIGMA = 0.03
+HEADS = (Masked(), Pooled(), Pair(), Labels(4))
+
+
+def started(**settings: object) -> Model:
+    torch.manual_seed(3)
+    config = EncoderConfig(vocab=300, width=64, depth=2, heads=4, inner=100, initial_range=SIGMA, **settings)  # type: ignore[arg-type]
+    return Model(config, HEADS)
+
+
+@pytest.mark.parametrize("settings", [{}, {"order": PreNorm()}], ids=["post", "pre"])
+def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(settings: dict[str, object]) -> None:
+    model = started(**settings)
+    norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    assert len(norms) == 2 * 2 + 1 + 1
+    for name, parameter in model.state_dict().items():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif name.rpartition(".")[0] in norms:
+            assert bool((parameter == 1).all()), name
+        else:
+            assert float(parameter.abs().max()) <= 2 * SIGMA, name
+            values = parameter.flatten().double().numpy() / SIGMA
+            assert stats.kstest(values, stats.truncnorm(-2, 2).cdf).pvalue > 1e-4, name
+
+
+def test_two_models_start_differently_and_a_seed_starts_equal_ones() -> None:
+    first, second = started().state_dict(), started().state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = Model(started().config, HEADS).state_dict()
+    assert not torch.equal(other["encoder.embedding.token.weight"], first["encoder.embedding.token.weight"])
+
+
+def test_heads_are_where_they_were_asked_for() -> None:
+    assert set(started().heads) == {"masked", "pooler", "pair", "labels"}
+    assert set(Model(started().config, [Pooled()]).heads) == {"pooler"}
+    config = EncoderConfig(vocab=9, width=8, depth=1, heads=1, inner=8, dropout=0.25)
+    rates = [Model(config, [Labels(2, rate)]).heads["labels"].dropout.rate for rate in (None, 0.0, 0.5)]
+    assert rates == [0.25, 0.0, 0.5]
+    assert Model(config, [Pair()]).heads["pair"].dropout.rate == 0
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_keeps_the_expectation_and_drops_the_rate(rate: float) -> None:
+    torch.manual_seed(0)
+    count = 400_001  # no multiple of four, the numbers of a draw
+    kept = dropout(torch.ones(count), rate)
+    values = kept.unique().tolist()
+    assert values == pytest.approx([0.0, 1 / (1 - rate)], rel=1e-4)
+    dropped = int((kept == 0).sum())
+    assert stats.binomtest(dropped, count, round(rate * 2**16) / 2**16).pvalue > 1e-4
+
+
+def test_neighbouring_draws_are_independent() -> None:
+    torch.manual_seed(0)
+    kept = (keep_mask(torch.empty(800_000), 0.5) > 0).view(-1, 4).long()
+    patterns = (kept * torch.tensor([8, 4, 2, 1])).sum(1).bincount(minlength=16)
+    assert stats.chisquare(patterns.numpy()).pvalue > 1e-4
+
+
+def test_dropout_does_nothing_in_evaluation_or_at_rate_0() -> None:
+    x = torch.randn(7, 3)
+    assert Dropout(0.5).eval()(x) is x
+    assert dropout(x, 0.0) is x
+    assert not torch.equal(Dropout(0.5)(x), x)
+
+
+def test_the_gradient_of_dropout_is_its_mask() -> None:
+    x = torch.randn(50, 3, requires_grad=True)
+    y = Dropout(0.3)(x)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad * x.detach(), y.detach())

@@ -1,0 +1,68 @@
+"""Attention in rectangles against softmax(QKᵀ/√d)V of each sequence alone, in double precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bothways.core.layout import Layout
+from bothways.model.kernels import attend
+
+HEADS, SIZE = 2, 4
+
+
+def formula(qkv: Tensor, lengths: list[int]) -> Tensor:
+    parts = []
+    for part in qkv.double().split(lengths):
+        q, k, v = (part[:, at].transpose(0, 1) for at in range(3))
+        scores = q @ k.transpose(1, 2) / SIZE**0.5
+        exponents = torch.exp(scores - scores.amax(-1, keepdim=True))
+        parts.append((exponents / exponents.sum(-1, keepdim=True) @ v).transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-9], ids=["fused", "written out"])
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8), seed=st.integers(0, 99))
+def test_output_and_gradient_equal_the_formula(rate: float, lengths: list[int], seed: int) -> None:
+    """A rate that rounds to 0 of 65,536 takes the way of dropout and drops nothing."""
+    torch.manual_seed(seed)
+    qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64) * 2
+    weights = torch.randn(sum(lengths), HEADS, SIZE, dtype=torch.float64)
+    mine, reference = qkv.float().requires_grad_(), qkv.clone().requires_grad_()
+    found, wanted = attend(mine, Layout.of(lengths), rate), formula(reference, lengths)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
+    (found * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_acts_on_probabilities() -> None:
+    """With p the probabilities and r the rate, the mean is p·v and the variance Σ p²v² · r / (1 − r)."""
+    torch.manual_seed(0)
+    copies, lengths, rate = 20_000, [5, 4], 0.3
+    one = torch.randn(sum(lengths), 3, HEADS, SIZE)
+    draws = attend(one.repeat(copies, 1, 1, 1), Layout.of(lengths * copies), rate).double().view(copies, *one[:, 0].shape)
+
+    expected = formula(one, lengths)
+    wanted = []
+    for part in one.double().split(lengths):
+        q, k, v = (part[:, at].transpose(0, 1) for at in range(3))
+        p = (q @ k.transpose(1, 2) / SIZE**0.5).softmax(-1)
+        wanted.append((p**2 @ v**2).transpose(0, 1) * rate / (1 - rate))
+    variance = torch.cat(wanted)
+    z = (draws.mean(0) - expected) / (variance / copies).sqrt()
+    assert float(z.abs().max()) < 5
+    deviation = (draws - expected) ** 2
+    z = (deviation.mean(0) - variance) / (deviation.var(0) / copies).sqrt()
+    assert float(z.abs().max()) < 5
+
+
+def test_half_precision_attends_within_its_rounding() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(19, 3, HEADS, SIZE)
+    found = attend(qkv.bfloat16(), Layout.of([9, 10]), 0.0)
+    torch.testing.assert_close(found.double(), formula(qkv, [9, 10]), rtol=0, atol=0.05)

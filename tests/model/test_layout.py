@@ -1,0 +1,67 @@
+"""What must hold of every layout."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bothways.core.layout import TIGHTNESS, Layout
+
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
+
+
+@given(LENGTHS)
+def test_offsets_positions_and_owners_agree(lengths: list[int]) -> None:
+    layout = Layout.of(lengths)
+    assert (layout.sequences, layout.tokens, layout.longest) == (len(lengths), sum(lengths), max(lengths))
+    assert layout.lengths == lengths
+    assert layout.offsets.tolist() == [sum(lengths[:at]) for at in range(len(lengths) + 1)]
+    tokens = [(owner, position) for owner, length in enumerate(lengths) for position in range(length)]
+    assert list(zip(layout.owner.tolist(), layout.positions.tolist(), strict=True)) == tokens
+
+
+@given(LENGTHS)
+def test_rectangles_cover_all_tokens_once_and_are_tight(lengths: list[int]) -> None:
+    layout = Layout.of(lengths)
+    at, rows = 0, 0
+    for rectangle in layout.rectangles:
+        held = lengths[rows : rows + rectangle.rows]
+        assert rectangle.start == at
+        assert rectangle.longest == max(held)
+        assert min(held) >= TIGHTNESS * max(held)
+        assert (rectangle.slots is None) == (rectangle.keep is None) == (len(set(held)) == 1)
+        at, rows = rectangle.stop, rows + rectangle.rows
+        assert at == sum(lengths[:rows])
+    assert rows == len(lengths)
+    # A rectangle ends only where the next sequence would loosen it.
+    for one, other in zip(layout.rectangles, layout.rectangles[1:], strict=False):
+        ends = [layout.owner[one.start], layout.owner[one.stop - 1]]
+        both = [*lengths[ends[0] : ends[1] + 1], lengths[layout.owner[other.start]]]
+        assert min(both) < TIGHTNESS * max(both)
+
+
+@given(LENGTHS, st.integers(0, 9))
+def test_padding_and_unpadding_gives_the_tokens_back(lengths: list[int], seed: int) -> None:
+    layout = Layout.of(lengths)
+    x = torch.randn(layout.tokens, 3, generator=torch.Generator().manual_seed(seed))
+    back = []
+    for rectangle in layout.rectangles:
+        padded = rectangle.pad(x)
+        assert padded.shape == (rectangle.rows, rectangle.longest, 3)
+        if rectangle.keep is not None:
+            assert int(rectangle.keep.sum()) == rectangle.stop - rectangle.start
+            assert torch.equal(padded[rectangle.keep], x[rectangle.start : rectangle.stop])
+            assert not padded[~rectangle.keep].any()
+        back.append(rectangle.unpad(padded))
+    assert torch.equal(torch.cat(back), x)
+
+
+@given(LENGTHS)
+def test_a_layout_moves_whole(lengths: list[int]) -> None:
+    layout = Layout.of(lengths)
+    moved = layout.to(torch.device("cpu"))
+    assert moved.lengths == lengths
+    assert moved.longest == layout.longest
+    assert torch.equal(moved.owner, layout.owner)
+    assert torch.equal(moved.positions, layout.positions)
