@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -57,7 +56,6 @@ def pretrain(
     from bothways.families.catalogue import preset
     from bothways.recipes import pretrain as job
     from bothways.recipes.settings import RECIPES, PretrainConfig
-    from bothways.training.folder import run_folder
     from bothways.training.interrupt import resume_command
     from bothways.training.parallel import is_main, plan_here
 
@@ -69,17 +67,13 @@ def pretrain(
     if start is not None:
         begun = job.begin_from(start, text, settings.segments)
         settings = dataclasses.replace(settings, encoder=begun.config)
-    main = is_main(plan_here())
-    with run_folder(out, resume=resume) if main else contextlib.nullcontext():
-        if main and not resume:
-            (out / "config.toml").write_text(configs.to_toml(settings), encoding="utf8")
-        done = job.pretrain(settings, text, out, device=device, start=begun)
-        if not main:
-            return
-        if not done.finished(settings.training):
-            console.print(f"Saved after step {done.progress.steps:,}. To go on: {resume_command(sys.argv)}", highlight=False)
-            raise KeyboardInterrupt
-        job.save_pretrained(done, settings, text, out / "model")
+    done = job.pretrain(settings, text, out, resume=resume, device=device, start=begun)
+    if not is_main(plan_here()):
+        return
+    if not done.finished(settings.training):
+        console.print(f"Saved after step {done.progress.steps:,}. To go on: {resume_command(sys.argv)}", highlight=False)
+        raise KeyboardInterrupt
+    job.save_pretrained(done, settings, text, out / "model")
     Console().print(_table(done))
     console.print(f"The model is in {out / 'model'}.", highlight=False)
 

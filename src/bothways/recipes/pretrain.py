@@ -6,6 +6,7 @@ The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -35,8 +36,9 @@ from bothways.model.ledger import BACKWARD, forward_flops
 from bothways.objectives.pretraining import Pretraining
 from bothways.recipes.settings import Phase, PretrainConfig
 from bothways.training import run
+from bothways.training.folder import run_folder
 from bothways.training.loop import evaluate
-from bothways.training.parallel import Plan, connected, place, plan_here, total
+from bothways.training.parallel import Plan, connected, is_main, place, plan_here, total
 from bothways.training.run import Training
 from bothways.training.state import Duration, Epochs, Hours, Progress, Steps
 from bothways.training.state import Tokens as TokenCount
@@ -80,18 +82,26 @@ def heads_for(segments: FullSentences | NextSentence) -> tuple[Head, ...]:
 
 
 def pretrain(
-    settings: PretrainConfig, corpus: Corpus, folder: Path, *, device: str = "auto", start: Model | None = None
+    settings: PretrainConfig,
+    corpus: Corpus,
+    folder: Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    start: Model | None = None,
 ) -> Pretrained:
-    """Pre-train on a corpus, from the newest checkpoint in the run folder or from the start.
+    """Pre-train on a corpus.
 
     Under `torchrun` each process is a rank. SIGINT and SIGTERM end the run after a step, with a checkpoint.
 
     Args:
-        folder: of this run, held by the caller (`training.folder.run_folder`).
+        folder: of this run: checkpoints, metrics, `config.toml`.
+        resume: go on from the newest checkpoint in the folder; without, it must be new or empty.
         start: a model to go on from, with the heads of `settings.segments`; none for new weights.
 
     Raises:
         ConfigError: the encoder does not fit the corpus' vocabulary.
+        ResourceError: another run is in the folder, or has been.
         BothwaysError: what `training.run.train` raises.
     """
     _check(settings, corpus)
@@ -100,7 +110,10 @@ def pretrain(
     torch.manual_seed(settings.seed)
     model = start or Model(settings.encoder, heads_for(settings.segments))
     learner = Pretraining(model, settings.masking, vocabulary_of(corpus)).to(where)
-    with connected(plan, where):
+    # The main rank takes the folder before the ranks meet, so that none writes into another run's.
+    with run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(), connected(plan, where):
+        if is_main(plan) and not resume:
+            (folder / "config.toml").write_text(configs.to_toml(settings), encoding="utf8")
         torch.manual_seed(settings.seed + 1 + plan.rank)
         train_ids, held_out_ids = corpus.split(settings.held_out, settings.seed)
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
@@ -220,7 +233,8 @@ class HeldOut:
         ids = np.concatenate(hidden)
         surprise = -np.log((counts + 1) / (counts.sum() + len(counts)))
         sums = total(
-            self._plan, {"n": len(ids), "loss": float(surprise[ids].sum()), "hits": float((ids == counts.argmax()).sum())}
+            self._plan,
+            {"n": float(len(ids)), "loss": float(surprise[ids].sum()), "hits": float((ids == counts.argmax()).sum())},
         )
         return {"unigram/loss/masked": sums["loss"] / sums["n"], "unigram/accuracy/masked": sums["hits"] / sums["n"]}
 
