@@ -1,0 +1,355 @@
+"""Steps: the same sequences and masks for any ranks, microbatches and place to start from; and the thread that runs ahead."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.core.batch import IGNORED
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.learner import Cursor, Source
+from bothways.core.sequence import Sequence
+from bothways.data.listed import InOrder, ListSource, Shuffled
+from bothways.data.loader import Loader, Share, prefetch
+from bothways.data.masking import Masking, Vocabulary, mask
+from bothways.data.packing import Examples, Tokens
+from bothways.data.segments import CorpusSource, FullSentences, NextSentence
+from bothways.text.tokenizer import Specials
+
+SIZE = 400
+SPECIALS = Specials(pad=0, unknown=1, cls=2, sep=3, mask=4)
+SPECIAL = np.isin(np.arange(SIZE), [0, 2, 3, 4])
+VOCABULARY = Vocabulary(SPECIAL, np.zeros(SIZE, dtype=bool), 4)
+
+
+def masked(sequence, rng):
+    return mask(sequence, Masking(0.3), VOCABULARY, rng)
+
+
+def corpus_source(segments, views=None, documents=12):
+    r = random.Random(3)
+    sizes = [[r.randint(1, 12) for _ in range(r.randint(1, 9))] for _ in range(documents)]
+    sentences = np.cumsum([0, *itertools.chain(*sizes)]).astype(np.uint64)
+    corpus = SimpleNamespace(
+        tokens=np.random.default_rng(4).integers(5, SIZE, int(sentences[-1])).astype(np.uint16),
+        sentences=sentences,
+        documents=np.cumsum([0, *map(len, sizes)]).astype(np.uint64),
+    )
+    return CorpusSource(corpus, SPECIALS, segments, np.arange(documents), 5, views)
+
+
+def list_source(lengths, order):
+    return ListSource(
+        [Sequence(np.full(n, 5 + i, dtype=np.int32), np.zeros(n, dtype=np.int8)) for i, n in enumerate(lengths)], order
+    )
+
+
+def loader_of(source, batch, *, budget=60, rank=0, world=1, seed=9):
+    return Loader(source, masked, batch, budget, seed, Share(rank, world))
+
+
+def sequences_of(batch):
+    """A packed batch → its sequences as tuples of all they hold, targets at their own positions."""
+    bounds = batch.layout.offsets.tolist()
+    index, hidden = batch.targets["masked"].index.tolist(), batch.targets["masked"].ids.tolist()
+    assert index == sorted(index)
+    labels = batch.targets["pair"].labels.tolist() if "pair" in batch.targets else [None] * (len(bounds) - 1)
+    for (start, stop), label in zip(itertools.pairwise(bounds), labels, strict=True):
+        mine = tuple((at - start, old) for at, old in zip(index, hidden, strict=True) if start <= at < stop)
+        yield tuple(batch.ids[start:stop].tolist()), tuple(batch.segments[start:stop].tolist()), mine, label
+
+
+def is_void(sequence):
+    return sequence[2] == () and sequence[3] in (None, IGNORED)
+
+
+def contents(steps_by_rank):
+    """What all ranks together read in one step: real sequences, sorted."""
+    batches = [batch for step in steps_by_rank for batch in step.microbatches]
+    return sorted(s for batch in batches for s in sequences_of(batch) if not is_void(s))
+
+
+def steps_of(loader, count, cursor=Cursor()):  # noqa: B008
+    return list(itertools.islice(loader.steps(cursor), count))
+
+
+@pytest.mark.parametrize("segments", [NextSentence(24), FullSentences(24)])
+@pytest.mark.parametrize("batch", [Examples(7), Tokens(130)])
+def test_ranks_and_microbatches_leave_sequences_and_masks_as_they_are(segments, batch):
+    source = corpus_source(segments)
+    whole = steps_of(loader_of(source, batch), 25)
+    assert whole[-1].cursor.epoch >= 2
+    for world, budget in ((1, 1), (1, 10_000), (2, 60), (3, 40), (9, 30)):
+        ranks = [steps_of(loader_of(source, batch, budget=budget, rank=rank, world=world), 25) for rank in range(world)]
+        for expected, *step in zip(whole, *ranks, strict=True):
+            assert contents(step) == contents([expected])
+            assert len(contents(step)) == expected.sequences
+            assert sum(len(s[0]) for s in contents(step)) == expected.tokens
+            assert {(s.cursor, s.tokens, s.sequences, s.epochs) for s in step} == {
+                (expected.cursor, expected.tokens, expected.sequences, expected.epochs)
+            }
+            assert len({len(s.microbatches) for s in step}) == 1
+            for microbatch in itertools.chain(*(s.microbatches for s in step)):
+                assert microbatch.layout.tokens <= budget or microbatch.layout.sequences == 1
+
+
+def test_a_rank_without_a_sequence_has_the_shortest_one_without_weight():
+    source = corpus_source(NextSentence(24))
+    ranks = [steps_of(loader_of(source, Examples(2), world=4, rank=rank), 15) for rank in range(4)]
+    for step in zip(*ranks, strict=True):
+        (longer,), (shorter,), *empty = (list(sequences_of(s.microbatches[0])) for s in step)
+        assert not is_void(longer)
+        assert not is_void(shorter)
+        for (void,) in empty:
+            assert is_void(void)
+            assert void[0] in (longer[0], shorter[0])
+            assert len(void[0]) == len(shorter[0])
+
+
+def test_only_the_share_of_a_rank_is_built():
+    built = []
+
+    class Counting(ListSource):
+        def build(self, plan):
+            built.append(plan.place)
+            return super().build(plan)
+
+    lengths = [4, 9, 6, 3, 8, 7, 5]
+    sequences = list_source(lengths, InOrder()).sequences
+    assert len(steps_of(loader_of(Counting(sequences, InOrder()), Examples(7), world=3, rank=1), 1)) == 1
+    # By length: 1, 4, 5, 2, 6, 0, 3; the second of three takes the places 1 and 4.
+    assert built == [4, 6]
+
+
+@pytest.mark.parametrize("batch", [Examples(5), Tokens(50)])
+def test_a_step_ends_with_its_epoch_and_is_full_otherwise(batch):
+    lengths = [3, 20, 7, 7, 11, 30, 3, 5, 60, 4, 8, 9]
+    source = list_source(lengths, Shuffled(1))
+    steps = steps_of(loader_of(source, batch), 30)
+    epoch, seen = 0, 0
+    for step, following in itertools.pairwise(steps):
+        seen += step.sequences
+        assert step.epochs == pytest.approx(epoch + seen / len(lengths))
+        if step.cursor.epoch > epoch:
+            assert step.cursor == Cursor(epoch + 1)
+            assert seen == len(lengths)
+            epoch, seen = epoch + 1, 0
+            continue
+        if isinstance(batch, Examples):
+            assert step.sequences == 5
+        else:
+            assert step.tokens <= 50 or step.sequences == 1
+            plan, _ = next(source.read(step.cursor))
+            assert step.tokens + plan.length > 50
+        assert following.sequences > 0
+    assert epoch >= 2
+
+
+@functools.cache
+def uninterrupted(batch, world):
+    return steps_of(loader_of(corpus_source(NextSentence(24)), batch, rank=world - 1, world=world), 60)
+
+
+@pytest.mark.parametrize("batch", [Examples(4), Tokens(70)])
+@pytest.mark.parametrize("world", [1, 2])
+@given(start=st.integers(0, 54))
+@settings(max_examples=15, deadline=None)
+def test_a_resumed_run_reads_the_same_steps(batch, world, start):
+    steps = uninterrupted(batch, world)
+    cursor = steps[start - 1].cursor if start else Cursor()
+    again = steps_of(loader_of(corpus_source(NextSentence(24)), batch, rank=world - 1, world=world), 6, cursor)
+    for expected, step in zip(steps[start : start + 6], again, strict=True):
+        assert (expected.cursor, expected.tokens, expected.epochs) == (step.cursor, step.tokens, step.epochs)
+        old, new = ([list(sequences_of(batch)) for batch in s.microbatches] for s in (expected, step))
+        assert old == new
+
+
+def test_static_masks_repeat_with_the_views_and_dynamic_ones_never():
+    static = loader_of(corpus_source(FullSentences(24), views=2), Examples(500))
+    steps = steps_of(static, 5)
+    assert all(step.cursor == Cursor(epoch + 1) for epoch, step in enumerate(steps))
+    epochs = [contents([step]) for step in steps]
+    assert epochs[0] == epochs[2] == epochs[4]
+    assert epochs[1] == epochs[3] != epochs[0]
+    dynamic = [contents([s]) for s in steps_of(loader_of(list_source([9] * 6, InOrder()), Examples(500)), 5)]
+    assert len({tuple(epoch) for epoch in dynamic}) == 5
+    other_seed = contents(steps_of(loader_of(list_source([9] * 6, InOrder()), Examples(500), seed=10), 1))
+    assert other_seed != dynamic[0]
+
+
+def test_each_place_has_its_own_draws():
+    """The same text everywhere: masks differ between items, blocks and epochs."""
+
+    class Blocks(ListSource):
+        def read(self, cursor):
+            places = [Cursor(e, b, i) for e in range(2) for b in range(2) for i in range(4)] + [Cursor(2)]
+            for place, after in itertools.pairwise(places):
+                assert place >= cursor
+                yield next(super().read(Cursor()))[0], after
+
+        def epochs(self, cursor):
+            return float(cursor.epoch)
+
+    source = Blocks(list_source([60], InOrder()).sequences, InOrder())
+    steps = list(loader_of(source, Examples(1)).steps(Cursor()))
+    assert len({step for step in (contents([s])[0] for s in steps)}) == len(steps) == 16
+
+
+def test_an_epoch_for_evaluation_is_read_once_in_tight_batches():
+    lengths = [random.Random(6).randint(3, 50) for _ in range(300)]
+    steps = list(loader_of(list_source(lengths, InOrder()), Examples(100), budget=200).epoch())
+    assert [step.sequences for step in steps] == [100, 100, 100]
+    assert sorted(len(ids) for ids, *_ in contents(steps)) == sorted(lengths)
+    for step in steps:
+        longest_first = [n for batch in step.microbatches for n in batch.layout.lengths]
+        assert longest_first == sorted(longest_first, reverse=True)
+    later = list(loader_of(list_source(lengths, InOrder()), Examples(100)).epoch(3))
+    assert [step.cursor.epoch for step in later] == [3, 3, 4]
+
+
+def test_microbatches_have_room_for_a_token():
+    with pytest.raises(ConfigError) as caught:
+        loader_of(list_source([3], InOrder()), Examples(1), budget=0)
+    assert caught.value.where == "microbatch_tokens"
+
+
+# --- lists
+
+
+def test_a_list_is_read_in_order_or_shuffled_by_epoch():
+    lengths = list(range(3, 40))
+    ordered = itertools.islice(list_source(lengths, InOrder()).read(Cursor()), 80)
+    assert [plan.place for plan, _ in ordered] == [*range(37), *range(37), *range(6)]
+    source = list_source(lengths, Shuffled(2))
+    stream = list(itertools.islice(source.read(Cursor()), 3 * 37))
+    epochs = [[plan.place for plan, _ in stream[at : at + 37]] for at in (0, 37, 74)]
+    assert all(sorted(epoch) == list(range(37)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in [*epochs, list(range(37))]}) == 4
+    for at in (0, 1, 36, 37, 50, 100):
+        cursor = stream[at - 1][1] if at else Cursor()
+        assert list(itertools.islice(list_source(lengths, Shuffled(2)).read(cursor), 111 - at)) == stream[at:]
+        assert source.epochs(cursor) == pytest.approx(at / 37)
+    assert next(list_source(lengths, Shuffled(3)).read(Cursor())) != stream[0]
+    assert all(plan.length == len(source.build(plan)) == lengths[plan.place] for plan, _ in stream)
+
+
+def test_lists_that_cannot_be_read_are_refused():
+    with pytest.raises(DataError, match="no sequences"):
+        ListSource([], InOrder())
+    for cursor in (Cursor(0, 0, 2), Cursor(0, 1, 0)):
+        with pytest.raises(DataError, match="there is nothing at"):
+            next(list_source([3, 4], InOrder()).read(cursor))
+
+
+def test_both_sources_are_sources():
+    assert isinstance(list_source([3], InOrder()), Source)
+    assert isinstance(corpus_source(FullSentences(24)), Source)
+
+
+# --- ahead in a thread
+
+
+def prefetchers():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 50])
+def test_prefetching_changes_nothing_and_leaves_no_thread(depth):
+    assert list(prefetch(range(20), depth)) == list(range(20))
+    assert list(prefetch([], depth)) == []
+    assert not prefetchers()
+
+
+def test_items_are_made_ahead_in_another_thread_but_not_too_many():
+    made = []
+
+    def items():
+        for item in range(100):
+            made.append((item, threading.current_thread()))
+            yield item
+
+    ahead = prefetch(items(), 3)
+    assert next(ahead) == 0
+    deadline = time.monotonic() + 5
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert [item for item, _ in made] == [0, 1, 2, 3]
+    assert threading.current_thread() not in {thread for _, thread in made}
+    ahead.close()
+    assert not prefetchers()
+
+
+def test_closing_early_does_not_wait_for_all_that_was_ordered():
+    made = []
+
+    def items():
+        for item in range(100):
+            time.sleep(0.01)
+            made.append(item)
+            yield item
+
+    ahead = prefetch(items(), 50)
+    assert next(ahead) == 0
+    ahead.close()
+    assert len(made) < 10
+    assert not prefetchers()
+
+
+def test_an_error_is_raised_in_its_place():
+    def items():
+        yield 1
+        yield 2
+        raise DataError("no text", where="corpus")
+
+    ahead = prefetch(items(), 5)
+    assert [next(ahead), next(ahead)] == [1, 2]
+    with pytest.raises(DataError, match="no text"):
+        next(ahead)
+    assert list(ahead) == []
+    assert not prefetchers()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_error_of_the_reader_ends_the_thread(error):
+    def read():
+        with_thread = prefetch(itertools.count(), 2)
+        for item in with_thread:
+            if item == 3:
+                assert prefetchers()
+                with_thread.throw(error)
+
+    with pytest.raises(error):
+        read()
+    assert not prefetchers()
+
+
+def test_an_interrupt_while_waiting_ends_the_thread():
+    def items():
+        time.sleep(0.3)
+        yield 0
+
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(prefetch(items(), 2))
+    assert not prefetchers()
+
+
+def test_steps_come_with_their_own_cursors_when_made_ahead():
+    source = corpus_source(NextSentence(24))
+    plain = steps_of(loader_of(source, Examples(4)), 30)
+    ahead = itertools.islice(prefetch(loader_of(source, Examples(4)).steps(Cursor()), 8), 30)
+    for expected, step in zip(plain, ahead, strict=True):
+        assert step.cursor == expected.cursor
+        assert contents([step]) == contents([expected])
