@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from bert_peers import draw_config, draw_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peers import draw_config, draw_input
 from torch.utils.flop_counter import FlopCounterMode
 
 from bothways.families import bert

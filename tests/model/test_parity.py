@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peers import Input, draw_config, draw_input, gradients, ours, peer
+from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
 from torch import Tensor, nn
 
 from bothways.model.config import EncoderConfig

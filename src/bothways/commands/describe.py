@@ -42,6 +42,7 @@ def describe(model: str, /, *, length: int = 128) -> None:
 
 
 _DEFINITION = (
+    "V vocab, H width, L depth, I inner, P most positions, S segments, C labels. "
     "An operation is a multiplication or an addition in a matrix product; look-ups, norms and activations are left out. "
     "A masked LM head predicts 15 % of the tokens. Training is the forward pass and twice that for the backward pass; AdamW in "
     "fp32 holds a weight, its gradient and two moments. What activations take depends on the batch."
@@ -95,9 +96,18 @@ def _table(title: str, *columns: str) -> Table:
 def _settings(found: _Found) -> Table:
     table = _table("Configuration", "setting", "value")
     for field in dataclasses.fields(found.config):
-        table.add_row(field.name, str(getattr(found.config, field.name)))
-    table.add_row("(heads)", ", ".join(map(str, found.heads)) or "none")
+        table.add_row(field.name, _said(getattr(found.config, field.name)))
+    table.add_row("(what reads it)", ", ".join(map(_said, found.heads)) or "nothing")
     return table
+
+
+def _said(value: object) -> str:
+    """A setting; a member of a union by its kind, then what else it holds."""
+    if not dataclasses.is_dataclass(value):
+        return str(value)
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    kind = fields.pop("kind")
+    return f"{kind} ({', '.join(f'{name} {content}' for name, content in fields.items())})" if fields else kind
 
 
 def _parameters(found: _Found) -> Table:
@@ -124,7 +134,7 @@ def _costs(found: _Found, length: int) -> Table:
 
     count = ledger(found.config, found.heads).total
     forward = forward_flops(found.config, found.heads, length)
-    table = _table("Costs", "", "")
+    table = _table("Costs", "what", "how much")
     for name, size in (("weights, fp32", 4), ("weights, bf16", 2), ("training with AdamW, fp32, without activations", 16)):
         table.add_row(name, f"{count * size / 2**20:,.1f} MiB")
     for name, times in (("inference", 1), ("training", 1 + BACKWARD)):

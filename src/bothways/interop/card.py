@@ -34,7 +34,7 @@ def render(card: Card, architecture: str, heads: Iterable[str]) -> str:
     use = (
         f'```python\nfrom transformers import AutoTokenizer, {architecture}\n\nmodel = {architecture}.from_pretrained("…")\n```'
     )
-    body = [f"# {card.title}", card.summary, use]
+    body = [f"# {_line(card.title)}", card.summary, use]
     body += _table("Metrics", {name: f"{value:.4g}" for name, value in card.metrics.items()})
     body += _table("Settings", card.settings)
     return "\n".join(header) + "\n\n" + "\n\n".join(part for part in body if part) + "\n"
@@ -48,4 +48,8 @@ def _table(title: str, rows: Mapping[str, object]) -> list[str]:
 
 
 def _cell(value: object) -> str:
-    return " ".join(str(value).split()).replace("|", "\\|")
+    return _line(value).replace("|", "\\|")
+
+
+def _line(value: object) -> str:
+    return " ".join(str(value).split())

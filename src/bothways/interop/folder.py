@@ -76,11 +76,9 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
     folder = resolve(source)
     settings, weights = read_settings(folder), open_weights(folder)
     wanted = heads_of(settings, weights.shapes) if heads is None else tuple(heads)
-    if not set(fresh) <= {head.kind for head in wanted}:
-        what = (
-            f"{', '.join(sorted(fresh))} must be among the model's heads: {', '.join(head.kind for head in wanted) or 'none'}"
-        )
-        raise ConfigError(what, where="fresh")
+    kinds = {head.kind for head in wanted}
+    if not set(fresh) <= kinds:
+        raise ConfigError(f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}", where="fresh")
     model, plan = plan_model(settings, weights, wanted, fresh)
     table = settings.family.keys
     _check(plan.report, table, weights.file)
@@ -92,7 +90,7 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
     model.load_state_dict(state, assign=True)
     extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     extra.pop(VERSION, None)
-    labels = settings.labels if "labels" in {head.kind for head in wanted} - set(fresh) else ()
+    labels = settings.labels if "labels" in kinds - set(fresh) else ()
     return Loaded(model.eval(), plan.report, folder, labels, settings.problem, extra)
 
 
@@ -107,8 +105,8 @@ def heads_of(settings: Settings, names: Iterable[str]) -> tuple[Head, ...]:
         table = settings.family.keys
         rules = [table.origin(table.full_name(name)) for name in names]
         kinds = {head_of(rule.ours) for rule in rules if rule is not None} - {"labels"}
-    every = (Masked(), Pooled(), Pair(), Labels(len(settings.labels), settings.label_dropout))
-    return tuple(head for head in every if head.kind in kinds)
+    heads: tuple[Head, ...] = tuple(head for head in (Masked(), Pooled(), Pair()) if head.kind in kinds)
+    return (*heads, Labels(len(settings.labels), settings.label_dropout)) if "labels" in kinds else heads
 
 
 def plan_model(
@@ -131,7 +129,7 @@ def _check(report: LoadReport, table: KeyTable, file: Path) -> None:
     else:
         kinds = sorted(map(str, heads))
         part, fix = f"the head {' and '.join(kinds)}", f"To start it at random, ask for it: fresh={kinds}."
-    raise FolderError(f"does not hold {part} of this model: {report}", where=file, fix=fix)
+    raise FolderError(f"does not hold {part} of this model: {'; '.join(report.faults)}", where=file, fix=fix)
 
 
 def _read(plan: LoadPlan, table: KeyTable, names: Iterable[str], weights: Weights) -> dict[str, Tensor]:
@@ -194,7 +192,7 @@ def save_model(
         _write_json(hidden / RECORD, {VERSION: bothways.__version__, **(extra or {})})
         (hidden / "README.md").write_text(render(card or Card(), architecture.name, architecture.heads), encoding="utf8")
         if tokenizer is not None:
-            tokenizer.save(hidden)
+            tokenizer.save(hidden, positions=model.config.position.most)
         _write_weights(hidden / "model.safetensors", model, family.keys, architecture.bare)
 
 
@@ -220,16 +218,19 @@ def _settings(
     settings |= family.write(model.config) or {}
     head = next((head for head in model.specification if isinstance(head, Labels)), None)
     count = 0 if head is None else head.count
+    if problem == "single_label_classification" and count == 1:
+        what = "one output cannot choose among classes, and transformers refuses it"
+        raise FolderError(what, where=place, fix="Give it two outputs, or say that its problem is regression.")
     if labels and len(labels) != count:
         raise FolderError(f"{len(labels)} names were given for {count} outputs: {listed(labels)}", where=place)
     if head is not None:
         names = list(labels) or [label_name(at) for at in range(count)]
         settings |= {
-            "classifier_dropout": head.dropout,
             "id2label": {str(at): name for at, name in enumerate(names)},
             "label2id": {name: at for at, name in enumerate(names)},
         }
-        settings |= {} if problem is None else {"problem_type": problem}
+        said = {"classifier_dropout": head.dropout, "problem_type": problem}
+        settings |= {key: value for key, value in said.items() if value is not None}
     return settings
 
 

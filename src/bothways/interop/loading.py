@@ -29,13 +29,15 @@ class LoadReport:
     unused: Mapping[str, str] = field(default_factory=dict)
     fresh: tuple[str, ...] = ()
 
+    @property
+    def faults(self) -> list[str]:
+        """What is missing or of another shape, a line each."""
+        pairs = [f"{name} is {list(found)}, not {list(wanted)}" for name, (found, wanted) in self.misshapen.items()]
+        lines = [f"{len(self.missing)} missing: {listed(self.missing)}"] if self.missing else []
+        return lines + ([f"{len(pairs)} of another shape: {listed(pairs)}"] if pairs else [])
+
     def __str__(self) -> str:
-        lines = [f"{len(self.loaded)} tensors loaded"]
-        if self.missing:
-            lines.append(f"{len(self.missing)} missing: {listed(self.missing)}")
-        if self.misshapen:
-            pairs = [f"{name} is {list(found)}, not {list(wanted)}" for name, (found, wanted) in self.misshapen.items()]
-            lines.append(f"{len(pairs)} of another shape: {listed(pairs)}")
+        lines = [f"{len(self.loaded)} tensors loaded", *self.faults]
         if self.fresh:
             lines.append(f"{len(self.fresh)} start at random, as asked: {listed(self.fresh)}")
         for reason in dict.fromkeys(self.unused.values()):

@@ -29,7 +29,7 @@ def attend(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, rate: float =
 
 
 def _attend_padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float) -> Tensor:
-    """`(rows, heads, longest, d)` each → the same. Written out where there is dropout: torch then has no fused kernel on a CPU."""
+    """`(rows, heads, longest, d)` each → the same. Written out for dropout, which torch fuses on no CPU."""
     if rate == 0 or q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)

@@ -1,0 +1,95 @@
+"""`bothways describe`: for a preset, a folder and an id on the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from model_folders import change_settings, folder_of, peer
+
+from bothways.cli import app
+from bothways.core.errors import BothwaysError, ConfigError, FolderError
+
+
+def described(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    app(["describe", *words], result_action="return_value")
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    return {first: rest for first, *rest in lines}
+
+
+def test_a_preset_is_counted_to_the_last_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    text = described(capsys, "bert-base")
+    table = rows(text)
+    assert "a preset of bert" in text
+    assert table["position"] == ["learned (most 512)"]
+    assert table["order"] == ["post"]
+    assert table["textbook: V·H + 12·L·H², where I = 4·H"][1:] == ["108,375,552", "98.43%"]
+    assert table["encoder + pooler"][1] == "109,482,240"
+    assert table["encoder + pooler + masked LM head + next sentence head"][1:] == ["110,106,428", "100.00%"]
+    assert table["weights, fp32"] == ["420.0 MiB"]
+
+
+def test_operations_are_defined_and_grow_with_the_length(capsys: pytest.CaptureFixture[str]) -> None:
+    text = described(capsys, "bert-base", "--length", "512")
+    # 2·12·(4·768² + 8·768²) + 4·12·768·512, the heads' share on top of it.
+    blocks = 2 * 12 * 12 * 768**2 + 4 * 12 * 768 * 512
+    heads = 0.15 * 2 * (768**2 + 768 * 30_522) + 2 * (768**2 + 2 * 768) / 512
+    forward = (blocks + heads) / 1e6
+    assert rows(text)["operations per token, inference, length 512"] == [f"{forward:,.1f} million"]
+    assert rows(text)["operations per token, training, length 512"] == [f"{3 * forward:,.1f} million"]
+    assert "An operation is a multiplication or an addition in a matrix product" in text
+
+
+def test_a_folder_is_described_with_what_loading_it_would_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = folder_of(peer("MegatronBert", "ForSequenceClassification"), tmp_path / "theirs")
+    text = described(capsys, str(folder))
+    assert "megatron-bert, MegatronBertForSequenceClassification" in text.replace("\n", "")
+    assert rows(text)["order"] == ["pre"]
+    assert rows(text)["(what reads it)"] == ["pooler, labels (count 3, dropout None)"]
+    assert "41 tensors loaded" in text
+    assert rows(text)["label head"][1] == str(3 * 16 + 3)
+
+
+def test_a_folder_of_an_unknown_class_is_described_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
+    change_settings(folder, architectures=["BertLMHeadModel"])
+    text = described(capsys, str(folder))
+    assert "no class known here" in text.replace("\n", "")
+    assert rows(text)["(what reads it)"] == ["masked"]
+
+
+def test_of_a_model_on_the_hub_only_the_settings_are_fetched(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *_, allow_patterns: folder if allow_patterns == ["config.json"] else ""
+    )
+    assert rows(described(capsys, "some/model"))["(what reads it)"] == ["pooler"]
+
+
+def test_a_folder_goes_before_a_preset_of_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "bert-base")
+    monkeypatch.chdir(tmp_path)
+    assert rows(described(capsys, "bert-base"))["width"] == ["16"]
+
+
+def test_mistakes_are_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="length: must be at least 1, not 0"):
+        app(["describe", "bert-base", "--length", "0"], result_action="return_value")
+    with pytest.raises(FolderError, match="is no model folder: it has no config"):
+        app(["describe", str(tmp_path)], result_action="return_value")
+    with pytest.raises(BothwaysError, match="is no folder"):
+        app(["describe", str(tmp_path / "missing")], result_action="return_value")
