@@ -1,0 +1,165 @@
+"""A report in the terminal: the same sections, as far as text can show them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from typing_extensions import assert_never
+
+from bothways.report.sections import (
+    Cell,
+    Comparison,
+    Curves,
+    Details,
+    Example,
+    Examples,
+    KeyFigures,
+    Line,
+    Marked,
+    Prose,
+    Report,
+    Section,
+    Table,
+    percentage,
+    readable,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table as Grid
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+_COLUMNS = 32
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the headline and every section that is not folded."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text(report.headline, style="bold"), (1, 0, 0, 0)))
+    console.print(Text(report.lead, style="dim"))
+    for section in report.sections:
+        if not isinstance(section, Details):
+            console.print(Padding(render(section), (1, 0, 0, 0)))
+
+
+def render(section: Section) -> RenderableType:  # noqa: PLR0911 – one for each kind of section
+    """A section as rich prints it; of folded details only the title."""
+    from rich.console import Group
+    from rich.text import Text
+
+    match section:
+        case KeyFigures(figures):
+            return _grid("", ("", "", ""), [(figure.label, figure.value, figure.note) for figure in figures])
+        case Curves():
+            return _curves(section)
+        case Comparison():
+            return _comparison(section)
+        case Table():
+            return _table(section)
+        case Examples(title, examples):
+            return Group(Text(title, style="bold"), *(_example(example) for example in examples))
+        case Prose(title, paragraphs):
+            return Group(Text(title, style="bold"), *(Text(paragraph) for paragraph in paragraphs))
+        case Details(title):
+            return Text(title, style="bold")
+        case _:
+            assert_never(section)
+
+
+def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Grid:
+    """A table whose columns stand to the right where they hold numbers."""
+    from rich import box
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid(
+        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False
+    )
+    for place, column in enumerate(columns):
+        numeric = any(isinstance(row[place], int | float) for row in rows)
+        grid.add_column(Text(column), justify="right" if numeric else "left")
+    for row in rows:
+        grid.add_row(*(Text(cell_text(cell)) for cell in row))
+    return grid
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell of a table as it is read."""
+    match cell:
+        case None:
+            return ""
+        case str():
+            return cell
+        case int() | float():
+            return readable(cell)
+        case _:
+            assert_never(cell)
+
+
+def _table(table: Table) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    grid = _grid(table.title, table.columns, table.rows)
+    if table.total and grid.rows:
+        grid.rows[-1].style = "bold"
+    return Group(grid, Text(table.note, style="dim")) if table.note else grid
+
+
+def _comparison(section: Comparison) -> Grid:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            name,
+            readable(section.mean(name), section.percent),
+            readable(section.spread(name), section.percent),
+            "  ".join(readable(value, section.percent) for value in values),
+        )
+        for name, values in section.groups.items()
+    ]
+    rows += [(name, readable(value, section.percent), None, None) for name, value in section.baselines.items()]
+    return _grid(f"{section.title}: {section.measure}", ("", "mean", "spread (σ)", "each run"), rows)
+
+
+def _curves(section: Curves) -> Grid:
+    rows: list[tuple[Cell, ...]] = [
+        (line.name, sparkline(line), f"{readable(line.y[0], section.percent)} → {readable(line.y[-1], section.percent)}")
+        for line in section.lines
+        if line.y
+    ]
+    rows += [(name, None, readable(value, section.percent)) for name, value in section.baselines.items()]
+    return _grid(f"{section.title}: {section.y_label}", ("", "", ""), rows)
+
+
+def sparkline(line: Line, columns: int = _COLUMNS) -> str:
+    """A curve in one line of text: the mean of each of so many equal parts of it, as bars of eight heights."""
+    count = min(columns, len(line.y))
+    edges = [part * len(line.y) // count for part in range(count + 1)]
+    means = [sum(line.y[i:j]) / (j - i) for i, j in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_LEVELS[round((mean - low) * scale)] for mean in means)
+
+
+def _example(example: Example) -> RenderableType:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    text = Text()
+    for part in example.parts:
+        match part:
+            case Marked(marked):
+                text.append(marked, style="reverse")
+            case str():
+                text.append(part)
+            case _:
+                assert_never(part)
+    answers = Text("→ ")
+    for place, guess in enumerate(example.guesses):
+        answers.append(("  " if place else "") + guess.answer, style="bold green" if guess.right else "")
+        answers.append(f" {percentage(guess.probability)}", style="dim")
+    answers.append(f"  (it is: {example.truth})", style="dim")
+    return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))

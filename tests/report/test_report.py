@@ -1,0 +1,180 @@
+"""The report: complete, self-contained, escaped, well-formed, the same in browser and terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bothways.core.errors import ResourceError
+from bothways.report.figures import draw
+from bothways.report.html import to_html, write_html
+from bothways.report.sections import (
+    Comparison,
+    Curves,
+    Details,
+    Example,
+    Examples,
+    Guess,
+    KeyFigure,
+    KeyFigures,
+    Line,
+    Marked,
+    Prose,
+    Report,
+    Table,
+    readable,
+)
+from bothways.report.terminal import show, sparkline
+
+HOSTILE = "<script>alert('x')</script> & $x^2$"
+COMPARISON = Comparison(
+    "Which wins?", "accuracy", {"pre-trained": [0.75, 0.77, 0.79], f"scratch {HOSTILE}": [0.5]}, {"coin": 0.5}, percent=True
+)
+CURVES = Curves("Loss curve", "tokens", "nats", [Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])], {"unigram": 6.47})
+REPORT = Report(
+    title="A title",
+    headline=f"It works {HOSTILE}",
+    lead="What was done.",
+    sections=[
+        KeyFigures([KeyFigure("accuracy", "77.0 %", "± 2.0")]),
+        COMPARISON,
+        CURVES,
+        Curves("Share curve", "tokens", "share", [Line("one point", [1], [0.25])], percent=True, note="a note to curves"),
+        Table("Stages", ["stage", "seconds"], [["read", 12.5], ["all", 12345]], total=True, note="a note to a table"),
+        Examples(
+            "Filled",
+            [Example(["the ", Marked("[MASK]"), " sat"], "cat", [Guess("cat", 0.5, True), Guess(HOSTILE, 0.25, False)])],
+        ),
+        Prose("Why", ["First paragraph.", "Second paragraph."]),
+        Details("More", [Table("Settings", ["name", "value"], [["width", 256], ["empty", None]])]),
+    ],
+    colophon="made by a test",
+)
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Outline(HTMLParser):
+    """Tags that are opened and closed in pairs, ids, and the text outside of style and script."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.words = ""
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"style", "script"} & set(self.open):
+            self.words += data
+
+
+def terminal(report: Report) -> str:
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    show(report, console)
+    return console.file.getvalue()
+
+
+def test_page_is_complete_and_well_formed():
+    page = Outline(to_html(REPORT))
+    expected = [
+        "A title", REPORT.headline, "What was done.", "77.0 %", "± 2.0", "Which wins?", "77.0 % ± 2.0 %", "Loss curve",
+        "unigram, 6.47", "a note to curves", "Stages", "12,345", "a note to a table", "the [MASK] sat", "50.0 %", HOSTILE,
+        "Second paragraph.", "Settings", "256", "made by a test",
+    ]  # fmt: skip
+    assert [part for part in expected if part not in page.words] == []
+    assert len(page.ids) == len(set(page.ids))
+    assert page.tags.count("svg") == 3
+
+
+def test_page_needs_nothing_else_and_runs_nothing_foreign():
+    page = to_html(REPORT)
+    assert "http" not in page
+    assert not re.search(r"<link|<img|<iframe|@import|\bsrc=", page)
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
+    assert page.count("<script>") == 1
+    assert "<script>alert" not in page
+
+
+def test_chart_takes_its_colours_and_letters_from_the_page():
+    for chart in (COMPARISON, CURVES):
+        svg = draw(chart)
+        assert "#0102" not in svg
+        assert "var(--ink)" in svg
+        assert "var(--series-0)" in svg
+        assert "font-family" not in svg
+        assert not re.search(r"font: ", svg)
+        assert set(re.findall(r"(?:fill|stroke): (#\w+)", svg)) == set()
+
+
+def test_same_report_gives_same_bytes():
+    assert to_html(REPORT) == to_html(REPORT)
+
+
+def test_terminal_shows_the_same_figures_but_no_details():
+    text = " ".join(terminal(REPORT).split())
+    expected = [
+        REPORT.headline,
+        "accuracy 77.0 % ± 2.0",
+        "pre-trained 77.0 % 2.0 % 75.0 % 77.0 % 79.0 %",
+        "coin 50.0 %",
+        "6.5 → 4.25",
+    ]
+    expected += ["the [MASK] sat", "cat 50.0 %", "12,345", "a note to a table", "Second paragraph."]
+    assert [part for part in expected if part not in text] == []
+    assert "Settings" not in text
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
+def test_mean_and_spread_are_numpys(values):
+    comparison = Comparison("", "", {"a": values})
+    assert comparison.mean("a") == pytest.approx(np.mean(values))
+    assert comparison.spread("a") == pytest.approx(np.std(values, ddof=1) if len(values) > 1 else 0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3, "3"), (1234567, "1,234,567"), (0.123456, "0.1235"), (98765.4, "98,765.4"), (2.0, "2"), (-1.5, "-1.5")],
+)
+def test_numbers_are_readable(value, text):
+    assert readable(value) == text
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
+def test_sparkline_shows_lowest_and_highest(values):
+    line = sparkline(Line("", range(len(values)), values), columns=len(values))
+    assert len(line) == len(values)
+    if max(values) > min(values) + 1e-3:
+        assert line[int(np.argmax(values))] == "█"
+        assert line[int(np.argmin(values))] == "▁"
+
+
+def test_sparkline_shortens_a_long_curve():
+    assert sparkline(Line("", range(64), range(64)), columns=8) == "▁▂▃▄▅▆▇█"
+
+
+def test_file_that_cannot_be_written_is_an_error_of_the_users(tmp_path):
+    with pytest.raises(ResourceError, match="cannot be written"):
+        write_html(REPORT, tmp_path / "no such folder" / "report.html")
+    write_html(REPORT, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf8") == to_html(REPORT)
