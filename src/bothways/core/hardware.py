@@ -80,15 +80,15 @@ def gemm_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) ->
     """Floating-point operations a second of a large matrix product, measured once a process: the best of what fits the time."""
     side = 8192 if device.type == "cuda" else 1024
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    best, begin = float("inf"), time.perf_counter()
-    left @ right
-    while time.perf_counter() - begin < seconds:
-        _wait(device)
+    _wait(device)
+    times: list[float] = []
+    # The first one warms up.
+    while len(times) < 2 or sum(times) < seconds:
         start = time.perf_counter()
         left @ right
         _wait(device)
-        best = min(best, time.perf_counter() - start)
-    return 2 * side**3 / best
+        times.append(time.perf_counter() - start)
+    return 2 * side**3 / min(times[1:])
 
 
 def memory_available(device: torch.device) -> int:

@@ -1,0 +1,260 @@
+"""Checkpoints: folders from which a run continues as if it had never stopped.
+
+    step-120/model.safetensors   weights
+             state.pt            optimiser, and the random state of each rank
+             progress.json       progress, metrics and the run's configuration
+             manifest.json       format, and the sha256 of each of these; written last
+
+A checkpoint appears whole or not at all, and is used whole or not at all: one that is damaged, of another run or of another
+format is refused by name, never replaced by an older one in silence. The draws for the data are keyed by place, so the cursor
+in the progress is all that they need.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+from torch import Tensor
+
+import bothways
+from bothways.core.errors import CheckpointError, ResourceError
+from bothways.core.hardware import disk_free
+from bothways.core.learner import Learner
+from bothways.core.seeds import rng
+from bothways.training.files import digest, new_folder, remove
+from bothways.training.optim import FusedAdamW
+from bothways.training.parallel import Plan, gather, is_main
+from bothways.training.state import Progress
+
+FORMAT = 1
+WEIGHTS, STATE, PROGRESS, MANIFEST = "model.safetensors", "state.pt", "progress.json", "manifest.json"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The checkpoint to keep however old: that with the lowest or the highest value of a metric."""
+
+    metric: str
+    direction: Literal["lowest", "highest"]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay: the newest `last`, and the best."""
+
+    last: int = 2
+    best: Best | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose every file is as it was written.
+
+    Attributes:
+        folder: where it lies.
+        progress: of the run when it was saved.
+        metrics: of the last evaluation before, by name.
+        config: the configuration of the run, in plain values.
+    """
+
+    folder: Path
+    progress: Progress
+    metrics: Mapping[str, int | float]
+    config: Mapping[str, Any]
+
+    def load_weights(self, learner: Learner) -> None:
+        """Give a learner the weights.
+
+        Raises:
+            CheckpointError: tensors are missing, too many or of another shape.
+        """
+        try:
+            load_model(learner, self.folder / WEIGHTS, device=str(_device(learner)))
+        except (RuntimeError, SafetensorError) as error:
+            raise _misfit(self.folder, WEIGHTS, error) from error
+
+    def restore(self, learner: Learner, optimiser: FusedAdamW, plan: Plan, config: Mapping[str, Any]) -> Progress:
+        """Put weights, optimiser and random state back; the progress to go on from.
+
+        With another number of ranks than before, dropout is drawn anew; the data is what it would have been.
+
+        Raises:
+            CheckpointError: the checkpoint is of another run, or its tensors are not those of this model.
+        """
+        _check_run(self, config)
+        self.load_weights(learner)
+        try:
+            state = torch.load(self.folder / STATE, map_location="cpu", weights_only=True)
+            optimiser.load_state_dict(state["optimiser"])
+        except (RuntimeError, ValueError, pickle.UnpicklingError) as error:
+            raise _misfit(self.folder, STATE, error) from error
+        _set_random(state["random"], _device(learner), plan, self.progress)
+        return self.progress
+
+
+def read(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, verified byte by byte.
+
+    Raises:
+        CheckpointError: it is no checkpoint, is of another format, or a file is missing or was changed.
+    """
+    manifest = _json(folder, MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"is of format {manifest.get('format')}, by bothways {manifest.get('bothways')}; "
+            f"bothways {bothways.__version__} reads format {FORMAT}",
+            where=folder,
+            fix="Continue the run with the version that began it.",
+        )
+    for name in (WEIGHTS, STATE, PROGRESS):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{name} is missing", where=folder, fix=_GO_BACK)
+        if digest(folder / name) != manifest.get("files", {}).get(name):
+            raise CheckpointError(f"{name} is damaged or was changed: it is not what was saved", where=folder, fix=_GO_BACK)
+    values = _json(folder, PROGRESS)
+    return Checkpoint(folder, Progress.from_json(values["progress"]), values["metrics"], values["config"])
+
+
+def save(
+    run: Path,
+    learner: Learner,
+    optimiser: FusedAdamW,
+    plan: Plan,
+    progress: Progress,
+    *,
+    metrics: Mapping[str, int | float],
+    config: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint into the folder of a run. Called on all ranks; the main one writes.
+
+    Raises:
+        ResourceError: there is no room or no permission; earlier checkpoints are untouched.
+    """
+    random = _random(_device(learner), plan)
+    if not is_main(plan):
+        return
+    state = optimiser.state_dict()
+    _check_room(run, [*learner.state_dict().values(), *(t for entry in state["state"].values() for t in entry.values())])
+    with new_folder(run / f"step-{progress.steps}") as folder:
+        save_model(learner, str(folder / WEIGHTS))
+        with (folder / STATE).open("wb") as stream:
+            torch.save({"optimiser": state, "random": random}, stream)
+        _write(folder / PROGRESS, {"progress": progress.to_json(), "metrics": dict(metrics), "config": config})
+        files = {name: digest(folder / name) for name in (WEIGHTS, STATE, PROGRESS)}
+        _write(folder / MANIFEST, {"format": FORMAT, "bothways": bothways.__version__, "files": files})
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoint folders of a run, oldest first."""
+    steps = {path: path.name.removeprefix("step-") for path in run.glob("step-*")}
+    return sorted((path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path]))
+
+
+def latest(run: Path) -> Path | None:
+    """The newest checkpoint folder of a run; none if it has none."""
+    return next(reversed(checkpoints(run)), None)
+
+
+def best(run: Path, wanted: Best) -> Path | None:
+    """The checkpoint folder with the best value of a metric, of equals the oldest; none if none has that metric.
+
+    Raises:
+        CheckpointError: the metrics of a checkpoint cannot be read.
+    """
+    metrics = {folder: _json(folder, PROGRESS)["metrics"] for folder in checkpoints(run)}
+    values = {folder: of[wanted.metric] for folder, of in metrics.items() if wanted.metric in of}
+    choose = {"lowest": min, "highest": max}[wanted.direction]
+    return choose(values, key=values.__getitem__, default=None)
+
+
+def prune(run: Path, keep: Keep) -> None:
+    """Delete the checkpoints that need not stay."""
+    found = checkpoints(run)
+    stay = {*found[-keep.last :], best(run, keep.best) if keep.best else None}
+    for folder in found:
+        if folder not in stay:
+            remove(folder)
+
+
+_GO_BACK = "Delete the folder to continue from the checkpoint before it."
+
+
+def _device(learner: Learner) -> torch.device:
+    return next(learner.parameters()).device
+
+
+def _misfit(folder: Path, name: str, error: Exception) -> CheckpointError:
+    reason = " ".join(str(error).split())
+    return CheckpointError(f"{name} does not fit this model: {reason}", where=folder)
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        values = json.loads((folder / name).read_text(encoding="utf8"))
+    except OSError as error:
+        raise CheckpointError(f"this is no checkpoint: {name} cannot be read", where=folder, fix=_GO_BACK) from error
+    except ValueError as error:
+        raise CheckpointError(f"{name} is damaged: it is no JSON", where=folder, fix=_GO_BACK) from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{name} is damaged: it holds no table", where=folder, fix=_GO_BACK)
+    return values
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+
+
+def _check_room(run: Path, tensors: Iterable[Tensor]) -> None:
+    needed, free = sum(tensor.nbytes for tensor in tensors), disk_free(run)
+    if needed > free:
+        raise ResourceError(
+            f"a checkpoint takes {needed / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB are free",
+            where=run,
+            fix="Make room; the checkpoints before are whole.",
+        )
+
+
+def _check_run(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+    # Through JSON, since what was saved went through it too: a tuple is a list there.
+    then, now = _leaves(checkpoint.config), _leaves(json.loads(json.dumps(config)))
+    changed = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    if changed:
+        shown = "; ".join(f"{name} was {then.get(name, 'not set')!r}, is {now.get(name, 'not set')!r}" for name in changed[:5])
+        raise CheckpointError(
+            f"is of another run: {shown}" + (f"; {len(changed) - 5} more" if len(changed) > 5 else ""),
+            where=checkpoint.folder,
+            fix="Continue with the configuration that the run began with, or begin a new run in another folder.",
+        )
+
+
+def _leaves(values: Any, path: str = "") -> dict[str, Any]:
+    """Nested tables → dotted path → value."""
+    if not isinstance(values, Mapping):
+        return {path: values}
+    return {name: leaf for key, value in values.items() for name, leaf in _leaves(value, f"{path}.{key}".strip(".")).items()}
+
+
+def _random(device: torch.device, plan: Plan) -> dict[str, Tensor]:
+    """The state of torch's generators by device type, one row a rank."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {name: gather(plan, state) for name, state in states.items()}
+
+
+def _set_random(states: Mapping[str, Tensor], device: torch.device, plan: Plan, progress: Progress) -> None:
+    if len(states["cpu"]) != plan.world:
+        torch.manual_seed(int(rng(progress.steps, "dropout", index=plan.rank).integers(2**63)))
+        return
+    # Clones, since torch reads a state from the start of its storage, whatever row this is.
+    torch.set_rng_state(states["cpu"][plan.rank].clone())
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"][plan.rank].clone(), device)

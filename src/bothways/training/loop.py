@@ -1,0 +1,148 @@
+"""The only training loop, and its counterpart without gradients.
+
+A loss is a sum and a weight. The weight of one step is known before any computation, over all microbatches and ranks, so each
+microbatch's backward is of its part of the one mean: how a step is cut into microbatches and ranks leaves the update as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bothways.core.errors import BothwaysError
+from bothways.core.hardware import Precision, resolve_precision
+from bothways.core.learner import Learner, Step
+from bothways.core.loss import Loss
+from bothways.training.meter import Meter, Scores
+from bothways.training.optim import FusedAdamW, set_rate, update
+from bothways.training.parallel import Plan, exchanging, is_main, replicate, total
+from bothways.training.state import Duration, Progress
+
+_CLOCK, _STOP = "(clock)", "(stop)"
+
+
+def fit(  # noqa: PLR0913 – one independent value per question that a run answers
+    learner: Learner,
+    steps: Iterable[Step],
+    optimiser: FusedAdamW,
+    schedule: Callable[[Progress], float],
+    plan: Plan,
+    *,
+    until: Duration,
+    progress: Progress,
+    on_step: Callable[[Progress, Meter], bool],
+    precision: Precision = "auto",
+    clip_norm: float | None = 1.0,
+) -> Progress:
+    """Train until a duration is over, the steps end, or a rank asks to stop.
+
+    Args:
+        learner: the model with its losses, on its device.
+        steps: from `progress.cursor` on; as many on each rank.
+        schedule: progress before a step → multiple of the peak learning rate.
+        progress: where the run stands; at its beginning, `Progress()`.
+        on_step: called after each step; true asks all ranks to stop before the next one. What the meter reads is reduced over
+            ranks, so all ranks read at the same steps.
+        clip_norm: the highest global gradient norm; none for no clipping.
+
+    Returns:
+        The progress after the last step.
+
+    Raises:
+        BothwaysError: a loss or a gradient is not finite. The weights are still those of the step before.
+        ConfigError: the precision is not to be had on this device.
+    """
+    device, model, meter = _device(learner), replicate(learner, plan), Meter(plan)
+    arithmetic, clock, stop = _arithmetic(precision, device), _clock(progress.seconds), False
+    learner.train()
+    for step in steps:
+        weights = [learner.weights(batch) for batch in step.microbatches]
+        agreed = total(plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0})
+        progress = dataclasses.replace(progress, seconds=agreed[_CLOCK])
+        if agreed[_STOP] or progress.share(until) >= 1:
+            break
+        rate = set_rate(optimiser, schedule(progress))
+        for number, (batch, weight) in enumerate(zip(step.microbatches, weights, strict=True), 1):
+            with exchanging(model, now=number == len(weights)):
+                with arithmetic:
+                    losses = model(batch.to(device))
+                # The ranks' gradients are averaged: times `world` makes them a sum.
+                torch.autograd.backward(_share(losses, agreed) * plan.world)
+            meter.add(batch, weight, losses)
+        norm = update(optimiser, clip_norm)
+        progress = progress.after(step)
+        meter.close(progress, norm, rate)
+        stop = on_step(progress, meter)
+    if meter.pending:
+        meter.read()
+    return progress
+
+
+@torch.no_grad()
+def evaluate(learner: Learner, steps: Iterable[Step], plan: Plan, *, precision: Precision = "auto") -> Scores:
+    """Mean losses and accuracies over all steps, as many on each rank, without dropout; the learner keeps the mode it had.
+
+    Raises:
+        BothwaysError: a loss is not finite.
+    """
+    device, meter = _device(learner), Meter(plan)
+    arithmetic = _arithmetic(precision, device)
+    with _evaluating(learner):
+        for step in steps:
+            for batch in step.microbatches:
+                with arithmetic:
+                    losses = learner(batch.to(device))
+                meter.add(batch, learner.weights(batch), losses)
+    scores = meter.scores()
+    for name, loss in scores.losses.items():
+        if not math.isfinite(loss):
+            raise BothwaysError(f"the loss {name!r} of an evaluation is not finite", fix="Set the precision to fp32.")
+    return scores
+
+
+def _share(losses: Mapping[str, Loss], weights: Mapping[str, float]) -> Tensor:
+    """This microbatch's part of the step's objective: the sum over losses of total / weight of the whole step."""
+    # A loss without any weight in the step is 0/1, and its parameters still get their gradient of 0.
+    return torch.stack([loss.total / (weights[name] or 1.0) for name, loss in losses.items()]).sum()
+
+
+def _sum(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The weight of each loss over a rank's microbatches."""
+    result: dict[str, float] = {}
+    for weight in weights:
+        for name, value in weight.items():
+            result[name] = result.get(name, 0.0) + value
+    return result
+
+
+def _device(learner: Learner) -> torch.device:
+    return next(learner.parameters()).device
+
+
+def _clock(before: float) -> Callable[[], float]:
+    """Seconds since now, plus those of earlier sessions."""
+    start = time.perf_counter() - before
+    return lambda: time.perf_counter() - start
+
+
+def _arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    dtype = resolve_precision(precision, device)
+    return torch.autocast(device.type, dtype) if dtype is not torch.float32 else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _evaluating(learner: Learner) -> Iterator[None]:
+    mode = learner.training
+    learner.eval()
+    try:
+        yield
+    finally:
+        learner.train(mode)

@@ -1,0 +1,132 @@
+"""What the steps since the last reading came to.
+
+Adding waits for nothing: sums stay on the device, and the first step with a value that is not finite is kept there too. Reading
+fetches them and reduces them over ranks, so it is done when a record is due, not at every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bothways.core.batch import Batch
+from bothways.core.errors import BothwaysError
+from bothways.core.loss import Loss
+from bothways.training.parallel import Plan, gather
+from bothways.training.state import Progress
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Attributes:
+    losses: mean per target by name, in nats; none of weight 0.
+    accuracies: share of targets predicted right, for the losses that count hits.
+    padding: share of the padded rectangles that holds no token.
+    """
+
+    losses: Mapping[str, float] = field(default_factory=dict)
+    accuracies: Mapping[str, float] = field(default_factory=dict)
+    padding: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Attributes:
+    progress: after the last step.
+    scores: over the steps since the last report, on all ranks.
+    gradient_norm: of the last step, before clipping.
+    rate: the learning rate of the last step; the highest, if groups differ.
+    """
+
+    progress: Progress
+    scores: Scores
+    gradient_norm: float
+    rate: float
+
+
+class Meter:
+    """Sums over microbatches and steps. All ranks read at the same step."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums: Float[Tensor, "names 2"] | None = None
+        self._counts: Counter[str] = Counter()
+        self._weights: dict[str, float] = {}
+        self._broken: Tensor | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a step was added since the last reading."""
+        return self._broken is not None
+
+    def add(self, batch: Batch, weights: Mapping[str, float], losses: Mapping[str, Loss]) -> None:
+        """Add one microbatch of this rank: the batch on the CPU, and its losses with their weights."""
+        sums = torch.stack([_sums(losses[name]) for name in sorted(weights)])
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._weights = {name: self._weights.get(name, 0.0) + weight for name, weight in weights.items()}
+        self._counts["tokens"] += batch.layout.tokens
+        self._counts["slots"] += sum(part.rows * part.longest for part in batch.layout.rectangles)
+
+    def close(self, progress: Progress, norm: Float[Tensor, ""], rate: float) -> None:
+        """End a step: the progress after it, its gradient norm on the device, its learning rate."""
+        assert self._sums is not None, "a step has at least one microbatch"
+        values = torch.cat([self._sums[:, 0], norm.detach().double()[None]])
+        broken = torch.full_like(values, math.inf) if self._broken is None else self._broken
+        # Sums that were not finite once stay so: the smallest step is the first.
+        self._broken = torch.where(values.isfinite(), broken, broken.clamp(max=progress.steps))
+        self._progress, self._norm, self._rate = progress, norm.detach(), rate
+
+    def read(self) -> Report:
+        """What was added since the last reading, which it then forgets.
+
+        Raises:
+            BothwaysError: a loss or the gradient norm was not finite; says which and at what step.
+        """
+        assert self._broken is not None, "a step was added since the last reading"
+        broken = gather(self._plan, self._broken.cpu()).amin(0).tolist()
+        _check([*sorted(self._weights), None], broken)
+        progress, norm, rate = self._progress, self._norm.item(), self._rate
+        return Report(progress, self.scores(), norm, rate)
+
+    def scores(self) -> Scores:
+        """Mean losses and accuracies of what was added since the last reading, which it then forgets."""
+        if self._sums is None:
+            return Scores()
+        names = sorted(self._weights)
+        weights = torch.tensor([self._weights[name] for name in names], dtype=torch.float64)
+        host = torch.tensor([self._counts["tokens"], self._counts["slots"]], dtype=torch.float64)
+        local = torch.cat([self._sums.cpu().flatten(), weights, host])
+        *sums, tokens, slots = gather(self._plan, local).sum(0).tolist()
+        self._clear()
+        rows = zip(names, sums[0 : 2 * len(names) : 2], sums[1 : 2 * len(names) : 2], sums[2 * len(names) :], strict=True)
+        kept = [row for row in rows if row[3]]
+        losses = {name: loss / weight for name, loss, _, weight in kept}
+        accuracies = {name: hits / weight for name, _, hits, weight in kept if not math.isnan(hits)}
+        return Scores(losses, accuracies, 1 - tokens / slots)
+
+
+def _sums(loss: Loss) -> Float[Tensor, 2]:
+    """Total and hits; NaN for the hits of a loss that has none."""
+    loss_total = loss.total.detach().double()
+    hits = torch.full_like(loss_total, math.nan) if loss.hits is None else loss.hits.detach().double()
+    return torch.stack([loss_total, hits])
+
+
+def _check(names: list[str | None], broken: list[float]) -> None:
+    """Refuse values that are not finite, given the step at which each first was so (infinite if none)."""
+    step, first = min(broken), names[broken.index(min(broken))]
+    if math.isfinite(step):
+        raise BothwaysError(
+            f"the {'gradient norm' if first is None else f'loss {first!r}'} is not finite",
+            where=f"step {int(step)}",
+            fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; resume from the last checkpoint.",
+        )

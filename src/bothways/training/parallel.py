@@ -1,0 +1,149 @@
+"""How one run is spread: on one process, or replicated by torch's DistributedDataParallel under `torchrun`.
+
+What the ranks have to agree on (weights of losses, the clock, the wish to stop) is small and lives on the host: it travels
+over gloo and never waits for a GPU. Gradients travel over NCCL where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import assert_never
+
+from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.learner import Learner
+
+
+@dataclass(frozen=True)
+class Single:
+    """One process."""
+
+    rank: ClassVar[int] = 0
+    world: ClassVar[int] = 1
+    kind: Literal["single"] = "single"
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """One of `world` processes that hold equal weights and read different parts of each step."""
+
+    rank: int
+    world: int
+    local_rank: int
+    kind: Literal["replicated"] = "replicated"
+
+
+Plan = Single | Replicated
+
+
+def plan_here() -> Plan:
+    """The plan that `torchrun` asks for in the environment; a single process without it.
+
+    Raises:
+        ConfigError: a variable that torchrun sets is missing, no number or out of range.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return Single()
+    world, rank, local_rank = (_variable(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    if not 0 <= rank < world:
+        raise ConfigError(f"RANK is {rank}, but must be from 0 to {world - 1}", where="environment")
+    return Replicated(rank, world, local_rank)
+
+
+def _variable(name: str) -> int:
+    given = os.environ.get(name, "")
+    if not given.isdecimal():
+        raise ConfigError(
+            f"WORLD_SIZE is set, but {name} is {given!r} and no number",
+            where="environment",
+            fix="Start the ranks with torchrun.",
+        )
+    return int(given)
+
+
+def place(plan: Plan, device: torch.device) -> torch.device:
+    """The device of this rank: on CUDA, the one with its local number.
+
+    Raises:
+        ResourceError: this machine has fewer devices than ranks.
+    """
+    match plan:
+        case Replicated() if device.type == "cuda":
+            if plan.local_rank >= torch.cuda.device_count():
+                raise ResourceError(
+                    f"rank {plan.rank} needs CUDA device {plan.local_rank}, but there are {torch.cuda.device_count()}",
+                    fix="Give torchrun as many processes per node as there are devices.",
+                )
+            return torch.device("cuda", plan.local_rank)
+        case _:
+            return device
+
+
+@contextlib.contextmanager
+def connected(plan: Plan, device: torch.device) -> Iterator[None]:
+    """While it is open, the ranks can exchange values; for a single process, nothing."""
+    match plan:
+        case Single():
+            yield
+        case Replicated():
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            torch.distributed.init_process_group(backend, rank=plan.rank, world_size=plan.world)
+            try:
+                yield
+            finally:
+                torch.distributed.destroy_process_group()
+        case _:
+            assert_never(plan)
+
+
+def replicate(learner: Learner, plan: Plan) -> nn.Module:
+    """The learner as the loop calls it: its gradients become the mean over ranks, its weights start as those of rank 0.
+
+    Every parameter that needs a gradient must take part in `forward`, on a void batch too.
+    """
+    match plan:
+        case Single():
+            return learner
+        case Replicated():
+            return nn.parallel.DistributedDataParallel(learner, broadcast_buffers=False, gradient_as_bucket_view=True)
+        case _:
+            assert_never(plan)
+
+
+def exchanging(model: nn.Module, now: bool) -> AbstractContextManager[Any]:
+    """While it is open, `backward` sums gradients over ranks if `now`; else they gather on this rank."""
+    if now or not isinstance(model, nn.parallel.DistributedDataParallel):
+        return contextlib.nullcontext()
+    return model.no_sync()
+
+
+def gather(plan: Plan, values: Tensor) -> Tensor:
+    """A tensor `(…)` on the CPU of equal shape on all ranks → `(world, …)`, equal on all ranks to the last bit."""
+    match plan:
+        case Single():
+            return values[None]
+        case Replicated():
+            parts = [torch.empty_like(values) for _ in range(plan.world)]
+            torch.distributed.all_gather(parts, values)
+            return torch.stack(parts)
+        case _:
+            assert_never(plan)
+
+
+def total(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
+    """The sum over ranks of each value. All ranks give the same names, in any order."""
+    names = sorted(values)
+    sums: list[float] = gather(plan, torch.tensor([values[name] for name in names], dtype=torch.float64)).sum(0).tolist()
+    return dict(zip(names, sums, strict=True))
+
+
+def is_main(plan: Plan) -> bool:
+    """Whether this rank writes files and the terminal."""
+    return plan.rank == 0

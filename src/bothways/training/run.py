@@ -1,0 +1,201 @@
+"""A run in its folder: the loop with its records, evaluations, checkpoints and signals, as every kind of training shares it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bothways.core.errors import ConfigError
+from bothways.core.hardware import Precision
+from bothways.core.learner import Cursor, Learner, Step
+from bothways.training.checkpoint import Keep, latest, prune, read, save
+from bothways.training.interrupt import Interruption
+from bothways.training.loop import fit
+from bothways.training.meter import Meter
+from bothways.training.optim import Optimiser, build
+from bothways.training.parallel import Plan, is_main
+from bothways.training.schedule import Schedule, factor
+from bothways.training.state import Duration, Progress, Steps
+from bothways.training.trackers import JsonLines, Peak, Record, Speed, TensorBoard, Terminal, Tracker, at, record
+
+Metrics = Mapping[str, int | float]
+"""What an evaluation finds, by name, such as "heldout/loss/masked"."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained, whatever it learns.
+
+    Attributes:
+        until: the end of the run.
+        clip_norm: the highest global gradient norm; none for no clipping.
+        report, evaluate, save: how often; `evaluate` and `save` none for once, at the end.
+        keep: which checkpoints stay. Where the best one does, each evaluation is followed by a checkpoint.
+    """
+
+    until: Duration
+    optimiser: Optimiser
+    schedule: Schedule
+    precision: Precision = "auto"
+    clip_norm: float | None = 1.0
+    report: Duration = field(default_factory=lambda: Steps(10))
+    evaluate: Duration | None = None
+    save: Duration | None = None
+    keep: Keep = field(default_factory=Keep)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run with data of its own, such as sequences of one length.
+
+    Attributes:
+        until: where in the run it ends.
+        steps: its data, from a cursor on.
+    """
+
+    until: Duration
+    steps: Callable[[Cursor], Iterable[Step]]
+
+
+def train(
+    learner: Learner,
+    phases: Sequence[Phase],
+    training: Training,
+    plan: Plan,
+    folder: Path,
+    *,
+    config: Mapping[str, Any],
+    evaluation: Callable[[], Metrics] | None = None,
+    peak: Peak | None = None,
+) -> Progress:
+    """Train from the newest checkpoint in the folder, or from the start if there is none; the progress at the end.
+
+    SIGINT and SIGTERM end the run after a step, with a checkpoint: the progress is then short of `training.until`.
+
+    Args:
+        learner: on its device; of equal weights on all ranks.
+        phases: in order; the last one ends with the run.
+        folder: of this run (`training.folder.run_folder`), seen by all ranks.
+        config: the resolved configuration, in plain values; a checkpoint with another one is refused.
+        evaluation: metrics of the learner as it is, equal on all ranks.
+        peak: what to compare the speed with.
+
+    Raises:
+        BothwaysError: a loss or a gradient is not finite.
+        CheckpointError: the newest checkpoint cannot be used.
+        ConfigError: the schedule does not fit the run, or the metric that names the best checkpoint is not evaluated.
+        ResourceError: a file cannot be written.
+    """
+    optimiser, schedule = build(training.optimiser, learner.named_parameters()), factor(training.schedule, training.until)
+    start = latest(folder)
+    progress = read(start).restore(learner, optimiser, plan, config) if start else Progress()
+
+    def keep(progress: Progress, metrics: Metrics) -> None:
+        save(folder, learner, optimiser, plan, progress, metrics=metrics, config=config)
+        if is_main(plan):
+            prune(folder, training.keep)
+
+    def write(values: Record) -> None:
+        for tracker in trackers:
+            tracker.write(values)
+
+    with Interruption() as interruption, _trackers(folder, plan, progress) as trackers:
+        watch = _Watch(training, progress, write, evaluation, keep)
+        speed = Speed(training.until, peak)
+        speed.mark(progress)
+
+        def on_step(progress: Progress, meter: Meter) -> bool:
+            watch.step(progress, meter, speed)
+            return interruption.asked
+
+        for number in range(progress.phase, len(phases)):
+            if number > progress.phase:
+                progress = progress.next_phase()
+            progress = fit(
+                learner,
+                phases[number].steps(progress.cursor),
+                optimiser,
+                schedule,
+                plan,
+                until=phases[number].until,
+                progress=progress,
+                on_step=on_step,
+                precision=training.precision,
+                clip_norm=training.clip_norm,
+            )
+            if progress.share(phases[number].until) < 1:
+                break
+        watch.finish(progress)
+    return progress
+
+
+@contextlib.contextmanager
+def _trackers(folder: Path, plan: Plan, progress: Progress) -> Iterator[list[Tracker]]:
+    """Where the records of this rank go: nowhere, if it is not the main one."""
+    with contextlib.ExitStack() as stack:
+        if not is_main(plan):
+            yield []
+            return
+        lines = stack.enter_context(contextlib.closing(JsonLines(folder / "metrics.jsonl", progress.steps)))
+        board = stack.enter_context(contextlib.closing(TensorBoard(folder / "tensorboard", progress.steps)))
+        yield [lines, board, stack.enter_context(contextlib.closing(Terminal("training")))]
+
+
+class _Watch:
+    """What happens between two steps where it is due: a record, an evaluation, a checkpoint, in this order.
+
+    So the records of a step are written before the checkpoint from which a later session goes on.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        progress: Progress,
+        write: Callable[[Record], None],
+        evaluation: Callable[[], Metrics] | None,
+        keep: Callable[[Progress, Metrics], None],
+    ) -> None:
+        self._training, self._write, self._evaluation, self._keep = training, write, evaluation, keep
+        self._before, self._metrics = progress, dict[str, int | float]()
+        self._evaluated = self._saved = progress.steps
+
+    def step(self, progress: Progress, meter: Meter, speed: Speed) -> None:
+        """Do what is due after a step."""
+        before, self._before = self._before, progress
+        end = progress.share(self._training.until) >= 1
+
+        def due(every: Duration | None) -> bool:
+            return end or (every is not None and progress.passed(every, before))
+
+        evaluating = self._evaluation is not None and due(self._training.evaluate)
+        saving = due(self._training.save) or (evaluating and self._training.keep.best is not None)
+        if due(self._training.report) or evaluating or saving:
+            self._write(record(meter.read()) | speed.mark(progress))
+        if evaluating:
+            self._evaluate(progress)
+        if saving:
+            self._save(progress)
+
+    def finish(self, progress: Progress) -> None:
+        """Do what is still due at the end of the run, or of a session that was interrupted."""
+        if progress.share(self._training.until) >= 1 and self._evaluated < progress.steps:
+            self._evaluate(progress)
+        if self._saved < progress.steps:
+            self._save(progress)
+
+    def _evaluate(self, progress: Progress) -> None:
+        if self._evaluation is None:
+            return
+        self._metrics, self._evaluated = dict(self._evaluation()), progress.steps
+        best = self._training.keep.best
+        if best and best.metric not in self._metrics:
+            known = ", ".join(self._metrics)
+            raise ConfigError(f"{best.metric!r} is not evaluated: there are {known}", where="keep.best.metric")
+        self._write(at(progress) | self._metrics)
+
+    def _save(self, progress: Progress) -> None:
+        self._keep(progress, self._metrics if self._evaluated == progress.steps else {})
+        self._saved = progress.steps

@@ -1,0 +1,220 @@
+"""Where the numbers of a run go: metrics.jsonl, TensorBoard, the terminal.
+
+A record is a flat table of numbers with the step in it. `metrics.jsonl` is the one that reports are made from, and holds each
+step once, however often the run was stopped and resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from bothways.core.errors import CheckpointError
+from bothways.training.files import refusals, replace_file
+from bothways.training.meter import Report, Scores
+from bothways.training.state import Duration, Progress
+
+Record = Mapping[str, int | float]
+
+
+def record(report: Report) -> dict[str, int | float]:
+    """A report as a flat table: progress, "loss/NAME", "accuracy/NAME", padding, gradient norm, learning rate."""
+    return {
+        **at(report.progress),
+        **flat(report.scores),
+        "padding": report.scores.padding,
+        "gradient_norm": report.gradient_norm,
+        "learning_rate": report.rate,
+    }
+
+
+def at(progress: Progress) -> dict[str, int | float]:
+    """What places a record in the run."""
+    return {"step": progress.steps, "tokens": progress.tokens, "epochs": progress.epochs, "seconds": progress.seconds}
+
+
+def flat(scores: Scores, prefix: str = "") -> dict[str, float]:
+    """Scores as a flat table: "PREFIXloss/NAME" and "PREFIXaccuracy/NAME"."""
+    losses = {f"{prefix}loss/{name}": value for name, value in scores.losses.items()}
+    return losses | {f"{prefix}accuracy/{name}": value for name, value in scores.accuracies.items()}
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """A place that records go to."""
+
+    def write(self, record: Record) -> None:
+        """Take one record: of training, with a "share" of the run in it, or of an evaluation."""
+        ...
+
+    def close(self) -> None:
+        """Bring out what is held back."""
+        ...
+
+
+class JsonLines:
+    """One JSON table a line, appended; on resume, the lines after the step resumed from are dropped.
+
+    Raises:
+        CheckpointError: a line that is not the last is no record.
+        ResourceError: the file cannot be written.
+    """
+
+    def __init__(self, file: Path, step: int) -> None:
+        kept = "".join(line for line in _whole_lines(file) if _step(file, line) <= step) if step else ""
+        replace_file(file, lambda place: place.write_text(kept, encoding="utf8"))
+        self._file = file
+
+    def write(self, record: Record) -> None:
+        with refusals(self._file), self._file.open("a", encoding="utf8") as stream:
+            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def _whole_lines(file: Path) -> list[str]:
+    """The lines of a file; a last one that was cut by a kill is left out."""
+    text = file.read_text(encoding="utf8") if file.exists() else ""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _step(file: Path, line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{line.strip()!r} is no record of a run", where=file, fix="Delete that line.") from error
+
+
+class TensorBoard:
+    """One event file a session, in `folder`; a resumed session tells TensorBoard to forget the steps after its first."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        with refusals(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{time.time():.6f}"
+            self._file = RecordWriter((folder / name).open("wb"))
+        self._put(Event(file_version="brain.Event:2"))
+        if step:
+            self._put(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, record: Record) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.items() if name != "step"]
+        self._put(Event(step=int(record["step"]), summary=Summary(value=values)))
+
+    def _put(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self._file.write(event.SerializeToString())
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Terminal:
+    """How the run goes, on standard error: a live bar with the last record, or a line now and then where no one watches.
+
+    Args:
+        name: what runs.
+        console: none for standard error.
+        pause: seconds between two lines where there is no live bar.
+    """
+
+    def __init__(self, name: str, console: Console | None = None, pause: float = 10.0) -> None:
+        self._console, self._name, self._pause = console or Console(stderr=True), name, pause
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[line]}")
+        self._bar = Bar(*columns, console=self._console, refresh_per_second=2, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task(name, total=1.0, line="")
+        self._printed = -math.inf
+        self._bar.start()
+
+    def write(self, record: Record) -> None:
+        if self._console.is_terminal and "share" in record:
+            self._bar.update(self._task, completed=record["share"], line=line(record))
+        elif "share" not in record or time.monotonic() - self._printed > self._pause:
+            self._printed = time.monotonic()
+            self._console.print(f"{self._name} {line(record)}", highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def line(record: Record) -> str:
+    """A record in words: the step, the losses with their accuracies and other metrics, then speed, padding and time left."""
+    metrics = {name: value for name, value in record.items() if name not in _NOT_SHOWN and name not in _FORMS}
+    parts = [f"step {record['step']:,.0f}"]
+    for name, value in metrics.items():
+        right = metrics.get(name.replace("loss/", "accuracy/"))
+        if "loss/" in name:
+            parts.append(f"{name.replace('loss/', '')} {value:.3f}" + (f" ({right:.1%} right)" if right is not None else ""))
+        elif "accuracy/" not in name or name.replace("accuracy/", "loss/") not in metrics:
+            parts.append(f"{name} {value:.3f}")
+    return " · ".join([*parts, *(form(record[name]) for name, form in _FORMS.items() if name in record)])
+
+
+_NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "share", "gradient_norm", "learning_rate"}
+_FORMS: dict[str, Callable[[float], str]] = {
+    "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
+    "gemm_share": lambda value: f"{value:.0%} of GEMM peak",
+    "padding": lambda value: f"{value:.0%} padding",
+    "seconds_left": lambda value: f"{timedelta(seconds=round(value))} left",
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What speed is compared with.
+
+    Attributes:
+        flops_per_token: of one step of training, forward and backward.
+        flops_per_second: what matrix products reach on all devices of the run together (`core.hardware.gemm_rate`).
+    """
+
+    flops_per_token: float
+    flops_per_second: float
+
+
+class Speed:
+    """Tokens a second and time left, over a sliding window of time as it passes: evaluation and saving count.
+
+    Args:
+        run: the duration of the whole run.
+        peak: what to compare with, if anything.
+        window: in seconds.
+    """
+
+    def __init__(self, run: Duration, peak: Peak | None = None, window: float = 60.0) -> None:
+        self._run, self._peak, self._window = run, peak, window
+        self._marks: deque[tuple[float, int, float]] = deque()
+
+    def mark(self, progress: Progress) -> dict[str, float]:
+        """Note where the run is now: "share", and from the second time on "tokens_per_second" and "seconds_left"."""
+        self._marks.append((time.perf_counter(), progress.tokens, progress.share(self._run)))
+        while len(self._marks) > 2 and self._marks[-1][0] - self._marks[0][0] > self._window:
+            self._marks.popleft()
+        (start, tokens, share), (now, tokens_now, share_now) = self._marks[0], self._marks[-1]
+        result = {"share": share_now}
+        if share_now > share:
+            speed = (tokens_now - tokens) / (now - start)
+            result["tokens_per_second"] = speed
+            if self._peak:
+                result["gemm_share"] = speed * self._peak.flops_per_token / self._peak.flops_per_second
+            result["seconds_left"] = max(0.0, 1 - share_now) * (now - start) / (share_now - share)
+        return result

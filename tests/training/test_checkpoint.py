@@ -1,0 +1,326 @@
+import errno
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+
+import pytest
+import torch
+from torch import nn
+from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
+
+import bothways
+from bothways.core.errors import CheckpointError, ResourceError
+from bothways.core.learner import Cursor
+from bothways.training import checkpoint
+from bothways.training.checkpoint import Best, Keep, best, checkpoints, latest, prune, read, save
+from bothways.training.files import digest
+from bothways.training.optim import AdamW, build
+from bothways.training.parallel import Replicated
+from bothways.training.state import Progress
+
+
+def trained():
+    """A learner and its optimiser, whose state is not that of the beginning."""
+    learner = toy()
+    optimiser = build(AdamW(lr=0.01), learner.named_parameters())
+    for parameter in learner.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimiser.step()
+    return learner, optimiser
+
+
+def save_at(run, step, metrics=None, learner=None):
+    learner, optimiser = trained() if learner is None else (learner, build(AdamW(), learner.named_parameters()))
+    progress = Progress(steps=step, tokens=step * 30, cursor=Cursor(1, 0, step))
+    save(run, learner, optimiser, SINGLE, progress, metrics=metrics or {}, config=CONFIG)
+    return run / f"step-{step}"
+
+
+def restore(folder, learner=None, config=CONFIG):
+    learner = learner or toy()
+    return read(folder).restore(learner, build(AdamW(lr=0.01), learner.named_parameters()), SINGLE, config)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return save_at(tmp_path, 7, {"loss": 2.5})
+
+
+def test_everything_comes_back(tmp_path):
+    learner, optimiser = trained()
+    progress = Progress(3, 90, 0.5, 1.25, Cursor(0, 2, 1), 1, 0.25)
+    save(tmp_path, learner, optimiser, SINGLE, progress, metrics={"loss": 2.5}, config=CONFIG)
+    expected = torch.rand(3)
+    again = toy()
+    other = build(AdamW(lr=0.5), again.named_parameters())
+    found = read(tmp_path / "step-3")
+    assert found.restore(again, other, SINGLE, CONFIG) == progress
+    assert (found.metrics, found.config) == ({"loss": 2.5}, {"learner": {"dropout": 0.2}, "betas": [0.9, 0.999]})
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), again.parameters(), strict=True))
+    for ours, theirs in zip(learner.parameters(), again.parameters(), strict=True):
+        assert all(torch.equal(value, other.state[theirs][name]) for name, value in optimiser.state[ours].items())
+    assert [group["lr"] for group in other.param_groups] == [0.01, 0.01]
+
+
+def test_tied_weights_come_back_tied(tmp_path):
+    def tied():
+        learner = toy()
+        learner.decoder.weight = learner.words.weight
+        return learner
+
+    learner = tied()
+    nn.init.normal_(learner.words.weight)
+    again = tied()
+    restore(save_at(tmp_path, 1, learner=learner), again)
+    assert torch.equal(again.decoder.weight, learner.words.weight)
+    assert again.decoder.weight is again.words.weight
+
+
+def test_it_holds_what_it_says(saved):
+    manifest = json.loads((saved / "manifest.json").read_text())
+    assert (
+        set(manifest["files"])
+        == {"model.safetensors", "state.pt", "progress.json"}
+        == {p.name for p in saved.iterdir()} - {"manifest.json"}
+    )
+    assert all(digest(saved / name) == value for name, value in manifest["files"].items())
+    assert manifest["bothways"] == bothways.__version__
+
+
+def refused(folder, message, **options):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        restore(folder, **options)
+    assert str(caught.value.where) == str(folder)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "progress.json"])
+def test_a_truncated_file_is_refused_by_name(saved, name):
+    content = (saved / name).read_bytes()
+    (saved / name).write_bytes(content[: len(content) // 2])
+    assert "checkpoint before it" in refused(saved, f"{name} is damaged").fix
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "progress.json"])
+def test_a_changed_byte_is_refused_by_name(saved, name):
+    content = bytearray((saved / name).read_bytes())
+    content[-1] ^= 1
+    (saved / name).write_bytes(content)
+    refused(saved, f"{name} is damaged")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "progress.json"])
+def test_a_missing_file_is_refused_by_name(saved, name):
+    (saved / name).unlink()
+    refused(saved, f"{name} is missing")
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    (tmp_path / "step-5").mkdir()
+    refused(tmp_path / "step-5", "this is no checkpoint: manifest.json cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"{", "is no JSON"), (b"\xff\xfe", "is no JSON"), (b"[1]", "holds no table")]
+)
+def test_a_damaged_manifest_is_refused(saved, content, message):
+    (saved / "manifest.json").write_bytes(content)
+    refused(saved, f"manifest.json is damaged: it {message}")
+
+
+@pytest.mark.parametrize("change", [{"format": 2, "bothways": "9.0"}, {"format": None}])
+def test_another_format_is_refused(saved, change):
+    manifest = json.loads((saved / "manifest.json").read_text()) | change
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    refused(saved, f"is of format {change['format']}, by bothways {manifest['bothways']}; bothways .* reads format 1")
+
+
+def test_another_run_is_refused_and_the_difference_named(saved):
+    error = refused(saved, r"of another run: learner.dropout was 0.2, is 0.3\n", config={**CONFIG, "learner": {"dropout": 0.3}})
+    assert "new run" in error.fix
+    many = CONFIG | {f"key{number}": number for number in range(8)}
+    refused(saved, "key0 was 'not set', is 0; .*; 3 more", config=many)
+
+
+def test_another_model_is_refused(saved):
+    wide = toy()
+    wide.inner = nn.Linear(8, 9)
+    refused(saved, r"model.safetensors does not fit this model: .*inner.weight", learner=wide)
+    more = toy()
+    more.extra = nn.Linear(2, 2)
+    refused(saved, r"model.safetensors does not fit this model: .*extra", learner=more)
+
+
+def sign_again(folder):
+    """Make the manifest agree with the files, as one who means harm would."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] = {name: digest(folder / name) for name in manifest["files"]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_pickle_that_runs_code_is_refused(saved, tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "harmed"),)
+
+    (saved / "state.pt").write_bytes(pickle.dumps(Harm(), protocol=2))
+    sign_again(saved)
+    refused(saved, "state.pt does not fit this model")
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_weights_that_are_no_safetensors_are_refused(saved):
+    (saved / "model.safetensors").write_bytes(b"no tensors")
+    sign_again(saved)
+    refused(saved, "model.safetensors does not fit this model")
+
+
+def test_another_optimiser_is_refused(saved):
+    learner = toy()
+    learner.words.weight.requires_grad_(False)
+    with pytest.raises(CheckpointError, match=r"state\.pt does not fit this model"):
+        read(saved).restore(learner, build(AdamW(), learner.named_parameters()), SINGLE, CONFIG)
+
+
+def test_weights_alone_can_be_loaded(saved):
+    learner = Toy()
+    read(saved).load_weights(learner)
+    assert torch.equal(learner.words.weight, trained()[0].words.weight)
+
+
+def test_the_latest_is_the_one_of_the_highest_step(tmp_path):
+    assert latest(tmp_path) is None
+    for step in (9, 100, 20):
+        save_at(tmp_path, step)
+    (tmp_path / "step-x").mkdir()
+    (tmp_path / ".writing-step-200").mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-9", "step-20", "step-100"]
+    assert latest(tmp_path) == tmp_path / "step-100"
+
+
+@pytest.mark.parametrize(
+    ("keep", "stay"),
+    [
+        (Keep(1), [5]),
+        (Keep(3), [3, 4, 5]),
+        (Keep(2, Best("loss", "lowest")), [2, 4, 5]),
+        (Keep(1, Best("loss", "highest")), [3, 5]),
+        (Keep(1, Best("f1", "highest")), [5]),
+    ],
+)
+def test_the_newest_and_the_best_stay(tmp_path, keep, stay):
+    for step, loss in enumerate([3.0, 1.0, 4.0, 1.0], 1):
+        save_at(tmp_path, step, {"loss": loss})
+    save_at(tmp_path, 5)
+    prune(tmp_path, keep)
+    assert [path.name for path in checkpoints(tmp_path)] == [f"step-{step}" for step in stay]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_best_of_equals_is_the_oldest(tmp_path):
+    assert best(tmp_path, Best("loss", "lowest")) is None
+    for step in (1, 2):
+        save_at(tmp_path, step, {"loss": 1.0})
+    assert best(tmp_path, Best("loss", "lowest")) == tmp_path / "step-1"
+
+
+def test_saving_at_the_same_step_again_replaces_the_checkpoint(tmp_path):
+    save_at(tmp_path, 1, {"loss": 1.0})
+    save_at(tmp_path, 1, {"loss": 2.0})
+    assert read(tmp_path / "step-1").metrics == {"loss": 2.0}
+
+
+def assert_only(run, *names):
+    assert sorted(path.name for path in run.iterdir()) == sorted(names)
+    for name in names:
+        read(run / name)
+
+
+@pytest.mark.parametrize("flush", range(1, 7))
+def test_a_full_disk_is_said_and_leaves_what_was_saved(tmp_path, monkeypatch, flush):
+    save_at(tmp_path, 1)
+    count, real = iter(range(1, 100)), os.fsync
+
+    def fsync(handle):
+        if next(count) == flush:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(ResourceError, match="No space left on device") as caught:
+        save_at(tmp_path, 2)
+    assert caught.value.where == tmp_path / "step-2"
+    # The sixth flush is of the folder that holds the checkpoints, after the new one took its place.
+    assert_only(tmp_path, "step-1", *(["step-2"] if flush == 6 else []))
+
+
+def fills_the_disk(run, limit):
+    """Write with a limit on the size of files, which the operating system enforces as it does the end of a disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        save_at(run, 2)
+    except ResourceError as error:
+        os._exit(42 if "File too large" in error.what else 43)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("limit", [1000, 4000, 10_000])
+def test_a_write_that_fails_within_safetensors_or_torch_is_said(tmp_path, limit):
+    """The weights take 3.4 kB, the optimiser's state 18 kB."""
+    save_at(tmp_path, 1)
+    process = processes().Process(target=fills_the_disk, args=(tmp_path, limit))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 42
+    assert_only(tmp_path, "step-1")
+
+
+def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    save_at(tmp_path, 1)
+    monkeypatch.setattr(checkpoint, "disk_free", lambda path: 1000)
+    with pytest.raises(ResourceError, match="a checkpoint takes 0 MiB, but only 0 MiB are free"):
+        save_at(tmp_path, 2)
+    assert_only(tmp_path, "step-1")
+
+
+def test_an_error_that_is_not_the_disks_is_left_as_it_is(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(checkpoint, "save_model", fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        save_at(tmp_path, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_permission_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="Not a directory"):
+        save_at(tmp_path / "file", 1)
+
+
+def test_more_ranks_than_before_draw_anew(saved):
+    """A rank that had no state gets one of its own, the same each time."""
+    states = {"cpu": torch.get_rng_state()[None]}
+    draws = []
+    for rank in (0, 1, 1):
+        checkpoint._set_random(states, torch.device("cpu"), Replicated(rank, 2, rank), Progress(steps=5))
+        draws.append(torch.rand(4))
+    assert torch.equal(draws[1], draws[2])
+    assert not torch.equal(draws[0], draws[1])
+
+
+def test_a_checkpoint_that_was_moved_is_as_good(saved, tmp_path):
+    moved = shutil.copytree(saved, tmp_path / "elsewhere" / "step-7")
+    assert restore(moved).steps == 7
+
+
+def test_what_was_restored_trains_on(saved):
+    learner = toy()
+    restore(saved, learner)
+    assert fit_toy(learner, steps(Cursor()), 2)["weights"]

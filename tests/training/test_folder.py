@@ -1,0 +1,163 @@
+import json
+import os
+import signal
+
+import pytest
+from toy_training import processes
+
+from bothways.core.errors import ResourceError
+from bothways.training.files import replace_file
+from bothways.training.folder import run_folder
+from bothways.training.interrupt import Interruption, resume_command
+
+
+def hold(folder, connection):
+    with run_folder(folder, resume=False):
+        connection.send("open")
+        connection.recv()
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A folder that another process has open, and that process."""
+    ours, theirs = processes().Pipe()
+    process = processes().Process(target=hold, args=(tmp_path / "run", theirs))
+    process.start()
+    assert ours.recv() == "open"
+    yield tmp_path / "run", process
+    if process.is_alive():
+        ours.send("close")
+    process.join(60)
+    ours.close()
+    theirs.close()
+
+
+def test_two_runs_on_one_folder_are_refused_by_process(held):
+    folder, process = held
+    with (
+        pytest.raises(ResourceError, match=f"is in use by process {process.pid} on ") as caught,
+        run_folder(folder, resume=True),
+    ):
+        pass
+    assert caught.value.where == folder
+
+
+def test_an_owner_that_cannot_be_read_is_another_process(held):
+    folder, _ = held
+    (folder / ".owner.json").write_text("{")
+    with pytest.raises(ResourceError, match="is in use by another process"), run_folder(folder, resume=True):
+        pass
+
+
+def test_the_lock_of_a_process_that_was_killed_is_free(held):
+    folder, process = held
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(60)
+    assert json.loads((folder / ".owner.json").read_text())["pid"] == process.pid
+    with run_folder(folder, resume=False):
+        assert json.loads((folder / ".owner.json").read_text())["pid"] == os.getpid()
+
+
+def test_a_folder_can_be_opened_again_once_it_is_closed(tmp_path):
+    for _ in range(2):
+        with run_folder(tmp_path / "a" / "run", resume=False) as folder:
+            assert folder.is_dir()
+
+
+def test_what_a_kill_left_half_written_is_swept(tmp_path):
+    with run_folder(tmp_path / "run", resume=False) as folder:
+        (folder / ".writing-step-3").mkdir()
+        (folder / ".writing-step-3" / "model.safetensors").write_bytes(b"half")
+    with run_folder(folder, resume=False):
+        assert sorted(path.name for path in folder.iterdir()) == [".lock", ".owner.json"]
+
+
+def test_checkpoints_of_an_earlier_run_are_kept_unless_it_is_resumed(tmp_path):
+    with run_folder(tmp_path / "run", resume=False) as folder:
+        (folder / "step-3").mkdir()
+    with (
+        pytest.raises(ResourceError, match="holds the checkpoints of an earlier run") as caught,
+        run_folder(folder, resume=False),
+    ):
+        pass
+    assert "--resume" in caught.value.fix
+    with run_folder(folder, resume=True):
+        assert (folder / "step-3").is_dir()
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    for resume in (True, False):
+        with (
+            pytest.raises(ResourceError, match="is not empty, and not the folder of a run"),
+            run_folder(tmp_path, resume=resume),
+        ):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot be written"), run_folder(tmp_path / "file" / "run", resume=False):
+        pass
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "a.txt"
+    replace_file(file, lambda place: place.write_text("old"))
+
+    def fail(place):
+        place.write_text("new")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ResourceError, match="No space left"):
+        replace_file(file, fail)
+    assert (file.read_text(), len(list(tmp_path.iterdir()))) == ("old", 1)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_a_further_ctrl_c_ends_the_program(first, capfd):
+    before = signal.getsignal(first)
+    with Interruption() as interruption:
+        assert not interruption.asked
+        os.kill(os.getpid(), first)
+        assert interruption.asked
+        assert interruption.by is first
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interruption.by is first
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(first) is before
+    assert f"{first.name}: the run saves after this step" in capfd.readouterr().err
+
+
+def test_handlers_are_restored_after_an_error():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(ValueError, match="other"), Interruption():
+        raise ValueError("other")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    from threading import Thread
+
+    def opened():
+        with Interruption() as interruption:
+            found.append(interruption.asked)
+
+    found, before = [], signal.getsignal(signal.SIGINT)
+    thread = Thread(target=opened)
+    thread.start()
+    thread.join()
+    assert found == [False]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_resume_command_is_the_one_that_was_given(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert (
+        resume_command(["pretrain", "my run", "--resume", "--until=9 steps"])
+        == "bothways pretrain 'my run' '--until=9 steps' --resume"
+    )
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert resume_command(["pretrain", "run"]) == "torchrun --nproc-per-node=2 -m bothways pretrain run --resume"

@@ -1,0 +1,158 @@
+"""Runs that are killed, stopped and resumed: each must end as if nothing had happened."""
+
+import dataclasses
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from toy_training import CONFIG, TRAINING, killed_in_save, metric_lines, processes, session, steps, toy
+
+from bothways.core.errors import CheckpointError, ConfigError
+from bothways.training.checkpoint import Best, Keep, checkpoints, read
+from bothways.training.parallel import Single
+from bothways.training.run import Phase, train
+from bothways.training.state import Hours, Steps
+from bothways.training.trackers import JsonLines
+
+TIMES = {"seconds", "tokens_per_second", "seconds_left"}
+
+
+def timeless(folder):
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in metric_lines(folder)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run without interruption."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert session(folder).steps == 14
+    return folder
+
+
+def assert_equal_runs(folder, whole):
+    ours, expected = (torch.load(each / "final.pt", weights_only=True) for each in (folder, whole))
+    assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
+    assert timeless(folder) == timeless(whole)
+    assert [path.name for path in checkpoints(folder)] == [path.name for path in checkpoints(whole)]
+    then, now = (read(checkpoints(each)[-1]) for each in (whole, folder))
+    assert (now.metrics, now.progress.cursor, now.progress.tokens) == (then.metrics, then.progress.cursor, then.progress.tokens)
+
+
+def in_a_process(target, *arguments):
+    process = processes().Process(target=target, args=arguments)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def test_a_resume_without_the_random_state_would_end_in_other_weights(whole, tmp_path, monkeypatch):
+    """So the tests below can fail."""
+    session(tmp_path, 5)
+    monkeypatch.setattr("bothways.training.checkpoint._set_random", lambda *_: None)
+    session(tmp_path)
+    ours, expected = (torch.load(each / "final.pt", weights_only=True) for each in (tmp_path, whole))
+    assert not any(torch.equal(ours[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("step", [0, 2, 5, 8, 9, 13])
+def test_killed_at_any_step_and_resumed_it_ends_in_the_same_weights(step, whole, tmp_path):
+    assert in_a_process(session, tmp_path, step, signal.SIGKILL) == -signal.SIGKILL
+    saved = [path.name for path in checkpoints(tmp_path)]
+    assert saved[-1:] == ([f"step-{max(s for s in (3, 4, 6, 8, 9, 12) if s <= step)}"] if step >= 3 else [])
+    assert in_a_process(session, tmp_path) == 0
+    assert_equal_runs(tmp_path, whole)
+
+
+@pytest.mark.parametrize("flush", [2, 4, 7, 8, 13])
+def test_killed_in_the_middle_of_a_checkpoint_it_resumes_from_the_one_before(flush, whole, tmp_path):
+    assert in_a_process(killed_in_save, tmp_path, flush) == -signal.SIGKILL
+    for path in checkpoints(tmp_path):
+        read(path)
+    assert in_a_process(session, tmp_path) == 0
+    assert_equal_runs(tmp_path, whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number, whole, tmp_path):
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    progress = session(tmp_path, 5, number)
+    # The signal comes while step 6 is made, so it is trained on: asking comes after a step.
+    assert progress.steps == 6
+    saved = read(checkpoints(tmp_path)[-1]).progress
+    assert dataclasses.replace(saved, seconds=progress.seconds) == progress
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+    assert session(tmp_path).steps == 14
+    ours, expected = (torch.load(each / "final.pt", weights_only=True) for each in (tmp_path, whole))
+    assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
+
+
+def test_a_finished_run_is_left_as_it_is(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    written = (folder / "metrics.jsonl").read_bytes()
+    assert session(folder).steps == 14
+    assert (folder / "metrics.jsonl").read_bytes() == written
+    assert [path.name for path in checkpoints(folder)] == [path.name for path in checkpoints(whole)]
+
+
+def test_no_step_is_recorded_twice_and_none_is_left_out(whole):
+    training = [line["step"] for line in metric_lines(whole) if "learning_rate" in line]
+    evaluations = [line["step"] for line in metric_lines(whole) if "heldout/loss" in line]
+    assert training == [2, 3, 4, 6, 8, 9, 10, 12, 14]
+    assert evaluations == [4, 8, 12, 14]
+
+
+def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
+    values = iter([3.0, 1.0, 2.0, 4.0])
+    learner = toy()
+    keep = Keep(1, Best("score", "lowest"))
+    training = dataclasses.replace(TRAINING, evaluate=Steps(2), save=None, until=Steps(8), keep=keep)
+    phases = [Phase(Steps(8), steps)]
+    train(learner, phases, training, Single(), tmp_path, config=CONFIG, evaluation=lambda: {"score": next(values)})
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-4", "step-8"]
+    assert [read(path).metrics["score"] for path in checkpoints(tmp_path)] == [1.0, 4.0]
+
+
+def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
+    training = dataclasses.replace(TRAINING, keep=Keep(best=Best("f1", "highest")), evaluate=Steps(1))
+    with pytest.raises(ConfigError, match="'f1' is not evaluated: there are loss, accuracy") as caught:
+        train(
+            toy(),
+            [Phase(Steps(14), steps)],
+            training,
+            Single(),
+            tmp_path,
+            config=CONFIG,
+            evaluation=lambda: {"loss": 1.0, "accuracy": 0.5},
+        )
+    assert caught.value.where == "keep.best.metric"
+
+
+def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
+    training = dataclasses.replace(TRAINING, until=Hours(0.2 / 3600), evaluate=None, save=None, keep=Keep())
+    evaluated, phases = [], [Phase(training.until, steps)]
+
+    def evaluation():
+        evaluated.append(1)
+        return {"x": 1.0}
+
+    progress = train(toy(), phases, training, Single(), tmp_path, config={}, evaluation=evaluation)
+    assert progress.seconds >= 0.2
+    assert evaluated == [1]
+    assert [path.name for path in checkpoints(tmp_path)] == [f"step-{progress.steps}"]
+    assert "x" in metric_lines(tmp_path)[-1]
+
+
+def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    changed = r"of another run: betas was \[0.9, 0.999\], is 'not set'; learner.dropout was 0.2, is 0.1"
+    with pytest.raises(CheckpointError, match=changed):
+        train(toy(0.2), [Phase(Steps(14), steps)], TRAINING, Single(), folder, config={"learner": {"dropout": 0.1}})
+
+
+def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):
+    JsonLines(tmp_path / "metrics.jsonl", 0).write({"step": 1, "loss": 9.0})
+    assert session(tmp_path).steps == 14
+    assert metric_lines(tmp_path)[0]["step"] == 2
+    assert os.listdir(tmp_path / "tensorboard")

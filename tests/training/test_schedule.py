@@ -1,0 +1,91 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
+
+from bothways.core.errors import ConfigError
+from bothways.training.schedule import Constant, GoogleLinear, Linear, Trapezoid, factor
+from bothways.training.state import Epochs, Hours, Progress, Steps, Tokens
+
+SCHEDULES = [Linear, GoogleLinear, Constant, Trapezoid]
+
+
+def rates(schedule, total):
+    at = factor(schedule, Steps(total))
+    return [at(Progress(steps=step)) for step in range(total + 1)]
+
+
+@given(st.integers(2, 60).flatmap(lambda total: st.tuples(st.just(total), st.integers(1, total - 1))))
+def test_linear_is_the_schedule_of_transformers(sizes):
+    total, warmup = sizes
+    for schedule, theirs in (
+        (Linear(Steps(warmup)), lambda optimiser: get_linear_schedule_with_warmup(optimiser, warmup, total)),
+        (Constant(Steps(warmup)), lambda optimiser: get_constant_schedule_with_warmup(optimiser, warmup)),
+    ):
+        optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        scheduler, expected = theirs(optimiser), []
+        for _ in range(total + 1):
+            expected.append(optimiser.param_groups[0]["lr"])
+            optimiser.step()
+            scheduler.step()
+        assert rates(schedule, total) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.integers(2, 60).flatmap(lambda total: st.tuples(st.just(total), st.integers(0, total - 1))))
+def test_google_linear_is_polynomial_decay_with_warmup_put_in_its_place(sizes):
+    total, warmup = sizes
+    expected = []
+    for step in range(total + 1):
+        decayed = (1.0 - 0.0) * (1 - min(step, total) / total) ** 1.0 + 0.0
+        is_warmup = float(step < warmup)
+        expected.append((1 - is_warmup) * decayed + is_warmup * (step / warmup if warmup else 0.0))
+    assert rates(GoogleLinear(Steps(warmup) if warmup else 0.0), total) == pytest.approx(expected, abs=1e-12)
+
+
+def test_google_linear_drops_where_warmup_ends_and_linear_does_not():
+    assert rates(GoogleLinear(0.1), 100)[9:11] == pytest.approx([0.9, 0.9])
+    assert rates(Linear(0.1), 100)[9:11] == pytest.approx([0.9, 1.0])
+
+
+def test_trapezoid_rises_stays_and_falls():
+    assert rates(Trapezoid(Steps(2), Steps(4)), 10) == pytest.approx([0, 0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
+    assert rates(Trapezoid(0.0, 0.0), 3) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("run", "part", "halfway"),
+    [
+        (Tokens(1000), Tokens(100), Progress(tokens=500)),
+        (Epochs(4.0), Epochs(0.4), Progress(epochs=2.0)),
+        (Hours(2.0), Hours(0.2), Progress(seconds=3600.0)),
+    ],
+)
+def test_any_unit_gives_the_same_shape(schedule, run, part, halfway):
+    expected = factor(schedule(0.1), Steps(1000))(Progress(steps=500))
+    assert factor(schedule(part), run)(halfway) == pytest.approx(expected)
+    assert factor(schedule(0.1), run)(halfway) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_rate_stays_between_0_and_the_peak_past_the_end_too(schedule):
+    at = factor(schedule(0.3), Steps(10))
+    assert all(0 <= at(Progress(steps=step)) <= 1 for step in range(30))
+    assert at(Progress(steps=30)) == at(Progress(steps=10))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (Linear(1.0), "no share of a run"),
+        (Linear(-0.1), "no share of a run"),
+        (Linear(Tokens(5)), r"given in tokens \(5 tokens\), the run in steps \(10 steps\)"),
+        (Linear(Steps(10)), "as long as the run"),
+        (Trapezoid(0.5, 0.6), "longer than the run"),
+    ],
+)
+def test_a_part_that_does_not_fit_the_run_is_refused(schedule, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        factor(schedule, Steps(10))
+    assert caught.value.where.startswith("schedule")

@@ -1,0 +1,161 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from bothways.core.errors import CheckpointError, ResourceError
+from bothways.training import trackers
+from bothways.training.meter import Report, Scores
+from bothways.training.state import Hours, Progress, Steps, Tokens
+from bothways.training.trackers import JsonLines, Peak, Speed, TensorBoard, Terminal, flat, line, record
+
+REPORT = Report(Progress(40, 1200, 0.5, 3.0), Scores({"masked": 6.5, "pair": 0.69}, {"masked": 0.031}, 0.02), 1.5, 1e-4)
+
+
+def test_a_report_is_a_flat_table():
+    assert record(REPORT) == {
+        "step": 40,
+        "tokens": 1200,
+        "epochs": 0.5,
+        "seconds": 3.0,
+        "loss/masked": 6.5,
+        "loss/pair": 0.69,
+        "accuracy/masked": 0.031,
+        "padding": 0.02,
+        "gradient_norm": 1.5,
+        "learning_rate": 1e-4,
+    }
+    assert flat(REPORT.scores, "heldout/") == {
+        "heldout/loss/masked": 6.5,
+        "heldout/loss/pair": 0.69,
+        "heldout/accuracy/masked": 0.031,
+    }
+
+
+def test_lines_after_the_step_resumed_from_are_dropped(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    first = JsonLines(file, 0)
+    for step in (10, 20, 20, 30):
+        first.write({"step": step, "loss": 0.5})
+    with file.open("a") as stream:
+        stream.write('{"step": 40, "lo')
+    again = JsonLines(file, 20)
+    again.write({"step": 30, "loss": 0.25})
+    again.close()
+    lines = [json.loads(each) for each in file.read_text().splitlines()]
+    assert [each["step"] for each in lines] == [10, 20, 20, 30]
+    assert lines[-1]["loss"] == 0.25
+
+
+def test_a_new_run_begins_its_records_anew(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("anything\n")
+    JsonLines(file, 0).write({"step": 1})
+    assert file.read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("bad", ["no json", "[1]", '{"loss": 1}', '{"step": "x"}', "null"])
+def test_a_line_that_is_no_record_is_refused(tmp_path, bad):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1}}\n{bad}\n{{"step": 2}}\n')
+    with pytest.raises(CheckpointError, match="is no record of a run") as caught:
+        JsonLines(file, 1)
+    assert caught.value.where == file
+
+
+def test_records_that_cannot_be_written_are_said(tmp_path):
+    tracker = JsonLines(tmp_path / "metrics.jsonl", 0)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ResourceError, match="cannot be written"):
+        tracker.write({"step": 1})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot be written"):
+        TensorBoard(tmp_path / "file", 0)
+
+
+def test_tensorboard_reads_what_is_written_and_forgets_what_a_resume_repeats(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = TensorBoard(tmp_path, 0)
+    for step in (10, 20, 30):
+        first.write({"step": step, "loss/masked": float(step), "tokens": step * 7})
+    first.close()
+    again = TensorBoard(tmp_path, 20)
+    again.write({"step": 30, "loss/masked": 0.5})
+    again.close()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [(each.step, each.value) for each in found.Scalars("loss/masked")] == [(10, 10.0), (20, 20.0), (30, 0.5)]
+    assert [each.step for each in found.Scalars("tokens")] == [10, 20]
+    assert "step" not in found.Tags()["scalars"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 100.0
+
+    monkeypatch.setattr(trackers.time, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(trackers.time, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def test_speed_is_tokens_by_the_time_between_two_marks(clock):
+    speed = Speed(Tokens(10_000), Peak(flops_per_token=2e6, flops_per_second=1e9))
+    assert speed.mark(Progress(tokens=1000)) == {"share": 0.1}
+    clock.now += 5.0
+    assert speed.mark(Progress(tokens=2000)) == pytest.approx(
+        {"share": 0.2, "tokens_per_second": 200.0, "gemm_share": 0.4, "seconds_left": 40.0}
+    )
+
+
+def test_speed_looks_back_no_further_than_its_window(clock):
+    speed = Speed(Steps(1000), window=10.0)
+    for step in range(1, 61):
+        clock.now += 1.0
+        found = speed.mark(Progress(steps=step, tokens=step * 100 if step <= 30 else 3000 + (step - 30) * 500))
+    assert found["tokens_per_second"] == pytest.approx(500.0)
+    assert found["seconds_left"] == pytest.approx(940.0)
+    assert "gemm_share" not in found
+
+
+def test_time_left_of_a_run_by_the_clock_is_the_rest_of_it(clock):
+    speed = Speed(Hours(1.0))
+    speed.mark(Progress())
+    clock.now += 900.0
+    assert speed.mark(Progress(seconds=900.0, tokens=10))["seconds_left"] == pytest.approx(2700.0)
+
+
+def test_a_line_says_it_in_words():
+    values = record(REPORT) | {"share": 0.1, "tokens_per_second": 12345.6, "gemm_share": 0.41, "seconds_left": 3723.4}
+    assert line(values) == (
+        "step 40 · masked 6.500 (3.1% right) · pair 0.690 · 12,346 tokens/s · 41% of GEMM peak · 2% padding · 1:02:03 left"
+    )
+    assert line({"step": 1200, "heldout/loss/masked": 5.0, "heldout/accuracy/masked": 0.25, "f1": 0.5}) == (
+        "step 1,200 · heldout/masked 5.000 (25.0% right) · f1 0.500"
+    )
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(clock):
+    out = io.StringIO()
+    terminal = Terminal("training", Console(file=out, width=200), pause=10.0)
+    for step in range(1, 31):
+        clock.now += 1.0
+        terminal.write({"step": step, "loss/masked": 5.0, "share": step / 30})
+    terminal.write({"step": 30, "heldout/loss/masked": 4.0})
+    terminal.close()
+    lines = out.getvalue().splitlines()
+    assert [each.split(" · ")[0] for each in lines] == [f"training step {step}" for step in (1, 12, 23, 30)]
+    assert "heldout/masked 4.000" in lines[-1]
+
+
+def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_evaluation():
+    out = io.StringIO()
+    terminal = Terminal("training", Console(file=out, width=120, force_terminal=True))
+    terminal.write({"step": 7, "loss/masked": 5.25, "share": 0.5})
+    terminal.write({"step": 7, "heldout/loss/masked": 4.5})
+    terminal.close()
+    assert "masked 5.250" in out.getvalue()
+    assert "heldout/masked 4.500" in out.getvalue()
