@@ -1,0 +1,89 @@
+"""Preflight of labelled texts: rows, labels, their balance, and what training and development data share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Many
+
+from bothways.tasks.examples import Example, label_names
+from bothways.tasks.preflight import Finding, places
+
+RARE, COMMON = 0.01, 0.9
+"""A class is rare below this share of the examples; a class above this one makes accuracy say little."""
+MANY = 20
+"""Classes from which on labels that are fractions look like scores."""
+
+
+def check_examples(train: Many[Example], dev: Many[Example]) -> list[Finding]:
+    """Everything that labelled texts can have wrong; `dev` may be empty."""
+    return [
+        *_check_rows([*train, *dev]),
+        *_check_labels(train, dev),
+        *_check_balance(train),
+        *_check_overlap(train, dev),
+    ]
+
+
+def _check_rows(examples: Many[Example]) -> list[Finding]:
+    empty = [e.where for e in examples if not e.text.strip() or (e.text_b is not None and not e.text_b.strip())]
+    bare = [e.where for e in examples if e.label is None]
+    findings = []
+    if empty:
+        what = f"{len(empty)} examples have an empty text: {places(empty)}"
+        findings.append(Finding("rows", "error", what, fix="Complete these rows, or take them out."))
+    if bare:
+        what = f"{len(bare)} examples have no label (it is empty, null or NaN): {places(bare)}"
+        findings.append(Finding("labels", "error", what, fix="Label these rows, or take them out."))
+    return findings
+
+
+def _check_labels(train: Many[Example], dev: Many[Example]) -> list[Finding]:
+    labels, seen = label_names(train), label_names(dev)
+    findings = []
+    if len(labels) < 2:
+        what = f"training needs two classes or more, and the labels are {', '.join(map(repr, labels)) or 'all absent'}"
+        findings.append(Finding("labels", "error", what, fix="Name another label column, or give more data."))
+    strange = [f"{e.where} ({e.label!r})" for e in dev if e.label is not None and e.label not in labels]
+    if strange:
+        what = f"{len(strange)} dev examples have labels that no training example has: {places(strange)}"
+        findings.append(Finding("labels", "error", what, fix=f"The labels of the training data are {places(labels)}."))
+    absent = [label for label in labels if dev and label not in seen]
+    if absent:
+        findings.append(Finding("labels", "warning", f"no dev example has one of the labels {places(absent)}"))
+    if len(labels) > MANY and sum(_is_fraction(label) for label in labels) > len(labels) / 2:
+        what = f"the {len(labels)} labels look like scores ({places(labels)}), and each is taken as a class of its own"
+        findings.append(Finding("labels", "warning", what))
+    return findings
+
+
+def _is_fraction(label: str) -> bool:
+    whole, point, part = label.removeprefix("-").partition(".")
+    return bool(point) and whole.isdecimal() and part.isdecimal()
+
+
+def _check_balance(train: Many[Example]) -> list[Finding]:
+    counts = Counter(e.label for e in train if e.label is not None)
+    if len(counts) < 2:
+        return []
+    (top, most), total = counts.most_common(1)[0], counts.total()
+    findings = [
+        Finding("balance", "note", f"always answering {top!r} would be right on {most / total:.1%} of the training data")
+    ]
+    if most / total > COMMON:
+        what = f"{most / total:.1%} of the training examples are {top!r}: accuracy says little here"
+        fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
+        findings.append(Finding("balance", "warning", what, fix=fix))
+    rare = [f"{label} ({count})" for label, count in counts.items() if count / total < RARE]
+    if rare:
+        what = f"classes with less than {RARE:.0%} of the training examples, which are hardly learned: {places(rare)}"
+        findings.append(Finding("balance", "warning", what))
+    return findings
+
+
+def _check_overlap(train: Many[Example], dev: Many[Example]) -> list[Finding]:
+    known = {(e.text, e.text_b) for e in train}
+    shared = [e.where for e in dev if (e.text, e.text_b) in known]
+    if not shared:
+        return []
+    what = f"{len(shared)} of {len(dev)} dev examples are in the training data too, word for word: {places(shared)}"
+    return [Finding("overlap", "warning", what, fix="Take them out of one of the two: they make the metrics too good.")]

@@ -1,0 +1,186 @@
+"""Labelled texts: from the columns of a table, or made in memory.
+
+A label is a text, as a Hugging Face folder has it: 1 and "1" are one label, so are true and "true", so is 1.0 where a file
+turned whole numbers into floats. A label that is absent (empty, null, NaN, or the -1 of a Hub data set) is None; whether that
+may be is for the reader of the examples to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bothways.core.errors import ConfigError, DataError
+from bothways.tasks.tables import STDIN, Row, Table, open_table
+
+TEXTS = ("text", "sentence", "review", "content", "premise", "question", "query", "sentence1", "text_a", "tweet", "document")
+PAIRS = (
+    ("text", "text_b"), ("text_a", "text_b"), ("text1", "text2"), ("sentence1", "sentence2"), ("sentence_A", "sentence_B"),
+    ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"), ("query", "document"),
+)  # fmt: skip
+LABELS = ("label", "labels", "class", "target", "gold_label", "category")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One or two texts, their label if there is one, and where they come from."""
+
+    text: str
+    text_b: str | None = None
+    label: str | None = None
+    where: str = "an example"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold what, by name; or by number from 0, in a file without a header. None: guess, if it is clear.
+
+    Attributes:
+        text: the text, or the first of two.
+        text_b: the second text; stays absent if `text` is given alone.
+        label: the label.
+    """
+
+    text: str | None = None
+    text_b: str | None = None
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.text_b is not None and self.text is None:
+            raise ConfigError("is given without a first text", where="columns.text_b", fix="Name both columns.")
+
+    def __str__(self) -> str:
+        named = {"text": self.text, "text_b": self.text_b, "label": self.label}
+        return ", ".join(f"{role} = {name!r}" for role, name in named.items() if name is not None)
+
+
+NOT_NAMED = Columns()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Attributes:
+    columns: those that are read.
+    examples: once through.
+    share: how much has been read, from 0 to 1; none where nobody knows.
+    """
+
+    columns: Columns
+    examples: Iterator[Example]
+    share: Callable[[], float] | None
+
+
+def read_examples(source: str, columns: Columns = NOT_NAMED, *, usual: Columns = NOT_NAMED, labelled: bool = True) -> Reading:
+    """The examples of a file, a Hub data set or the standard input, streamed.
+
+    Args:
+        source: as for `tables.open_table`.
+        columns: those that are asked for.
+        usual: what those that are not asked for are called, if the table has them; else they are guessed.
+        labelled: whether labels are wanted; without, a label column is left alone.
+
+    Raises:
+        DataError: the file cannot be read as a table; a column that is not there, with those that are; a column that cannot be
+            guessed; while reading: a row without a column, or a text that is no text.
+        ResourceError: a file that may not be read.
+    """
+    named = [name for name in (columns.text, columns.text_b, columns.label if labelled else None) if name is not None]
+    table = open_table(source, named or ([] if source == STDIN or usual.text is None else [usual.text]))
+    for name in named:
+        if name not in table.names:
+            raise DataError(f"has no column {name!r}; it has {', '.join(table.names)}", where=table.where, fix=_HOW)
+    text, text_b = _texts(columns, usual, table)
+    chosen = Columns(text, text_b, _label_column(columns, usual, table) if labelled else None)
+    return Reading(chosen, (_example(row, chosen) for row in table.rows), table.share)
+
+
+def _texts(columns: Columns, usual: Columns, table: Table) -> tuple[str, str | None]:
+    for known in (columns, usual):
+        if known.text in table.names and (known.text_b is None or known.text_b in table.names):
+            assert known.text is not None
+            return known.text, known.text_b
+    return _guess_texts(table.names, table.where)
+
+
+def _label_column(columns: Columns, usual: Columns, table: Table) -> str:
+    known = next((name for name in (columns.label, usual.label) if name in table.names), None)
+    return known or _guess_label(table.names, table.where)
+
+
+_HOW = "Name the columns: --text NAME --text-b NAME --label NAME (in a file without a header by number, from 0)."
+
+
+def _guess_texts(names: tuple[str, ...], where: str) -> tuple[str, str | None]:
+    pairs = [pair for pair in PAIRS if set(pair) <= set(names)]
+    singles = [name for name in TEXTS if name in names]
+    if len(pairs) == 1 and set(singles) <= set(pairs[0]):
+        return pairs[0]
+    if not pairs and len(singles) == 1:
+        return singles[0], None
+    found = "several columns may hold the text" if pairs or singles else "no column is called like a text"
+    raise DataError(f"{found}; there are {', '.join(names)}", where=where, fix=_HOW)
+
+
+def _guess_label(names: tuple[str, ...], where: str) -> str:
+    found = [name for name in LABELS if name in names]
+    if len(found) == 1:
+        return found[0]
+    many = "several columns may hold the label" if found else "no column is called like a label"
+    raise DataError(f"{many}; there are {', '.join(names)}", where=where, fix=_HOW)
+
+
+def _example(row: Row, columns: Columns) -> Example:
+    assert columns.text is not None
+    text_b = None if columns.text_b is None else _text(row, columns.text_b)
+    label = None if columns.label is None else _label(_cell(row, columns.label), columns.label, row.where)
+    return Example(_text(row, columns.text), text_b, label, row.where)
+
+
+def _cell(row: Row, column: str) -> Any:
+    if column not in row.values:
+        what = f"the row has no column {column!r}; it has {', '.join(row.values)}"
+        raise DataError(what, where=row.where, fix="Complete the row, or take it out.")
+    return row.values[column]
+
+
+def _text(row: Row, column: str) -> str:
+    value = _cell(row, column)
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"column {column!r} holds {type(value).__name__}, not text", where=row.where, fix=_HOW)
+    return value or ""
+
+
+def _label(value: Any, column: str, where: str) -> str | None:
+    """The text of a label; none for an absent one."""
+    match value:
+        case None:
+            return None
+        case bool():
+            return str(value).lower()
+        case float():
+            return None if math.isnan(value) else f"{value:.0f}" if value.is_integer() else repr(value)
+        case int():
+            return str(value)
+        case str():
+            return None if value.strip().lower() in {"", "nan"} else value.strip()
+        case _:
+            raise DataError(f"column {column!r} holds {type(value).__name__}, not a label", where=where, fix=_HOW)
+
+
+def label_names(examples: Iterable[Example]) -> tuple[str, ...]:
+    """The labels that occur, in order: whole numbers by value, then texts by their characters."""
+    found = {example.label for example in examples if example.label is not None}
+    numbers = {label for label in found if label.removeprefix("-").isdecimal()}
+    return (*sorted(numbers, key=int), *sorted(found - numbers))
+
+
+def fingerprint(examples: Iterable[Example]) -> str:
+    """The sha256 of texts and labels, in their order."""
+    result = hashlib.sha256()
+    for example in examples:
+        result.update(json.dumps([example.text, example.text_b, example.label]).encode() + b"\n")
+    return result.hexdigest()

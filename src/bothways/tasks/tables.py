@@ -1,0 +1,219 @@
+"""Files and Hub data sets as rows with named columns: .csv, .tsv, .jsonl, .parquet, plain lines.
+
+Everything streams, and each row knows its line. A .tsv file is cut at tabs and nothing else, as GLUE's files are written:
+quotes in it are quotes. A .csv file follows RFC 4180. A file without a header has columns "0", "1", "2" …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bothways.core.errors import DataError
+from bothways.data.documents import HUB
+from bothways.data.readers import parse_hub_name
+from bothways.data.streams import COMPRESSED, Tally, open_bytes, read_lines
+
+STDIN = "-"
+"""The name of the standard input."""
+
+_KINDS = f".csv, .tsv, .jsonl, .txt (each also with {', '.join(COMPRESSED)}), .parquet, or {HUB}owner/name:configuration:split"
+
+Lines = Iterable[tuple[int, str]]
+Records = Iterator[tuple[int, list[str]]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: its values by column, and its file and line, for messages."""
+
+    values: Mapping[str, Any]
+    where: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Attributes:
+    where: the file or data set.
+    names: its columns.
+    rows: once through.
+    share: how much of a file of lines has been read, from 0 to 1; none for others.
+    """
+
+    where: str
+    names: tuple[str, ...]
+    rows: Iterator[Row]
+    share: Callable[[], float] | None = None
+
+
+def open_table(source: str, asked: Iterable[str] = ()) -> Table:
+    """The table in a file, a Hub data set, or standard input ("-": JSON lines if columns are asked for, else lines of text).
+
+    Args:
+        source: its name; the suffix tells the kind.
+        asked: columns that are wanted. A number that is no name in the first line means that there is no header.
+
+    Raises:
+        DataError: no such file, an unknown kind, no row; while reading: a damaged, binary or wrongly encoded file, a row that
+            does not fit, with its line.
+        ResourceError: a file that may not be read.
+    """
+    if source.startswith(HUB):
+        return _hub(source)
+    if source == STDIN:
+        return (_json_lines if list(asked) else _plain_lines)("stdin", _stdin())
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise DataError("no such file", where=source, fix=f"Check the name; readable are {_KINDS}.")
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    tally = Tally()
+    return dataclasses.replace(_text_file(path, asked, tally), share=lambda: tally.position / path.stat().st_size)
+
+
+def _text_file(path: Path, asked: Iterable[str], tally: Tally) -> Table:
+    match path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix:
+        case ".csv":
+            return _delimited(str(path), _csv_records(str(path), read_lines(path, tally)), asked)
+        case ".tsv":
+            return _delimited(str(path), _tsv_records(read_lines(path, tally)), asked)
+        case ".jsonl":
+            return _json_lines(str(path), read_lines(path, tally))
+        case ".txt":
+            return _plain_lines(str(path), read_lines(path, tally))
+        case suffix:
+            raise DataError(f"is of no known kind (suffix {suffix!r})", where=path, fix=f"Readable are {_KINDS}.")
+
+
+def _stdin() -> Iterator[tuple[int, str]]:
+    for number, raw in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield number, raw.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            what = f"byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8"
+            raise DataError(what, where=f"stdin:{number}", fix="Convert it with iconv -t UTF-8.") from error
+
+
+def _plain_lines(where: str, lines: Lines) -> Table:
+    """Every line is a text, an empty one too: predictions keep in step with lines."""
+    return _filled(where, ("text",), (Row({"text": line}, f"{where}:{number}") for number, line in lines))
+
+
+def _tsv_records(lines: Lines) -> Records:
+    return ((number, line.split("\t")) for number, line in lines if line)
+
+
+def _csv_records(where: str, lines: Lines) -> Records:
+    """Records with the line they begin on; a quoted value may go over several lines."""
+    reader, begin = csv.reader((line + "\n" for _, line in lines), strict=True), 1
+    try:
+        for record in reader:
+            if record:
+                yield begin, record
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        fix = 'Quote a value that holds a comma or a line end, and write " in it as "".'
+        raise DataError(f"is not CSV: {error}", where=f"{where}:{begin}", fix=fix) from error
+
+
+def _delimited(where: str, records: Records, asked: Iterable[str]) -> Table:
+    first = next(records, None) or (1, [])
+    names = first[1]
+    if any(name.isdecimal() and name not in names for name in asked):  # no header: the first record is a row
+        names, records = list(map(str, range(len(names)))), itertools.chain([first], records)
+    return _filled(where, names, (_record(where, names, line, values) for line, values in records))
+
+
+def _record(where: str, names: list[str], line: int, values: list[str]) -> Row:
+    """A row that is short lacks its last columns; one that is long is cut wrongly, so nothing in it can be trusted."""
+    if len(values) > len(names):
+        what = f"has {len(values)} values, but there are {len(names)} columns ({', '.join(names)})"
+        raise DataError(what, where=f"{where}:{line}", fix="Quote values that hold the separator, or take the row out.")
+    return Row(dict(zip(names, values, strict=False)), f"{where}:{line}")
+
+
+def _filled(where: str, names: Iterable[str] | None, rows: Iterator[Row]) -> Table:
+    """The table, if it has a row; named as the values of its first row are, if it has no names."""
+    first = next(rows, None)
+    if first is None:
+        raise DataError("holds no row", where=where, fix="Give a file with at least one example.")
+    return Table(where, tuple(first.values if names is None else names), itertools.chain([first], rows))
+
+
+def _json_lines(where: str, lines: Lines) -> Table:
+    return _filled(where, None, _json_rows(where, lines))
+
+
+def _json_rows(where: str, lines: Lines) -> Iterator[Row]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        place = f"{where}:{number}"
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            what = f"is not JSON: {error.msg} at column {error.colno}"
+            raise DataError(what, where=place, fix="Each line of a .jsonl file is one JSON object.") from error
+        if not isinstance(values, dict):
+            fix = 'Each line is an object like {"text": "…", "label": "…"}.'
+            raise DataError(f"holds a JSON {type(values).__name__}, not an object", where=place, fix=fix)
+        yield Row(values, place)
+
+
+def _parquet(path: Path) -> Table:
+    from pyarrow import parquet
+
+    with _whole(path), open_bytes(path, Tally()) as stream:
+        names = parquet.ParquetFile(stream).schema_arrow.names
+    return _filled(str(path), names, _parquet_rows(path))
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    from pyarrow import parquet
+
+    number = 0
+    with _whole(path), open_bytes(path, Tally()) as stream:
+        for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024):
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(values, f"{path}:row {number}")
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        what = f"is not a whole Parquet file ({str(error).splitlines()[0]})"
+        raise DataError(what, where=path, fix="Fetch or write it again.") from error
+
+
+def _hub(source: str) -> Table:
+    """Rows of a Hub data set, streamed; classes by their names, and a class below 0, which stands for none, as None."""
+    return _filled(source, None, _hub_rows(source))
+
+
+def _hub_rows(source: str) -> Iterator[Row]:
+    from datasets import ClassLabel, load_dataset
+
+    repository, config, split = parse_hub_name(source.removeprefix(HUB))
+    try:
+        data = load_dataset(repository, config, split=split, streaming=True)
+        classes = {name: kind.names for name, kind in (data.features or {}).items() if isinstance(kind, ClassLabel)}
+        for number, values in enumerate(data, 1):
+            named = {name: names[values[name]] if values[name] >= 0 else None for name, names in classes.items()}
+            yield Row({**values, **named}, f"{source}:row {number}")
+    except (OSError, ValueError) as error:
+        what = f"cannot be read: {str(error).splitlines()[0]}"
+        fix = f"Check the name, {HUB}owner/name[:configuration][:split], and the connection."
+        raise DataError(what, where=source, fix=fix) from error

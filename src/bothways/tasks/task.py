@@ -1,0 +1,140 @@
+"""What a task is: a learner whose sequences come from examples, and whose outputs become typed, scored predictions.
+
+    examples → encode → sequences → (packed, through the model) → outputs → decode → predictions → score
+
+One example may give many sequences (the windows of a long text, the choices of a question); their outputs meet again in
+`decode`. Everything streams: what is held is one window of examples, however many there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bothways.core.batch import Batch, pack
+from bothways.core.errors import ConfigError
+from bothways.core.hardware import Precision, resolve_precision
+from bothways.core.learner import Learner
+from bothways.core.sequence import Sequence
+from bothways.data.packing import deal
+
+E = TypeVar("E")
+"""An example of a task."""
+P = TypeVar("P")
+"""A prediction of a task."""
+T = TypeVar("T")
+
+Output = NDArray[np.float32]
+"""What the model says of one sequence, as the task wants it: a vector of logits, or one per token."""
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Input:
+    """What an example becomes.
+
+    Attributes:
+        sequences: with targets where the example has its answer.
+        tokens: of its texts, without special tokens, before anything was cut.
+        cut: how many of these are in no sequence.
+    """
+
+    sequences: tuple[Sequence, ...]
+    tokens: int
+    cut: int
+
+
+class Task(Learner, Generic[E, P]):
+    """A learner over examples. Subclasses define the methods below and `forward`."""
+
+    def encode(self, examples: Many[E]) -> list[Input]:
+        """What each example becomes. CPU only, pure; examples come together because tokenizing many at once is faster."""
+        raise NotImplementedError
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """What the model says of each sequence of a batch on its device."""
+        raise NotImplementedError
+
+    def decode(self, example: E, outputs: Many[Output]) -> P:
+        """The prediction for an example, from the outputs of its sequences."""
+        raise NotImplementedError
+
+    def score(self, results: Iterable[tuple[E, P]]) -> Metrics:
+        """The metrics of examples with their predictions, in one pass and constant memory."""
+        raise NotImplementedError
+
+    def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
+        """The sequence as it is: its targets came with its example."""
+        return sequence
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How predictions are computed; none of it changes them, but for `precision`, by its rounding.
+
+    Attributes:
+        precision: of matrix products.
+        tokens: the most that go through the model at once, unless one sequence has more.
+        window: examples that are read together; sequences of like length in a window share a batch.
+    """
+
+    precision: Precision = "fp32"
+    tokens: int = 8192
+    window: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "window"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", where=name)
+
+
+PACE = Pace()
+"""In fp32, so that predictions are the same on all machines to its rounding."""
+
+
+def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE) -> Iterator[tuple[E, P]]:
+    """Examples with their predictions, in their order, without dropout; the task keeps the mode it had.
+
+    Raises:
+        ConfigError: the precision is not to be had on the task's device.
+    """
+    for window in _windows(examples, pace.window):
+        yield from predict_encoded(task, window, task.encode(window), pace)
+
+
+@torch.no_grad()
+def predict_encoded(task: Task[E, P], examples: Many[E], inputs: Many[Input], pace: Pace = PACE) -> list[tuple[E, P]]:
+    """As `predict`, for examples that are encoded already."""
+    device = next(task.parameters()).device
+    dtype, training = resolve_precision(pace.precision, device), task.training
+    sequences = [sequence for item in inputs for sequence in item.sequences]
+    outputs: dict[int, Output] = {}
+    task.eval()
+    try:
+        for places in deal([len(sequence) for sequence in sequences], 1, pace.tokens)[0]:
+            with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+                results = task.outputs(pack([sequences[place] for place in places]).to(device))
+            outputs.update(zip(places, results, strict=True))
+    finally:
+        task.train(training)
+    ordered = iter(outputs[place] for place in range(len(sequences)))
+    pairs = zip(examples, inputs, strict=True)
+    return [(example, task.decode(example, list(itertools.islice(ordered, len(item.sequences))))) for example, item in pairs]
+
+
+def evaluate(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE) -> Metrics:
+    """The metrics on examples that have their answers."""
+    return task.score(predict(task, examples, pace))
+
+
+def _windows(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while window := list(itertools.islice(iterator, size)):
+        yield window

@@ -1,0 +1,181 @@
+"""Classification: cut as Google cuts, packed as alone, equal to transformers, streamed in order."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_task import VOCABULARY, make_examples, make_task, make_text, make_tokenizer
+
+from bothways.core.batch import pack
+from bothways.core.errors import ConfigError, DataError
+from bothways.tasks.classify import Classify, encode, truncated
+from bothways.tasks.examples import Example
+from bothways.tasks.predictions import ClassPrediction
+from bothways.tasks.task import Pace, evaluate, predict
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
+def test_pairs_are_cut_as_google_cuts_them(a: int, b: int, room: int) -> None:
+    first, second = ["a"] * a, ["b"] * b
+    while len(first) + len(second) > room:  # _truncate_seq_pair of run_classifier.py
+        (first if len(first) > len(second) else second).pop()
+    assert truncated(a, b, room) == (len(first), len(second))
+
+
+def ids_of(text: str) -> list[int]:
+    return [VOCABULARY.index(word) if word in VOCABULARY else 1 for word in text.split()]
+
+
+def test_examples_become_what_google_feeds(tmp_path: Path) -> None:
+    tokenizer, draw = make_tokenizer(tmp_path), random.Random(1)
+    labels, length = ("x", "y", "z"), 12
+    examples = [*make_examples(60), Example("", "", "x"), Example("ape", None, None), Example("APE yak", "zebu bee", "y")]
+    draw.shuffle(examples)
+    for example, made in zip(examples, encode(examples, tokenizer, labels, length), strict=True):
+        a, b = ids_of(example.text.lower()), None if example.text_b is None else ids_of(example.text_b.lower())
+        tokens = len(a) + len(b or [])
+        if b is None:
+            a = a[: length - 2]
+        while b is not None and len(a) + len(b) > length - 3:
+            (a if len(a) > len(b) else b).pop()
+        ids = [2, *a, 3] + ([] if b is None else [*b, 3])
+        (sequence,) = made.sequences
+        assert sequence.ids.tolist() == ids
+        assert sequence.segments.tolist() == [0] * (len(a) + 2) + [1] * (len(ids) - len(a) - 2)
+        assert (made.tokens, made.cut) == (tokens, tokens - len(a) - len(b or []))
+        target = -100 if example.label is None else labels.index(example.label)
+        assert np.asarray(sequence.targets["label"].labels).tolist() == [target]  # type: ignore[attr-defined]
+
+
+def test_a_strange_label_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^dev\.tsv:7: label 'w' is none of the model's: x, y"):
+        encode([Example("ape", None, "w", "dev.tsv:7")], make_tokenizer(tmp_path), ("x", "y"), 8)
+
+
+@pytest.mark.parametrize("length", [4, 25])
+def test_lengths_that_the_model_cannot_have_are_refused(tmp_path: Path, length: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^length: must be from 5 to the encoder's 24 positions, not {length}"):
+        make_task(tmp_path, length=length)
+
+
+def test_losses_are_sums_of_cross_entropies(tmp_path: Path) -> None:
+    task = make_task(tmp_path, dropout=0.0)
+    examples = [*make_examples(9), Example("ape", None, None)]
+    batch = pack([sequence for item in task.encode(examples) for sequence in item.sequences])
+    assert task.weights(batch) == {"label": 9.0}
+    loss = task(batch)["label"]
+    logits = task.logits(batch).detach().double().numpy()
+    expected, hits = 0.0, 0
+    for row, example in zip(logits, examples, strict=True):
+        if example.label is not None:
+            label = task.labels.index(example.label)
+            expected += math.log(np.exp(row).sum()) - row[label]
+            hits += int(row.argmax() == label)
+    assert loss.total.item() == pytest.approx(expected, rel=1e-5)
+    assert (loss.weight, int(loss.hits)) == (9.0, hits)
+    sequence = task.encode(examples)[0].sequences[0]
+    assert task.prepare(sequence, np.random.default_rng(0)) is sequence
+
+
+def test_logits_equal_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from bothways.interop.folder import save_model
+
+    task = make_task(tmp_path / "tokenizer", labels=("x", "y", "z"))
+    save_model(tmp_path / "model", task.model, task.tokenizer, labels=task.labels)
+    theirs, report = BertForSequenceClassification.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(report.values())
+    assert isinstance(theirs.config, BertConfig)
+    assert theirs.config.id2label == {0: "x", 1: "y", 2: "z"}
+    for item in task.eval().encode(make_examples(24)):
+        (sequence,) = item.sequences
+        ids, segments = (torch.from_numpy(array).long()[None] for array in (sequence.ids, sequence.segments))
+        with torch.no_grad():
+            expected = theirs(input_ids=ids, token_type_ids=segments).logits
+            assert torch.allclose(task.logits(pack([sequence])), expected, atol=1e-5)
+
+
+def test_predictions_are_those_of_each_example_alone_and_in_order(tmp_path: Path) -> None:
+    task, examples = make_task(tmp_path), make_examples(120, seed=3)
+    alone = [next(predict(task, [example]))[1] for example in examples]
+    for pace in (Pace(), Pace(tokens=40), Pace(tokens=1), Pace(window=7), Pace(tokens=60, window=50)):
+        results = list(predict(task, examples, pace))
+        assert [example for example, _ in results] == examples
+        for (_, prediction), expected in zip(results, alone, strict=True):
+            assert prediction.probabilities == pytest.approx(expected.probabilities, abs=1e-6)
+            assert prediction.label == max(expected.probabilities, key=expected.probabilities.__getitem__)
+
+
+def test_predicting_leaves_the_mode_and_the_gradients_alone(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    for training in (True, False):
+        task.train(training)
+        first, second = (list(predict(task, make_examples(8))) for _ in range(2))
+        assert first == second  # no dropout
+        assert task.training is training
+    assert all(parameter.grad is None for parameter in task.parameters())
+
+
+def test_examples_are_read_as_they_are_needed(tmp_path: Path) -> None:
+    task, read = make_task(tmp_path), []
+
+    def endless():  # type: ignore[no-untyped-def]
+        draw = random.Random(0)
+        while True:
+            read.append(1)
+            yield Example(make_text(draw, 5), None, "x")
+
+    stream = predict(task, endless(), Pace(window=4))
+    for count in range(1, 11):
+        next(stream)
+        assert len(read) == 4 * math.ceil(count / 4)
+
+
+def test_scores_are_of_all_predictions_in_one_pass(tmp_path: Path) -> None:
+    task, examples = make_task(tmp_path), make_examples(300, seed=4)
+    results = list(predict(task, examples))
+    metrics = evaluate(task, iter(examples), Pace(window=64))
+    right = [example.label == prediction.label for example, prediction in results]
+    losses = [-math.log(prediction.probabilities[str(example.label)]) for example, prediction in results]
+    assert metrics["accuracy"] == pytest.approx(np.mean(right))
+    assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert metrics.keys() == {"accuracy", "f1_macro", "mcc", "loss"}
+    assert "f1" in task_with_two(tmp_path).score([(Example("t", None, "x"), ClassPrediction("x", 0, {"x": 0.75, "y": 0.25}))])
+
+
+def task_with_two(folder: Path) -> Classify:
+    return make_task(folder, labels=("x", "y"))
+
+
+def test_an_impossible_answer_costs_much_and_not_everything(tmp_path: Path) -> None:
+    result = task_with_two(tmp_path).score([(Example("t", None, "y"), ClassPrediction("x", 0, {"x": 1.0, "y": 0.0}))])
+    assert 100 < result["loss"] < math.inf
+
+
+def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    with pytest.raises(DataError, match=r"^a\.tsv:2: has no label, so it cannot be scored"):
+        evaluate(task, [Example("ape", None, None, "a.tsv:2")])
+    with pytest.raises(DataError, match=r"^a\.tsv:3: label 'w' is none"):
+        evaluate(task, [Example("ape", None, "w", "a.tsv:3")])
+    with pytest.raises(DataError, match="no example to score"):
+        evaluate(task, [])
+
+
+@pytest.mark.parametrize("name", ["tokens", "window"])
+def test_a_pace_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
+        Pace(**{name: 0})
+
+
+def test_predictions_as_json() -> None:
+    prediction = ClassPrediction("x", 0, {"x": 2 / 3, "y": 1 / 3})
+    assert prediction.to_json() == {"label": "x", "probabilities": {"x": 0.666667, "y": 0.333333}}

@@ -1,0 +1,141 @@
+"""Examples: columns found or asked for by name, labels of any type as one text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bothways.core.errors import ConfigError, DataError
+from bothways.tasks.examples import Columns, Example, fingerprint, label_names, read_examples
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    return str(path)
+
+
+def write_columns(path: Path, *names: str) -> str:
+    path.write_text("\t".join(names) + "\n" + "\t".join(f"<{name}>" for name in names) + "\n", encoding="utf8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "text_b", "label"),
+    [
+        (("sentence", "label"), "sentence", None, "label"),
+        (("id", "text", "class"), "text", None, "class"),
+        (("index", "sentence1", "sentence2", "label"), "sentence1", "sentence2", "label"),
+        (("index", "question", "sentence", "label"), "question", "sentence", "label"),
+        (("premise", "hypothesis", "gold_label"), "premise", "hypothesis", "gold_label"),
+        (("text", "text_b", "label", "idx"), "text", "text_b", "label"),
+    ],
+)
+def test_columns_are_guessed_where_that_is_clear(
+    tmp_path: Path, names: tuple[str, ...], text: str, text_b: str | None, label: str
+) -> None:
+    source = write_columns(tmp_path / "a.tsv", *names)
+    reading = read_examples(source)
+    assert reading.columns == Columns(text, text_b, label)
+    expected = Example(f"<{text}>", None if text_b is None else f"<{text_b}>", f"<{label}>", f"{source}:2")
+    assert list(reading.examples) == [expected]
+    unlabelled = read_examples(source, labelled=False)
+    assert unlabelled.columns == Columns(text, text_b)
+    assert [example.label for example in unlabelled.examples] == [None]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("text", "sentence", "label"), r"several columns may hold the text; there are text, sentence, label"),
+        (("text", "sentence1", "sentence2", "label"), "several columns may hold the text"),
+        (("words", "label"), r"no column is called like a text; there are words, label\n  Name the columns: --text NAME"),
+        (("text", "label", "class"), "several columns may hold the label"),
+        (("text", "sentiment"), "no column is called like a label"),
+    ],
+)
+def test_columns_that_are_not_clear_are_asked_for(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_examples(write_columns(tmp_path / "a.tsv", *names))
+
+
+def test_columns_by_name_and_by_number(tmp_path: Path) -> None:
+    source = write_columns(tmp_path / "a.tsv", "x", "y", "z")
+    assert [e.text for e in read_examples(source, Columns("y", label="z")).examples] == ["<y>"]
+    (example, second) = read_examples(source, Columns("1", "0", "2")).examples
+    assert (example.text, example.text_b, example.label) == ("y", "x", "z")
+    assert second.where == f"{source}:2"
+    with pytest.raises(DataError, match=r"a\.tsv: has no column 'w'; it has x, y, z\n  Name the columns"):
+        read_examples(source, Columns("w", label="z"))
+    with pytest.raises(DataError, match=r"has no column '3'; it has 0, 1, 2"):
+        read_examples(source, Columns("3", label="1"))
+    with pytest.raises(DataError, match="has no column 'w'"):
+        read_examples(source, Columns("x", label="w"))
+    assert [e.text for e in read_examples(source, Columns("x", label="w"), labelled=False).examples] == ["<x>"]
+
+
+def test_usual_columns_are_taken_where_the_table_has_them(tmp_path: Path) -> None:
+    usual = Columns("x", None, "z")
+    source = write_columns(tmp_path / "a.tsv", "text", "x", "z")
+    assert read_examples(source, usual=usual).columns == usual
+    assert read_examples(source, Columns("text"), usual=usual).columns == Columns("text", None, "z")
+    other = write_columns(tmp_path / "b.tsv", "text", "label")
+    assert read_examples(other, usual=usual).columns == Columns("text", None, "label")
+    numbered = read_examples(write_columns(tmp_path / "c.tsv", "one", "two"), usual=Columns("1", None, "0"))
+    assert [(e.text, e.label) for e in numbered.examples] == [("two", "one"), ("<two>", "<one>")]
+
+
+def test_a_second_text_needs_a_first() -> None:
+    with pytest.raises(ConfigError, match=r"^columns\.text_b: is given without a first text"):
+        Columns(text_b="y")
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        ("spam", "spam"), (" spam ", "spam"), (1, "1"), ("1", "1"), (1.0, "1"), (-3, "-3"), (2.5, "2.5"),
+        (1e20, "1" + 20 * "0"), (True, "true"), (False, "false"), (None, None), ("", None), ("  ", None),
+        ("nan", None), ("NaN", None), (float("nan"), None),
+    ],
+)  # fmt: skip
+def test_labels_of_any_type_are_texts(tmp_path: Path, value: object, label: str | None) -> None:
+    source = write_rows(tmp_path / "a.jsonl", [{"text": "t", "label": value}])
+    assert [e.label for e in read_examples(source).examples] == [label]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "t", "label": [1]}, r"a\.jsonl:2: column 'label' holds list, not a label"),
+        ({"text": 3, "label": 1}, r"a\.jsonl:2: column 'text' holds int, not text"),
+        ({"text": "t"}, r"a\.jsonl:2: the row has no column 'label'; it has text"),
+        ({"label": 1}, r"a\.jsonl:2: the row has no column 'text'; it has label"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    source = write_rows(tmp_path / "a.jsonl", [{"text": "t", "label": 1}, row])
+    with pytest.raises(DataError, match=message):
+        list(read_examples(source).examples)
+
+
+def test_null_texts_are_empty(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", [{"text": None, "text_b": "b", "label": 1}])
+    assert [(e.text, e.text_b) for e in read_examples(source).examples] == [("", "b")]
+
+
+def test_labels_are_in_the_order_of_numbers_then_of_texts() -> None:
+    labels = ["10", "9", "-1", "b", "a", None, "9"]
+    random.Random(0).shuffle(labels)
+    assert label_names(Example("t", label=label) for label in labels) == ("-1", "9", "10", "a", "b")
+
+
+def test_the_fingerprint_is_of_texts_and_labels_alone() -> None:
+    one, two = Example("a", None, "x", "file:1"), Example("a", "b", "x", "file:2")
+    lines = b'["a", null, "x"]\n["a", "b", "x"]\n'
+    assert fingerprint([one, two]) == hashlib.sha256(lines).hexdigest()
+    assert fingerprint([two, one]) != fingerprint([one, two])
+    assert fingerprint([Example("a", None, "x", "elsewhere:7"), two]) == fingerprint([one, two])

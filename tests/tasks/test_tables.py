@@ -1,0 +1,188 @@
+"""Tables: what comes out of a file is what a plain reader of its format gives, and every flaw is named with its line."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bothways.core.errors import DataError
+from bothways.tasks import tables
+from bothways.tasks.tables import Table, open_table
+
+ROWS = [{"text": 'He said "no", twice', "label": "1"}, {"text": "naïve – 文字 😀", "label": "0"}, {"text": "", "label": "nan"}]
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf8", newline="")
+    return str(path)
+
+
+def values(table: Table) -> list[dict[str, object]]:
+    return [dict(row.values) for row in table.rows]
+
+
+def csv_text(rows: list[dict[str, str]]) -> str:
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    tsv = "text\tlabel\n" + "".join(f"{row['text']}\t{row['label']}\n" for row in ROWS)
+    jsonl = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(tsv.encode()))
+    (tmp_path / "a.csv.bz2").write_bytes(bz2.compress(csv_text(ROWS).encode()))
+    (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(jsonl.encode()))
+    sources = [
+        write(tmp_path / "a.csv", csv_text(ROWS)),
+        write(tmp_path / "a.tsv", tsv),
+        write(tmp_path / "b.tsv", tsv.replace("\n", "\r\n")),
+        write(tmp_path / "bom.tsv", "\ufeff" + tsv),
+        write(tmp_path / "a.jsonl", jsonl),
+        *(str(tmp_path / name) for name in ("a.parquet", "a.tsv.gz", "a.csv.bz2", "a.jsonl.xz")),
+    ]
+    for source in sources:
+        table = open_table(source)
+        assert table.names == ("text", "label"), source
+        assert values(table) == ROWS, source
+        assert source.endswith(".parquet") if table.share is None else table.share() == 1.0
+
+
+cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=12)
+
+
+@given(st.lists(st.lists(cells, min_size=2, max_size=2), min_size=1, max_size=5))
+def test_csv_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
+    table = open_table(write(tmp_path_factory.mktemp("csv") / "a.csv", csv_text([{"a": a, "b": b} for a, b in rows])))
+    assert values(table) == [{"a": a, "b": b} for a, b in rows]
+
+
+def test_rows_know_their_lines(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.csv", 'text,label\n"two\nlines",1\n\nnext,0\n')
+    assert [row.where for row in open_table(source).rows] == [f"{source}:2", f"{source}:5"]
+    source = write(tmp_path / "a.jsonl", '{"a": 1}\n\n{"a": 2}\n')
+    assert [row.where for row in open_table(source).rows] == [f"{source}:1", f"{source}:3"]
+
+
+def test_a_number_that_is_no_name_means_that_there_is_no_header(tmp_path: Path) -> None:
+    source = write(tmp_path / "cola.tsv", "gj04\t1\t\tIt is.\ngj04\t0\t*\tIs it is.\n")
+    table = open_table(source, ["3", "1"])
+    assert table.names == ("0", "1", "2", "3")
+    assert [(row.values["3"], row.where) for row in table.rows] == [("It is.", f"{source}:1"), ("Is it is.", f"{source}:2")]
+    named = write(tmp_path / "named.csv", "0,3\na,b\n")
+    assert values(open_table(named, ["3"])) == [{"0": "a", "3": "b"}]
+
+
+def test_plain_lines_are_texts_and_empty_ones_count(tmp_path: Path) -> None:
+    assert values(open_table(write(tmp_path / "a.txt", "one\n\nthree\n"))) == [{"text": "one"}, {"text": ""}, {"text": "three"}]
+
+
+class Stdin:
+    def __init__(self, content: bytes) -> None:
+        self.buffer = io.BytesIO(content)
+
+
+def test_standard_input_is_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Stdin('{"a": "ä"}\n\n'.encode()))
+    assert values(open_table("-", ["a"])) == [{"a": "ä"}]
+    monkeypatch.setattr("sys.stdin", Stdin(b'{"a": 1}\r\n\n'))
+    assert values(open_table("-")) == [{"text": '{"a": 1}'}, {"text": ""}]
+    monkeypatch.setattr("sys.stdin", Stdin(b"fine\n\xe9t\xe9\n"))
+    with pytest.raises(DataError, match=r"^stdin:2: byte 0xe9 at column 1 is not UTF-8"):
+        values(open_table("-"))
+
+
+def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = {"text": ["a", "b", "c"], "label": [1, 0, -1]}
+    asked = []
+
+    def load(*arguments: object, **options: object) -> object:
+        asked.append((arguments, options))
+        return datasets.Dataset.from_dict(rows, features=features).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    table = open_table("hub:owner/name:cola:validation")
+    assert [(row.values["label"], row.where) for row in table.rows] == [
+        ("yes", "hub:owner/name:cola:validation:row 1"),
+        ("no", "hub:owner/name:cola:validation:row 2"),
+        (None, "hub:owner/name:cola:validation:row 3"),
+    ]
+    assert asked == [(("owner/name", "cola"), {"split": "validation", "streaming": True})]
+
+
+def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load(*arguments: object, **options: object) -> object:
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match=r"^hub:owner/name: cannot be read: no network\n  Check the name"):
+        open_table("hub:owner/name")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.xls", b"x", r"a\.xls: is of no known kind \(suffix '\.xls'\)"),
+        ("a.xls.gz", gzip.compress(b"x"), r"is of no known kind \(suffix '\.xls'\)"),
+        ("a.csv", b"", r"a\.csv: holds no row"),
+        ("a.tsv", b"text\tlabel\n", r"a\.tsv: holds no row"),
+        ("a.jsonl", b"\n \n", r"a\.jsonl: holds no row"),
+        ("a.txt", b"", r"a\.txt: holds no row"),
+        ("a.csv", b"text,label\na,1\nhe said, no,1\n", r"a\.csv:3: has 3 values, but there are 2 columns \(text, label\)"),
+        ("a.csv", b'text,label\na,1\n"open,1\nb,0\n', r"a\.csv:3: is not CSV: unexpected end of data"),
+        ("a.jsonl", b'{"a": 1}\n{"a": 1\n', r"a\.jsonl:2: is not JSON: .* at column"),
+        ("a.jsonl", b"[1]\n", r"a\.jsonl:1: holds a JSON list, not an object"),
+        ("a.tsv", b"text\tlabel\nt\xe9xt\t1\n", r"a\.tsv:2: byte 0xe9 at column 2 is not UTF-8"),
+        ("a.tsv", "text\tlabel\n".encode("utf-16"), r"a\.tsv: is UTF-16 text"),
+        ("a.tsv", b"\x00\x01\x02", r"a\.tsv: is a binary file, not text"),
+        ("a.tsv.gz", gzip.compress(b"text\tlabel\na\t1\n")[:-9], r"damaged or cut short"),
+        ("a.parquet", b"PAR1 no", r"a\.parquet: is not a whole Parquet file"),
+    ],
+)
+def test_flaws_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        values(open_table(str(tmp_path / name)))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.csv: no such file\n  Check the name; readable are"):
+        open_table(str(tmp_path / "none.csv"))
+
+
+def test_parquet_that_is_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(
+        pyarrow.table({"text": ["x" * 500] * 100}), tmp_path / "a.parquet", compression="none", use_dictionary=False
+    )
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[4:60] = b"\xff" * 56
+    (tmp_path / "a.parquet").write_bytes(bytes(content))
+    with pytest.raises(DataError, match="not a whole Parquet file"):
+        values(open_table(str(tmp_path / "a.parquet")))
+
+
+def test_the_standard_input_is_called_a_dash() -> None:
+    assert tables.STDIN == "-"
