@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from bothways.core.claim import LOCK, OWNER, claim, refusals
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.seeds import rng
+from bothways.core.sequence import Ids
 from bothways.data.documents import Document, DocumentReader, Origin
 from bothways.data.join import DOCUMENTS, SENTENCES, TOKENS, join
 from bothways.data.manifest import MANIFEST, Manifest, Settings, check_file, describe_file, read_manifest, write_manifest
@@ -110,11 +111,11 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.documents) - 1
 
-    def sentences_of(self, document: int) -> list[NDArray[Any]]:
+    def sentences_of(self, document: int) -> list[Ids]:
         """The ids of each sentence of a document."""
         first, stop = (int(edge) for edge in self.documents[document : document + 2])
         edges = self.sentences[first : stop + 1].astype(np.int64)
-        return [self.tokens[start:end] for start, end in itertools.pairwise(edges)]
+        return [self.tokens[start:end].astype(np.int32) for start, end in itertools.pairwise(edges)]
 
     def split(self, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ids of the documents to train on and of those held out, ascending, with at least one on each side.

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import itertools
 import os
+import re
 import sys
 import sysconfig
 import types
@@ -32,6 +33,8 @@ _VENDORED = {"_vendor", "vendor", "vendored", "_vendored", "_distutils", "lib2to
 _BATCH_BYTES = 2_000_000
 # Measured over 107 packages: 237 MB of source hold 7 million words of docstrings, and 4.8 million words of new prose.
 _SOURCE_BYTES_PER_WORD = 49
+
+_BOUND = re.compile(r"\$module(, /)?(, )?")  # how C functions write that they get their module
 
 
 class Kind(Enum):
@@ -152,8 +155,8 @@ def _built_in() -> Iterator[Entry]:
 def _entry(module: str, name: str, kind: Kind, thing: object) -> Iterator[Entry]:
     docstring = thing.__doc__
     if isinstance(docstring, str) and docstring.strip():
-        signature = getattr(thing, "__text_signature__", None) or ""
-        yield Entry(module, name, kind, signature.replace("$", "").strip("()"), inspect.cleandoc(docstring))
+        signature = (getattr(thing, "__text_signature__", None) or "").removeprefix("(").removesuffix(")")
+        yield Entry(module, name, kind, _BOUND.sub("", signature).replace("$", ""), inspect.cleandoc(docstring))
 
 
 def _installed_modules(budget: int) -> Iterator[_Module]:
@@ -161,17 +164,23 @@ def _installed_modules(budget: int) -> Iterator[_Module]:
 
     The standard library is taken whole. What is left is shared out: no package gets more bytes than keep the sum in the budget.
     """
-    standard = sysconfig.get_paths()["stdlib"]
-    yield from (library := list(_modules_below(Path(standard))))
+    standard, roots = _roots()
+    yield from (library := list(_modules_below(standard)))
     packages: defaultdict[str, list[_Module]] = defaultdict(list)
-    for root in sorted({os.path.realpath(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}):
-        for module in _modules_below(Path(root)):
+    for root in roots:
+        for module in _modules_below(root):
             packages[module.name.partition(".")[0]].append(module)
     sizes = {name: sum(module.size for module in modules) for name, modules in packages.items()}
     share = _fair_share(list(sizes.values()), budget - sum(module.size for module in library))
     for name in sorted(packages, key=lambda name: (name.lower(), name)):
         taken = itertools.accumulate(module.size for module in packages[name])
         yield from (module for module, size in zip(packages[name], taken, strict=True) if size <= share)
+
+
+def _roots() -> tuple[Path, list[Path]]:
+    """The folder of the standard library, and those that packages are installed in."""
+    places = {os.path.realpath(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}
+    return Path(sysconfig.get_paths()["stdlib"]), sorted(map(Path, places))
 
 
 def _fair_share(sizes: list[int], budget: int) -> int:

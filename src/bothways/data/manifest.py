@@ -105,7 +105,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _read_tree(folder: Path) -> dict[str, Any]:
-    fix = "A corpus is made by: bothways corpus build FILES --tokenizer FOLDER --output FOLDER."
+    fix = "A corpus is made by: bothways corpus build FILES --tokenizer FOLDER --out FOLDER."
     if not folder.is_dir():
         raise DataError("no such folder", where=folder, fix=fix)
     if not (folder / MANIFEST).is_file():

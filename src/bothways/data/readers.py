@@ -217,7 +217,7 @@ def parse_hub_name(name: str) -> tuple[str, str | None, str]:
 def check_column(column: str, names: list[str], where: str | Path) -> None:
     """Raises DataError naming the columns there are, if `column` is not one."""
     if column not in names:
-        fix = f"Name the column that holds the text, as with --column {names[0]}." if names else None
+        fix = "Name the column that holds the text, with --column."
         raise DataError(f"has no column {column!r}; it has {', '.join(names) or 'none'}", where=where, fix=fix)
 
 

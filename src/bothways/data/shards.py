@@ -107,7 +107,7 @@ def cut(documents: Iterable[Document], recipe: Recipe) -> Iterator[Job]:
 def _job(number: int, texts: list[str], recipe: Recipe) -> Job:
     digest = hashlib.blake2b(recipe.key, digest_size=DIGEST_BYTES)
     for text in texts:
-        raw = text.encode("utf-8", "replace")
+        raw = text.encode("utf-8", "surrogatepass")
         digest.update(len(raw).to_bytes(8, "little"))
         digest.update(raw)
     return Job(f"{number:07d}-{digest.hexdigest()}.npz", texts)
@@ -137,11 +137,11 @@ def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
 
 
 def _characters(text: str) -> str:
-    """The text, with ? for halves of surrogate pairs, which JSON and Python source can hold and UTF-8 cannot."""
+    """The text, with U+FFFD for halves of surrogate pairs, which JSON and Python source can hold and UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode("utf-8")
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 
 
@@ -177,7 +177,7 @@ def load_index(path: Path) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}
     except (zipfile.BadZipFile, EOFError, ValueError, KeyError) as error:
         path.unlink()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from typing_extensions import Buffer
 
@@ -29,6 +29,7 @@ COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 
 _HEAD = 8192
 _BLOCK = 1 << 17
+_ZSTANDARD_BLOCK = 1 << 14  # text takes some ten times the room when it is out
 _OTHER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -42,7 +43,7 @@ class Tally:
     """How many bytes of the files, as they lie on the disk, have been read."""
 
     finished: int = 0
-    current: BinaryIO | None = None
+    current: io.BufferedReader | None = None
 
     @property
     def position(self) -> int:
@@ -52,7 +53,7 @@ class Tally:
 class _Zstandard(io.RawIOBase):
     """A .zst file, of one frame or several; unlike the library's own reader it notices a file that is cut short."""
 
-    def __init__(self, raw: BinaryIO) -> None:
+    def __init__(self, raw: io.BufferedReader) -> None:
         self._raw = raw
         self._frame: ZstdDecompressionObj | None = None
         self._rest = self._ready = b""
@@ -62,7 +63,7 @@ class _Zstandard(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int:
         while not self._ready:
-            block = self._rest or self._raw.read(_BLOCK)
+            block = self._rest or self._raw.read(_ZSTANDARD_BLOCK)
             if not block:
                 if self._frame is not None:
                     raise EOFError("the last frame is not complete")
@@ -85,7 +86,7 @@ class _Zstandard(io.RawIOBase):
         return ready, frame.unused_data
 
 
-def _decompressed(raw: BinaryIO, suffix: str) -> BinaryIO:
+def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
     match suffix:
         case ".gz":
             return io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK)
@@ -100,7 +101,7 @@ def _decompressed(raw: BinaryIO, suffix: str) -> BinaryIO:
 
 
 @contextmanager
-def open_bytes(path: Path, tally: Tally) -> Iterator[IO[bytes]]:
+def open_bytes(path: Path, tally: Tally) -> Iterator[io.BufferedReader]:
     """The bytes of a file, decompressed where its suffix says so.
 
     Raises:

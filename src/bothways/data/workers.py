@@ -52,10 +52,12 @@ def map_in_order(function: Callable[[J], R], jobs: Iterable[J], workers: int) ->
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
     def run(job: J) -> R:
-        worker = idle.get()
-        result: R = worker.run(job)
-        idle.put(worker)
-        return result
+        worker = idle.get()  # there is one for each thread
+        try:
+            result: R = worker.run(job)
+            return result
+        finally:
+            idle.put(worker)
 
     threads = ThreadPoolExecutor(workers)
     pending: deque[Future[R]] = deque()
@@ -70,9 +72,10 @@ def map_in_order(function: Callable[[J], R], jobs: Iterable[J], workers: int) ->
         while pending:
             yield pending.popleft().result()
     finally:
+        threads.shutdown(wait=False, cancel_futures=True)
         for worker in crew:
             worker.kill()
-        threads.shutdown(cancel_futures=True)
+        threads.shutdown()
 
 
 class _Worker:

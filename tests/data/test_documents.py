@@ -1,0 +1,282 @@
+"""Documents: every kind of file, compressed or not, comes out as it was written; every bad one is named with its line."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import json
+import lzma
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bothways.core.errors import BothwaysError, DataError, ResourceError
+from bothways.data.documents import Boundary, Document, Origin, read_documents
+from bothways.data.readers import SNIFFED, unwrap
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+TWO = "First line.\nSecond line.\n\nAnother document.\n"
+WIKI = '<doc id="1" url="u" title="Cats">\nCats\n\nCats sleep.\nThey eat.\n\n</doc>\n<doc id="2" title="">\nBare.\n</doc>\n'
+
+
+def read(path: Path | str, **options: Any) -> list[Document]:
+    return list(read_documents([str(path)], **options))
+
+
+def texts(path: Path | str, **options: Any) -> list[str]:
+    return [document.text for document in read(path, **options)]
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def failure(path: Path | str, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        read(path, **options)
+    assert caught.value.fix
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_text_json_lines_and_wiki_extractor_files_compressed_or_not(tmp_path: Path, suffix: str) -> None:
+    compress = COMPRESS[suffix]
+    write(tmp_path / f"a.txt{suffix}", compress(TWO.encode()))
+    write(tmp_path / f"b.jsonl{suffix}", compress(b'{"text": "One.\\nTwo.", "n": 1}\n\n{"text": null}\n'))
+    write(tmp_path / f"wiki_00{suffix}", compress(WIKI.encode()))
+    assert texts(tmp_path / f"a.txt{suffix}") == ["First line.\nSecond line.", "Another document."]
+    assert texts(tmp_path / f"b.jsonl{suffix}") == ["One.\nTwo.", ""]
+    assert texts(tmp_path / f"wiki_00{suffix}") == ["Cats sleep.\nThey eat.\n", "Bare."]
+    assert len(read(tmp_path)) == 6
+
+
+def test_frames_of_zstandard_and_members_of_gzip_follow_each_other(tmp_path: Path) -> None:
+    for suffix in (".zst", ".gz"):
+        halves = [COMPRESS[suffix](part.encode()) for part in ("One.\n\nTw", "o.\n")]
+        assert texts(write(tmp_path / f"a.txt{suffix}", b"".join(halves))) == ["One.", "Two."]
+
+
+def test_where_names_file_and_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "\n\n" + TWO)
+    assert [document.where for document in read(path)] == [f"{path}:3", f"{path}:6"]
+    path = write(tmp_path / "b.docs", WIKI)
+    assert [document.where for document in read(path)] == [f"{path}:1", f"{path}:8"]
+
+
+@pytest.mark.parametrize(
+    ("boundary", "expected"),
+    [
+        (Boundary.AUTO, ["First line.\nSecond line.", "Another document."]),
+        (Boundary.BLANK, ["First line.\nSecond line.", "Another document."]),
+        (Boundary.LINE, ["First line.", "Second line.", "Another document."]),
+        (Boundary.FILE, ["First line.\nSecond line.\n\nAnother document."]),
+    ],
+)
+def test_what_ends_a_document(tmp_path: Path, boundary: Boundary, expected: list[str]) -> None:
+    assert texts(write(tmp_path / "a.txt", TWO), boundary=boundary) == expected
+
+
+def test_without_a_blank_line_inside_each_line_is_a_document(tmp_path: Path) -> None:
+    assert texts(write(tmp_path / "a.txt", "\n\nOne.\nTwo.\n \t\n")) == ["One.", "Two."]
+    assert texts(write(tmp_path / "a.txt", "One.\n \t\nTwo.\nThree.")) == ["One.", "Two.\nThree."]
+    late = "x" * SNIFFED + "\nOne.\n\nTwo.\n"
+    assert texts(write(tmp_path / "a.txt", late))[1:] == ["One.", "Two."], "a blank line this late does not count"
+    assert texts(write(tmp_path / "a.txt", late), boundary=Boundary.BLANK)[1:] == ["Two."]
+
+
+def test_hard_wrapped_lines_are_joined_where_documents_have_paragraphs(tmp_path: Path) -> None:
+    long = "The slanting rays of afternoon sunshine, pouring through the"
+    book = f"CHAPTER I\n\n{long}\nConvent, lay upon\nthe flags.\nShe stepped out.\nNuns\nTwo\n"
+    joined = f"CHAPTER I\n\n{long} Convent, lay upon the flags.\nShe stepped out.\nNuns\nTwo"
+    assert texts(write(tmp_path / "a.txt", book), boundary=Boundary.FILE) == [joined]
+    assert texts(write(tmp_path / "a.docs", f'<doc title="t">\n{book}</doc>\n')) == [joined]
+    assert unwrap("a" * 101 + "\nNext") == "a" * 101 + "\nNext"
+    assert texts(write(tmp_path / "b.txt", book), boundary=Boundary.BLANK)[1].startswith(long + "\n"), "a line is a sentence"
+
+
+def test_line_ends_marks_and_nul_characters(tmp_path: Path) -> None:
+    content = codecs.BOM_UTF8 + b"Eins.\r\nZwei.\r\n\r\nDrei.\r\n"
+    assert texts(write(tmp_path / "a.txt", content)) == ["Eins.\nZwei.", "Drei."]
+    assert texts(write(tmp_path / "b.txt", b"x" * 9000 + b"\n\nn\0ul\n")) == ["x" * 9000, "nul"]
+
+
+def test_parquet_row_groups(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [f"Document {i}." for i in range(3000)] + [None]
+    table = pa.table({"body": pa.array(rows, pa.large_string()), "n": list(range(3001))})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=700)
+    found = read(tmp_path / "a.parquet", column="body")
+    assert [document.text for document in found] == [row or "" for row in rows]
+    assert found[700].where == f"{tmp_path / 'a.parquet'}:row 701"
+    assert "has no column 'text'; it has body, n" in failure(tmp_path / "a.parquet")
+    assert "row 1: column 'n' holds int" in failure(tmp_path / "a.parquet", column="n")
+    cut = write(tmp_path / "b.parquet", (tmp_path / "a.parquet").read_bytes()[:-100])
+    assert "is not a whole Parquet file" in failure(cut)
+
+
+def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[tuple[Any, ...]] = []
+
+    def fake(name: str, config: str | None, *, split: str, streaming: bool) -> Any:
+        asked.append((name, config, split, streaming))
+        if name == "no/such":
+            raise ValueError("no such data set\nmore")
+        return iter([{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}])
+
+    monkeypatch.setattr(datasets, "load_dataset", fake)
+    assert read("hub:a/b:en:dev")[1] == Document("Two.", "hub:a/b:en:dev:row 2")
+    assert texts("hub:a/b:en") == texts("hub:a/b") == texts("hub:a/b::dev") == ["One.", "Two."]
+    assert asked == [
+        ("a/b", "en", "dev", True),
+        ("a/b", "en", "train", True),
+        ("a/b", None, "train", True),
+        ("a/b", None, "dev", True),
+    ]
+    assert "hub:no/such: cannot be read: no such data set\n" in failure("hub:no/such")
+    assert "hub:a/b:row 1: has no column 'body'; it has text, n" in failure("hub:a/b", column="body")
+    assert "not the name of a Hub data set" in failure("hub:a/b:c:d:e")
+    assert "not the name of a Hub data set" in failure("hub:")
+
+
+def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    for name in ("b.txt", "a.jsonl", "sub/c.txt", ".hidden/d.txt", ".e.txt"):
+        write(tmp_path / name, f'{{"text": "{name}"}}' if name.endswith("jsonl") else name)
+    write(tmp_path / "notes.pdf", "%PDF")
+    assert texts(tmp_path) == ["a.jsonl", "b.txt", "sub/c.txt"]
+    assert texts(tmp_path / "**" / "*.txt") == ["b.txt", "sub/c.txt"]
+    inputs = [str(tmp_path / "sub"), str(tmp_path), str(tmp_path / "b.txt")]
+    assert [document.text for document in read_documents(inputs)] == ["sub/c.txt", "a.jsonl", "b.txt"]
+
+
+def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
+    paths = [write(tmp_path / "a.txt", TWO), write(tmp_path / "b.txt.gz", gzip.compress(TWO.encode() * 100))]
+    reader = read_documents([str(path) for path in paths], column="body", boundary=Boundary.BLANK)
+    status = [path.stat() for path in paths]
+    assert reader.origins == tuple(Origin(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(paths, status, strict=True))
+    assert reader.settings == {"column": "body", "boundary": "blank"}
+    assert reader.total == sum(path.stat().st_size for path in paths)
+    assert reader.position == 0
+    positions = [reader.position for _ in reader]
+    assert positions == sorted(positions)
+    assert reader.position == reader.total
+    assert read_documents(["hub:a/b"]).origins == (Origin("hub:a/b"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "a.txt: is an empty file"),
+        ("a.txt", b"fine\n\ncaf\xe9 au lait\n", "a.txt:3: byte 0xe9 at column 4 is not UTF-8"),
+        ("a.txt", b"PK\3\4\0\0\0", "a.txt: is a binary file"),
+        ("a.txt", "Text.\n".encode("utf-16"), "a.txt: is UTF-16 text"),
+        ("a.txt", codecs.BOM_UTF32_LE + "Text.\n".encode("utf-32-le"), "a.txt: is UTF-32 text"),
+        ("a.pdf", b"x", "a.pdf: is of no known kind (suffix '.pdf')"),
+        ("a.parquet.gz", b"x", "a.parquet.gz: is of no known kind"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2: is not JSON: Expecting value at column 10"),
+        ("a.jsonl", b'["a"]\n', "a.jsonl:1: holds a JSON list, not an object"),
+        ("a.jsonl", b'\n{"body": "a", "id": 3}\n', "a.jsonl:2: has no column 'text'; it has body, id"),
+        ("a.jsonl", b'{"text": "a"}\n{}\n', "a.jsonl:2: has no column 'text'; it has none"),
+        ("a.jsonl", b'{"text": 3}\n', "a.jsonl:1: column 'text' holds int, not text"),
+        ("a.docs", b"<doc id=1>\nText.\n", "a.docs:2: ends inside the <doc …> of line 1"),
+        ("a.docs", b"<doc id=1>\nText.\n<doc id=2>\n", "a.docs:3: begins before the one of line 1 has ended"),
+        ("a.docs", b"<doc id=1>\nText.\n</doc>\n\nMore.\n", "a.docs:5: is text outside of <doc …> and </doc>"),
+        (
+            "a.txt.gz",
+            gzip.compress(TWO.encode() * 9999)[:-40],
+            "a.txt.gz: the compressed file is damaged or cut short after line",
+        ),
+        ("a.txt.gz", b"not gzip at all", "a.txt.gz: the compressed file is damaged or cut short after line 0"),
+        ("a.txt.xz", lzma.compress(TWO.encode() * 9999)[:-40], "a.txt.xz: the compressed file is damaged"),
+        ("a.txt.xz", b"not xz at all", "a.txt.xz: the compressed file is damaged"),
+        ("a.txt.bz2", bz2.compress(TWO.encode() * 9999)[:-9], "a.txt.bz2: the compressed file is damaged"),
+        ("a.txt.bz2", b"not bz2 at all", "a.txt.bz2: the compressed file is damaged"),
+        ("a.txt.zst", zstandard.compress(TWO.encode() * 9999)[:-9], "a.txt.zst: the compressed file is damaged"),
+        ("a.txt.zst", b"not zstd at all", "a.txt.zst: the compressed file is damaged"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    assert str(tmp_path / message) in failure(write(tmp_path / name, content))
+
+
+def test_inputs_that_are_not_there(tmp_path: Path) -> None:
+    assert "nothing.txt: no such file or folder" in failure(tmp_path / "nothing.txt")
+    assert "matches no file" in failure(tmp_path / "*.txt")
+    assert "holds no file that can be read" in failure(tmp_path)
+
+
+def test_all_names_are_checked_before_the_first_document(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        read_documents([str(write(tmp_path / "a.txt", TWO)), str(tmp_path / "nothing.txt")])
+
+
+def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = write(tmp_path / "a.txt", TWO)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ResourceError, match="may not be read by this user"):
+        read(path)
+
+
+def test_errors_of_the_disk_are_not_called_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("bothways.data.streams._check_head", fail)
+    with pytest.raises(OSError, match="Input/output") as caught:
+        read(write(tmp_path / "a.txt", TWO))
+    assert not isinstance(caught.value, BothwaysError)
+
+
+LINE = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1).filter(
+    lambda line: line.strip() != "" and not line.startswith(("<doc ", "\ufeff"))
+)
+
+
+@given(st.lists(st.lists(LINE, min_size=1), min_size=1))
+def test_documents_between_blank_lines_come_back(tmp_path_factory: pytest.TempPathFactory, documents: list[list[str]]) -> None:
+    expected = ["\n".join(lines) for lines in documents]
+    path = write(tmp_path_factory.getbasetemp() / "property.txt", "\n\n".join(expected))
+    assert texts(path, boundary=Boundary.BLANK) == expected
+
+
+@given(st.lists(st.text()))
+def test_json_lines_come_back(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> None:
+    content = "".join(json.dumps({"text": text}) + "\n" for text in documents)
+    path = write(tmp_path_factory.getbasetemp() / "property.jsonl", content or "\n")
+    assert texts(path) == documents
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, suffix: str) -> None:
+    draw = random.Random(0)
+    lines = [json.dumps({"text": draw.randbytes(5000).hex()}).encode() + b"\n" for _ in range(100)]
+    path = write(tmp_path / f"a.jsonl{suffix}", COMPRESS[suffix](b"".join(lines)) * 30)  # 30 MB
+    tracemalloc.start()
+    count = sum(1 for _ in read_documents([str(path)]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 3000
+    assert peak < 2e6

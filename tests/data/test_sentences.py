@@ -1,0 +1,104 @@
+"""Sentences: English and Chinese, nothing lost, nothing but single spaces inside."""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bothways.core.errors import ConfigError
+from bothways.data import sentences
+from bothways.data.sentences import check_language, detect_language, split_sentences
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        ("en", "Dr. Smith met Mr. J. R. Jones at 3 p.m. in the U.S. They talked.", 2),
+        ("en", "Prices rose by 3.5 per cent, e.g. in Fig. 3. Really?! Yes... No.", 4),
+        ("en", 'He said: "Go. Now." Then he left.', 2),
+        ("zh", "他说：“你好。我走了。”然后他走了！真的吗？是的。", 4),
+        ("auto", "数学是研究数量的学科。它有3.5个分支。好！", 3),
+        ("auto", "One. Two.", 2),
+        ("de", "Das ist z.B. Berlin. Und nun?", 2),
+        ("en", "", 0),
+        ("en", " \n\t\u3000\r\n", 0),
+    ],
+)
+def test_counts(language: str, text: str, expected: int) -> None:
+    assert len(split_sentences(text, language)) == expected
+
+
+def test_paragraphs_first_and_single_spaces() -> None:
+    text = "A heading\nThe  first\tone. The\u3000second.\r\n\r\n  last \u2028 one\x0cno"
+    assert split_sentences(text) == ["A heading", "The first one.", "The second.", "last", "one", "no"]
+
+
+@given(st.text(), st.sampled_from(["en", "zh", "auto"]))
+def test_no_character_is_lost_and_no_space_added(text: str, language: str) -> None:
+    found = split_sentences(text, language)
+    assert "".join("".join(found).split()) == "".join(text.split())
+    assert all(sentence and sentence == " ".join(sentence.split()) for sentence in found)
+
+
+@given(st.lists(st.sampled_from(["The cat sat.", "Why not?", "No!", "a" * 70, "你好。", "x. y"]), min_size=20))
+def test_nothing_is_lost_where_a_long_paragraph_is_cut(parts: list[str]) -> None:
+    text = " ".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentences, "PIECE", 64)
+        assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
+
+
+def test_a_long_paragraph_has_the_sentences_of_a_short_one() -> None:
+    parts = [f"Sentence number {i} ends here." for i in range(2000)]
+    assert split_sentences(" ".join(parts)) == parts
+
+
+def test_time_does_not_grow_with_the_square() -> None:
+    def seconds(repeats: int) -> float:
+        start = time.process_time()
+        split_sentences("你。" * repeats)
+        return time.process_time() - start
+
+    small, large = min(seconds(8192) for _ in range(3)), seconds(8192 * 8)
+    assert large < 8 * 3 * small  # it takes 64 times as long without the cut
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("", "en"),
+        ("   ", "en"),
+        ("Hello there.", "en"),
+        ("数学", "zh"),
+        ("数学 is mathematics", "en"),
+        ("我们用 BERT 做实验。", "zh"),
+        ("12345 67", "en"),
+        ("𠀀𠀁", "zh"),
+        ("a" * 5000 + "数" * 5000, "en"),
+    ],
+)
+def test_the_language_is_told_from_the_script(text: str, language: str) -> None:
+    assert detect_language(text) == language
+
+
+@given(st.text(st.sampled_from("ab 数豈𠀀あ。\n") | st.characters(exclude_categories=["Cs"])))
+def test_the_rule_is_the_one_in_the_docstring(text: str) -> None:
+    sample = [c for c in text[:1000] if not c.isspace()]
+    chinese = [c for c in sample if unicodedata.name(c, "").startswith("CJK ") and "IDEOGRAPH" in unicodedata.name(c)]
+    if all(unicodedata.name(c, "") for c in sample):  # of unassigned code points the name does not tell
+        assert detect_language(text) == ("zh" if chinese and len(chinese) >= len(sample) / 5 else "en")
+
+
+@pytest.mark.parametrize("language", ["auto", "en", "zh", "yue"])
+def test_languages(language: str) -> None:
+    check_language(language)
+
+
+@pytest.mark.parametrize("language", ["english", "", "EN", "e", "zh-CN"])
+def test_what_is_no_language(language: str) -> None:
+    with pytest.raises(ConfigError, match="is not a language"):
+        check_language(language)
