@@ -1,0 +1,221 @@
+"""The files of a tokenizer: `tokenizer.json`, `vocab.txt`, `tokenizer_config.json`, read and written as transformers does.
+
+Notable choices. Truncation and padding that a file asks for are switched off: the parts that cut and pack do so in sight. A
+tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. What is written is declared a
+`BertTokenizer` only if transformers, which builds that class anew from the vocabulary and the settings, arrives at the same
+tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from bothways.core.errors import ResourceError, TokenizerError
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "pad": ("[PAD]", "<pad>"),
+    "unknown": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+"""What the special tokens are called, by their use: BERT's name, then RoBERTa's."""
+
+SETTINGS = {
+    "pad": "pad_token",
+    "unknown": "unk_token",
+    "cls": "cls_token",
+    "sep": "sep_token",
+    "mask": "mask_token",
+}
+"""Their keys in `tokenizer_config.json`."""
+
+LONGEST_WORD = 100
+"""Characters; a longer word is unknown. transformers and tokenizers have 100, google-research/bert has 200."""
+
+
+@dataclass(frozen=True)
+class Specials:
+    """Ids of the tokens that every encoder needs."""
+
+    pad: int
+    unknown: int
+    cls: int
+    sep: int
+    mask: int
+
+
+@dataclass(frozen=True)
+class Bert:
+    """BERT's normalisation. `strip_accents`: none means as `lowercase`. `cjk`: spaces around ideographs."""
+
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    cjk: bool = True
+
+
+def bert_backend(vocab: Mapping[str, int], bert: Bert, unknown: str = "[UNK]") -> tokenizers.Tokenizer:
+    """WordPiece over this vocabulary with BERT's normalisation, as transformers' BertTokenizer has it."""
+    model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=bert.cjk, strip_accents=bert.strip_accents, lowercase=bert.lowercase
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials]:
+    """A folder, a `tokenizer.json` or a `vocab.txt` → the backend and its special tokens.
+
+    Raises:
+        TokenizerError: no such file, a folder without tokenizer, a file that is none, missing special tokens.
+        ResourceError: a file that cannot be read.
+    """
+    file = _find(path)
+    config = _read_config(file.with_name("tokenizer_config.json"))
+    backend = _from_vocabulary(file, config) if file.suffix == ".txt" else _from_json(file)
+    specials = find_specials(backend, config, file)
+    return finish(backend, specials), specials
+
+
+def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Tokenizer:
+    """Marks the special tokens as such, takes truncation and padding off, and gives a template where there is none."""
+    contents = [backend.id_to_token(id) for id in asdict(specials).values()]
+    known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    backend.add_special_tokens([tokenizers.AddedToken(c, special=True, normalized=False) for c in contents if c not in known])
+    backend.no_truncation()
+    backend.no_padding()
+    if backend.post_processor is None:
+        cls, sep = backend.id_to_token(specials.cls), backend.id_to_token(specials.sep)
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+            special_tokens=[(cls, specials.cls), (sep, specials.sep)],
+        )
+    return backend
+
+
+def find_specials(backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: Path) -> Specials:
+    """The special tokens by the names that the configuration, the model or else custom gives them.
+
+    Raises:
+        TokenizerError: those that are missing, by name; a vocabulary with fewer tokens than that.
+    """
+    size = backend.get_vocab_size()
+    if size < len(NAMES):
+        what = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens that it must hold"
+        raise TokenizerError(what, where=where, fix="Train one: bothways tokenizer train FILES --out FOLDER")
+    found, missing = dict[str, int](), list[str]()
+    for use, customary in NAMES.items():
+        names = (_name_in(config, SETTINGS[use]), *customary)
+        ids = (backend.token_to_id(name) for name in names if name)
+        match next((id for id in ids if id is not None), None):
+            case None:
+                missing.append(" or ".join(dict.fromkeys(name for name in names if name)))
+            case id:
+                found[use] = id
+    if missing:
+        what = f"the vocabulary of {size} tokens lacks special tokens: {', '.join(missing)}"
+        fix = f"Add them, or name those it has in tokenizer_config.json ({', '.join(SETTINGS.values())})."
+        raise TokenizerError(what, where=where, fix=fix)
+    return Specials(**found)
+
+
+def _name_in(config: Mapping[str, Any], setting: str) -> str | None:
+    match config.get(setting):
+        case str(name) | {"content": str(name)}:
+            return name
+        case _:
+            return None
+
+
+def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[str, Any]:
+    """What `tokenizer_config.json` has to say for transformers to make the same tokenizer of `tokenizer.json`."""
+    names = {SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
+    match json.loads(backend.to_str()):
+        case {
+            "normalizer": {"type": "BertNormalizer", "clean_text": True} as normalizer,
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "model": {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+            "added_tokens": added,
+        } if len(added) == len(set(names.values())):
+            return {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": normalizer["lowercase"],
+                "strip_accents": normalizer["strip_accents"],
+                "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+                **names,
+            }
+        case _:
+            return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+
+
+def _find(path: Path) -> Path:
+    if not path.exists():
+        raise TokenizerError("no such file or folder", where=path, fix="Give a folder, a tokenizer.json or a vocab.txt.")
+    if not path.is_dir():
+        return path
+    for name in ("tokenizer.json", "vocab.txt"):
+        if (path / name).exists():
+            return path / name
+    fix = "Give a folder that bothways or transformers saved, or train one: bothways tokenizer train FILES --out FOLDER"
+    raise TokenizerError("the folder holds neither tokenizer.json nor vocab.txt", where=path, fix=fix)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        what = f"is not UTF-8 text (byte {error.start})"
+        raise TokenizerError(what, where=file, fix="Give a tokenizer.json or a vocab.txt, not compressed.") from error
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise ResourceError(what, where=file, fix="Check the name and the permissions.") from error
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(_read(file))
+    except json.JSONDecodeError as error:
+        what = f"is not JSON: {error.msg}"
+        raise TokenizerError(what, where=f"{file}:{error.lineno}", fix="Mend it, or take it away.") from error
+    if not isinstance(content, dict):
+        what = f"holds a JSON {type(content).__name__}, not an object"
+        raise TokenizerError(what, where=file, fix="Mend it, or take it away.")
+    return content
+
+
+def _from_json(file: Path) -> tokenizers.Tokenizer:
+    text = _read(file)
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises nothing narrower
+        what = f"is no tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
+        raise TokenizerError(what, where=file, fix="Fetch or train it again.") from error
+    unknown = getattr(backend.model, "unk_token", None)
+    if unknown is not None and backend.token_to_id(unknown) is None:
+        what = f"the model's unknown token {unknown!r} is not in its vocabulary"
+        raise TokenizerError(what, where=file, fix='Set "unk_token" under "model" to a token that is.')
+    return backend
+
+
+def _from_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    lines = _read(file).removesuffix("\n").split("\n")
+    bert = Bert(
+        lowercase=config.get("do_lower_case", True),
+        strip_accents=config.get("strip_accents"),
+        cjk=config.get("tokenize_chinese_chars", True),
+    )
+    vocab = {token: id for id, token in enumerate(lines)}
+    return bert_backend(vocab, bert, _name_in(config, SETTINGS["unknown"]) or "[UNK]")
