@@ -1,0 +1,229 @@
+"""Fine-tuning in memory: equal to padded fine-tuning by transformers, equal for equal seeds, and the best weights are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
+
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.learner import Cursor
+from bothways.interop.folder import load_model, save_model
+from bothways.model.config import EncoderConfig, Learned
+from bothways.model.heads import Labels, Masked, Model, Pooled
+from bothways.recipes.classifier import (
+    ALL,
+    RECIPES,
+    Labelled,
+    Method,
+    fit_classifier,
+    label,
+    loader,
+    modern,
+    score,
+    start_from,
+)
+from bothways.tasks.classify import Classify
+from bothways.tasks.examples import Example
+from bothways.training.checkpoint import Best, Keep
+from bothways.training.loop import fit
+from bothways.training.meter import Meter
+from bothways.training.optim import AdamW, BertAdam, build
+from bothways.training.parallel import Single
+from bothways.training.schedule import GoogleLinear, Linear, factor
+from bothways.training.state import Epochs, Progress, Steps
+
+LENGTH = 16
+FAST = dataclasses.replace(modern(), until=Epochs(6.0), optimiser=AdamW(lr=3e-3), precision="fp32")
+METHOD = Method(FAST, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Labelled:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return label(tokenizer, make_examples(320, 0), make_examples(80, 1), LENGTH)
+
+
+def small(**changes: object) -> EncoderConfig:
+    return EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1, **changes)  # type: ignore[arg-type]
+
+
+def test_packed_fine_tuning_is_padded_fine_tuning(tmp_path: Path) -> None:
+    """Fifteen updates by this library and by transformers on the same batches: losses, gradient norms, weights."""
+    from transformers import BertForSequenceClassification
+
+    source = make_folder(tmp_path / "theirs", dropout=0.0)
+    pretrained = load_model(source, [Pooled()]).model
+    data = label(make_tokenizer(tmp_path), make_examples(200, 2), [], LENGTH)
+    task = Classify(start_from(pretrained, 2, None, seed=3), data.tokenizer, data.labels, LENGTH)
+    save_model(tmp_path / "begin", task.model, data.tokenizer, labels=data.labels)
+    theirs = BertForSequenceClassification.from_pretrained(tmp_path / "begin").train()
+
+    method = Method(dataclasses.replace(FAST, until=Steps(15), schedule=Linear(0.2)), LENGTH, microbatch_tokens=150)
+    seen: list[tuple[float, float, float]] = []
+
+    def on_step(progress: Progress, meter: Meter) -> bool:
+        report = meter.read()
+        seen.append((report.scores.losses["label"], report.gradient_norm, report.rate))
+        return False
+
+    optimiser = AdamW(lr=3e-3, decay=0.05)
+    fit(
+        task,
+        loader(data, method, task, 3, ALL).steps(Cursor()),
+        build(optimiser, task.named_parameters()),
+        factor(method.training.schedule, method.training.until),
+        Single(),
+        until=method.training.until,
+        progress=Progress(),
+        on_step=on_step,
+        precision="fp32",
+    )
+    decayed = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
+    others = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
+    adam = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=0.0)
+    steps, sizes = loader(data, method, task, 3, ALL).steps(Cursor()), list[int]()
+    for number, (expected, step) in enumerate(zip(seen, steps, strict=False)):
+        rows = [(ids, segments, label) for batch in step.microbatches for ids, segments, label in _rows(batch)]
+        ids, segments = (pad_sequence([row[column] for row in rows], batch_first=True) for column in (0, 1))
+        labels = torch.stack([row[2] for row in rows])
+        sizes.append(len(rows))
+        mask = pad_sequence([torch.ones_like(row[0]) for row in rows], batch_first=True)
+        loss = theirs(input_ids=ids, token_type_ids=segments, attention_mask=mask, labels=labels).loss
+        adam.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        rate = 3e-3 * (number / 3 if number < 3 else (15 - number) / 12)
+        for group in adam.param_groups:
+            group["lr"] = rate
+        adam.step()
+        assert expected == pytest.approx((loss.item(), norm.item(), rate), rel=1e-4, abs=1e-6), number
+    assert len(seen) == 15
+    assert sizes == [*[32] * 6, 8, *[32] * 6, 8, 32]  # an epoch ends with what is left of it
+    theirs.save_pretrained(tmp_path / "end")
+    end = load_model(tmp_path / "end").model.state_dict()
+    for name, tensor in task.model.state_dict().items():
+        # The gradient of a key's bias is 0 but for rounding, which Adam blows up to the size of its rate.
+        if not name.endswith("qkv.bias"):
+            assert torch.allclose(tensor, end[name], atol=2e-5), name
+
+
+def _rows(batch):  # type: ignore[no-untyped-def]
+    lengths, labels = batch.layout.lengths, batch.targets["label"].labels
+    return zip(batch.ids.split(lengths), batch.segments.split(lengths), labels, strict=True)
+
+
+def test_a_start_is_copied_and_its_label_head_is_new(folder: Path) -> None:
+    pretrained = load_model(folder).model
+    before = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
+    model = start_from(pretrained, 3, None, seed=1)
+    for name, tensor in model.state_dict().items():
+        if name.startswith("heads.labels"):
+            continue
+        assert torch.equal(tensor, before[name]), name
+        assert tensor.data_ptr() != pretrained.state_dict()[name].data_ptr()
+    weight = model.heads["labels"].dense.weight
+    assert weight.shape == (3, 32)
+    assert weight.std() > 0
+    assert torch.equal(weight, start_from(pretrained, 3, None, seed=1).heads["labels"].dense.weight)
+    assert not torch.equal(weight, start_from(pretrained, 3, None, seed=2).heads["labels"].dense.weight)
+
+
+def test_a_start_without_pooler_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^start: the model has no pooler, only masked\n  Pre-train with"):
+        start_from(Model(small(), (Masked(),)), 2, None, seed=0)
+
+
+def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: Labelled) -> None:
+    steps: list[int] = []
+    for start in (load_model(folder).model, small()):
+        steps.clear()
+        done = fit_classifier(start, data, METHOD, seed=0, device="cpu", on_step=lambda progress: steps.append(progress.steps))
+        assert done.metrics["accuracy"] > 0.95
+        assert steps == list(range(1, 61))
+        assert [epochs for epochs, _ in done.history] == [1, 2, 3, 4, 5, 6]
+        assert done.metrics["accuracy"] == max(metrics["accuracy"] for _, metrics in done.history)
+        assert score(done.task, data) == done.metrics
+        assert not done.task.training
+
+
+def test_pairs_are_learned(data: Labelled) -> None:
+    singles = make_examples(400, 7)
+    pairs = [Example("the film was it", e.text, e.label) for e in singles]
+    paired = label(data.tokenizer, pairs[:320], pairs[320:], 20)
+    done = fit_classifier(small(), paired, dataclasses.replace(METHOD, length=20), device="cpu")
+    assert done.metrics["accuracy"] > 0.95
+
+
+def test_seeds_decide_everything(data: Labelled) -> None:
+    brief = dataclasses.replace(METHOD, training=dataclasses.replace(FAST, until=Steps(4), evaluate=None))
+    one, again, other = (fit_classifier(small(), data, brief, seed=seed, device="cpu") for seed in (1, 1, 2))
+    assert one.metrics == again.metrics != other.metrics
+    states = [done.task.state_dict() for done in (one, again)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert len(one.history) == 1  # at the end
+
+
+def test_the_best_weights_win_by_any_metric(data: Labelled) -> None:
+    high = dataclasses.replace(FAST, optimiser=AdamW(lr=2e-2), until=Epochs(2.0), evaluate=Steps(3))  # to make it jump about
+    for metric, choose in (("loss", min), ("mcc", max)):
+        done = fit_classifier(small(), data, dataclasses.replace(METHOD, training=high, metric=metric), device="cpu")
+        assert done.metrics[metric] == choose(metrics[metric] for _, metrics in done.history)
+        assert score(done.task, data) == done.metrics
+        assert len(done.history) == 7  # of 20 steps every third, and the last
+
+
+def test_without_dev_data_the_last_weights_stay(data: Labelled) -> None:
+    bare = label(data.tokenizer, make_examples(64, 0), [], LENGTH)
+    done = fit_classifier(small(), bare, METHOD, device="cpu")
+    assert (done.metrics, done.history, done.progress.steps) == ({}, (), 12)
+
+
+def test_flaws_of_the_data_stop_before_training(data: Labelled) -> None:
+    train, dev = [*make_examples(9, 0), Example(" ", None, "pos", "t:1")], [Example("fine", None, "odd", "d:1")]
+    with pytest.raises(
+        BothwaysError, match=r"^2 things must be mended before training:\n  1\. 1 examples have an empty text: t:1"
+    ):
+        label(data.tokenizer, train, dev, LENGTH)
+
+
+def test_f1_is_of_two_classes(data: Labelled) -> None:
+    three = label(data.tokenizer, [*make_examples(20, 0), Example("rain", None, "wet")], [], LENGTH)
+    with pytest.raises(ConfigError, match=r"^metric: 'f1' is of two classes, and there are 3: neg, pos, wet"):
+        fit_classifier(small(), three, dataclasses.replace(METHOD, metric="f1"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"length": 4}, r"^length: must be at least 5"),
+        ({"microbatch_tokens": 0}, r"^microbatch_tokens: must be at least 1, not 0"),
+        ({"dropout": 1.0}, r"^dropout: must lie in \[0, 1\), not 1\.0"),
+        (
+            {"training": dataclasses.replace(FAST, keep=Keep(best=Best("x", "lowest")))},
+            r"^training\.keep\.best: which checkpoint is the best is decided by metric",
+        ),
+    ],
+)
+def test_methods_that_cannot_be_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Method(**changes)  # type: ignore[arg-type]
+
+
+def test_the_recipes_are_those_of_the_paper() -> None:
+    """facts: batch 32, 3 epochs, 5e-5, a tenth of warm-up; the code has no bias correction and its own decay."""
+    assert Method().batch.n == 32
+    assert RECIPES["paper"]().optimiser == BertAdam(lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
+    assert RECIPES["paper"]().schedule == GoogleLinear(0.1)
+    assert RECIPES["modern"]().optimiser == AdamW(lr=5e-5)
+    assert all(recipe().until == Epochs(3.0) for recipe in RECIPES.values())
+    assert start_from(small(), 2, 0.25, seed=0).specification == (Pooled(), Labels(2, 0.25))
