@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bothways.recipes.pretrain import Pretrained
+    from bothways.tasks.preflight import Finding
 
 
 def pretrain(
@@ -60,14 +61,18 @@ def pretrain(
     from bothways.training.parallel import is_main, plan_here
 
     console = Console(stderr=True)
+
+    def say(finding: Finding) -> None:
+        console.print(f"{finding.severity}: {finding}", highlight=False, markup=False, soft_wrap=True)
+
     text = Corpus.open(corpus)
     base = RECIPES[recipe](dataclasses.replace(preset(model), vocab=text.tokenizer.size))
     settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
     begun = None
     if start is not None:
-        begun = job.begin_from(start, text, settings.segments)
+        begun = job.begin_from(start, settings.segments)
         settings = dataclasses.replace(settings, encoder=begun.config)
-    done = job.pretrain(settings, text, out, resume=resume, device=device, start=begun)
+    done = job.pretrain(settings, text, out, resume=resume, device=device, start=begun, on_finding=say)
     if not is_main(plan_here()):
         return
     if not done.finished(settings.training):

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from typing_extensions import assert_never
 
 from bothways.core import config as configs
-from bothways.core.errors import ConfigError
 from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
 from bothways.core.learner import Cursor, Step
 from bothways.data.corpus import Corpus
@@ -35,6 +34,7 @@ from bothways.model.heads import Head, Masked, Model, Pair, Pooled
 from bothways.model.ledger import BACKWARD, forward_flops
 from bothways.objectives.pretraining import Pretraining
 from bothways.recipes.settings import Phase, PretrainConfig
+from bothways.tasks.preflight import Finding, Load, check_machine, check_model, settle
 from bothways.training import run
 from bothways.training.folder import run_folder
 from bothways.training.loop import evaluate
@@ -89,6 +89,7 @@ def pretrain(
     resume: bool = False,
     device: str = "auto",
     start: Model | None = None,
+    on_finding: Callable[[Finding], object] = lambda _: None,
 ) -> Pretrained:
     """Pre-train on a corpus.
 
@@ -98,15 +99,18 @@ def pretrain(
         folder: of this run: checkpoints, metrics, `config.toml`.
         resume: go on from the newest checkpoint in the folder; without, it must be new or empty.
         start: a model to go on from, with the heads of `settings.segments`; none for new weights.
+        on_finding: takes what the preflight warns of.
 
     Raises:
-        ConfigError: the encoder does not fit the corpus' vocabulary.
         ResourceError: another run is in the folder, or has been.
-        BothwaysError: what `training.run.train` raises.
+        BothwaysError: what the preflight and `training.run.train` raise.
     """
-    _check(settings, corpus)
     plan = plan_here()
     where = place(plan, choose_device(device))
+    findings = preflight(settings, corpus, folder, where)
+    if is_main(plan):
+        for finding in findings:
+            on_finding(finding)
     torch.manual_seed(settings.seed)
     model = start or Model(settings.encoder, heads_for(settings.segments))
     learner = Pretraining(model, settings.masking, vocabulary_of(corpus)).to(where)
@@ -137,18 +141,23 @@ def vocabulary_of(corpus: Corpus) -> Vocabulary:
     return Vocabulary(tokenizer.special, tokenizer.continues, tokenizer.specials.mask)
 
 
-def _check(settings: PretrainConfig, corpus: Corpus) -> None:
-    if settings.encoder.vocab < corpus.tokenizer.size:
-        raise _too_few_rows(corpus, settings.encoder.vocab)
+def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: torch.device) -> list[Finding]:
+    """What is to be known before the run: ids, disk, memory, sentences that will be cut; no errors among it.
 
-
-def _too_few_rows(corpus: Corpus, rows: int) -> ConfigError:
-    size = corpus.tokenizer.size
-    return ConfigError(
-        f"the corpus has ids up to {size - 1}, but the encoder's embedding has {rows} rows",
-        where="encoder.vocab",
-        fix=f"Set encoder.vocab to {size}, or build the corpus with the model's tokenizer.",
-    )
+    Raises:
+        BothwaysError: there are errors; it lists them all.
+    """
+    longest = max(phase.length for phase in settings.phases)
+    heads = heads_for(settings.segments)
+    load = Load(settings.encoder, heads, longest, settings.microbatch_tokens, settings.training.keep.last + 2)
+    findings = [*check_model(settings.encoder, corpus.tokenizer, longest), *check_machine(load, folder, device)]
+    room = dataclasses.replace(settings.segments, length=longest).room
+    cut = int((np.diff(corpus.sentences[: COUNTED // 10].astype(np.int64)) > room).sum())
+    if cut:
+        share = cut / min(len(corpus.sentences) - 1, COUNTED // 10)
+        what = f"{share:.1%} of the sentences are longer than {room} tokens and will be cut"
+        findings.append(Finding("truncation", "note", what, "phases"))
+    return settle(findings)
 
 
 def _loader(
@@ -248,17 +257,13 @@ def _up_to(tokens: int, steps: Iterator[Step]) -> Iterator[Step]:
             return
 
 
-def begin_from(source: str, corpus: Corpus, segments: FullSentences | NextSentence) -> Model:
+def begin_from(source: str, segments: FullSentences | NextSentence) -> Model:
     """A model folder's weights with the heads that these segments train; heads that the folder lacks are an error.
 
     Raises:
         FolderError: the folder lacks a head, or is no model.
-        ConfigError: its embedding has fewer rows than the corpus' vocabulary.
     """
-    model = load_model(source, heads_for(segments)).model
-    if model.config.vocab < corpus.tokenizer.size:
-        raise _too_few_rows(corpus, model.config.vocab)
-    return model
+    return load_model(source, heads_for(segments)).model
 
 
 def save_pretrained(done: Pretrained, settings: PretrainConfig, corpus: Corpus, folder: Path) -> None:

@@ -1,0 +1,98 @@
+"""What the package promises as a whole: its names, its layers, its weight at start-up."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bothways
+
+SOURCE = Path(bothways.__file__).parent
+
+# Design: each package may import those on its right, and `core` is open to all.
+ALLOWED = {
+    "core": set(),
+    "text": set(),
+    "model": set(),
+    "training": set(),
+    "data": {"text"},
+    "families": {"model"},
+    "objectives": {"model", "data"},
+    "tasks": {"model", "text", "data", "objectives", "training"},
+    "interop": {"families", "text", "model", "tasks"},
+    "report": set(),
+    "recipes": {"families", "text", "data", "model", "objectives", "tasks", "training", "interop", "report"},
+    "commands": {"families", "text", "data", "model", "objectives", "tasks", "training", "interop", "report", "recipes"},
+}
+
+
+def imports(file: Path) -> set[str]:
+    """The packages of bothways that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        found |= {name.split(".")[1] for name in names if name.startswith("bothways.")}
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_dependencies_point_one_way(package: str) -> None:
+    files = list((SOURCE / package).rglob("*.py"))
+    assert files
+    for file in files:
+        wrong = imports(file) - ALLOWED[package] - {"core", package}
+        assert not wrong, f"{file.relative_to(SOURCE)} imports {wrong}"
+
+
+def test_no_package_is_left_out_of_the_layers() -> None:
+    assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(ALLOWED)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in bothways.__all__:
+        assert getattr(bothways, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Bert'"):
+        _ = bothways.Bert
+
+
+def test_import_and_help_are_light() -> None:
+    heavy = {"torch", "datasets", "transformers", "matplotlib"}
+    code = f"import sys, bothways, bothways.cli; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        shown = subprocess.run([sys.executable, "-m", "bothways", "--help"], capture_output=True, text=True, check=True).stdout
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5
+    assert all(verb in shown for verb in ("quickstart", "tokenizer", "corpus", "pretrain", "finetune", "predict", "describe"))
+
+
+def test_every_command_shows_its_help() -> None:
+    for words in (
+        ["pretrain"],
+        ["corpus", "build"],
+        ["tokenizer", "train"],
+        ["finetune"],
+        ["predict"],
+        ["describe"],
+        ["bench"],
+    ):
+        done = subprocess.run([sys.executable, "-m", "bothways", *words, "--help"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "Usage: bothways" in done.stdout
+
+
+def test_a_mistake_is_one_message_and_status_2() -> None:
+    words = [sys.executable, "-m", "bothways", "corpus", "inspect", "no-such-folder"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no-such-folder: ")
+    assert "Traceback" not in done.stderr
