@@ -1,4 +1,7 @@
 import functools
+import multiprocessing
+import platform
+import resource
 
 import pytest
 import torch
@@ -112,6 +115,35 @@ def test_memory_is_what_the_system_and_the_container_leave(monkeypatch):
 def test_without_such_files_memory_is_what_the_pages_say(monkeypatch):
     monkeypatch.setattr(hardware, "_lines", lambda path: [])
     assert memory_available(CPU) > 0
+
+
+def faults_of_large_arrays(connection):
+    """Page faults of 20 arrays of 48 MiB, one after the other: before, and with what they free kept."""
+
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            torch.ones(12 * 2**20)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    connection.send((faults(), hardware.keep_freed_memory(), faults(), faults()))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
+def test_memory_that_is_kept_costs_no_page_faults():
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=faults_of_large_arrays, args=(theirs,))
+    process.start()
+    given_back, kept, _, again = ours.recv()
+    process.join()
+    assert kept
+    assert given_back > 10_000
+    assert again < given_back / 20
+
+
+def test_an_allocator_without_the_setting_is_left_as_it_is(monkeypatch):
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: object())
+    assert hardware.keep_freed_memory() is False
 
 
 def test_the_free_disk_is_that_of_a_folder_to_come(tmp_path):

@@ -36,9 +36,8 @@ def new_folder(place: Path) -> Iterator[Path]:
             remove(place)
             hidden.rename(place)
             _flush(place.parent)
-        except BaseException:
+        finally:
             shutil.rmtree(hidden, ignore_errors=True)
-            raise
 
 
 def replace_file(place: Path, write: Callable[[Path], object]) -> None:
@@ -53,9 +52,8 @@ def replace_file(place: Path, write: Callable[[Path], object]) -> None:
             write(hidden)
             _flush(hidden)
             hidden.replace(place)
-        except BaseException:
+        finally:
             hidden.unlink(missing_ok=True)
-            raise
 
 
 def remove(folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import ConfigError
-from bothways.core.hardware import Precision
+from bothways.core.hardware import Precision, keep_freed_memory
 from bothways.core.learner import Cursor, Learner, Step
 from bothways.training.checkpoint import Keep, latest, prune, read, save
 from bothways.training.interrupt import Interruption
@@ -89,6 +89,7 @@ def train(
         ConfigError: the schedule does not fit the run, or the metric that names the best checkpoint is not evaluated.
         ResourceError: a file cannot be written.
     """
+    keep_freed_memory()
     optimiser, schedule = build(training.optimiser, learner.named_parameters()), factor(training.schedule, training.until)
     start = latest(folder)
     progress = read(start).restore(learner, optimiser, plan, config) if start else Progress()
