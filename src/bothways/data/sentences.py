@@ -45,11 +45,17 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
         language: ISO 639 code, or "auto"; a code without rules of its own is split as English.
     """
     code = detect_language(text) if language == AUTO else language
-    paragraphs = (" ".join(line.split()) for line in text.splitlines())
-    return [stripped for line in paragraphs for sentence in _segment(line, code) if (stripped := sentence.strip())]
+    sentences: list[str] = []
+    for line in text.splitlines():
+        paragraph = " ".join(line.split())
+        if len(paragraph) <= PIECE:
+            sentences += filter(None, map(str.strip, sentencex.segment(code, paragraph)))
+        else:
+            sentences += filter(None, map(str.strip, _segment_in_pieces(paragraph, code)))
+    return sentences
 
 
-def _segment(paragraph: str, language: str) -> Iterator[str]:
+def _segment_in_pieces(paragraph: str, language: str) -> Iterator[str]:
     start = 0
     while len(paragraph) - start > PIECE:
         *whole, last = sentencex.segment(language, paragraph[start : start + PIECE])

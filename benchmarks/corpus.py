@@ -1,0 +1,168 @@
+"""How fast text becomes a corpus: this library against `datasets.Dataset.map` with `tokenizers`, on one core, in one run.
+
+    python benchmarks/corpus.py TEXT… --tokenizer FOLDER [--megabytes 20] [--rounds 3]
+
+All contenders get the same documents from memory and end with their ids in files.
+
+    ours                 build(workers=1): sentences, ids, removal of duplicates, arrays, digests, manifest
+    map, sentences       Dataset.map(batched=True, num_proc=1): the same sentence splitter, encode_batch, ids of each sentence
+    map, sentences fast  the same with encode_batch_fast
+    map, documents       the same with encode_batch on whole documents: no sentence boundaries, so less work
+
+Each round of ours begins with an empty table of words. The data sets of the peer are made before the clock starts. Rates are
+for seconds of processor time, of this process and its children, so that a busy machine does not matter; seconds on the clock
+stand beside them. All run on one core, where the system lets a process choose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["RAYON_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import datasets
+import numpy as np
+import tokenizers
+from rich.console import Console
+from rich.table import Table
+
+from bothways.data.corpus import Corpus, build
+from bothways.data.documents import Document, read_documents
+from bothways.data.sentences import split_sentences
+from bothways.text.tokenizer import Tokenizer
+
+Batch = dict[str, list[str]]
+Ids = dict[str, list[list[list[int]]]] | dict[str, list[list[int]]]
+
+
+def read_some(inputs: list[str], characters: int) -> list[Document]:
+    """Documents of the inputs, up to so many characters."""
+    documents = []
+    for document in read_documents(inputs):
+        documents.append(document)
+        characters -= len(document.text)
+        if characters <= 0:
+            break
+    return documents
+
+
+def by_sentence(backend: tokenizers.Tokenizer, fast: bool) -> Callable[[Batch], Ids]:
+    """What a user writes who wants sentence boundaries."""
+    encode = backend.encode_batch_fast if fast else backend.encode_batch
+
+    def work(batch: Batch) -> Ids:
+        documents = [split_sentences(text, "auto") for text in batch["text"]]
+        encodings = iter(encode([sentence for document in documents for sentence in document], add_special_tokens=False))
+        return {"ids": [[next(encodings).ids for _ in document] for document in documents]}
+
+    return work
+
+
+def by_document(backend: tokenizers.Tokenizer) -> Callable[[Batch], Ids]:
+    """What a user writes who does not."""
+
+    def work(batch: Batch) -> Ids:
+        return {"ids": [encoding.ids for encoding in backend.encode_batch(batch["text"], add_special_tokens=False)]}
+
+    return work
+
+
+def clocks() -> np.ndarray:
+    """Seconds of processor time, and on the clock."""
+    times = os.times()
+    return np.array([times.user + times.system + times.children_user + times.children_system, time.perf_counter()])
+
+
+def mapped(data: datasets.Dataset, work: Callable[[Batch], Ids]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Seconds, and the data set of ids, in a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = clocks()
+        result = data.map(
+            work,
+            batched=True,
+            num_proc=1,
+            remove_columns=["text"],
+            load_from_cache_file=False,
+            cache_file_name=str(Path(folder) / "ids.arrow"),
+        )
+        seconds = clocks() - start
+        return seconds, result.with_format("numpy")[:]
+
+
+def built(documents: list[Document], tokenizer: Tokenizer) -> tuple[np.ndarray, Corpus]:
+    """Seconds, and the corpus."""
+    folder = tempfile.mkdtemp()
+    try:
+        start = clocks()
+        corpus = build(documents, tokenizer, Path(folder) / "corpus", workers=1)
+        return clocks() - start, corpus
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+")
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--megabytes", type=float, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    datasets.disable_progress_bars()
+
+    tokenizer = Tokenizer.load(arguments.tokenizer)
+    documents = read_some(arguments.inputs, int(arguments.megabytes * 1e6))
+    size = sum(len(document.text.encode()) for document in documents)
+    data = datasets.Dataset.from_dict({"text": [document.text for document in documents]})
+    backend = tokenizer.backend
+    peers = {
+        "map, sentences": by_sentence(backend, fast=False),
+        "map, sentences fast": by_sentence(backend, fast=True),
+        "map, documents": by_document(backend),
+    }
+    seconds: dict[str, list[np.ndarray]] = {name: [] for name in ("ours", *peers)}
+    tokens = 0
+    for _ in range(arguments.rounds):
+        elapsed, corpus = built(documents, tokenizer)
+        seconds["ours"].append(elapsed)
+        tokens = len(corpus.tokens)
+        for name, work in peers.items():
+            elapsed, ids = mapped(data, work)
+            seconds[name].append(elapsed)
+            if name == "map, sentences":
+                flat = np.concatenate([row for document in ids["ids"] for row in document if len(row)])
+                print(f"ids: {len(flat):,} of map, {tokens:,} of ours without duplicates")
+
+    table = Table("", "processor seconds", "on the clock", "MB/s", "tokens/s", "× ours")
+    ours = np.median(seconds["ours"], axis=0)[0]
+    for name, rounds in seconds.items():
+        middle = np.median(rounds, axis=0)[0]
+        each = [" ".join(f"{second:.2f}" for second in column) for column in np.transpose(rounds)]
+        table.add_row(name, *each, f"{size / 1e6 / middle:.2f}", f"{tokens / middle:,.0f}", f"{middle / ours:.2f}")
+    Console().print(table)
+    print(f"{len(documents):,} documents, {size / 1e6:.1f} MB, {tokens:,} tokens, one core of {platform.machine()}, {cpu()}")
+    print(f"datasets {datasets.__version__}, tokenizers {tokenizers.__version__}, Python {platform.python_version()}")
+
+
+def cpu() -> str:
+    """The processor's name, if it can be found."""
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return names[0] if names else platform.processor()
+
+
+if __name__ == "__main__":
+    main()
