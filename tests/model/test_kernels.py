@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bothways.core.layout import Layout
-from bothways.model.kernels import attend
+from bothways.model import kernels
+from bothways.model.kernels import Kernel, attend, choose
 
 HEADS, SIZE = 2, 4
 
@@ -24,16 +25,17 @@ def formula(qkv: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-9], ids=["fused", "written out"])
+@pytest.mark.parametrize("kernel", ["fused", "written_out"])
 @settings(max_examples=40, deadline=None)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8), seed=st.integers(0, 99))
-def test_output_and_gradient_equal_the_formula(rate: float, lengths: list[int], seed: int) -> None:
-    """A rate that rounds to 0 of 65,536 takes the way of dropout and drops nothing."""
+def test_output_and_gradient_equal_the_formula(kernel: Kernel, lengths: list[int], seed: int) -> None:
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64) * 2
     weights = torch.randn(sum(lengths), HEADS, SIZE, dtype=torch.float64)
     mine, reference = qkv.float().requires_grad_(), qkv.clone().requires_grad_()
-    found, wanted = attend(mine, Layout.of(lengths), rate), formula(reference, lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "choose", lambda *_: kernel)
+        found, wanted = attend(mine, Layout.of(lengths)), formula(reference, lengths)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
     (found * weights).sum().backward()
     (wanted * weights).sum().backward()
@@ -66,3 +68,20 @@ def test_half_precision_attends_within_its_rounding() -> None:
     qkv = torch.randn(19, 3, HEADS, SIZE)
     found = attend(qkv.bfloat16(), Layout.of([9, 10]), 0.0)
     torch.testing.assert_close(found.double(), formula(qkv, [9, 10]), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "longest", "rate", "kernel"),
+    [
+        ("cuda", torch.bfloat16, 128, 0.0, "fused"),
+        ("cuda", torch.float32, 128, 0.1, "fused"),
+        ("cpu", torch.float32, 4096, 0.1, "written_out"),
+        ("cpu", torch.bfloat16, 512, 0.0, "written_out"),
+        ("cpu", torch.bfloat16, 513, 0.0, "fused"),
+        ("cpu", torch.float32, 256, 0.0, "written_out"),
+        ("cpu", torch.float32, 257, 0.0, "fused"),
+        ("cpu", torch.float64, 257, 0.0, "fused"),
+    ],
+)
+def test_the_table_of_kernels(device: str, dtype: torch.dtype, longest: int, rate: float, kernel: Kernel) -> None:
+    assert choose(torch.device(device), dtype, longest, rate) == kernel
