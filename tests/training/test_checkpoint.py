@@ -13,10 +13,10 @@ from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
 
 import bothways
 from bothways.core.errors import CheckpointError, ResourceError
+from bothways.core.files import digest
 from bothways.core.learner import Cursor
 from bothways.training import checkpoint
 from bothways.training.checkpoint import Best, Keep, best, checkpoints, latest, prune, read, save
-from bothways.training.files import digest
 from bothways.training.optim import AdamW, build
 from bothways.training.parallel import Replicated
 from bothways.training.state import Progress

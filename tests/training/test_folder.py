@@ -6,7 +6,7 @@ import pytest
 from toy_training import processes
 
 from bothways.core.errors import ResourceError
-from bothways.training.files import replace_file
+from bothways.core.files import replace_file
 from bothways.training.folder import run_folder
 from bothways.training.interrupt import Interruption, resume_command
 
@@ -69,7 +69,7 @@ def test_what_a_kill_left_half_written_is_swept(tmp_path):
         (folder / ".writing-step-3").mkdir()
         (folder / ".writing-step-3" / "model.safetensors").write_bytes(b"half")
     with run_folder(folder, resume=False):
-        assert sorted(path.name for path in folder.iterdir()) == [".lock", ".owner.json"]
+        assert sorted(path.name for path in folder.iterdir()) == [".lock", ".owner.json", ".run"]
 
 
 def test_checkpoints_of_an_earlier_run_are_kept_unless_it_is_resumed(tmp_path):

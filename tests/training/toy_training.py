@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bothways.core import files
 from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets, pack
 from bothways.core.errors import BothwaysError
 from bothways.core.learner import Cursor, Learner
 from bothways.core.loss import Loss
 from bothways.core.seeds import rng
 from bothways.core.sequence import Sequence
-from bothways.training import files, parallel
+from bothways.training import parallel
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.loop import evaluate, fit
 from bothways.training.optim import AdamW, build

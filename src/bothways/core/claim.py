@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from bothways.core.errors import ResourceError
 
@@ -45,11 +46,22 @@ def claim(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def refusals(place: Path, fix: str) -> Iterator[None]:
-    """An OSError inside becomes a ResourceError at `place`: a full disk, no permission, a file where a folder should be."""
+    """What the operating system refuses inside is a ResourceError at `place`: no room, no permission, a file for a folder.
+
+    safetensors and torch hide its error in one of their own.
+    """
     try:
         yield
-    except OSError as error:
-        raise ResourceError(f"cannot be written: {error.strerror or error}", where=place, fix=fix) from error
+    except (OSError, SafetensorError, RuntimeError) as error:
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        match cause:
+            case OSError():
+                what = cause.strerror or str(cause)
+            case SafetensorError():
+                what = str(cause)
+            case _:
+                raise
+        raise ResourceError(f"cannot be written: {what}", where=place, fix=fix) from error
 
 
 def _owner(folder: Path) -> str:

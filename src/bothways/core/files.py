@@ -1,17 +1,20 @@
-"""Folders that are whole or are not there: written beside their place, flushed to the disk, then renamed."""
+"""Files and folders that are whole or are not there: written beside their place, flushed to the disk, then renamed."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bothways.core.errors import ResourceError
+from bothways.core.claim import refusals
 
 HIDDEN = ".writing-"
-"""What the name of a folder begins with that is not yet whole, or no longer."""
+"""What the name of something begins with that is not yet whole, or no longer."""
+
+_FIX = "Make room or choose another folder; what was saved before is whole."
 
 
 @contextlib.contextmanager
@@ -23,25 +26,66 @@ def new_folder(place: Path) -> Iterator[Path]:
     Raises:
         ResourceError: there is no room or no permission; what stood at `place` stands there as before.
     """
-    hidden, old = (place.with_name(f"{HIDDEN}{kind}-{place.name}") for kind in ("new", "old"))
-    try:
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir(parents=True)
-        yield hidden
-        for file in hidden.iterdir():
-            _flush(file)
-        if place.exists():
+    hidden = place.with_name(f"{HIDDEN}new-{place.name}")
+    with refusals(place, _FIX):
+        try:
+            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.mkdir(parents=True)
+            yield hidden
+            for path in (*hidden.iterdir(), hidden):
+                _flush(path)
+            old = _put_aside(place)
+            hidden.rename(place)
+            _flush(place.parent)
             shutil.rmtree(old, ignore_errors=True)
-            place.rename(old)
-        hidden.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        fix = "Make room or choose another folder; what was saved before is whole."
-        raise ResourceError(f"cannot be written: {error.strerror or error}", where=place, fix=fix) from error
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def replace_file(place: Path, write: Callable[[Path], object]) -> None:
+    """Write a file anew.
+
+    Raises:
+        ResourceError: there is no room or no permission; the file is as it was.
+    """
+    hidden = place.with_name(f"{HIDDEN}new-{place.name}")
+    with refusals(place, _FIX):
+        try:
+            write(hidden)
+            _flush(hidden)
+            hidden.replace(place)
+        finally:
+            hidden.unlink(missing_ok=True)
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder in such a way that half of it is never taken for the whole."""
+    shutil.rmtree(_put_aside(folder))
+
+
+def digest(file: Path) -> str:
+    """The sha256 of a file."""
+    result = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            result.update(chunk)
+    return result.hexdigest()
+
+
+def _put_aside(place: Path) -> Path:
+    """Where the folder at a place is afterwards, if there is one."""
+    old = place.with_name(f"{HIDDEN}old-{place.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    return old
+
+
+def _flush(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":  # Windows opens no folders.
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
     finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _flush(file: Path) -> None:
-    with file.open("rb+") as stream:
-        os.fsync(stream.fileno())
+        os.close(handle)

@@ -26,10 +26,10 @@ from torch import Tensor
 
 import bothways
 from bothways.core.errors import CheckpointError, ResourceError
+from bothways.core.files import digest, new_folder, remove
 from bothways.core.hardware import disk_free
 from bothways.core.learner import Learner
 from bothways.core.seeds import rng
-from bothways.training.files import digest, new_folder, remove
 from bothways.training.optim import FusedAdamW
 from bothways.training.parallel import Plan, gather, is_main
 from bothways.training.state import Progress

@@ -1,30 +1,24 @@
-"""The folder of a run: one run at a time in it, and nothing of an earlier run lost.
-
-The lock is the operating system's, so it ends with the process that holds it, however that ends.
-"""
+"""The folder of a run: one run at a time in it, and nothing of an earlier run or of anything else lost."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from bothways.core.claim import claim, refusals
 from bothways.core.errors import ResourceError
+from bothways.core.files import HIDDEN
 from bothways.training.checkpoint import latest
-from bothways.training.files import HIDDEN, refusals
 
-LOCK, OWNER = ".lock", ".owner.json"
+MARK = ".run"
+"""The empty file that tells the folder of a run, even of one that was killed before its first checkpoint."""
 
 
 @contextlib.contextmanager
 def run_folder(folder: Path, *, resume: bool) -> Iterator[Path]:
-    """The folder, made if missing, for this process alone until it is closed.
+    """The folder, made if missing, for this process alone until the context ends.
 
     Args:
         folder: where the run's checkpoints and records lie.
@@ -33,39 +27,20 @@ def run_folder(folder: Path, *, resume: bool) -> Iterator[Path]:
     Raises:
         ResourceError: another process runs in it, it holds checkpoints or other things, or it cannot be written.
     """
-    with refusals(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        _check_free(folder, resume)
-        lock = FileLock(folder / LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            fix = "Wait for it, stop it, or choose another folder."
-            raise ResourceError(f"is in use by {_owner(folder)}", where=folder, fix=fix) from error
-    try:
-        with refusals(folder):
-            (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}), encoding="utf8")
+    with refusals(folder, "Choose another folder."):
+        _check(folder, resume)
+    with claim(folder):
+        with refusals(folder, "Choose another folder."):
+            (folder / MARK).touch()
             for left in folder.glob(f"{HIDDEN}*"):
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield folder
-    finally:
-        lock.release()
 
 
-def _check_free(folder: Path, resume: bool) -> None:
-    if latest(folder) is not None:
-        if not resume:
+def _check(folder: Path, resume: bool) -> None:
+    if not folder.exists() or (folder / MARK).exists():
+        if latest(folder) is not None and not resume:
             fix = "Add --resume to go on with it, or choose another folder."
             raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
-    elif any(folder.iterdir()) and not (folder / LOCK).exists():
-        raise ResourceError(
-            "is not empty, and not the folder of a run", where=folder, fix="Choose another folder, or empty it."
-        )
-
-
-def _owner(folder: Path) -> str:
-    try:
-        owner = json.loads((folder / OWNER).read_text(encoding="utf8"))
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"
+    elif any(folder.iterdir()):
+        raise ResourceError("is not empty, and not the folder of a run", where=folder, fix="Choose another folder.")

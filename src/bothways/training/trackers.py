@@ -20,12 +20,15 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from bothways.core.claim import refusals
 from bothways.core.errors import CheckpointError
-from bothways.training.files import refusals, replace_file
+from bothways.core.files import replace_file
 from bothways.training.meter import Report, Scores
 from bothways.training.state import Duration, Progress
 
 Record = Mapping[str, int | float]
+
+_FIX = "Make room or choose another folder; the checkpoints are whole."
 
 
 def record(report: Report) -> dict[str, int | float]:
@@ -77,7 +80,7 @@ class JsonLines:
         self._file = file
 
     def write(self, record: Record) -> None:
-        with refusals(self._file), self._file.open("a", encoding="utf8") as stream:
+        with refusals(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
@@ -104,7 +107,7 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        with refusals(folder):
+        with refusals(folder, _FIX):
             folder.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{time.time():.6f}"
             self._file = RecordWriter((folder / name).open("wb"))
