@@ -155,7 +155,7 @@ def store(path: Path, shard: Shard) -> None:
     arrays = {name: getattr(shard, name) for name in _ARRAYS}
     try:
         with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
