@@ -180,7 +180,7 @@ def check_machine(load: Load, folder: Path, device: torch.device) -> list[Findin
     return [*_check_disk(load, folder), *_check_memory(load, device)]
 
 
-def forecast(learner: Learner, batch: Batch, tokens: float, precision: Precision) -> Finding:
+def forecast(learner: Learner, batch: Batch, tokens: int | float, precision: Precision) -> Finding:
     """How long so many tokens will take, measured on one batch forward and backward; the weights stay as they are.
 
     Draws from torch's generator, for dropout: seed it afterwards.

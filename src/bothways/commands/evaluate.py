@@ -1,0 +1,64 @@
+"""`bothways evaluate`: a fine-tuned model against labelled data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+
+def evaluate(  # noqa: PLR0913 – one option per question
+    folder: str,
+    file: str,
+    *,
+    text: str | None = None,
+    text_b: str | None = None,
+    label: str | None = None,
+    length: int | None = None,
+    json: bool = False,
+    precision: Literal["auto", "fp32", "bf16"] = "fp32",
+    device: str = "auto",
+) -> None:
+    """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss. Memory does not grow with the data.
+
+    Parameters
+    ----------
+    folder
+        A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
+    file
+        Labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
+    text
+        The column of the text, or of the first of two; by default as in training.
+    text_b
+        The column of the second text.
+    label
+        The column of the label.
+    length
+        The longest sequence in tokens; by default as in training.
+    json
+        Write one JSON object instead of a table.
+    precision
+        Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    from bothways.commands.progress import watched
+    from bothways.recipes.finetuned import open_classifier
+    from bothways.tasks.examples import Columns
+    from bothways.tasks.task import Pace
+
+    classifier = open_classifier(folder, length=length, device=device)
+    reading = classifier.read(file, Columns(text, text_b, label), labelled=True)
+    metrics = classifier.evaluate(watched(reading, "evaluating"), Pace(precision))
+    if json:
+        from json import dumps
+
+        print(dumps(metrics))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{folder} on {file}")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    Console().print(table)

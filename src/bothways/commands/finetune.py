@@ -1,0 +1,100 @@
+"""`bothways finetune`: a model folder and labelled data become a classifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bothways.recipes.finetune import Finetuned
+
+
+def finetune(  # noqa: PLR0913 – one option per question a run answers
+    model: str,
+    train: str,
+    *overrides: str,
+    dev: str | None = None,
+    text: str | None = None,
+    text_b: str | None = None,
+    label: str | None = None,
+    out: Path = Path("finetuned"),
+    recipe: Literal["modern", "paper"] = "modern",
+    config: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+) -> None:
+    """Fine-tune a model to classify texts or pairs of texts.
+
+    Everything is checked before training begins: columns, labels, lengths, vocabulary, memory, disk. The best checkpoint by the
+    dev metric becomes a Hugging Face folder.
+
+    Parameters
+    ----------
+    model
+        A model folder, the folder of a pre-training run, or a Hub id.
+    train
+        Labelled data: .csv, .tsv, .jsonl, .parquet (the first three also .gz, .xz, .zst, .bz2), or
+        hub:owner/name:configuration:split.
+    overrides
+        Settings by dotted path, such as length=256 metric=mcc training.optimiser.lr=3e-5 training.until="4 epochs".
+    dev
+        Labelled data by which the best checkpoint is chosen.
+    text
+        The column of the text, or of the first of two; in a file without a header its number, from 0.
+    text_b
+        The column of the second text.
+    label
+        The column of the label.
+    out
+        The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
+    recipe
+        modern is AdamW; paper is Adam without bias correction, as BERT's own code has it.
+    config
+        A TOML file with settings; options and overrides win over it.
+    resume
+        Go on from the newest checkpoint in the run's folder.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    import sys
+
+    from rich.console import Console
+
+    from bothways.core import config as configs
+    from bothways.recipes import finetune as job
+    from bothways.recipes.classifier import RECIPES
+    from bothways.training.interrupt import resume_command
+    from bothways.training.parallel import is_main, plan_here
+
+    console = Console(stderr=True)
+    columns = {"text": text, "text_b": text_b, "label": label}
+    options = {"model": model, "train": train, "dev": dev, "columns": {k: v for k, v in columns.items() if v is not None}}
+    settings = configs.load(
+        job.FinetuneConfig,
+        base=job.FinetuneConfig(model=model, train=train, training=RECIPES[recipe]()),
+        file=config,
+        overrides=configs.merge(configs.parse_overrides(overrides), {k: v for k, v in options.items() if v is not None}),
+    )
+    done = job.finetune(settings, out, resume=resume, device=device, console=console)
+    if not is_main(plan_here()):
+        return
+    if done.folder is None:
+        command = resume_command(sys.argv[1:])
+        console.print(f"Saved after step {done.progress.steps:,}. To go on: {command}", highlight=False, soft_wrap=True)
+        raise KeyboardInterrupt
+    if done.metrics:
+        Console().print(_table(done))
+    console.print(f"The model is in {done.folder}. Try it: bothways predict {out} FILE", highlight=False, soft_wrap=True)
+
+
+def _table(done: Finetuned) -> Table:
+    from rich.table import Table
+
+    table = Table(title="Best checkpoint on the dev data")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in done.metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    return table

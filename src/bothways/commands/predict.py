@@ -1,0 +1,59 @@
+"""`bothways predict`: texts in, labels with probabilities out, one JSON object a line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+def predict(
+    folder: str,
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
+    *,
+    text: str | None = None,
+    text_b: str | None = None,
+    length: int | None = None,
+    window: int | None = None,
+    precision: Literal["auto", "fp32", "bf16"] = "fp32",
+    device: str = "auto",
+) -> None:
+    """Predict labels with probabilities, as JSON lines in the order of the input.
+
+    From the standard input each line is a text; with --text, each line is a JSON object.
+
+    Parameters
+    ----------
+    folder
+        A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
+    file
+        .txt (a text a line), .csv, .tsv, .jsonl, .parquet, hub:owner/name:configuration:split, or - for the standard input.
+    text
+        The column of the text, or of the first of two; by default as in training.
+    text_b
+        The column of the second text.
+    length
+        The longest sequence in tokens; by default as in training.
+    window
+        How many texts are read before the first prediction; by default 4096, and 1 where one types them.
+    precision
+        Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    import json
+    import sys
+
+    from bothways.commands.progress import watched
+    from bothways.recipes.finetuned import open_classifier
+    from bothways.tasks.examples import Columns
+    from bothways.tasks.tables import STDIN
+    from bothways.tasks.task import Pace
+
+    classifier = open_classifier(folder, length=length, device=device)
+    reading = classifier.read(file, Columns(text, text_b), labelled=False)
+    typed = file == STDIN and sys.stdin.isatty()
+    pace = Pace(precision, window=window or (1 if typed else Pace.window))
+    shown = reading if typed else watched(reading, "predicting")
+    for _, prediction in classifier.predict(shown, pace):
+        print(json.dumps(prediction.to_json(), ensure_ascii=False), flush=typed)

@@ -1,0 +1,36 @@
+"""A progress bar on standard error for what reads a stream of examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bothways.tasks.examples import Example, Reading
+
+
+def watched(reading: Reading, what: str) -> Reading:
+    """The same reading, with a bar: how much of the file is read, how many examples, the time left. Gone when it is done."""
+    return dataclasses.replace(reading, examples=_watched(reading, what))
+
+
+def _watched(reading: Reading, what: str) -> Iterator[Example]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console, count = Console(stderr=True), 0
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]:,} examples"),
+        TimeRemainingColumn(),
+    )
+    hidden = not console.is_terminal or sys.stdout.isatty()  # the output would run through the bar
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        bar = progress.add_task(what, total=None if reading.share is None else 1.0, count=0)
+        for count, example in enumerate(reading.examples, 1):
+            yield example
+            if count % 256 == 0:
+                progress.update(bar, completed=reading.share() if reading.share else None, count=count)

@@ -1,0 +1,168 @@
+"""Fine-tuning from files: a model folder and labelled data become a model folder that classifies.
+
+The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, `config.toml` as resolved, and at the end
+`model/`: a Hugging Face folder (BertForSequenceClassification, `id2label`, tokenizer, model card) with the training's record in
+`bothways.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from bothways.core import config as configs
+from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
+from bothways.data.loader import Share, prefetch
+from bothways.interop.card import Card
+from bothways.interop.folder import save_model
+from bothways.model.ledger import BACKWARD, forward_flops
+from bothways.recipes.classifier import loader, score
+from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
+from bothways.tasks.classify import Classify
+from bothways.tasks.preflight import Finding, places
+from bothways.tasks.task import Metrics
+from bothways.training import checkpoint, run
+from bothways.training.files import replace_file
+from bothways.training.folder import run_folder
+from bothways.training.parallel import Plan, connected, is_main, place, plan_here
+from bothways.training.state import Progress
+from bothways.training.trackers import Peak
+
+__all__ = ["FinetuneConfig", "Finetuned", "finetune"]
+
+PREFETCHED = 4
+"""Steps that are made ready ahead of the model."""
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """What a run came to.
+
+    Attributes:
+        task: with the best weights.
+        progress: at the end; short of the configured length if the run was interrupted.
+        metrics: of the dev data; empty without it, and for an interrupted run.
+        findings: of the preflight.
+        folder: the model folder; none for an interrupted run.
+    """
+
+    task: Classify
+    progress: Progress
+    metrics: Metrics
+    findings: tuple[Finding, ...]
+    folder: Path | None
+
+
+def finetune(
+    settings: FinetuneConfig, folder: Path, *, resume: bool = False, device: str = "auto", console: Console | None = None
+) -> Finetuned:
+    """Fine-tune into a run folder, from its newest checkpoint or from the start.
+
+    Under `torchrun` each process is a rank. SIGINT and SIGTERM end the run after a step, with a checkpoint.
+
+    Args:
+        resume: go on with the checkpoints in the folder; without, it must hold none.
+        console: where warnings go; none for nowhere.
+
+    Raises:
+        BothwaysError: what is wrong with the data or the machine, all in one message; a loss that is not finite.
+        FolderError: the model cannot be read.
+        ResourceError: the run folder is in use, holds another run, or cannot be written.
+    """
+    plan, console = plan_here(), console or Console(quiet=True)
+    where = place(plan, choose_device(device))
+    claim = run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext()
+    with claim, connected(plan, where):
+        with console.status("reading the model and the data …"):
+            prepared = prepare(settings, folder, where)
+        if is_main(plan):
+            replace_file(folder / "config.toml", lambda file: file.write_text(configs.to_toml(settings), encoding="utf8"))
+            for remark in remarks(prepared):
+                console.print(remark, highlight=False, markup=False, soft_wrap=True)
+        return _train(prepared, folder, plan, where)
+
+
+def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -> Finetuned:
+    settings, data, training = prepared.settings, prepared.data, training_of(prepared.settings)
+    task = prepared.task
+    steps = loader(data, settings, task, settings.seed, Share(plan.rank, plan.world))
+    peak = _peak(prepared, device, plan)
+    torch.manual_seed(settings.seed + 1 + plan.rank)  # after the forecast and the peak, which draw too
+    progress = run.train(
+        task,
+        [run.Phase(training.until, lambda cursor: prefetch(steps.steps(cursor), PREFETCHED))],
+        training,
+        plan,
+        folder,
+        config=configs.to_dict(settings) | {"data": {name: source.sha256 for name, source in prepared.sources.items()}},
+        evaluation=(lambda: {dev_name(name): value for name, value in score(task, data).items()}) if data.dev else None,
+        peak=peak,
+    )
+    done = Finetuned(task, progress, {}, prepared.findings, None)
+    if progress.share(training.until) < 1 or not is_main(plan):
+        return done
+    best = checkpoint.best(folder, training.keep.best) if training.keep.best else None
+    if best is not None:
+        checkpoint.read(best).load_weights(task)
+    task.eval()
+    done = dataclasses.replace(done, metrics=score(task, data) if data.dev else {}, folder=folder / "model")
+    _save(done, prepared)
+    return done
+
+
+def _peak(prepared: Prepared, device: torch.device, plan: Plan) -> Peak:
+    model, data = prepared.task.model, prepared.data
+    rate = gemm_rate(device, resolve_precision(prepared.settings.training.precision, device))
+    forward = forward_flops(model.config, model.specification, max(1, data.tokens // len(data.sequences)))
+    return Peak((1 + BACKWARD) * forward, rate * plan.world)
+
+
+def _save(done: Finetuned, prepared: Prepared) -> None:
+    settings, data = prepared.settings, prepared.data
+    assert done.folder is not None
+    record = {
+        "task": "classify",
+        "length": settings.length,
+        "columns": dataclasses.asdict(prepared.columns),
+        "data": {name: dataclasses.asdict(source) for name, source in prepared.sources.items()},
+        "settings": configs.to_dict(settings),
+        "steps": done.progress.steps,
+        "seconds": round(done.progress.seconds, 1),
+        "metrics": dict(done.metrics),
+    }
+    card = Card(
+        title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
+        summary=f"Classifies {'pairs of texts' if prepared.columns.text_b else 'texts'} as {places(data.labels)}.",
+        settings={
+            "base model": settings.model,
+            **{f"{name} data": f"{source.name}, {source.examples} examples" for name, source in prepared.sources.items()},
+            "length": settings.length,
+            "batch": _words(settings.batch),
+            "optimiser": _words(settings.training.optimiser),
+            "schedule": _words(settings.training.schedule),
+            "run": settings.training.until,
+            "seed": settings.seed,
+        },
+        metrics={f"dev {name}": value for name, value in done.metrics.items()},
+    )
+    save_model(
+        done.folder,
+        done.task.model,
+        data.tokenizer,
+        labels=data.labels,
+        problem="single_label_classification",
+        card=card,
+        extra=record,
+    )
+
+
+def _words(config: Any) -> str:
+    """A member of a union on one line: "adamw, lr 5e-05, …"."""
+    values = configs.to_dict(config)
+    return ", ".join([values.pop("kind"), *(f"{name} {value}" for name, value in values.items())])

@@ -1,0 +1,168 @@
+"""A fine-tuning run before it begins: its settings, its model and data, and the preflight."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bothways.core.batch import Batch, pack
+from bothways.data.packing import Examples, Tokens
+from bothways.interop.folder import load_model
+from bothways.model.heads import Labels, Model, Pooled
+from bothways.recipes.classifier import LOWER_IS_BETTER, Labelled, Method, check_metric, examine
+from bothways.tasks.classify import Classify
+from bothways.tasks.examples import Columns, Example, fingerprint, label_names, read_examples
+from bothways.tasks.preflight import Finding, Load, check_machine, check_model, forecast, settle
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.checkpoint import Best
+from bothways.training.run import Training
+from bothways.training.state import Epochs, Steps
+from bothways.training.state import Tokens as TokenCount
+
+SAMPLE = 1024
+"""Tokens by which the time of the run is forecast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(Method):
+    """Everything that decides what a fine-tuning run computes.
+
+    Attributes:
+        model: a model folder, the folder of a pre-training run, or a Hub id.
+        train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev` the last weights are kept.
+        columns: where texts and labels are.
+        fresh: heads that start at random beside the label head: "pooler", for a model that was trained without one.
+        seed: of the fresh heads, the order of the data and dropout.
+    """
+
+    model: str
+    train: str
+    dev: str | None = None
+    columns: Columns = Columns()
+    fresh: tuple[Literal["pooler"], ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data that was read: from where, how many examples, and the sha256 of their texts and labels."""
+
+    name: str
+    examples: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can begin.
+
+    Attributes:
+        task: the model with its fresh heads, on its device.
+        data: the examples, checked and encoded.
+        columns: those that were read.
+        sources: of the training and dev data.
+        findings: warnings and notes of the preflight.
+    """
+
+    settings: FinetuneConfig
+    task: Classify
+    data: Labelled
+    columns: Columns
+    sources: Mapping[str, Source]
+    findings: tuple[Finding, ...]
+
+
+def prepare(settings: FinetuneConfig, folder: Path, device: torch.device) -> Prepared:
+    """Read model and data, and look at everything that could go wrong later; errors as `finetune`."""
+    train, columns = _read(settings.train, settings.columns)
+    dev = _read(settings.dev, columns)[0] if settings.dev else []
+    heads = Pooled(), Labels(max(1, len(label_names(train))), settings.dropout)
+    torch.manual_seed(settings.seed)
+    loaded = load_model(model_folder(settings.model), heads, {"labels", *settings.fresh})
+    data = examine(Tokenizer.load(loaded.folder), train, dev, settings.length)
+    found = settle(
+        [
+            *check_model(loaded.model.config, data.tokenizer, settings.length),
+            *data.findings,
+            *check_machine(_load(settings, loaded.model, data), folder, device),
+        ]
+    )
+    check_metric(settings.metric, data)
+    task = Classify(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
+    tokens = tokens_of(settings, data)
+    if tokens is not None:
+        found.append(forecast(task, _sample(data), tokens, settings.training.precision))
+    sources = {"train": _source(settings.train, train)} | ({"dev": _source(settings.dev, dev)} if settings.dev else {})
+    return Prepared(settings, task, data, columns, sources, tuple(found))
+
+
+def model_folder(name: str) -> str | Path:
+    """A model folder by name; for the folder of a run, the model in it."""
+    inner = Path(name).expanduser() / "model"
+    return inner if (inner / "config.json").is_file() and not (inner.parent / "config.json").exists() else name
+
+
+def _read(source: str, columns: Columns) -> tuple[list[Example], Columns]:
+    reading = read_examples(source, columns)
+    return list(reading.examples), reading.columns
+
+
+def _source(name: str, examples: list[Example]) -> Source:
+    return Source(name, len(examples), fingerprint(examples))
+
+
+def _load(settings: FinetuneConfig, model: Model, data: Labelled) -> Load:
+    longest = max(len(sequence) for sequence in data.sequences)
+    checkpoints = training_of(settings).keep.last + 2  # the best one, and the one that is being written
+    return Load(model.config, model.specification, longest, settings.microbatch_tokens, checkpoints)
+
+
+def tokens_of(settings: FinetuneConfig, data: Labelled) -> int | float | None:
+    """How many tokens the run reads; none if that depends on its speed."""
+    match settings.training.until, settings.batch:
+        case Epochs(count), _:
+            return count * data.tokens
+        case TokenCount(count), _:
+            return count
+        case Steps(count), Examples(n):
+            return count * n * data.tokens / len(data.sequences)
+        case Steps(count), Tokens(n):
+            return count * n
+        case _:
+            return None
+
+
+def _sample(data: Labelled) -> Batch:
+    """A small batch with the lengths of the data."""
+    sequences = sorted(data.sequences, key=len)
+    return pack(sequences[:: max(1, data.tokens // SAMPLE)])
+
+
+def training_of(settings: FinetuneConfig) -> Training:
+    """The training with what the dev data decides: whether there are evaluations, and the best checkpoint."""
+    if settings.dev is None:
+        return dataclasses.replace(
+            settings.training, evaluate=None, keep=dataclasses.replace(settings.training.keep, best=None)
+        )
+    best = Best(dev_name(settings.metric), "lowest" if settings.metric in LOWER_IS_BETTER else "highest")
+    return dataclasses.replace(settings.training, keep=dataclasses.replace(settings.training.keep, best=best))
+
+
+def dev_name(metric: str) -> str:
+    """The name of a dev metric in the run's records, where losses and accuracies are named by what they are of."""
+    return f"dev/{metric}/label" if metric in {"loss", "accuracy"} else f"dev/{metric}"
+
+
+def remarks(prepared: Prepared) -> list[str]:
+    """Every warning and note of the preflight, and what was guessed or left out."""
+    lines = [f"{finding.severity}: {finding}" for finding in prepared.findings]
+    if prepared.columns != prepared.settings.columns:
+        lines.append(f"note: the columns are guessed: {prepared.columns}")
+    if prepared.settings.dev is None:
+        lines.append("note: without dev data the last weights are kept, and nothing is measured")
+    return lines

@@ -1,0 +1,300 @@
+"""Fine-tuning from files: what comes out opens in transformers and here, an interrupted run ends where an unbroken one does,
+and every mistake is one message."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+
+from bothways.core import config as configs
+from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, ResourceError
+from bothways.interop.folder import load_model, save_model
+from bothways.model.config import EncoderConfig, Learned
+from bothways.model.heads import Labels, Masked, Model, Pair, Pooled
+from bothways.recipes import finetune as job
+from bothways.recipes.classifier import modern
+from bothways.recipes.finetune import FinetuneConfig, Finetuned, finetune
+from bothways.recipes.finetuned import open_classifier
+from bothways.tasks.examples import Columns, Example, fingerprint
+from bothways.training.optim import AdamW
+from bothways.training.state import Epochs, Hours, Steps, Tokens
+
+FAST = dataclasses.replace(modern(), until=Epochs(5.0), optimiser=AdamW(lr=3e-3), precision="fp32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    model: str
+    train: str
+    dev: str
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("files")
+    return Files(
+        str(make_folder(folder / "bert")),
+        str(write_tsv(folder / "train.tsv", make_examples(320, 0))),
+        str(write_tsv(folder / "dev.tsv", make_examples(80, 1))),
+    )
+
+
+def settings_of(files: Files, **changes: object) -> FinetuneConfig:
+    settings = FinetuneConfig(model=files.model, train=files.train, dev=files.dev, length=16, training=FAST)
+    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def done(files: Files, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finetuned, Path, str]:
+    """A finished run, its folder, and what it said."""
+    stream, folder = io.StringIO(), tmp_path_factory.mktemp("run")
+    return (
+        finetune(settings_of(files), folder, device="cpu", console=Console(file=stream, width=200)),
+        folder,
+        stream.getvalue(),
+    )
+
+
+def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(done: tuple[Finetuned, Path, str], files: Files) -> None:
+    result, folder, said = done
+    assert result.metrics["accuracy"] > 0.95
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    scored = [record["dev/accuracy/label"] for record in records if "dev/accuracy/label" in record]
+    assert len(scored) == 5
+    assert result.metrics["accuracy"] == max(scored)
+    assert (result.progress.steps, result.progress.epochs) == (50, 5.0)
+    assert configs.load(FinetuneConfig, file=folder / "config.toml") == settings_of(files)
+    assert "note: always answering" in said
+    assert "as measured now: about" in said
+    assert "note: the columns are guessed: text = 'sentence', label = 'label'" in said
+    assert [finding.check for finding in result.findings] == ["overlap", "balance", "time"]
+
+
+def test_what_is_saved_opens_in_transformers_with_equal_outputs(done: tuple[Finetuned, Path, str]) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    result, _, _ = done
+    theirs, report = AutoModelForSequenceClassification.from_pretrained(result.folder, output_loading_info=True)
+    tokenizer = AutoTokenizer.from_pretrained(result.folder)
+    assert not any(report.values())
+    assert type(theirs).__name__ == "BertForSequenceClassification"
+    assert theirs.config.id2label == {0: "neg", 1: "pos"}
+    assert theirs.config.problem_type == "single_label_classification"
+    classifier, examples = open_classifier(str(result.folder)), make_examples(30, 5)
+    for example, prediction in classifier.predict(reading_of(examples)):
+        with torch.no_grad():
+            logits = theirs(**tokenizer(example.text, truncation=True, max_length=16, return_tensors="pt")).logits
+        expected = dict(zip(("neg", "pos"), logits[0].double().softmax(0).tolist(), strict=True))
+        assert prediction.probabilities == pytest.approx(expected, abs=1e-5)
+
+
+def reading_of(examples: list[Example]):  # type: ignore[no-untyped-def]
+    from bothways.tasks.examples import Reading
+
+    return Reading(Columns("text"), iter(examples), None)
+
+
+def test_the_record_says_how_the_model_was_made(done: tuple[Finetuned, Path, str], files: Files) -> None:
+    result, folder, _ = done
+    record = json.loads((folder / "model" / "bothways.json").read_text())
+    assert record["data"]["train"] == {"name": files.train, "examples": 320, "sha256": fingerprint(make_examples(320, 0))}
+    assert record["data"]["dev"]["examples"] == 80
+    assert record["metrics"] == dict(result.metrics)
+    assert configs.read(FinetuneConfig, record["settings"]) == settings_of(files)
+    card = (folder / "model" / "README.md").read_text()
+    assert "bert fine-tuned on train.tsv" in card
+    assert f"| dev accuracy | {result.metrics['accuracy']:.4g} |" in card
+    assert "| optimiser | adamw, lr 0.003, " in card
+
+
+def test_evaluating_the_folder_gives_the_metrics_of_the_run(done: tuple[Finetuned, Path, str], files: Files) -> None:
+    result, folder, _ = done
+    for place in (folder, folder / "model"):
+        classifier = open_classifier(str(place))
+        assert classifier.evaluate(classifier.read(files.dev, labelled=True)) == pytest.approx(dict(result.metrics), rel=1e-5)
+        assert classifier.columns == Columns("sentence", None, "label")
+        assert classifier.task.length == 16
+    assert open_classifier(str(folder), length=8).task.length == 8
+
+
+def test_a_folder_that_bothways_pretrained_is_a_start(tmp_path: Path, files: Files) -> None:
+    torch.manual_seed(0)
+    encoder = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1)
+    model = Model(encoder, (Masked(), Pooled(), Pair()))
+    save_model(tmp_path / "pretraining" / "model", model, make_tokenizer(tmp_path / "tokenizer"))
+    settings = settings_of(files, model=str(tmp_path / "pretraining"), metric="mcc")
+    result = finetune(settings, tmp_path / "run", device="cpu")
+    assert result.metrics["mcc"] > 0.9
+
+
+def test_an_interrupted_run_ends_where_an_unbroken_one_does(
+    done: tuple[Finetuned, Path, str], files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = []
+
+    def interrupting(*arguments: object):  # type: ignore[no-untyped-def]
+        scored.append(1)
+        if len(scored) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return job_score(*arguments)
+
+    job_score = job.score
+    monkeypatch.setattr(job, "score", interrupting)
+    broken = finetune(settings_of(files), tmp_path, device="cpu")
+    assert broken.folder is None
+    assert 0 < broken.progress.steps < 50
+    with pytest.raises(ResourceError, match="holds the checkpoints of an earlier run\n  Add --resume"):
+        finetune(settings_of(files), tmp_path, device="cpu")
+    result = finetune(settings_of(files), tmp_path, resume=True, device="cpu")
+    unbroken = done[0]
+    assert result.metrics == unbroken.metrics
+    states = [run.task.state_dict() for run in (result, unbroken)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    with pytest.raises(BothwaysError, match=r"is of another run: .*seed was 0, is 1"):
+        finetune(settings_of(files, seed=1), tmp_path, resume=True, device="cpu")
+
+
+def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    settings = settings_of(files, dev=None, training=dataclasses.replace(FAST, until=Steps(3)))
+    result = finetune(settings, tmp_path, device="cpu", console=Console(file=stream, width=200))
+    assert result.metrics == {}
+    assert "note: without dev data the last weights are kept, and nothing is measured" in stream.getvalue()
+    saved = load_model(tmp_path / "model").model.state_dict()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in result.task.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("until", "batch", "expected"),
+    [
+        (Epochs(2.0), "examples", lambda data: 2 * data.tokens),
+        (Tokens(777), "examples", lambda data: 777),
+        (Steps(3), "examples", lambda data: 3 * 32 * data.tokens / 320),
+        (Steps(3), "tokens", lambda data: 3 * 100),
+        (Hours(1.0), "examples", lambda data: None),
+    ],
+)
+def test_the_tokens_of_a_run_are_known_beforehand(files: Files, until, batch: str, expected) -> None:  # type: ignore[no-untyped-def]
+    from bothways.data import packing
+    from bothways.recipes.classifier import label
+    from bothways.recipes.finetune_setup import tokens_of
+
+    data = label(make_tokenizer(Path(files.model)), make_examples(320, 0), [], 16)
+    sizes = {"examples": packing.Examples(32), "tokens": packing.Tokens(100)}
+    settings = settings_of(files, training=dataclasses.replace(FAST, until=until), batch=sizes[batch])
+    assert tokens_of(settings, data) == pytest.approx(expected(data))
+
+
+def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\ngood,pos\n,neg\nbad,\nfine,pos\n")
+    (tmp_path / "dev.csv").write_text("text,label\ngood,odd\n")
+    settings = settings_of(files, train=str(tmp_path / "train.csv"), dev=str(tmp_path / "dev.csv"), length=64)
+    with pytest.raises(BothwaysError) as caught:
+        finetune(settings, tmp_path / "run", device="cpu")
+    message = str(caught.value)
+    assert "4 things must be mended before training:" in message
+    assert "length: sequences of 64 tokens are longer than the model's 32 positions Set length=32 or less." in message
+    assert f"1 examples have an empty text: {tmp_path}/train.csv:3" in message
+    assert f"1 examples have no label (it is empty, null or NaN): {tmp_path}/train.csv:4" in message
+    assert f"1 dev examples have labels that no training example has: {tmp_path}/dev.csv:2 ('odd')" in message
+    assert not list((tmp_path / "run").glob("step-*"))
+
+
+def test_a_vocabulary_beyond_the_embedding_is_an_error(files: Files, tmp_path: Path) -> None:
+    model = make_folder(tmp_path / "small", vocab=len(VOCABULARY) - 1)
+    with pytest.raises(
+        BothwaysError, match=r"^tokenizer: the tokenizer has ids up to 25, but the model's embedding has 25 rows"
+    ):
+        finetune(settings_of(files, model=str(model)), tmp_path / "run", device="cpu")
+
+
+def test_a_model_without_pooler_needs_leave_to_start_one(files: Files, tmp_path: Path) -> None:
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    save_model(tmp_path / "mlm", Model(encoder, (Masked(),)), make_tokenizer(tmp_path / "tokenizer"))
+    settings = settings_of(files, model=str(tmp_path / "mlm"), training=dataclasses.replace(FAST, until=Steps(2)))
+    with pytest.raises(FolderError, match=r"does not hold the .*pooler[\s\S]* fresh=\['pooler'\]"):
+        finetune(settings, tmp_path / "run", device="cpu")
+    result = finetune(dataclasses.replace(settings, fresh=("pooler",)), tmp_path / "run", device="cpu")
+    assert result.folder == tmp_path / "run" / "model"
+
+
+def test_f1_of_three_classes_is_refused_before_training(files: Files, tmp_path: Path) -> None:
+    train = write_tsv(tmp_path / "train.tsv", [*make_examples(30, 0), Example("rain", None, "wet")])
+    with pytest.raises(ConfigError, match=r"^metric: 'f1' is of two classes, and there are 3"):
+        finetune(settings_of(files, train=str(train), metric="f1"), tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("heads", "problem", "message"),
+    [
+        ((Masked(), Pooled(), Pair()), None, r"holds no classifier: its heads are masked, pooler, pair"),
+        ((Pooled(), Labels(1)), "regression", r"its label head is for regression, not for one of several classes"),
+    ],
+)
+def test_folders_that_do_not_classify_are_refused(tmp_path: Path, heads, problem, message: str) -> None:  # type: ignore[no-untyped-def]
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    save_model(tmp_path / "model", Model(encoder, heads), make_tokenizer(tmp_path / "tokenizer"), problem=problem)
+    with pytest.raises(FolderError, match=message):
+        open_classifier(str(tmp_path / "model"))
+
+
+def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: Path) -> None:
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    save_model(tmp_path / "model", Model(encoder, (Pooled(), Labels(2))), make_tokenizer(tmp_path / "tokenizer"))
+    classifier = open_classifier(str(tmp_path / "model"))
+    assert (classifier.task.labels, classifier.task.length) == (("LABEL_0", "LABEL_1"), 32)
+    assert classifier.columns == Columns()
+    (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
+    with pytest.raises(ConfigError, match=r"^bothways\.json\.length: 'long' is given, but it must be a whole number or none"):
+        open_classifier(str(tmp_path / "model"))
+
+
+def test_unseen_labels_stop_an_evaluation(done: tuple[Finetuned, Path, str], tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood\tpos\nrain\twet\n")
+    classifier = open_classifier(str(done[1]))
+    with pytest.raises(DataError, match=r"dev\.tsv:3: label 'wet' is none of the model's: neg, pos"):
+        classifier.evaluate(classifier.read(str(tmp_path / "dev.tsv"), labelled=True))
+
+
+def test_two_ranks_do_what_one_does(files: Files, tmp_path: Path) -> None:
+    """torchrun's environment by hand: two processes over gloo, and the weights of a single one."""
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = str(make_folder(tmp_path / "bert", **quiet))
+    settings = settings_of(files, model=model, training=dataclasses.replace(FAST, until=Steps(8), evaluate=Steps(4)))
+    alone = finetune(settings, tmp_path / "alone", device="cpu")
+    (tmp_path / "run.toml").write_text(configs.to_toml(settings))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = (
+        "import sys; from pathlib import Path; from bothways.core import config; from bothways.recipes.finetune import *\n"
+        "finetune(config.load(FinetuneConfig, file=Path(sys.argv[1])), Path(sys.argv[2]), device='cpu')"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "run.toml"), str(tmp_path / "two")],
+            env=os.environ
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    shared = load_model(tmp_path / "two" / "model").model.state_dict()
+    for name, tensor in alone.task.model.state_dict().items():
+        if not name.endswith("qkv.bias"):  # a key's gradient is rounding, and Adam makes it as large as the rate
+            assert torch.allclose(tensor, shared[name], atol=5e-5), name
