@@ -140,6 +140,8 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((name, config, split, streaming))
         if name == "no/such":
             raise ValueError("no such data set\nmore")
+        if name == "old/script":
+            raise RuntimeError("scripts are no longer supported")
         return iter([{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}])
 
     monkeypatch.setattr(datasets, "load_dataset", fake)
@@ -152,6 +154,7 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a/b", None, "dev", True),
     ]
     assert "hub:no/such: cannot be read: no such data set\n" in failure("hub:no/such")
+    assert "scripts are no longer supported" in failure("hub:old/script")
     assert "hub:a/b:row 1: has no column 'body'; it has text, n" in failure("hub:a/b", column="body")
     assert "not the name of a Hub data set" in failure("hub:a/b:c:d:e")
     assert "not the name of a Hub data set" in failure("hub:")

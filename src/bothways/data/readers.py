@@ -193,7 +193,7 @@ def read_hub(name: str, column: str) -> Iterator[Document]:
         rows = load_dataset(repository, config, split=split, streaming=True)
         for number, row in enumerate(rows, 1):
             yield Document(_text_of(row, column, f"{where}:row {number}"), f"{where}:row {number}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last for data sets that are programs, which are not run
         what = f"cannot be read: {str(error).splitlines()[0]}"
         fix = "Check the name, hub:owner/name[:configuration][:split], and the connection."
         raise DataError(what, where=where, fix=fix) from error
