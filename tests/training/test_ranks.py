@@ -67,6 +67,12 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(two):
     assert [found["resumed"] for found in two[1]] == [14, 14]
 
 
+def test_the_ranks_go_by_one_clock(two):
+    (first, passed), (second, _) = (found["whole seconds"] for found in two[1])
+    assert first == second
+    assert 0 < first < passed
+
+
 def test_two_ranks_resume_to_the_weights_of_a_run_without_interruption(two):
     whole, resumed = (torch.load(two[0] / name / "final.pt", weights_only=True) for name in ("whole", "stopped"))
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())

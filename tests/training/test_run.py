@@ -114,6 +114,13 @@ def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
     assert [read(path).metrics["score"] for path in checkpoints(tmp_path)] == [1.0, 4.0]
 
 
+def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
+    training = dataclasses.replace(TRAINING, evaluate=Steps(4), save=Steps(3), until=Steps(9), keep=Keep(9))
+    train(toy(), [Phase(Steps(9), steps)], training, Single(), tmp_path, config={}, evaluation=lambda: {"x": 1.0})
+    metrics = {path.name: read(path).metrics for path in checkpoints(tmp_path)}
+    assert metrics == {"step-3": {}, "step-6": {}, "step-9": {"x": 1.0}}
+
+
 def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
     training = dataclasses.replace(TRAINING, keep=Keep(best=Best("f1", "highest")), evaluate=Steps(1))
     with pytest.raises(ConfigError, match="'f1' is not evaluated: there are loss, accuracy") as caught:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
@@ -206,7 +207,9 @@ def _collective(plan: parallel.Plan) -> dict[str, object]:
     for size in (6, 7, 1):
         for count in (1, 3):
             learner = toy(dtype=torch.float64)
-            found[f"{size} sequences, {count} steps"] = fit_toy(learner, steps(Cursor(), size, 2, plan.rank, 2), count, plan)
+            # Two microbatches on rank 0, one on rank 1.
+            mine = steps(Cursor(), size, 2 - plan.rank, plan.rank, 2)
+            found[f"{size} sequences, {count} steps"] = fit_toy(learner, mine, count, plan)
     scores = evaluate(toy(dtype=torch.float64), [next(steps(Cursor(), 7, 2, plan.rank, 2))], plan, precision="fp32")
     found["scores"] = dataclasses.asdict(scores)
     # In another order on each rank.
@@ -222,7 +225,10 @@ def _sessions(plan: parallel.Plan, folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, signal_at in (("whole", None), ("stopped", 5 if plan.rank == 1 else None)):
         (folder / name).mkdir(exist_ok=True)
-        found[name] = session(folder / name, signal_at, plan=plan).steps
+        start = time.perf_counter()
+        progress = session(folder / name, signal_at, plan=plan)
+        found[name] = progress.steps
+        found[f"{name} seconds"] = progress.seconds, time.perf_counter() - start
     torch.distributed.barrier()
     if plan.rank == 0:
         shutil.copytree(folder / "stopped", folder / "alone")

@@ -57,7 +57,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         The progress after the last step.
 
     Raises:
-        BothwaysError: a loss or a gradient is not finite. The weights are still those of the step before.
+        BothwaysError: a loss or a gradient is not finite. Such a gradient has changed nothing (`optim.update`).
         ConfigError: the precision is not to be had on this device.
     """
     device, model, meter = _device(learner), replicate(learner, plan), Meter(plan)

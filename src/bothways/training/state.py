@@ -113,7 +113,7 @@ class Progress:
         steps: updates done.
         tokens: tokens read over all ranks.
         epochs: passes over the data, those of earlier phases included.
-        seconds: time taken, the sessions before a resume included.
+        seconds: time taken until the last step began, sessions before a resume included; equal on all ranks.
         cursor: the place in the data of the current phase from which the next step reads.
         phase: which of the run's phases is the current one, from 0.
         earlier_epochs: passes over the data of earlier phases.
