@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from bothways.core.errors import ConfigError
 from bothways.core.seeds import rng
 
 _BLOCK = 4096
@@ -30,7 +31,13 @@ class Sample:
 
 
 def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
-    """At most `ceiling` characters of the texts: all of them if they fit, else blocks of a thousandth of it, evenly drawn."""
+    """At most `ceiling` characters of the texts: all of them if they fit, else blocks of a thousandth of it, evenly drawn.
+
+    Raises:
+        ConfigError: a ceiling below 1.
+    """
+    if ceiling < 1:
+        raise ConfigError(f"must be at least one character, is {ceiling}", where="ceiling", fix="Give a positive number.")
     heap: list[tuple[float, int, tuple[str, ...]]] = []
     kept = seen = 0
     for index, block in enumerate(_blocks(texts, min(ceiling, max(_BLOCK, ceiling // 1000)))):

@@ -14,10 +14,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import tokenizers
@@ -207,15 +208,16 @@ class Tokenizer:
             self.token(id)
         return self.backend.decode(plain, skip_special_tokens=False)
 
-    def token(self, id: int) -> str:
+    def token(self, id: SupportsIndex) -> str:
         """The token of an id.
 
         Raises:
             TokenizerError: no token has it.
         """
-        token = self._tokens[id] if 0 <= id < self.size else ""
+        row = operator.index(id)
+        token = self._tokens[row] if 0 <= row < self.size else ""
         if token == "":
-            what = f"no token has id {id}; ids run from 0 to {self.size - 1}"
+            what = f"no token has id {row}; ids run from 0 to {self.size - 1}"
             raise TokenizerError(what, fix="Use the tokenizer that the ids were made with.")
         return token
 

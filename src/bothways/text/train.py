@@ -148,8 +148,9 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, read: Reader) -> tokenizer
     bert = Bert(kind.lowercase, kind.strip_accents, kind.cjk)
     backend = bert_backend({}, bert)
     letters = sorted(character for character, _ in _ranked(_normal_characters(texts, backend))[: kind.alphabet])
-    inner = ["##" + letter for letter in letters if len(backend.pre_tokenizer.pre_tokenize_str("a" + letter)) == 1]
-    _check_size(kind.size, len(letters) + len(inner), "raise size, or lower alphabet")
+    inner = ["##" + letter for letter in letters if _goes_on(letter, backend)]
+    characters = f"{len(letters)} characters, {len(inner)} of them also within words"
+    _check_size(kind.size, len(letters) + len(inner), characters, "raise size, or lower alphabet")
     trainer = trainers.WordPieceTrainer(
         vocab_size=kind.size,
         min_frequency=kind.min_frequency,
@@ -162,9 +163,14 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, read: Reader) -> tokenizer
     return bert_backend(backend.get_vocab(), bert)
 
 
+def _goes_on(letter: str, backend: tokenizers.Tokenizer) -> bool:
+    """Whether the character can stand within a word."""
+    return len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str("a" + letter))) == 1
+
+
 def _learn_byte_bpe(texts: Sample, kind: ByteBPE, read: Reader) -> tokenizers.Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    _check_size(kind.size, len(alphabet) if texts.kept else 0, "raise size")
+    _check_size(kind.size, len(alphabet) if texts.kept else 0, f"{len(alphabet)} bytes", "raise size")
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind.prefix_space)
     backend.decoder = decoders.ByteLevel()
@@ -185,7 +191,8 @@ def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tok
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
     backend.decoder = decoders.Metaspace()
     letters = set[str]().union(*map(backend.normalizer.normalize_str, texts.read())) - {" "}
-    _check_size(kind.size, len(letters | {"▁"}) if letters else 0, "raise size, or drop texts with rare characters")
+    needed = len(letters | {"▁"}) if letters else 0
+    _check_size(kind.size, needed, f"{needed} characters", "raise size, or drop texts with rare characters")
     trainer = trainers.UnigramTrainer(
         vocab_size=kind.size,
         special_tokens=SPECIALS,
@@ -195,7 +202,12 @@ def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tok
     )
     backend.train_from_iterator(read(texts), trainer)
     scores = {piece: score for piece, score in json.loads(backend.to_str())["model"]["vocab"] if piece not in SPECIALS}
-    pieces = sorted(_steady(scores).items(), key=lambda item: (-item[1], item[0]))
+    ranked = sorted(_steady(scores).items(), key=lambda item: (-item[1], item[0]))
+    single = [piece for piece, _ in ranked if len(piece) == 1]
+    longer = [piece for piece, _ in ranked if len(piece) > 1]
+    # The trainer oversteps the size when there is room for single characters only.
+    kept = {*single, *longer[: kind.size - len(SPECIALS) - len(single)]}
+    pieces = [item for item in ranked if item[0] in kept]
     backend.model = models.Unigram([(name, 0.0) for name in SPECIALS] + pieces, unk_id=1)
     return backend
 
@@ -241,10 +253,11 @@ def _ranked(counts: Counter[str]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _check_size(size: int, characters: int, fix: str) -> None:
-    if characters == 0:
+def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
+    """`needed`: tokens of the alphabet, which is described in words; none where there is no text."""
+    if needed == 0:
         raise TokenizerError("there is no text to learn a vocabulary from", fix="Give files with text in them.")
-    least = len(SPECIALS) + characters
+    least = len(SPECIALS) + needed
     if size < least:
-        what = f"a vocabulary of {size} cannot hold {len(SPECIALS)} special tokens and {characters} characters"
+        what = f"a vocabulary of {size} cannot hold {len(SPECIALS)} special tokens and {alphabet}"
         raise TokenizerError(what, where="size", fix=f"At least {least} are needed: {fix}.")

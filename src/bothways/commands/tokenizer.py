@@ -1,0 +1,296 @@
+"""`bothways tokenizer train | encode | report`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from bothways.text.sample import Sample
+    from bothways.text.tokenizer import Tokenizer
+    from bothways.text.train import Kind
+    from bothways.text.vocabulary import SplitWord, VocabularyReport
+
+Inputs = Annotated[list[str], Parameter(negative_iterable="")]
+
+_LINES = 256
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Options:
+    """What the vocabulary shall be like; what is left out is as the kind has it.
+
+    Parameters
+    ----------
+    size
+        Tokens, the five special ones included (30,000; bpe 50,000).
+    min_frequency
+        How often a pair of pieces must occur to be joined (2). Not for unigram.
+    lowercase
+        Read everything in lower case (yes). Not for bpe.
+    strip_accents
+        Take accents off (as lowercase). Not for bpe.
+    cjk
+        Make each ideograph a word of its own (yes). wordpiece only.
+    alphabet
+        How many characters are known, the most frequent ones (1,000). wordpiece only.
+    prefix_space
+        Read the first word of a text as if after a space (yes). bpe only.
+    longest
+        Characters of a piece at most (16). unigram only.
+    """
+
+    size: int | None = None
+    min_frequency: int | None = None
+    lowercase: bool | None = None
+    strip_accents: bool | None = None
+    cjk: bool | None = None
+    alphabet: int | None = None
+    prefix_space: bool | None = None
+    longest: int | None = None
+
+
+def train(
+    inputs: Inputs,
+    *,
+    out: Path,
+    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece",
+    options: Options = Options(),
+    ceiling: float = 200,
+    seed: int = 0,
+    column: str = "text",
+) -> None:
+    """Train a vocabulary and write a folder that bothways and transformers open. The same text gives the same files.
+
+    Parameters
+    ----------
+    inputs
+        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst), folders, globs or hub:owner/name.
+    out
+        The folder to write; it must not exist, or be empty.
+    kind
+        wordpiece is BERT's, bpe is RoBERTa's (over bytes), unigram is ALBERT's.
+    ceiling
+        Millions of characters to learn from; of longer texts an even sample is taken.
+    seed
+        For that sample.
+    column
+        Where the text is in .jsonl and .parquet.
+    """
+    from bothways.text.sample import sample
+    from bothways.text.train import learn
+
+    chosen = _kind(kind, options)
+    console = _console()
+    with _empty_folder(out) as folder, _progress(console) as progress:
+        texts = sample(_read(inputs, column, progress), int(ceiling * 1e6), seed)
+        tokenizer = learn(texts, chosen, lambda kept: _tracked(kept, progress))
+        tokenizer.save(folder)
+    fewer = f" (the text gives no more, {chosen.size:,} were asked for)" if tokenizer.size < chosen.size else ""
+    share = "all" if texts.kept == texts.seen else f"{texts.kept / texts.seen:.1%}, evenly drawn,"
+    console.print(f"{out}: {tokenizer.size:,} tokens{fewer}, learnt from {share} of {texts.seen / 1e6:,.1f} million characters")
+
+
+def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = None) -> None:
+    """Encode each line to a JSON object with ids, tokens and offsets, without [CLS] and [SEP], in input order.
+
+    Parameters
+    ----------
+    inputs
+        Text files, also .gz, .xz, .zst; without any, standard input is read.
+    tokenizer
+        A folder, a tokenizer.json or a vocab.txt.
+    out
+        The .jsonl file to write, instead of standard output.
+    """
+    from bothways.text.tokenizer import Tokenizer
+    from bothways.training.files import replace_file
+
+    model = Tokenizer.load(tokenizer)
+
+    hidden = out is None and sys.stdout.isatty()  # the lines would run through the bar
+    with _progress(_console(), hidden) as progress:
+        rows = _encoded(model, _file_lines(inputs, progress) if inputs else _standard_input())
+        if out is None:
+            sys.stdout.writelines(rows)
+        else:
+            replace_file(out, functools.partial(_write, rows))
+
+
+def report(inputs: Inputs, *, tokenizer: Path, ceiling: float = 20, examples: int = 10, column: str = "text") -> None:
+    """Report how well a vocabulary fits a text: unknown rate, tokens per word, coverage, unused tokens, examples.
+
+    Parameters
+    ----------
+    inputs
+        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst), folders, globs or hub:owner/name.
+    tokenizer
+        A folder, a tokenizer.json or a vocab.txt.
+    ceiling
+        Millions of characters to read; of longer texts an even sample is taken.
+    examples
+        How many tokens and words to show of each kind.
+    column
+        Where the text is in .jsonl and .parquet.
+    """
+    from rich.console import Console
+
+    from bothways.text.sample import sample
+    from bothways.text.tokenizer import Tokenizer
+    from bothways.text.vocabulary import report as examine
+
+    model = Tokenizer.load(tokenizer)
+    with _progress(_console()) as progress:
+        texts = sample(_read(inputs, column, progress), int(ceiling * 1e6))
+        found = examine(model, _tracked(texts, progress), examples=examples)
+    Console().print(_table(found, str(tokenizer)))
+
+
+def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kind:
+    from bothways.core.errors import ConfigError
+    from bothways.text.train import ByteBPE, Unigram, WordPiece
+
+    kinds: dict[str, type[WordPiece] | type[ByteBPE] | type[Unigram]] = {
+        "wordpiece": WordPiece,
+        "bpe": ByteBPE,
+        "unigram": Unigram,
+    }
+    known = {field.name for field in dataclasses.fields(kinds[name])}
+    given = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
+    for key in given.keys() - known:
+        fix = f"It has {', '.join('--' + other.replace('_', '-') for other in sorted(known))}."
+        raise ConfigError(f"is no option of a {name} vocabulary", where="--" + key.replace("_", "-"), fix=fix)
+    return kinds[name](**given)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+@contextmanager
+def _progress(console: Console, hidden: bool = False) -> Iterator[Progress]:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
+        yield progress
+
+
+def _read(inputs: list[str], column: str, progress: Progress) -> Iterator[str]:
+    """Texts of the documents, with progress in bytes."""
+    from bothways.data.documents import read_documents
+
+    reader = read_documents(inputs, column=column)
+    task = progress.add_task("reading", total=reader.total or None)
+    for number, document in enumerate(reader):
+        if number % _LINES == 0:
+            progress.update(task, completed=reader.position)
+        yield document.text
+    progress.remove_task(task)
+
+
+def _tracked(texts: Sample, progress: Progress) -> Iterator[str]:
+    """The texts of a sample, with progress in characters. What follows the last one has no measure."""
+    task = progress.add_task("counting words", total=texts.kept)
+    for block in texts.blocks:
+        yield from block
+        progress.advance(task, sum(map(len, block)))
+    progress.update(task, description="joining pieces", total=None)
+
+
+@contextmanager
+def _empty_folder(out: Path) -> Iterator[Path]:
+    """`training.files.new_folder`, for a place where nothing can be lost."""
+    from bothways.core.errors import ResourceError
+    from bothways.training.files import new_folder
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ResourceError("exists and is not an empty folder", where=out, fix="Choose another name for --out.")
+    with new_folder(out) as folder:
+        yield folder
+
+
+def _file_lines(inputs: list[str], progress: Progress) -> Iterator[str]:
+    from bothways.core.errors import DataError
+    from bothways.data.streams import Tally, read_lines
+
+    for name in inputs:
+        if not Path(name).is_file():
+            raise DataError("no such file", where=name, fix="Check the name.")
+    tally = Tally()
+    task = progress.add_task("encoding", total=sum(Path(name).stat().st_size for name in inputs))
+    for name in inputs:
+        for number, line in read_lines(Path(name), tally):
+            if number % _LINES == 0:
+                progress.update(task, completed=tally.position)
+            yield line
+
+
+def _standard_input() -> Iterator[str]:
+    from bothways.core.errors import DataError
+
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            what = f"byte 0x{line[error.start]:02x} is not UTF-8"
+            raise DataError(what, where=f"standard input:{number}", fix="Convert it: iconv -f LATIN1 -t UTF-8.") from error
+
+
+def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:
+    """JSON lines, some hundred at a time."""
+    while block := list(itertools.islice(lines, _LINES)):
+        rows = []
+        for encoded in tokenizer.encode_with_offsets(block):
+            ids = encoded.ids.tolist()
+            row = {"ids": ids, "tokens": [tokenizer.token(id) for id in ids], "offsets": encoded.offsets.tolist()}
+            rows.append(json.dumps(row, ensure_ascii=False) + "\n")
+        yield "".join(rows)
+
+
+def _write(rows: Iterator[str], place: Path) -> None:
+    with place.open("w", encoding="utf-8") as file:
+        file.writelines(rows)
+
+
+def _table(found: VocabularyReport, title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = {
+        "vocabulary": f"{found.size:,} tokens, {found.unused:.1%} of them unused here",
+        "text": f"{found.characters:,} characters, {found.words:,} words, {found.tokens:,} tokens",
+        "unknown": f"{found.unknown:.3%} of tokens, {found.unknown_words:.3%} of words",
+        "fertility": f"{found.fertility:.3f} tokens per word",
+        "whole words": f"{found.whole_words:.1%} of words are one token",
+        "coverage": f"{found.covered:.3%} of characters lie in words without an unknown token",
+        "longest tokens": ", ".join(found.longest),
+        "split words": _examples(found.split),
+        "unknown words": _examples(found.strange),
+    }
+    table = Table(title=Text(title), box=box.SIMPLE, show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, Text(value))  # Text: brackets in tokens are no markup
+    return table
+
+
+def _examples(words: Sequence[SplitWord]) -> str:
+    return "\n".join(f"{word.word} → {' '.join(word.pieces)}  ({word.count:,}×)" for word in words)

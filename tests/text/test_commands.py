@@ -1,0 +1,138 @@
+"""`bothways tokenizer train | encode | report`, through the command line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+
+import pytest
+import transformers
+from toy_text import pseudo_text, write_vocabulary
+
+from bothways.cli import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.train import ByteBPE, Unigram, WordPiece, train
+
+
+@pytest.fixture
+def text(tmp_path):
+    place = tmp_path / "text.txt"
+    place.write_text("\n".join(pseudo_text(3000, seed=3)), encoding="utf-8")
+    return place
+
+
+def run(*arguments):
+    app(["tokenizer", *map(str, arguments)], result_action="return_value")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        (["--size", 300], WordPiece(size=300)),
+        (["--size", 300, "--no-lowercase", "--strip-accents", "--no-cjk", "--alphabet", 20, "--min-frequency", 3],
+         WordPiece(300, 3, lowercase=False, strip_accents=True, cjk=False, alphabet=20)),
+        (["--kind", "bpe", "--size", 400, "--no-prefix-space"], ByteBPE(400, prefix_space=False)),
+        (["--kind", "unigram", "--size", 150, "--longest", 5], Unigram(150, longest=5)),
+    ],
+)  # fmt: skip
+def test_train_writes_what_train_returns(tmp_path, capsys, text, options, kind):
+    run("train", text, "--out", tmp_path / "new" / "vocabulary", *options)
+    made = Tokenizer.load(tmp_path / "new" / "vocabulary")
+    assert made.fingerprint == train(text.read_text(encoding="utf-8").split("\n"), kind).fingerprint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "text.txt"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["vocabulary"]
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{made.size:,} tokens" in said
+    assert "learnt from all of 0.0 million characters" in said
+    assert len(transformers.AutoTokenizer.from_pretrained(tmp_path / "new" / "vocabulary")) == made.size
+
+
+def test_train_says_what_it_left_out(tmp_path, capsys, text):
+    run("train", text, text.with_name("*.txt"), "--out", tmp_path / "out", "--size", 9000, "--ceiling", 0.01, "--seed", 5)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "(the text gives no more, 9,000 were asked for)" in said
+    assert "%, evenly drawn, of 0.0 million characters" in said
+
+
+def test_train_refuses_a_folder_in_use_and_leaves_it(tmp_path, text):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("keep")
+    with pytest.raises(ResourceError, match="exists and is not an empty folder"):
+        run("train", text, "--out", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+    with pytest.raises(ResourceError, match="exists and is not an empty folder"):
+        run("train", text, "--out", text)
+
+
+@pytest.mark.parametrize(("options", "kind"), [(["--size", 20], BothwaysError), (["--column", "x", "--size", 0], ConfigError)])
+def test_train_leaves_nothing_when_it_fails(tmp_path, text, options, kind):
+    with pytest.raises(kind):
+        run("train", text, "--out", tmp_path / "out", *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_train_refuses_options_of_another_kind(tmp_path, text):
+    with pytest.raises(ConfigError, match="--prefix-space: is no option of a wordpiece vocabulary") as caught:
+        run("train", text, "--out", tmp_path / "out", "--prefix-space")
+    assert "--alphabet, --cjk, --lowercase, --min-frequency, --size, --strip-accents" in str(caught.value)
+
+
+LINES = ["hello World", "", "  naïve [MASK] 你好 \t.", "\ufeffx"]
+
+
+def _expected(folder) -> list[dict]:
+    tokenizer = Tokenizer.load(folder)
+    encodings = tokenizer.backend.encode_batch(LINES, add_special_tokens=False)
+    return [{"ids": e.ids, "tokens": e.tokens, "offsets": list(map(list, e.offsets))} for e in encodings]
+
+
+def test_encode_files(tmp_path, capsys):
+    folder = write_vocabulary(tmp_path / "vocabulary")
+    (tmp_path / "a.txt").write_text("\n".join(LINES[:2]) + "\n", encoding="utf-8")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("\r\n".join(LINES[2:]).encode()))
+    run("encode", tmp_path / "a.txt", tmp_path / "b.txt.gz", "--tokenizer", folder)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows == _expected(folder)
+    run("encode", tmp_path / "a.txt", tmp_path / "b.txt.gz", "--tokenizer", folder, "--out", tmp_path / "out.jsonl")
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()] == rows
+
+
+class _Input:
+    def __init__(self, content: bytes) -> None:
+        self.buffer = io.BytesIO(content)
+
+
+def test_encode_standard_input(tmp_path, capsys, monkeypatch):
+    folder = write_vocabulary(tmp_path)
+    monkeypatch.setattr(sys, "stdin", _Input("\n".join(LINES).encode()))
+    run("encode", "--tokenizer", folder)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == _expected(folder)
+
+
+def test_encode_refuses_what_is_no_text(tmp_path, monkeypatch):
+    folder = write_vocabulary(tmp_path)
+    monkeypatch.setattr(sys, "stdin", _Input(b"fine\nno\xff\n"))
+    with pytest.raises(DataError, match="standard input:2: byte 0xff is not UTF-8"):
+        run("encode", "--tokenizer", folder, "--out", tmp_path / "out.jsonl")
+    assert not list(tmp_path.glob("*out.jsonl*"))
+    with pytest.raises(DataError, match="nowhere: no such file"):
+        run("encode", "nowhere", "--tokenizer", folder)
+
+
+def test_report_shows_every_figure(tmp_path, capsys, text):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "play", "##ed"]
+    folder = write_vocabulary(tmp_path / "vocabulary", tokens)
+    (tmp_path / "words.txt").write_text("the played\nthe xyz the", encoding="utf-8")
+    run("report", tmp_path / "words.txt", "--tokenizer", folder)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "8 tokens, 0.0% of them unused here" in shown
+    assert "21 characters, 5 words, 6 tokens" in shown
+    assert "16.667% of tokens, 20.000% of words" in shown
+    assert "1.200 tokens per word" in shown
+    assert "60.0% of words are one token" in shown
+    assert "83.333% of characters" in shown
+    assert "played → play ##ed (1×)" in shown
+    assert "xyz → [UNK] (1×)" in shown

@@ -1,0 +1,143 @@
+"""Looking words up gives the ids of the backend, for all of Unicode; where that is not proved, it is not done."""
+
+from __future__ import annotations
+
+import json
+import threading
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
+from toy_text import hostile, load, roberta_backend, write_vocabulary
+
+from bothways.text import pieces
+from bothways.text.pieces import BertWords, PieceTable, SpacedWords, cutter
+from bothways.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory):
+    """Tokenizers that may look up: BERT with all its settings, BERT with more added tokens, byte-level BPE."""
+    home = tmp_path_factory.mktemp("fast")
+    made = []
+    choices = [(True, None, True), (False, None, True), (True, False, False), (False, True, True)]
+    for number, (lowercase, accents, cjk) in enumerate(choices):
+        config = {"do_lower_case": lowercase, "strip_accents": accents, "tokenize_chinese_chars": cjk}
+        made.append(Tokenizer.load(write_vocabulary(home / str(number), **config)))
+    backend = Tokenizer.load(write_vocabulary(home / "more")).backend
+    more = ["[[", "[MASK]]", "<中>", "<é>"]
+    backend.add_tokens([AddedToken(text, normalized=False, lstrip=True, rstrip=True) for text in more])
+    plain = Tokenizer.load(write_vocabulary(home / "plain")).backend
+    plain.normalizer = normalizers.BertNormalizer(clean_text=False)
+    made += [load(backend, home / "added"), load(plain, home / "unclean")]
+    return [*made, *(load(roberta_backend(prefix_space=prefix), home / f"bytes{prefix}") for prefix in (False, True))]
+
+
+@given(texts=st.lists(hostile, min_size=1, max_size=4))
+@settings(max_examples=400, deadline=None)
+def test_looked_up_ids_are_the_backends(fast, texts):
+    for tokenizer in fast:
+        assert isinstance(cutter(json.loads(tokenizer.backend.to_str())), BertWords | SpacedWords)
+        encodings = tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+        assert [ids.tolist() for ids in tokenizer.encode(texts)] == [encoding.ids for encoding in encodings]
+
+
+def test_every_letter_and_digit_in_a_word(fast):
+    """What the short way takes for one word is one word, for every character that Python calls a letter or a digit."""
+    for start in range(0, 0x110000, 0x8000):
+        codes = (code for code in range(start, start + 0x8000) if not 0xD800 <= code < 0xE000)
+        texts = [f"a{chr(code)}b" for code in codes if chr(code).isalnum()]
+        for tokenizer in fast[:1]:
+            encodings = tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)
+            assert [ids.tolist() for ids in tokenizer.encode(texts)] == [encoding.ids for encoding in encodings]
+
+
+def _spec(kind: str, **changes: object) -> dict:
+    """The parts of a `tokenizer.json` that decide whether it can be cut."""
+    added = {"content": "[MASK]", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    bert = {
+        "normalizer": {"type": "BertNormalizer", "handle_chinese_chars": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "model": {"type": "WordPiece"},
+    }
+    byte = {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "use_regex": True},
+        "model": {"type": "BPE", "dropout": None},
+    }
+    token = {**added, **{key: value for key, value in changes.items() if key in added}}
+    parts = {**(bert if kind == "bert" else byte), **{key: value for key, value in changes.items() if key not in added}}
+    return {"added_tokens": [token], **parts}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        ("bert", {}, BertWords),
+        ("bert", {"lstrip": True, "rstrip": True}, BertWords),
+        ("bert", {"content": "new york"}, type(None)),
+        ("bert", {"content": "mask"}, type(None)),
+        ("bert", {"content": "«mask»"}, type(None)),
+        ("bert", {"normalized": True}, type(None)),
+        ("bert", {"single_word": True}, type(None)),
+        ("bert", {"normalizer": None}, type(None)),
+        ("bert", {"normalizer": {"type": "Sequence", "normalizers": []}}, type(None)),
+        ("bert", {"pre_tokenizer": None}, type(None)),
+        ("bert", {"pre_tokenizer": {"type": "Metaspace"}}, type(None)),
+        ("bert", {"model": {"type": "Unigram"}}, type(None)),
+        ("bytes", {}, SpacedWords),
+        ("bytes", {"content": "mask", "single_word": True, "lstrip": True, "normalized": True}, SpacedWords),
+        ("bytes", {"rstrip": True}, type(None)),
+        ("bytes", {"content": "a\tb"}, type(None)),
+        ("bytes", {"normalizer": {"type": "NFC"}}, type(None)),
+        ("bytes", {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, type(None)),
+        ("bytes", {"model": {"type": "BPE", "dropout": 0.1}}, type(None)),
+        ("bytes", {"model": {"type": "WordPiece"}}, type(None)),
+    ],
+)
+def test_where_a_tokenizer_is_cut(kind, changes, expected):
+    assert type(cutter(_spec(kind, **changes))) is expected
+
+
+def test_what_is_not_cut_still_gives_the_backends_ids(tmp_path):
+    backend = Tokenizer.load(write_vocabulary(tmp_path / "in")).backend
+    backend.add_tokens([AddedToken("new york", normalized=True)])
+    tokenizer = load(backend, tmp_path / "added")
+    texts = ["I love New York", "", "newyork"]
+    assert [ids.tolist() for ids in tokenizer.encode(texts)] == [
+        encoding.ids for encoding in tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+    ]
+    assert tokenizer.size - 1 in tokenizer.encode(texts)[0]
+
+
+def _table(tmp_path) -> PieceTable:
+    tokenizer = Tokenizer.load(write_vocabulary(tmp_path))
+    return PieceTable(tokenizer.backend, cutter(json.loads(tokenizer.backend.to_str())))
+
+
+def test_the_table_stays_within_its_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "MEMORY", 10_000)
+    table = _table(tmp_path)
+    texts = [f"hello{number} world" for number in range(200)]
+    sizes, rows = [], []
+    for text in texts:
+        rows += table.rows([text])
+        sizes.append(sum(200 + 8 * len(piece) for piece in table))
+    assert max(sizes) <= 10_000 + 300
+    assert any(after < before for before, after in pairwise(sizes))
+    assert rows == table.rows(texts)
+
+
+def test_threads_share_a_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "MEMORY", 4_000)
+    table = _table(tmp_path)
+    texts = [f"play{number % 37} un{number % 91}able" for number in range(400)]
+    expected, results = _table(tmp_path).rows(texts), []
+    threads = [threading.Thread(target=lambda: results.append(table.rows(texts))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [expected] * 4

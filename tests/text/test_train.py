@@ -1,0 +1,232 @@
+"""Vocabularies: the same from run to run, what they promise, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import transformers
+from hypothesis import given, settings
+from toy_text import BERT_NAMES, hostile, pseudo_text
+
+from bothways.core.errors import ConfigError, DataError, TokenizerError
+from bothways.text.files import Bert, bert_backend
+from bothways.text.sample import Sample, sample
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.train import ByteBPE, Kind, Unigram, WordPiece, _normal_characters, train
+
+TEXT = pseudo_text(4000, seed=1)
+KINDS = [
+    WordPiece(size=400),
+    WordPiece(size=300, lowercase=False, strip_accents=True, alphabet=20),  # cuts through characters that are equally frequent
+    WordPiece(size=300, cjk=False, min_frequency=1),
+    ByteBPE(size=500),
+    ByteBPE(size=400, prefix_space=False),
+    Unigram(size=300),
+    Unigram(size=200, lowercase=False, longest=4),
+]
+
+_PROGRAM = """
+import sys
+from toy_text import pseudo_text
+from test_train import KINDS, TEXT
+from bothways.text.train import train
+for number, kind in enumerate(KINDS):
+    train(TEXT, kind).save(f"{sys.argv[1]}/{number}")
+"""
+
+
+def test_two_processes_write_the_same_bytes(tmp_path):
+    contents = []
+    for seed, threads in (("1", "1"), ("2", "2")):
+        home = Path(__file__).parent
+        places = [str(home), *map(str, sys.path)]
+        env = {**os.environ, "PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(places)}
+        subprocess.run([sys.executable, "-c", _PROGRAM, str(tmp_path / seed)], env=env, check=True)
+        files = sorted(path for path in (tmp_path / seed).rglob("*") if path.is_file())
+        contents.append([(str(file.relative_to(tmp_path / seed)), file.read_bytes()) for file in files])
+    assert len(contents[0]) == 3 * 3 + 2 * 4
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_again_and_again_the_same(kind):
+    assert len({train(iter(TEXT), kind).fingerprint for _ in range(4)}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path, kind):
+    tokenizer = train(TEXT, kind)
+    assert [tokenizer.token(id) for id in range(5)] == BERT_NAMES
+    assert tokenizer.specials.pad == 0
+    assert tokenizer.size <= kind.size
+    assert isinstance(kind, Unigram) or tokenizer.size == kind.size
+    tokenizer.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    lines = [*TEXT[:40], "Ünseen [MASK] wörds 你 🙂", "  two  spaces\nand a line"]
+    ids = tokenizer.encode(lines)
+    assert theirs(lines, add_special_tokens=False).input_ids == [row.tolist() for row in ids]
+    assert theirs(lines[0]).input_ids == [2, *ids[0].tolist(), 3]
+    assert [row.tolist() for row in Tokenizer.load(tmp_path).encode(lines)] == [row.tolist() for row in ids]
+    assert theirs.mask_token_id == 4
+
+
+def test_word_piece_joins_the_most_frequent_pairs():
+    """By hand: z ##a occurs six times, then za ##b four times; za ##c and ##a ##b are left with two and one."""
+    tokenizer = train(["zab zab zab zab zac qab zac"], WordPiece(size=100, min_frequency=3))
+    letters = ["a", "b", "c", "q", "z"]
+    assert [tokenizer.token(id) for id in range(5, 15)] == [*letters, *("##" + letter for letter in letters)]
+    assert [tokenizer.token(id) for id in range(15, tokenizer.size)] == ["za", "zab"]
+
+
+def test_no_word_over_the_alphabet_is_unknown():
+    tokenizer = train(TEXT, WordPiece(size=300))
+    letters = [
+        token for token in (tokenizer.token(id) for id in range(5, tokenizer.size)) if len(token) == 1 and token.isalpha()
+    ]
+    assert {"ω", "ж", "你", "k"} <= set(letters)
+    words = ["".join(word) for word in zip(letters, reversed(letters), letters[3:], strict=False)]
+    assert not any(tokenizer.specials.unknown in ids for ids in tokenizer.encode(words))
+    assert tokenizer.id("##你") is None  # an ideograph is a word of its own
+    assert tokenizer.id("##.") is None
+    assert train(TEXT, WordPiece(size=300, cjk=False)).id("##你") is not None
+
+
+def test_the_alphabet_keeps_the_most_frequent_characters():
+    counts = Counter(c for line in TEXT for c in line.lower().replace("é", "e") if not c.isspace())
+    kept = sorted(counts, key=lambda c: (-counts[c], c))[:12]
+    tokenizer = train(TEXT, WordPiece(size=200, alphabet=12))
+    assert {token for token in tokenizer.backend.get_vocab() if len(token) == 1} == set(kept)
+
+
+@given(text=hostile)
+@settings(max_examples=100, deadline=None)
+def test_characters_are_counted_as_the_normaliser_leaves_them(text):
+    for bert in (Bert(), Bert(lowercase=False), Bert(lowercase=False, strip_accents=True, cjk=False)):
+        backend = bert_backend({}, bert)
+        expected = Counter(c for c in backend.normalizer.normalize_str(text) if not c.isspace())
+        assert _normal_characters(Sample(((text,),), len(text), len(text)), backend) == expected
+
+
+def test_options_of_word_piece_reach_the_file():
+    spec = json.loads(train(TEXT, WordPiece(size=300, lowercase=False, strip_accents=True, cjk=False)).backend.to_str())
+    assert spec["normalizer"] == {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": False,
+        "strip_accents": True,
+        "lowercase": False,
+    }
+    assert train(TEXT, WordPiece(size=300)).lowercase
+    assert not train(TEXT, WordPiece(size=300, lowercase=False)).lowercase
+
+
+def test_bytes_know_everything():
+    tokenizer = train(TEXT, ByteBPE(size=300))
+    text = "Völlig 新しい \U0001f9ff text\twith\r\nall\x00that"
+    ids = tokenizer.encode([text])[0]
+    assert tokenizer.decode(ids) == " " + text
+    assert tokenizer.specials.unknown not in ids
+    assert not tokenizer.continues[ids[0]]
+    assert tokenizer.continues[train(TEXT, ByteBPE(size=300, prefix_space=False)).encode(["ka"])[0][0]]
+
+
+def test_unigram_pieces_are_probable_short_and_plain():
+    tokenizer = train(TEXT, Unigram(size=300, longest=5))
+    spec = json.loads(tokenizer.backend.to_str())["model"]
+    pieces, scores = zip(*spec["vocab"][5:], strict=True)
+    assert max(map(len, pieces)) <= 5
+    assert list(scores) == sorted(scores, reverse=True)
+    assert all(score == round(score, 4) < 0 for score in scores)
+    assert not any(piece != piece.lower() or "é" in piece for piece in pieces)
+    assert spec["unk_id"] == 1
+    assert tokenizer.encode(["🙂"])[0][-1] == tokenizer.specials.unknown
+    assert any("é" in token for token in train(TEXT, Unigram(size=300, strip_accents=False)).backend.get_vocab())
+    assert any(
+        token != token.lower()
+        for token in train(TEXT, Unigram(size=300, lowercase=False)).backend.get_vocab()
+        if "[" not in token
+    )
+
+
+LETTERS = {c for line in TEXT for c in line.lower().replace("é", "e")} - {" "}
+INNER = {c for c in LETTERS if c.isalnum() and c not in "你好世界"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "alphabet", "least"),
+    [
+        (WordPiece, f"{len(LETTERS)} characters, {len(INNER)} of them also within words", 5 + len(LETTERS) + len(INNER)),
+        (ByteBPE, "256 bytes", 261),
+        (Unigram, f"{len(LETTERS) + 1} characters", 6 + len(LETTERS)),  # the mark of a space is one of them
+    ],
+)
+def test_a_size_that_cannot_hold_the_alphabet(kind, alphabet, least):
+    with pytest.raises(TokenizerError, match=f"a vocabulary of 30 cannot hold 5 special tokens and {alphabet}") as caught:
+        train(TEXT, kind(size=30))
+    assert f"At least {least} are needed" in str(caught.value)
+    with pytest.raises(TokenizerError):
+        train(TEXT, kind(size=least - 1))
+    assert train(TEXT, kind(size=least)).size == least
+
+
+@pytest.mark.parametrize("kind", [WordPiece(), ByteBPE(), Unigram()], ids=str)
+@pytest.mark.parametrize("texts", [[], ["", ""]])
+def test_no_text(kind, texts):
+    with pytest.raises(TokenizerError, match="there is no text"):
+        train(texts, kind)
+
+
+@pytest.mark.parametrize("kind", [WordPiece(), ByteBPE(), Unigram()], ids=str)
+def test_half_a_surrogate_pair(kind):
+    with pytest.raises(DataError, match=r"a text holds U\+DC80, half of a surrogate pair"):
+        train(["fine", "not \udc80"], kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(WordPiece, "size"), (WordPiece, "alphabet"), (ByteBPE, "min_frequency"), (Unigram, "longest")]
+)
+def test_options_below_one(kind: type[Kind], name):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.{name}: must be at least 1, is 0"):
+        kind(**{name: 0})
+
+
+def test_all_is_kept_that_fits():
+    whole = sample(TEXT, ceiling=10**6)
+    assert list(whole.read()) == TEXT
+    assert whole.kept == whole.seen == sum(map(len, TEXT))
+
+
+def test_an_even_sample_of_what_does_not_fit():
+    lines = [f"{number:06d}" + "x" * 94 for number in range(60_000)]  # six million characters
+    part = sample(iter(lines), ceiling=1_200_000)
+    assert part.seen == 6_000_000
+    assert 1_190_000 < part.kept <= 1_200_000
+    assert part.kept == sum(map(len, part.read()))
+    places = [int(text[:6]) for text in part.read()]
+    assert places == sorted(places)
+    tenths = Counter(place // 6_000 for place in places)
+    assert all(700 < tenths[tenth] < 1_700 for tenth in range(10))  # 1,200 each, from blocks of 40 lines
+    assert sample(lines, ceiling=1_200_000) == part
+    assert sample(lines, ceiling=1_200_000, seed=1).blocks != part.blocks
+
+
+def test_long_texts_are_cut_and_none_is_lost():
+    text = "".join(f"{number} " for number in range(5_000))
+    assert "".join(sample([text, "end"], ceiling=10**6).read()) == text + "end"
+    assert sample([text], ceiling=5_000).kept <= 5_000
+
+
+def test_a_ceiling_below_one():
+    with pytest.raises(ConfigError, match="ceiling: must be at least one character, is 0"):
+        sample(TEXT, ceiling=0)
+
+
+def test_training_reads_only_the_sample():
+    few = train(["rare"] * 10 + ["common words here"] * 3000, WordPiece(size=60), ceiling=4096)
+    assert few.size < 60
