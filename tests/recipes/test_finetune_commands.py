@@ -117,7 +117,8 @@ def test_an_evaluation_is_a_table_or_json(
     record = json.loads((finished / "run" / "model" / "bothways.json").read_text())
     assert metrics == pytest.approx(record["metrics"], rel=1e-5)
     run(monkeypatch, finished, "evaluate", "run", "dev.tsv", "--label", "label", "--precision", "fp32")
-    table = capsys.readouterr().out
+    table, warnings = capsys.readouterr()
+    assert warnings == ""
     assert f"{metrics['accuracy']:.4f}" in table
     assert "run on dev.tsv" in table
 
@@ -133,9 +134,13 @@ class Stdin:
 def test_predictions_are_json_lines_in_the_order_of_the_input(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    examples = make_examples(100, 9, longest=14)
+    examples = make_examples(100, 9, longest=16)
+    cut = sum(len(example.text.split()) > 14 for example in examples)
+    assert cut > 0
     run(monkeypatch, finished, "predict", "run", str(write_tsv(finished / "new.tsv", examples)))
-    from_file = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    output = capsys.readouterr()
+    from_file = [json.loads(line) for line in output.out.splitlines()]
+    assert output.err == f"warning: {cut} of 100 examples ({cut}.0%) were longer than the model reads, and were cut\n"
     assert sum(found["label"] == example.label for found, example in zip(from_file, examples, strict=True)) > 95
     for found in from_file:
         assert found["probabilities"].keys() == {"neg", "pos"}

@@ -40,14 +40,19 @@ def evaluate(  # noqa: PLR0913 – one option per question
     device
         auto, cpu, cuda or cuda:N.
     """
+    import sys
+
     from bothways.commands.progress import watched
     from bothways.recipes.finetuned import open_classifier
     from bothways.tasks.examples import Columns
-    from bothways.tasks.task import Pace
+    from bothways.tasks.task import Pace, Tally
 
     classifier = open_classifier(folder, length=length, device=device)
     reading = classifier.read(file, Columns(text, text_b, label), labelled=True)
-    metrics = classifier.evaluate(watched(reading, "evaluating"), Pace(precision))
+    tally = Tally()
+    metrics = classifier.evaluate(watched(reading, "evaluating"), Pace(precision), tally)
+    if tally.cut:
+        print(f"warning: {tally}", file=sys.stderr)
     if json:
         from json import dumps
 

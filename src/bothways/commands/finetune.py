@@ -63,6 +63,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     from rich.console import Console
 
     from bothways.core import config as configs
+    from bothways.core.trees import merge, parse_overrides
     from bothways.recipes import finetune as job
     from bothways.recipes.classifier import RECIPES
     from bothways.training.interrupt import resume_command
@@ -75,7 +76,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         job.FinetuneConfig,
         base=job.FinetuneConfig(model=model, train=train, training=RECIPES[recipe]()),
         file=config,
-        overrides=configs.merge(configs.parse_overrides(overrides), {k: v for k, v in options.items() if v is not None}),
+        overrides=merge(parse_overrides(overrides), {k: v for k, v in options.items() if v is not None}),
     )
     done = job.finetune(settings, out, resume=resume, device=device, console=console)
     if not is_main(plan_here()):

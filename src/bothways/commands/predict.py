@@ -48,12 +48,15 @@ def predict(
     from bothways.recipes.finetuned import open_classifier
     from bothways.tasks.examples import Columns
     from bothways.tasks.tables import STDIN
-    from bothways.tasks.task import Pace
+    from bothways.tasks.task import Pace, Tally
 
     classifier = open_classifier(folder, length=length, device=device)
     reading = classifier.read(file, Columns(text, text_b), labelled=False)
     typed = file == STDIN and sys.stdin.isatty()
     pace = Pace(precision, window=window or (1 if typed else Pace.window))
     shown = reading if typed else watched(reading, "predicting")
-    for _, prediction in classifier.predict(shown, pace):
+    tally = Tally()
+    for _, prediction in classifier.predict(shown, pace, tally):
         print(json.dumps(prediction.to_json(), ensure_ascii=False), flush=typed)
+    if tally.cut:
+        print(f"warning: {tally}", file=sys.stderr)

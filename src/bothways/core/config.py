@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError
 from bothways.core.toml import NONE, read_toml, write_toml
+from bothways.core.trees import Tree, join, merge, parse_overrides
 
 C = TypeVar("C")
-Tree = Mapping[str, Any]
 
 
 def load(cls: type[C], *, base: C | None = None, file: Path | None = None, overrides: Tree | Iterable[str] = ()) -> C:
@@ -69,51 +69,6 @@ def to_toml(config: Any) -> str:
 def fingerprint(config: Any) -> str:
     """The sha256 of the configuration: equal for equal configurations, on any machine."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
-
-
-def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Texts such as "encoder.depth=6" → a tree; of two for one key the later holds.
-
-    Raises:
-        ConfigError: a text without a key or "=".
-    """
-    tree: dict[str, Any] = {}
-    for text in texts:
-        path, equals, value = text.partition("=")
-        keys = path.strip().split(".")
-        if not equals or not all(keys):
-            raise ConfigError(f"{text!r} is no setting", fix="Write key=value, such as optimiser.lr=3e-5.")
-        leaf: Any = value.strip()
-        for key in reversed(keys):
-            leaf = {key: leaf}
-        tree = merge(tree, leaf)
-    return tree
-
-
-def merge(low: Tree, high: Tree, where: str = "") -> dict[str, Any]:
-    """Both trees in one: what `high` says holds. Numbers as keys reach into a list of `low`.
-
-    Raises:
-        ConfigError: such a number lies outside the list.
-    """
-    return {**low, **{key: _merged(low.get(key), value, _join(where, key)) for key, value in high.items()}}
-
-
-def _merged(low: Any, high: Any, where: str) -> Any:
-    if not isinstance(high, Mapping):
-        return high
-    match low:
-        case Mapping():
-            return merge(low, high, where)
-        case str():  # a text that stands for a table, as "linear" does for {kind = "linear"}
-            return merge({"kind": low}, high, where)
-        case list():
-            table = {str(place): item for place, item in enumerate(low)}
-            for key in high.keys() - table.keys():
-                raise ConfigError(f"there are items 0 to {len(low) - 1}", where=_join(where, key))
-            return list(merge(table, high, where).values())
-        case _:
-            return high
 
 
 @dataclass(frozen=True)
@@ -162,25 +117,21 @@ def _kind(cls: type[Any]) -> str:
     return str(getattr(cls, "kind", cls.__name__))
 
 
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
-
-
 def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
     """A dataclass from a table."""
     fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
     for key in tree:
         if key not in fields:
-            raise _unknown("key", key, fields, _join(where, key))
+            raise _unknown("key", key, fields, join(where, key))
     values = {}
     for name, field in fields.items():
         below = getattr(base, name) if isinstance(base, cls) else None
         if name in tree:
-            values[name] = _value(hints[name], tree[name], below, _join(where, name))
+            values[name] = _value(hints[name], tree[name], below, join(where, name))
         elif isinstance(base, cls):
             values[name] = below
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"is missing: it must be {_allowed(hints[name])}", where=_join(where, name))
+            raise ConfigError(f"is missing: it must be {_allowed(hints[name])}", where=join(where, name))
     try:
         return cls(**values)
     except ConfigError as error:
@@ -191,7 +142,7 @@ def _place(named: Any, fields: Iterable[str], where: str) -> str | None:
     """Where an error of `__post_init__` is. What it says itself may begin with a name of the whole, "encoder.depth"."""
     first, _, rest = str(named or "").partition(".")
     inner = str(named) if first in fields else rest
-    return (_join(where, inner) if inner else where) or named
+    return (join(where, inner) if inner else where) or named
 
 
 def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
@@ -220,12 +171,12 @@ def _item(hint: Any) -> Any:
 def _items(item: Any, given: Tree | Iterable[Any], base: tuple[Any, ...], where: str) -> tuple[Any, ...]:
     """A tuple of dataclasses: a list stands for all of it, a table such as {"0": …} changes what is there."""
     if not isinstance(given, Mapping):
-        return tuple(_value(item, value, None, _join(where, str(place))) for place, value in enumerate(given))
+        return tuple(_value(item, value, None, join(where, str(place))) for place, value in enumerate(given))
     for key in given:
         if key not in map(str, range(len(base))):
-            raise ConfigError(f"there are {len(base)} items, counted from 0", where=_join(where, key))
+            raise ConfigError(f"there are {len(base)} items, counted from 0", where=join(where, key))
     places = ((str(place), value) for place, value in enumerate(base))
-    return tuple(_value(item, given[key], old, _join(where, key)) if key in given else old for key, old in places)
+    return tuple(_value(item, given[key], old, join(where, key)) if key in given else old for key, old in places)
 
 
 def _table(shape: _Shape, given: Any) -> Any:
@@ -238,10 +189,10 @@ def _member(classes: tuple[type[Any], ...], given: Tree, base: Any, where: str) 
     kinds = {_kind(cls): cls for cls in classes}
     if "kind" not in given:
         if len(classes) > 1 and type(base) not in classes:
-            raise ConfigError(f"is missing: it must be one of {', '.join(kinds)}", where=_join(where, "kind"))
+            raise ConfigError(f"is missing: it must be one of {', '.join(kinds)}", where=join(where, "kind"))
         return type(base) if type(base) in classes else classes[0]
     if given["kind"] not in kinds:
-        raise _unknown("kind", str(given["kind"]), kinds, _join(where, "kind"))
+        raise _unknown("kind", str(given["kind"]), kinds, join(where, "kind"))
     return kinds[given["kind"]]
 
 

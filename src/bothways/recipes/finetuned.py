@@ -15,7 +15,7 @@ from bothways.tasks.classify import Classify
 from bothways.tasks.examples import NOT_NAMED, Columns, Example, Reading, read_examples
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.preflight import check_model, settle
-from bothways.tasks.task import PACE, Metrics, Pace, evaluate, predict
+from bothways.tasks.task import PACE, Metrics, Pace, Tally, evaluate, predict
 from bothways.text.tokenizer import Tokenizer
 
 
@@ -35,17 +35,19 @@ class Classifier:
         """The examples of a file, a Hub data set or ("-") the standard input; errors as `tasks.examples.read_examples`."""
         return read_examples(source, columns, usual=self.columns, labelled=labelled)
 
-    def evaluate(self, reading: Reading, pace: Pace = PACE) -> Metrics:
+    def evaluate(self, reading: Reading, pace: Pace = PACE, tally: Tally | None = None) -> Metrics:
         """The metrics on labelled examples, in constant memory.
 
         Raises:
             DataError: an example without a label, or with one that is none of the model's.
         """
-        return evaluate(self.task, reading.examples, pace)
+        return evaluate(self.task, reading.examples, pace, tally)
 
-    def predict(self, reading: Reading, pace: Pace = PACE) -> Iterator[tuple[Example, ClassPrediction]]:
+    def predict(
+        self, reading: Reading, pace: Pace = PACE, tally: Tally | None = None
+    ) -> Iterator[tuple[Example, ClassPrediction]]:
         """Examples with their predictions, in their order, in constant memory."""
-        return predict(self.task, reading.examples, pace)
+        return predict(self.task, reading.examples, pace, tally)
 
 
 @dataclass(frozen=True)

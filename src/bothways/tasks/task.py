@@ -95,18 +95,37 @@ class Pace:
                 raise ConfigError(f"must be at least 1, not {getattr(self, name)}", where=name)
 
 
+@dataclass
+class Tally:
+    """What has gone by: how many examples, and how many of them were longer than the model reads and were cut."""
+
+    examples: int = 0
+    cut: int = 0
+
+    def __str__(self) -> str:
+        share = self.cut / max(1, self.examples)
+        return f"{self.cut:,} of {self.examples:,} examples ({share:.1%}) were longer than the model reads, and were cut"
+
+
 PACE = Pace()
 """In fp32, so that predictions are the same on all machines to its rounding."""
 
 
-def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE) -> Iterator[tuple[E, P]]:
+def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: Tally | None = None) -> Iterator[tuple[E, P]]:
     """Examples with their predictions, in their order, without dropout; the task keeps the mode it had.
+
+    Args:
+        tally: counts along.
 
     Raises:
         ConfigError: the precision is not to be had on the task's device.
     """
+    tally = tally or Tally()
     for window in _windows(examples, pace.window):
-        yield from predict_encoded(task, window, task.encode(window), pace)
+        inputs = task.encode(window)
+        tally.examples += len(inputs)
+        tally.cut += sum(item.cut > 0 for item in inputs)
+        yield from predict_encoded(task, window, inputs, pace)
 
 
 @torch.no_grad()
@@ -129,9 +148,9 @@ def predict_encoded(task: Task[E, P], examples: Many[E], inputs: Many[Input], pa
     return [(example, task.decode(example, list(itertools.islice(ordered, len(item.sequences))))) for example, item in pairs]
 
 
-def evaluate(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE) -> Metrics:
-    """The metrics on examples that have their answers."""
-    return task.score(predict(task, examples, pace))
+def evaluate(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: Tally | None = None) -> Metrics:
+    """The metrics on examples that have their answers; arguments as `predict`."""
+    return task.score(predict(task, examples, pace, tally))
 
 
 def _windows(items: Iterable[T], size: int) -> Iterator[list[T]]:
