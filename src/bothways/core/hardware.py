@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, ResourceError
 
@@ -57,7 +58,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
     """The type of matrix products.
 
     Raises:
-        ConfigError: bf16 is asked for and the device has none; or the precision is unknown.
+        ConfigError: bf16 is asked for and the device has none.
     """
     match precision:
         case "fp32":
@@ -73,7 +74,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
                 fix="Set the precision to auto or fp32.",
             )
         case _:
-            raise ConfigError(f"{precision!r} is no precision: it must be auto, fp32 or bf16", where="precision")
+            assert_never(precision)
 
 
 @functools.lru_cache

@@ -112,7 +112,7 @@ def replicate(learner: Learner, plan: Plan) -> nn.Module:
         case Single():
             return learner
         case Replicated():
-            return nn.parallel.DistributedDataParallel(learner, broadcast_buffers=False, gradient_as_bucket_view=True)
+            return nn.parallel.DistributedDataParallel(learner, gradient_as_bucket_view=True)
         case _:
             assert_never(plan)
 
