@@ -22,7 +22,7 @@ from bothways.training.state import Duration, Progress, Steps
 from bothways.training.trackers import JsonLines, Peak, Record, Speed, TensorBoard, Terminal, Tracker, at, record
 
 Metrics = Mapping[str, int | float]
-"""What an evaluation finds, by name, such as "heldout/loss/masked"."""
+"""What an evaluation finds, by name, such as "held-out/loss/masked"."""
 
 
 @dataclass(frozen=True)
