@@ -18,7 +18,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.tasks.classify import Classify, encode, truncated
 from bothways.tasks.examples import Example
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.task import Pace, evaluate, predict
+from bothways.tasks.task import Pace, Task, evaluate, predict
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
@@ -168,6 +168,18 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
         evaluate(task, [Example("ape", None, "w", "a.tsv:3")])
     with pytest.raises(DataError, match="no example to score"):
         evaluate(task, [])
+
+
+def test_a_task_has_to_say_what_it_does(tmp_path: Path) -> None:
+    task: Task[Example, ClassPrediction] = Task()
+    for call in (
+        lambda: task.encode([]),
+        lambda: task.outputs(pack(make_task(tmp_path).encode([Example("ape")])[0].sequences)),
+        lambda: task.decode(Example(""), []),
+        lambda: task.score([]),
+    ):
+        with pytest.raises(NotImplementedError):
+            call()
 
 
 @pytest.mark.parametrize("name", ["tokens", "window"])

@@ -19,7 +19,6 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -251,8 +250,6 @@ def _allowed(hint: Any) -> str:
     match typing.get_origin(hint):
         case typing.Literal:
             return f"one of {', '.join(map(str, arguments))}"
-        case typing.Annotated:
-            return _allowed(arguments[0])
         case origin if origin is tuple:
             parts = "any number" if Ellipsis in arguments else str(len(arguments))
             return f"a list of {parts}, each {_allowed(arguments[0])}"
@@ -270,8 +267,6 @@ def _plain(hint: Any, value: Any) -> Any:
             return [_plain(item, part) for part in value]
         case Mapping():
             return {str(key): _plain(None, part) for key, part in value.items()}
-        case Enum():
-            return value.value
         case Path():
             return str(value)
         case _:
