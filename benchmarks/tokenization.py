@@ -2,8 +2,8 @@
 
     python benchmarks/tokenization.py TEXT_FILE TOKENIZER [--megabytes 20] [--split lines|sentences] [--rounds 3]
 
-All read the same list of texts and end with one int32 array per text; tokenizers gets blocks of 1,024. Ours starts with an empty
-table in each round, so what it costs to meet a word for the first time is in the figure. Time is processor time of this thread.
+All read the same list of texts and end with one int32 array per text; tokenizers gets blocks of 1,024. Ours starts with no word
+known in each round, so what it costs to meet a word for the first time is in the figure. Time is processor time of this thread.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import threading
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 from toy_text import hostile, load, roberta_backend, write_vocabulary
@@ -36,6 +36,8 @@ def fast(tmp_path_factory):
 
 
 @given(texts=st.lists(hostile, min_size=1, max_size=4))
+@example(texts=["a\n  b\xa0  c\u3000  d", "\n  b", "\xa0  c  "])  # spaces that belong to the white space before them
+@example(texts=["[MASK]]x", "x[[MASK]]", "[ [[<中> <é>"])  # added tokens that begin like others
 @settings(max_examples=400, deadline=None)
 def test_looked_up_ids_are_the_backends(fast, texts):
     for tokenizer in fast:

@@ -18,7 +18,7 @@ from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text.files import Bert, bert_backend
 from bothways.text.sample import Sample, sample
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.train import ByteBPE, Kind, Unigram, WordPiece, _normal_characters, train
+from bothways.text.train import ByteBPE, Kind, Unigram, WordPiece, _normal_characters, _steady, train
 
 TEXT = pseudo_text(4000, seed=1)
 KINDS = [
@@ -57,6 +57,15 @@ def test_two_processes_write_the_same_bytes(tmp_path):
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_again_and_again_the_same(kind):
     assert len({train(iter(TEXT), kind).fingerprint for _ in range(4)}) == 1
+
+
+def test_scores_do_not_keep_the_order_of_a_hash_table():
+    """Characters that no word needs have the least score and a step more each; another character may come close to one."""
+    words = {"ab": -3.00004, "cd": -9.5, "x": -9.5 + 3.0000001e-4, "y": -2.0}
+    ladder = [-9.5, -9.5 + 1e-4, -9.5 + 1e-4 + 1e-4, -9.5 + 1e-4 + 1e-4 + 1e-4]
+    results = [_steady({**words, **dict(zip(order, ladder, strict=True))}) for order in ("klmn", "nmlk", "lnkm")]
+    assert results == [{**words, "ab": -3.0, "x": -9.4997, **dict.fromkeys("klmn", -9.5)}] * 3
+    assert _steady({key: score + 4e-11 for key, score in words.items()}) == _steady(words)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

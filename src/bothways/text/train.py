@@ -230,7 +230,7 @@ def _steady(scores: dict[str, float]) -> dict[str, float]:
     least = rung = min(scores.values())
     steady = dict(scores)
     for piece in sorted((piece for piece in scores if len(piece) == 1), key=scores.__getitem__):
-        if abs(scores[piece] - rung) < _CHARACTER_STEP / 100:
+        if abs(scores[piece] - rung) < 1e-12:
             steady[piece] = least
             rung += _CHARACTER_STEP
     return {piece: round(score, _DECIMALS) for piece, score in steady.items()}
