@@ -76,7 +76,7 @@ def pretrain(
     if not is_main(plan_here()):
         return
     if not done.finished(settings.training):
-        console.print(f"Saved after step {done.progress.steps:,}. To go on: {resume_command(sys.argv)}", highlight=False)
+        console.print(f"Saved after step {done.progress.steps:,}. To go on: {resume_command(sys.argv[1:])}", highlight=False)
         raise KeyboardInterrupt
     job.save_pretrained(done, settings, text, out / "model")
     Console().print(_table(done))

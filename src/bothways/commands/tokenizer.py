@@ -118,8 +118,8 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     out
         The .jsonl file to write, instead of standard output.
     """
+    from bothways.core.files import replace_file
     from bothways.text.tokenizer import Tokenizer
-    from bothways.training.files import replace_file
 
     model = Tokenizer.load(tokenizer)
 
@@ -217,9 +217,9 @@ def _tracked(texts: Sample, progress: Progress) -> Iterator[str]:
 
 @contextmanager
 def _empty_folder(out: Path) -> Iterator[Path]:
-    """`training.files.new_folder`, for a place where nothing can be lost."""
+    """`core.files.new_folder`, for a place where nothing can be lost."""
     from bothways.core.errors import ResourceError
-    from bothways.training.files import new_folder
+    from bothways.core.files import new_folder
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ResourceError("exists and is not an empty folder", where=out, fix="Choose another name for --out.")

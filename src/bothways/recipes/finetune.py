@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from bothways.core import config as configs
+from bothways.core.files import replace_file
 from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
 from bothways.data.loader import Share, prefetch
 from bothways.interop.card import Card
@@ -28,7 +29,6 @@ from bothways.tasks.classify import Classify
 from bothways.tasks.preflight import Finding, places
 from bothways.tasks.task import Metrics
 from bothways.training import checkpoint, run
-from bothways.training.files import replace_file
 from bothways.training.folder import run_folder
 from bothways.training.parallel import Plan, connected, is_main, place, plan_here
 from bothways.training.state import Progress
