@@ -32,7 +32,7 @@ from typing_extensions import assert_never
 
 _PUNCTUATION = r"!-/:-@\[-`{-~"
 _IDEOGRAPHS = r"\u3400-\u4DBF\u4E00-\u9FFF\uF900-\uFAFF\U00020000-\U0002A6DF"
-_SPACED = re.compile(r" *[^ ]+| +")
+_SPACED = re.compile(r" *[^ ]+(?:(?<=\s) +[^ ]+)*| +")
 
 MEMORY = 64 * 2**20
 """Bytes of known pieces, about; when they are exceeded, all are forgotten. A piece costs `_ENTRY` and 8 a character."""
