@@ -198,3 +198,13 @@ def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus, tmp_path
         settings(corpus, 1, phases=(Phase(8),)), corpus, tmp_path / "run", on_finding=lambda finding: said.append(str(finding))
     )
     assert any("longer than 5 tokens and will be cut" in text for text in said), said
+
+
+def test_a_phase_may_have_segments_of_its_own(corpus: Corpus, tmp_path: Path) -> None:
+    config = settings(corpus, 8, phases=(Phase(16, 0.5, FullSentences()), Phase(32, 0.5)), batch=Examples(8))
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, report=Steps(1)))
+    done = pretrain(config, corpus, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    paired = {line["step"] for line in lines if "loss/pair" in line}
+    assert paired == {5, 6, 7, 8}, "the first phase has no pairs to learn from"
+    assert done.progress.steps == 8

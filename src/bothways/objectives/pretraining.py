@@ -3,7 +3,7 @@
 Idea: hide 15 % of the tokens and predict them from both sides; tell whether segment B follows segment A in the text. The loss
 is the mean over masked tokens plus the mean over pairs (Devlin et al. 2018, section 3.1 and appendix A.2).
 
-Data it reads: sequences with `targets["pair"]` (0 = next, 1 = random) if the model has a pair head. It makes
+Data it reads: sequences with `targets["pair"]` (0 = next, 1 = random), where it is to learn from pairs. It makes
 `targets["masked"]` itself, anew in each epoch. RoBERTa's pre-training is the same without the pair head.
 """
 
@@ -67,4 +67,7 @@ def _masked(batch: Batch) -> TokenTargets:
 
 
 def _pair(batch: Batch) -> torch.Tensor:
+    """The labels of the pairs; all ignored in a phase without pairs, so that the head takes part on every rank all the same."""
+    if "pair" not in batch.targets:
+        return batch.ids.new_full((batch.layout.sequences,), IGNORED)
     return cast(torch.Tensor, cast(LabelTargets, batch.targets["pair"]).labels)

@@ -27,10 +27,12 @@ class Phase:
     Attributes:
         length: the longest sequence, in tokens.
         share: of the run's duration.
+        segments: what a sequence is made of; none for what the run says.
     """
 
     length: int
     share: float = 1.0
+    segments: FullSentences | NextSentence | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class PretrainConfig:
     evaluation_tokens: int = 200_000
     views: int | None = None
     seed: int = 0
+
+    def segments_of(self, phase: Phase) -> FullSentences | NextSentence:
+        """What a sequence of this phase is made of, with its length."""
+        return dataclasses.replace(phase.segments or self.segments, length=phase.length)
 
     def __post_init__(self) -> None:
         total = sum(phase.share for phase in self.phases)

@@ -1,0 +1,71 @@
+"""`bothways quickstart`: from raw text to a fine-tuned BERT that beats the same model untrained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def quickstart(
+    *,
+    minutes: float = 5.0,
+    out: Path = Path("quickstart"),
+    corpus: tuple[str, ...] = (),
+    labels: Path | None = None,
+) -> None:
+    """Pre-train a small BERT on text that is already on this machine, and see what it is worth.
+
+    A vocabulary is learnt, a corpus built, a BERT pre-trained, and fine-tuned on a labelled task next to the same architecture
+    from random weights. It ends with a table and OUT/report.html. Nothing is downloaded.
+
+    Parameters
+    ----------
+    minutes
+        The time for all of it; more time means more pre-training.
+    out
+        The folder for the corpus, the models and the report. A run that was stopped goes on where it was.
+    corpus
+        Your own text: files, folders, globs, as `bothways corpus build` takes them. Without it, the documentation inside this
+        Python installation.
+    labels
+        Your own labelled file (.tsv, .csv, .jsonl, .parquet) with texts and labels. Without it, a task made from the text.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from bothways.core.errors import ConfigError
+    from bothways.recipes.quickstart import Story, tell
+    from bothways.recipes.quickstart_report import report_of
+    from bothways.report.html import write_html
+    from bothways.report.terminal import show
+    from bothways.training import state
+
+    if minutes < 0.5:
+        raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
+    console = Console(stderr=True)
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True)
+    task = bar.add_task("fine-tuning", total=None, visible=False)
+
+    def watch(number: int, runs: int, progress: state.Progress) -> None:
+        share = progress.share(story.method.training.until)
+        bar.update(task, description=f"fine-tuning {number + 1} of {runs}", completed=number + share, total=runs, visible=True)
+        if number + share >= runs:
+            bar.stop()
+        elif not bar.live.is_started:
+            bar.start()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False)
+
+    story = Story(minutes=minutes)
+    try:
+        told = tell(story, out, files=corpus, labels=labels, say=say, on_fine_tuning=watch)
+        if told is None:
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        bar.stop()
+        console.print(f"Stopped. What is done is kept in {out}; the same command goes on from there.", highlight=False)
+        raise
+    report = report_of(told)
+    write_html(report, out / "report.html")
+    show(report, Console())
+    console.print(f"The whole report, with curves: {out / 'report.html'}", highlight=False)

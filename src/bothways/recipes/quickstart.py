@@ -1,0 +1,277 @@
+"""BERT's claim on this machine, in minutes: pre-training on plain text makes few labels go further.
+
+Text → vocabulary → corpus → pre-training with masked LM and next sentence → fine-tuning on a labelled task, and for comparison
+the same architecture fine-tuned from random weights, several seeds each. The text is the documentation inside the user's own
+Python installation, or files of theirs; the labelled task is made from modules that pre-training never saw (`wordorder`), or a
+file of theirs.
+
+Two values let a BERT of this size learn in so short a time. Sequences start at 16 tokens, without pairs: short ones teach
+attention where the neighbours are, and until it knows, the model predicts by frequency alone, for millions of tokens at full
+length. And four in ten tokens are masked, so that each sequence says more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bothways.core.errors import DataError
+from bothways.data.corpus import Corpus, build
+from bothways.data.documents import Document, read_documents
+from bothways.data.installed import installed_documentation
+from bothways.data.masking import Masking
+from bothways.data.packing import Tokens
+from bothways.data.segments import FullSentences
+from bothways.data.sentences import detect_language
+from bothways.interop.folder import save_model
+from bothways.model.config import EncoderConfig, Learned
+from bothways.recipes.classifier import Fitted, Labelled, Method, fit_classifier, label
+from bothways.recipes.filling import Filled, fill_masks
+from bothways.recipes.pretrain import Pretrained, pretrain, save_pretrained
+from bothways.recipes.settings import Phase, PretrainConfig
+from bothways.recipes.wordorder import word_order
+from bothways.tasks.examples import Example, read_examples
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.train import WordPiece, train
+from bothways.training.checkpoint import latest
+from bothways.training.optim import AdamW
+from bothways.training.run import Training
+from bothways.training.schedule import Linear
+from bothways.training.state import Epochs, Hours, Progress
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Story:
+    """The settings of the whole run.
+
+    Attributes:
+        minutes: for everything, of which pre-training takes what the rest leaves.
+        words: of installed documentation, at most.
+        vocabulary: tokens.
+        encoder: the shape; `vocab` becomes that of the vocabulary learnt.
+        phases: lengths of sequences in pre-training.
+        batch: tokens of a pre-training update.
+        rate: peak learning rate of pre-training.
+        masked: share of tokens that are predicted.
+        set_aside: share of the documents kept for the labelled task.
+        labels: examples to fine-tune on, at most; as many again, or more, to test on.
+        method: of fine-tuning, the same for both contenders.
+        seeds: fine-tunings of each contender.
+        filled: sentences to fill a mask in.
+    """
+
+    minutes: float = 5.0
+    words: int = 2_500_000
+    vocabulary: int = 4000
+    encoder: EncoderConfig = EncoderConfig(
+        4000, 256, 4, 4, 1024, position=Learned(128), dropout=0.0, attention_dropout=0.0, initial_range=0.05
+    )
+    phases: tuple[Phase, ...] = (Phase(16, 0.5, FullSentences()), Phase(64, 0.5))
+    batch: int = 512
+    rate: float = 1e-3
+    masked: float = 0.4
+    set_aside: float = 0.15
+    labels: int = 1500
+    method: Method = field(
+        default_factory=lambda: Method(
+            training=Training(Epochs(5.0), AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6), Linear(0.1), evaluate=Epochs(5.0)),
+            length=64,
+        )
+    )
+    seeds: tuple[int, ...] = (0, 1, 2)
+    filled: int = 6
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of it.
+
+    Attributes:
+        pretrained: with its held-out metrics; `finished` tells whether it came to its end.
+        settings: of pre-training.
+        labelled: the task's data.
+        from_pretrained, from_scratch: one fine-tuning per seed.
+        counted: the test accuracy of a logistic regression on counts of words.
+        filled: sentences with a hidden word.
+        seconds: of each stage, by name, in order.
+    """
+
+    story: Story
+    corpus: Corpus
+    settings: PretrainConfig
+    pretrained: Pretrained
+    labelled: Labelled
+    from_pretrained: tuple[Fitted, ...]
+    from_scratch: tuple[Fitted, ...]
+    counted: float
+    filled: tuple[Filled, ...]
+    seconds: dict[str, float]
+
+
+def gather(story: Story, files: Sequence[str] | None) -> list[Document]:
+    """The documents: of these files, or the documentation installed here.
+
+    Raises:
+        DataError: a file cannot be read, or there are fewer than ten documents.
+    """
+    documents = list(read_documents(files) if files else installed_documentation(max_words=story.words))
+    if len(documents) < 10:
+        raise DataError(
+            f"{len(documents)} documents are too few to learn from and to hold some out",
+            where=", ".join(files or ["installed documentation"]),
+            fix="Give ten documents or more; in a .txt file a blank line ends one.",
+        )
+    return documents
+
+
+def part(documents: Iterable[Document], share: float) -> tuple[list[Document], list[Document]]:
+    """The documents to pre-train on, and those set aside, told apart by a hash of their name and text."""
+    kept: list[Document] = []
+    aside: list[Document] = []
+    for document in documents:
+        digest = hashlib.blake2b(f"{document.where}\n{document.text}".encode(), digest_size=8).digest()
+        (aside if int.from_bytes(digest, "little") < share * 2**64 else kept).append(document)
+    return kept, aside
+
+
+def settings_for(story: Story, tokenizer: Tokenizer, seconds: float) -> PretrainConfig:
+    """Pre-training for so many seconds; post-norm, as BERT is."""
+    training = Training(
+        Hours(seconds / 3600),
+        AdamW(lr=story.rate, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+        Linear(0.06),
+        evaluate=Hours(seconds / 3600 / 8),
+    )
+    return PretrainConfig(
+        dataclasses.replace(story.encoder, vocab=tokenizer.size),
+        training,
+        phases=story.phases,
+        masking=Masking(story.masked),
+        batch=Tokens(story.batch),
+        microbatch_tokens=8192,
+        held_out=0.02,
+        evaluation_tokens=20_000,
+    )
+
+
+def labelled_examples(
+    story: Story, kept: list[Document], aside: list[Document], file: Path | None
+) -> tuple[list[Example], list[Example]]:
+    """The examples to train on and to test on: of the labelled file, or made from the documents set aside.
+
+    Raises:
+        DataError: there are fewer than 20 examples.
+    """
+    if file is not None:
+        examples = list(read_examples(str(file)).examples)
+        split = min(story.labels, int(0.7 * len(examples)))
+    else:
+        examples = word_order(aside, kept, seed=0, language=detect_language(aside[0].text) if aside else "en")
+        split = min(story.labels, len(examples) // 2)
+    if len(examples) < 20:
+        where = str(file) if file else "the documents set aside"
+        raise DataError(f"{len(examples)} labelled examples are too few", where=where, fix="Give more text, or more labels.")
+    return examples[:split], examples[split : split + 2 * story.labels]
+
+
+def counting_baseline(train_on: Sequence[Example], test_on: Sequence[Example]) -> float:
+    """Test accuracy of a logistic regression on counts of words: what can be told without their order."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    def text(example: Example) -> str:
+        return f"{example.text} {example.text_b or ''}"
+
+    model = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000))
+    model.fit([text(example) for example in train_on], [example.label for example in train_on])
+    return float(model.score([text(example) for example in test_on], [example.label for example in test_on]))
+
+
+def tell(
+    story: Story,
+    out: Path,
+    *,
+    files: Sequence[str] | None = None,
+    labels: Path | None = None,
+    say: Say = lambda _: None,
+    on_fine_tuning: Callable[[int, int, Progress], None] = lambda *_: None,
+) -> Told | None:
+    """Run the whole story in a folder; what an earlier run left there is gone on with. None if it was interrupted.
+
+    Args:
+        files: the text; none for the documentation installed here.
+        labels: a labelled file; none for a task made from the text.
+        say: takes one line as each stage begins.
+        on_fine_tuning: (run, of how many, progress), after each step of a fine-tuning.
+    """
+    begin, seconds = time.perf_counter(), dict[str, float]()
+
+    def stage(name: str, what: str) -> None:
+        seconds[name] = time.perf_counter()
+        say(f"[{len(seconds)}/7] {what}")
+
+    stage("text", "reading the text" if files else "reading the documentation of this Python installation")
+    kept, aside = part(gather(story, files), 0.0 if labels else story.set_aside)
+    train_on, test_on = labelled_examples(story, kept, aside, labels)
+    stage("vocabulary", f"learning a WordPiece vocabulary of {story.vocabulary:,} from {len(kept):,} documents")
+    tokenizer = train((document.text for document in kept), WordPiece(story.vocabulary))
+    stage("corpus", "building the corpus")
+    corpus = build(kept, tokenizer, out / "corpus")
+    data = label(tokenizer, train_on, test_on, story.method.length)
+    left = max(5.0, 60 * story.minutes * (1 - FINE_TUNING) - (time.perf_counter() - begin))
+    settings = settings_for(story, tokenizer, left)
+    run = out / "pretraining"
+    stage("pre-training", f"pre-training on {corpus.manifest.counts.tokens:,} tokens, about {left:.0f} s")
+    resume = latest(run) is not None
+    pretrained = pretrain(_as_begun(settings, run) if resume else settings, corpus, run, resume=resume)
+    if not pretrained.finished(settings.training):
+        return None
+    save_pretrained(pretrained, settings, corpus, out / "pretrained")
+    stage("fine-tuning", f"fine-tuning on {len(train_on):,} labels, {len(story.seeds)} times from each start")
+    fitted = list(_fine_tune(story, data, pretrained, on_fine_tuning))
+    half = len(story.seeds)
+    best = fitted[0]
+    save_model(out / "finetuned", best.task.model, tokenizer, labels=data.labels, problem="single_label_classification")
+    stage("words hidden", "filling masks in sentences that were held out")
+    _, held_out = corpus.split(settings.held_out, settings.seed)
+    filled = fill_masks(pretrained.learner.model, corpus, held_out, story.filled, seed=0)
+    counted = counting_baseline(train_on, test_on)
+    stage("report", "writing the report")
+    return Told(
+        story, corpus, settings, pretrained, data, tuple(fitted[:half]), tuple(fitted[half:]), counted, tuple(filled),
+        _durations(seconds),
+    )  # fmt: skip
+
+
+FINE_TUNING = 0.25
+"""The share of the time that is kept for fine-tuning and the report."""
+
+
+def _fine_tune(
+    story: Story, data: Labelled, pretrained: Pretrained, watch: Callable[[int, int, Progress], None]
+) -> Iterator[Fitted]:
+    """All fine-tunings, those of the pre-trained model first; the same seeds for both."""
+    model = pretrained.learner.model
+    starts = [model] * len(story.seeds) + [model.config] * len(story.seeds)
+    for number, (start, seed) in enumerate(zip(starts, story.seeds * 2, strict=True)):
+        yield fit_classifier(start, data, story.method, seed=seed, on_step=functools.partial(watch, number, len(starts)))
+
+
+def _as_begun(settings: PretrainConfig, run: Path) -> PretrainConfig:
+    """The settings that the run began with: the time it was given then is what it goes on with."""
+    from bothways.core import config
+
+    return config.load(PretrainConfig, base=settings, file=run / "config.toml")
+
+
+def _durations(begun: dict[str, float]) -> dict[str, float]:
+    edges = [*begun.values(), time.perf_counter()]
+    return {name: end - start for name, start, end in zip(begun, edges, edges[1:], strict=False)}
