@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-# A new rectangle begins when a sequence is shorter than this share of the rectangle's longest.
 TIGHTNESS = 0.8
+"""A new rectangle begins when a sequence is shorter than this share of the rectangle's longest …"""
+SMALL = 1024
+"""… and the rectangle would have more slots than this: below, starting another one costs more than the padding."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,13 @@ class Layout:
 
     @functools.cached_property
     def rectangles(self) -> list[Rectangle]:
-        """The batch as padded rectangles of neighbours, each as tight as `TIGHTNESS`; made once a batch, for all layers."""
+        """The batch as padded rectangles of neighbours, each tight or small; made once a batch, for all layers."""
         result, lengths, start, first = [], self.lengths, 0, 0
         while first < len(lengths):
             last, low, high = first, lengths[first], lengths[first]
             while last + 1 < len(lengths):
                 new_low, new_high = min(low, lengths[last + 1]), max(high, lengths[last + 1])
-                if new_low < TIGHTNESS * new_high:
+                if new_low < TIGHTNESS * new_high and (last + 2 - first) * new_high > SMALL:
                     break
                 last, low, high = last + 1, new_low, new_high
             result.append(self._rectangle(start, lengths[first : last + 1]))

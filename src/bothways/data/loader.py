@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,12 @@ from bothways.core.learner import Cursor, Plan, Source
 from bothways.core.seeds import rng
 from bothways.core.sequence import Sequence
 from bothways.data.packing import Examples, Tokens, deal, fits
+
+if TYPE_CHECKING:
+    import torch
+
+PREFETCHED = 4
+"""Items that are made ahead."""
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Plan)
@@ -138,3 +144,12 @@ def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def ahead(items: Iterable[T], device: torch.device) -> Iterable[T]:
+    """The same items, made ahead of a GPU; on a CPU in turn with the model.
+
+    There a thread would bring a team of torch's threads with it, which wait on the cores that the model computes on: 8,800
+    tokens a second with it, 14,400 without, for a small BERT on two cores. Making the data takes 2 % of the time.
+    """
+    return items if device.type == "cpu" else prefetch(items, PREFETCHED)

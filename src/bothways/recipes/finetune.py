@@ -19,7 +19,7 @@ from rich.console import Console
 from bothways.core import config as configs
 from bothways.core.files import replace_file
 from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
-from bothways.data.loader import Share, prefetch
+from bothways.data.loader import Share, ahead
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
 from bothways.model.ledger import BACKWARD, forward_flops
@@ -35,9 +35,6 @@ from bothways.training.state import Progress
 from bothways.training.trackers import Peak
 
 __all__ = ["FinetuneConfig", "Finetuned", "finetune"]
-
-PREFETCHED = 4
-"""Steps that are made ready ahead of the model."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -
     torch.manual_seed(settings.seed + 1 + plan.rank)  # after the forecast and the peak, which draw too
     progress = run.train(
         task,
-        [run.Phase(training.until, lambda cursor: prefetch(steps.steps(cursor), PREFETCHED))],
+        [run.Phase(training.until, lambda cursor: ahead(steps.steps(cursor), device))],
         training,
         plan,
         folder,

@@ -24,7 +24,7 @@ from bothways.core import config as configs
 from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
 from bothways.core.learner import Cursor, Step
 from bothways.data.corpus import Corpus
-from bothways.data.loader import Loader, Share, prefetch
+from bothways.data.loader import Loader, Share, ahead
 from bothways.data.masking import Vocabulary
 from bothways.data.packing import Tokens
 from bothways.data.segments import CorpusSource, FullSentences, NextSentence
@@ -43,9 +43,6 @@ from bothways.training.run import Training
 from bothways.training.state import Duration, Epochs, Hours, Progress, Steps
 from bothways.training.state import Tokens as TokenCount
 from bothways.training.trackers import Peak, flat
-
-PREFETCHED = 4
-"""Steps that are made ready ahead of the model."""
 
 COUNTED = 10_000_000
 """Tokens of the corpus from which the unigram baseline is counted, at most."""
@@ -175,8 +172,9 @@ def _phases(
 
     def steps(phase: Phase) -> Callable[[Cursor], Iterable[Step]]:
         loader = _loader(settings, corpus, chosen, phase, plan, learner)
-        return lambda cursor: prefetch(loader.steps(cursor), PREFETCHED)
+        return lambda cursor: ahead(loader.steps(cursor), device)
 
+    device = next(learner.parameters()).device
     ends = np.cumsum([phase.share for phase in settings.phases])
     ends[-1] = 1.0
     return [

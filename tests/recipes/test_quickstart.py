@@ -1,0 +1,149 @@
+"""The quickstart from text to report, on settings that take seconds."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bothways.core.errors import ConfigError, DataError
+from bothways.data.packing import Examples
+from bothways.data.segments import FullSentences
+from bothways.interop.folder import load_model
+from bothways.model.config import EncoderConfig, Learned
+from bothways.recipes.classifier import Method
+from bothways.recipes.quickstart import Story, Told, gather, part, tell
+from bothways.recipes.quickstart_report import report_of
+from bothways.recipes.settings import Phase
+from bothways.report.html import to_html
+from bothways.training.optim import AdamW
+from bothways.training.run import Training
+from bothways.training.schedule import Linear
+from bothways.training.state import Epochs
+
+SMALL = Story(
+    minutes=0.1,
+    vocabulary=200,
+    encoder=EncoderConfig(200, 32, 2, 2, 64, position=Learned(64), dropout=0.0, attention_dropout=0.0),
+    phases=(Phase(16, 0.5, FullSentences()), Phase(32, 0.5)),
+    labels=60,
+    method=Method(Training(Epochs(1.0), AdamW(lr=1e-3), Linear(0.1), evaluate=Epochs(1.0)), 32, Examples(16)),
+    filled=2,
+)
+
+
+def write_text(folder: Path) -> str:
+    """Documents of sentences that all differ, with lower-case words to swap."""
+    rng = np.random.default_rng(3)
+    words = [
+        ["cats", "dogs", "owls", "hens"],
+        ["often", "never", "always"],
+        ["eat", "find", "watch", "carry"],
+        ["small", "old", "red"],
+    ]
+    documents = []
+    for _ in range(120):
+        lines = [
+            f"The {' '.join(rng.choice(group) for group in words)} apples near {rng.integers(10_000)} trees here."
+            for _ in range(8)
+        ]
+        documents.append("\n".join(lines))
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf8")
+    return str(folder / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    folder = tmp_path_factory.mktemp("quickstart")
+    result = tell(SMALL, folder / "out", files=(write_text(folder),))
+    assert result is not None
+    return result
+
+
+def test_the_story_is_told_whole(told: Told) -> None:
+    out = told.corpus.folder.parent
+    assert {run.task.labels for run in (*told.from_pretrained, *told.from_scratch)} == {("as written", "swapped")}
+    assert len(told.from_pretrained) == len(told.from_scratch) == 3
+    assert set(load_model(out / "pretrained").model.heads) == {"masked", "pooler", "pair"}
+    tuned = load_model(out / "finetuned")
+    assert tuned.labels == ("as written", "swapped")
+    assert json.loads((out / "finetuned" / "config.json").read_text())["architectures"] == ["BertForSequenceClassification"]
+    assert set(told.seconds) == {"text", "vocabulary", "corpus", "pre-training", "fine-tuning", "words hidden", "report"}
+    assert all(0 <= run.metrics["accuracy"] <= 1 for run in told.from_pretrained)
+    assert len(told.filled) == 2
+    for filled in told.filled:
+        assert [p for _, p in filled.guesses] == sorted((p for _, p in filled.guesses), reverse=True)
+
+
+def test_the_report_says_what_was_measured_and_loads_nothing(told: Told) -> None:
+    page = to_html(report_of(told))
+    assert "http" not in page
+    means = [np.mean([run.metrics["accuracy"] for run in runs]) for runs in (told.from_pretrained, told.from_scratch)]
+    text = re.sub(r"<[^>]+>", " ", page)
+    for mean in means:
+        assert f"{100 * mean:.1f} %" in text
+    perplexity = told.pretrained.metrics["held-out/perplexity"]
+    assert perplexity == pytest.approx(np.exp(told.pretrained.metrics["held-out/loss/masked"]))
+    for part_of_report in (
+        "Every run",
+        "Parameters",
+        "Settings",
+        "What was tried before",
+        "What more time would buy",
+        "unigram",
+    ):
+        assert part_of_report in page, part_of_report
+    assert f"{sum(p.numel() for p in told.pretrained.learner.parameters()):,}" in text
+
+
+def test_no_labelled_sentence_was_read_in_pre_training(told: Told) -> None:
+    read = {
+        told.corpus.tokenizer.decode(ids) for document in range(len(told.corpus)) for ids in told.corpus.sentences_of(document)
+    }
+    labelled = told.labelled.dev_examples
+    asked = {told.corpus.tokenizer.decode(ids) for ids in told.corpus.tokenizer.encode([e.text for e in labelled])}
+    assert len(asked) == len(labelled)
+    assert not read & asked
+
+
+def test_it_goes_on_where_it_was(told: Told, tmp_path: Path) -> None:
+    out = told.corpus.folder.parent
+    before = (out / "pretraining" / "metrics.jsonl").read_text()
+    again = tell(SMALL, out, files=(str(out.parent / "text.txt"),))
+    assert again is not None
+    assert (out / "pretraining" / "metrics.jsonl").read_text() == before, "what is finished is not trained again"
+    assert [run.metrics for run in again.from_scratch] == [run.metrics for run in told.from_scratch]
+
+
+def test_own_labels(told: Told, tmp_path: Path) -> None:
+    rows = [f"{'cats eat' if i % 2 else 'dogs find'} apples number {i}\t{'cat' if i % 2 else 'dog'}" for i in range(60)]
+    (tmp_path / "labels.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n", encoding="utf8")
+    own = tell(SMALL, tmp_path / "out", files=(write_text(tmp_path),), labels=tmp_path / "labels.tsv")
+    assert own is not None
+    assert own.labelled.labels == ("cat", "dog")
+    assert "swapped" not in report_of(own).lead
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("One document. It is short.\n", encoding="utf8")
+    with pytest.raises(DataError, match="1 documents are too few"):
+        gather(SMALL, (str(tmp_path / "one.txt"),))
+    (tmp_path / "few.tsv").write_text("text\tlabel\na b\tx\nc d\ty\n", encoding="utf8")
+    with pytest.raises(DataError, match="labelled examples are too few"):
+        tell(SMALL, tmp_path / "out", files=(write_text(tmp_path),), labels=tmp_path / "few.tsv")
+    from bothways.commands.quickstart import quickstart
+
+    with pytest.raises(ConfigError, match=r"minutes: must be at least 0\.5"):
+        quickstart(minutes=0.1, out=tmp_path / "never")
+
+
+def test_parts_are_kept_apart_by_what_a_document_is(tmp_path: Path) -> None:
+    documents = gather(SMALL, (write_text(tmp_path),))
+    kept, aside = part(documents, 0.3)
+    assert len(kept) + len(aside) == len(documents)
+    assert not set(kept) & set(aside)
+    assert set(part(documents[::-1], 0.3)[1]) == set(aside), "whatever the order"
+    assert 0.1 < len(aside) / len(documents) < 0.5
