@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bothways.core import layout
 from bothways.core.layout import Layout
 from bothways.model import kernels
 from bothways.model.kernels import Kernel, attend, choose
@@ -27,14 +28,15 @@ def formula(qkv: Tensor, lengths: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("kernel", ["fused", "written_out"])
 @settings(max_examples=40, deadline=None)
-@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8), seed=st.integers(0, 99))
-def test_output_and_gradient_equal_the_formula(kernel: Kernel, lengths: list[int], seed: int) -> None:
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8), seed=st.integers(0, 99), small=st.sampled_from([0, 1024]))
+def test_output_and_gradient_equal_the_formula(kernel: Kernel, lengths: list[int], seed: int, small: int) -> None:
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64) * 2
     weights = torch.randn(sum(lengths), HEADS, SIZE, dtype=torch.float64)
     mine, reference = qkv.float().requires_grad_(), qkv.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "choose", lambda *_: kernel)
+        patch.setattr(layout, "SMALL", small)
         found, wanted = attend(mine, Layout.of(lengths)), formula(reference, lengths)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
     (found * weights).sum().backward()

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bothways.core.layout import TIGHTNESS, Layout
+from bothways.core.layout import SMALL, TIGHTNESS, Layout
 
-LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
+LENGTHS = st.lists(st.one_of(st.integers(1, 30), st.integers(200, 400)), min_size=1, max_size=12)
 
 
 @given(LENGTHS)
@@ -29,7 +29,7 @@ def test_rectangles_cover_all_tokens_once_and_are_tight(lengths: list[int]) -> N
         held = lengths[rows : rows + rectangle.rows]
         assert rectangle.start == at
         assert rectangle.longest == max(held)
-        assert min(held) >= TIGHTNESS * max(held)
+        assert min(held) >= TIGHTNESS * max(held) or len(held) * max(held) <= SMALL
         assert (rectangle.slots is None) == (rectangle.keep is None) == (len(set(held)) == 1)
         at, rows = rectangle.stop, rows + rectangle.rows
         assert at == sum(lengths[:rows])

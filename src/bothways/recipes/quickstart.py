@@ -238,11 +238,10 @@ def tell(
     stage("fine-tuning", f"fine-tuning on {len(train_on):,} labels, {len(story.seeds)} times from each start")
     fitted = list(_fine_tune(story, data, pretrained, on_fine_tuning))
     half = len(story.seeds)
-    best = fitted[0]
-    save_model(out / "finetuned", best.task.model, tokenizer, labels=data.labels, problem="single_label_classification")
+    save_model(out / "finetuned", fitted[0].task.model, tokenizer, labels=data.labels, problem="single_label_classification")
     stage("words hidden", "filling masks in sentences that were held out")
     _, held_out = corpus.split(settings.held_out, settings.seed)
-    filled = fill_masks(pretrained.learner.model, corpus, held_out, story.filled, seed=0)
+    filled = fill_masks(pretrained.learner.model, corpus, held_out.tolist(), story.filled, seed=0)
     counted = counting_baselines(train_on, test_on)
     stage("report", "writing the report")
     return Told(

@@ -116,7 +116,9 @@ def _figures(told: Told, gain: float, spread: float) -> s.KeyFigures:
         ),
     ]
     if "held-out/accuracy/pair" in metrics:
-        speed = f"{progress.tokens / progress.seconds:,.0f} tokens/s"
+        right = s.percentage(metrics["held-out/accuracy/pair"])
+        figures.append(s.KeyFigure("next sentence right", right, "of held-out pairs"))
+    speed = f"{progress.tokens / progress.seconds:,.0f} tokens/s"
     figures.append(s.KeyFigure("speed", speed, f"{progress.tokens / 1e6:.1f} M tokens in {progress.seconds:.0f} s"))
     return s.KeyFigures(figures)
 

@@ -95,12 +95,13 @@ def _draw_comparison(axes: Axes, chart: Comparison) -> None:
         axes.plot(chart.groups[name], _spread_out(chart.groups[name], row), "o", color=colour, markersize=5.5, alpha=0.85)
         label = f"{number(mean)} ± {number(spread)}" if spread else number(mean)
         axes.annotate(label, (mean, row - 0.34), ha="center", va="bottom", fontsize=9.5, color=INK)
-    for name, value in chart.baselines.items():
+    bottom = len(chart.groups) - 0.58
+    for line, (name, value) in enumerate(sorted(chart.baselines.items(), key=lambda item: -item[1])):
         axes.axvline(value, color=FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
-        place = (value, len(chart.groups) - 0.42)
+        place = (value, bottom + 0.2 * (line + 1))  # one below the other, since baselines lie close together
         axes.annotate(name, place, (4, 0), textcoords="offset points", va="center", fontsize=9, color=FAINT)
     axes.set_yticks(range(len(chart.groups)), chart.groups, color=INK)
-    axes.set_ylim(len(chart.groups) - 0.3, -0.75)
+    axes.set_ylim(bottom + 0.2 * len(chart.baselines) + 0.2, -0.75)
     axes.set_xlabel(chart.measure)
     axes.margins(x=0.12)
     axes.grid(visible=False, axis="y")
