@@ -59,8 +59,8 @@ def test_what_fits_in_a_step(batch, sequences, tokens, answer):
 
 
 def test_padding_by_hand():
-    one = padding([Layout.of([10, 9, 8, 2])])
-    # 29 tokens; 4 × 10 places in one rectangle; 3 × 10 + 1 × 2 in rectangles of near-equal lengths.
+    one = padding([Layout.of([1000, 900, 800, 200])])
+    # 2,900 tokens; 4 × 1,000 places in one rectangle; 3 × 1,000 + 1 × 200 in rectangles of near-equal lengths.
     assert one.padded == pytest.approx(1 - 29 / 40)
     assert one.rectangles == pytest.approx(1 - 29 / 32)
     two = padding([Layout.of([10, 10]), Layout.of([5])])
