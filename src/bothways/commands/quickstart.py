@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 
 def quickstart(
     *,
     minutes: float = 5.0,
     out: Path = Path("quickstart"),
-    corpus: tuple[str, ...] = (),
+    corpus: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     labels: Path | None = None,
 ) -> None:
     """Pre-train a small BERT on text that is already on this machine, and see what it is worth.

@@ -27,8 +27,8 @@ TRIED = (
     "Which task. From a pre-trained model of 2 layers × 128 and 2 million tokens: swapped neighbours 66.4 % against 50.6 % "
     "from random weights; does this summary belong to this function's name, 51.5 % against 50.7 %, no gain. A task that "
     "counting words can do, such as the package a docstring is from, gains nothing. Both were looked at on test data.",
-    "Which lengths. With pairs of 64 tokens from the start, no model of this size got beyond 16 % of masked tokens in 5 "
-    "million tokens. Full sentences of 16 tokens gave 29 % (at their length) after 1 million; 16 and then 64 gave 27 % at 64 "
+    "Which lengths. With pairs of 64 tokens from the start, 2 layers × 128 got no further than 16 % of masked tokens in "
+    "5 million tokens. Full sentences of 16 tokens gave 29 % (at their length) after 1 million; 16 and then 64 gave 27 % at 64 "
     "tokens after 2 million.",
     "Which masking rate. At 16 tokens and equal tokens read, 40 % masked gave 29.1 % right, 15 % masked 23.6 %.",
     "Which order of the LayerNorms. At 16 tokens, post-norm gave 29.1 %, pre-norm 15.0 %; the rates of pre-norm were not "
