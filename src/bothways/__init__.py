@@ -21,7 +21,7 @@ _HOME = {
     "Tokenizer": "text.tokenizer",
     "finetune": "recipes.finetune",
     "load_model": "interop.folder",
-    "open_classifier": "recipes.finetuned",
+    "open_task": "recipes.finetuned",
     "preset": "families.catalogue",
     "pretrain": "recipes.pretrain",
     "save_model": "interop.folder",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bothways.model.heads import Model as Model
     from bothways.recipes.finetune import FinetuneConfig as FinetuneConfig
     from bothways.recipes.finetune import finetune as finetune
-    from bothways.recipes.finetuned import open_classifier as open_classifier
+    from bothways.recipes.finetuned import open_task as open_task
     from bothways.recipes.pretrain import pretrain as pretrain
     from bothways.recipes.settings import PretrainConfig as PretrainConfig
     from bothways.text.tokenizer import Tokenizer as Tokenizer

@@ -15,7 +15,7 @@ from bothways.families.catalogue import FAMILIES
 from bothways.families.family import Family
 from bothways.families.keys import KeyTable, Place, Rename, Stack, Tie, Transpose, to_ours, to_theirs
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
-from bothways.model.heads import Head, Labels, Masked, Model, Pair, Pooled
+from bothways.model.heads import Choice, Head, Labels, Masked, Model, Pair, Pooled, Span, Tags
 
 TABLE = KeyTable(
     "net.",
@@ -107,6 +107,7 @@ def test_a_place_says_how_the_tensor_lies() -> None:
 
 
 HEADS: dict[str, Head] = {"masked": Masked(), "pooler": Pooled(), "pair": Pair(), "labels": Labels(2)}
+HEADS |= {"tags": Tags(2), "span": Span(), "choice": Choice()}
 ORDERS = {"bert": PostNorm(), "megatron-bert": PreNorm()}
 CASES = [(family, architecture) for family in FAMILIES for architecture in family.architectures]
 

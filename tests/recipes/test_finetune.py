@@ -24,14 +24,16 @@ from bothways.interop.folder import load_model, save_model
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Masked, Model, Pair, Pooled
 from bothways.recipes import finetune as job
-from bothways.recipes.classifier import modern
 from bothways.recipes.finetune import FinetuneConfig, Finetuned, finetune
-from bothways.recipes.finetuned import open_classifier
-from bothways.tasks.examples import Columns, Example, fingerprint
+from bothways.recipes.finetuned import open_task
+from bothways.recipes.fitting import adam
+from bothways.tasks.classify import Classification
+from bothways.tasks.definition import fingerprint
+from bothways.tasks.examples import Columns, Example
 from bothways.training.optim import AdamW
 from bothways.training.state import Epochs, Hours, Steps, Tokens
 
-FAST = dataclasses.replace(modern(), until=Epochs(5.0), optimiser=AdamW(lr=3e-3), precision="fp32")
+FAST = dataclasses.replace(adam(), until=Epochs(5.0), optimiser=AdamW(lr=3e-3), precision="fp32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +94,7 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(done: tuple[Fine
     assert type(theirs).__name__ == "BertForSequenceClassification"
     assert theirs.config.id2label == {0: "neg", 1: "pos"}
     assert theirs.config.problem_type == "single_label_classification"
-    classifier, examples = open_classifier(str(result.folder)), make_examples(30, 5)
+    classifier, examples = open_task(str(result.folder)), make_examples(30, 5)
     for example, prediction in classifier.predict(reading_of(examples)):
         with torch.no_grad():
             logits = theirs(**tokenizer(example.text, truncation=True, max_length=16, return_tensors="pt")).logits
@@ -101,9 +103,9 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(done: tuple[Fine
 
 
 def reading_of(examples: list[Example]):  # type: ignore[no-untyped-def]
-    from bothways.tasks.examples import Reading
+    from bothways.tasks.definition import Reading
 
-    return Reading(Columns("text"), iter(examples), None)
+    return Reading(Classification(), iter(examples))
 
 
 def test_the_record_says_how_the_model_was_made(done: tuple[Finetuned, Path, str], files: Files) -> None:
@@ -122,11 +124,11 @@ def test_the_record_says_how_the_model_was_made(done: tuple[Finetuned, Path, str
 def test_evaluating_the_folder_gives_the_metrics_of_the_run(done: tuple[Finetuned, Path, str], files: Files) -> None:
     result, folder, _ = done
     for place in (folder, folder / "model"):
-        classifier = open_classifier(str(place))
+        classifier = open_task(str(place))
         assert classifier.evaluate(classifier.read(files.dev, labelled=True)) == pytest.approx(dict(result.metrics), rel=1e-5)
-        assert classifier.columns == Columns("sentence", None, "label")
+        assert classifier.task.definition.columns == Columns("sentence", None, "label")
         assert classifier.task.length == 16
-    assert open_classifier(str(folder), length=8).task.length == 8
+    assert open_task(str(folder), length=8).task.length == 8
 
 
 def test_a_folder_that_bothways_pretrained_is_a_start(tmp_path: Path, files: Files) -> None:
@@ -188,10 +190,10 @@ def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Pat
 )
 def test_the_tokens_of_a_run_are_known_beforehand(files: Files, until, batch: str, expected) -> None:  # type: ignore[no-untyped-def]
     from bothways.data import packing
-    from bothways.recipes.classifier import label
     from bothways.recipes.finetune_setup import tokens_of
+    from bothways.recipes.fitting import label
 
-    data = label(make_tokenizer(Path(files.model)), make_examples(320, 0), [], 16)
+    data = label(Classification(), make_tokenizer(Path(files.model)), make_examples(320, 0), [], 16)
     sizes = {"examples": packing.Examples(32), "tokens": packing.Tokens(100)}
     settings = settings_of(files, training=dataclasses.replace(FAST, until=until), batch=sizes[batch])
     assert tokens_of(settings, data) == pytest.approx(expected(data))
@@ -232,38 +234,41 @@ def test_a_model_without_pooler_needs_leave_to_start_one(files: Files, tmp_path:
 
 def test_f1_of_three_classes_is_refused_before_training(files: Files, tmp_path: Path) -> None:
     train = write_tsv(tmp_path / "train.tsv", [*make_examples(30, 0), Example("rain", None, "wet")])
-    with pytest.raises(ConfigError, match=r"^metric: 'f1' is of two classes, and there are 3"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^metric: 'f1' is no metric of classify with 3 labels: it must be one of accuracy, ",
+    ):
         finetune(settings_of(files, train=str(train), metric="f1"), tmp_path / "run", device="cpu")
 
 
 @pytest.mark.parametrize(
     ("heads", "problem", "message"),
     [
-        ((Masked(), Pooled(), Pair()), None, r"holds no classifier: its heads are masked, pooler, pair"),
-        ((Pooled(), Labels(1)), "regression", r"its label head is for regression, not for one of several classes"),
+        ((Masked(), Pooled(), Pair()), None, r"is for no task that is known: its heads are masked, pooler, pair"),
+        ((Pooled(), Labels(1)), "regression", r"is for no task that is known: its heads are pooler, labels"),
     ],
 )
 def test_folders_that_do_not_classify_are_refused(tmp_path: Path, heads, problem, message: str) -> None:  # type: ignore[no-untyped-def]
     encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
     save_model(tmp_path / "model", Model(encoder, heads), make_tokenizer(tmp_path / "tokenizer"), problem=problem)
     with pytest.raises(FolderError, match=message):
-        open_classifier(str(tmp_path / "model"))
+        open_task(str(tmp_path / "model"))
 
 
 def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: Path) -> None:
     encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
     save_model(tmp_path / "model", Model(encoder, (Pooled(), Labels(2))), make_tokenizer(tmp_path / "tokenizer"))
-    classifier = open_classifier(str(tmp_path / "model"))
+    classifier = open_task(str(tmp_path / "model"))
     assert (classifier.task.labels, classifier.task.length) == (("LABEL_0", "LABEL_1"), 32)
-    assert classifier.columns == Columns()
+    assert classifier.task.definition.columns == Columns()
     (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
     with pytest.raises(ConfigError, match=r"^bothways\.json\.length: 'long' is given, but it must be a whole number or none"):
-        open_classifier(str(tmp_path / "model"))
+        open_task(str(tmp_path / "model"))
 
 
 def test_unseen_labels_stop_an_evaluation(done: tuple[Finetuned, Path, str], tmp_path: Path) -> None:
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood\tpos\nrain\twet\n")
-    classifier = open_classifier(str(done[1]))
+    classifier = open_task(str(done[1]))
     with pytest.raises(DataError, match=r"dev\.tsv:3: label 'wet' is none of the model's: neg, pos"):
         classifier.evaluate(classifier.read(str(tmp_path / "dev.tsv"), labelled=True))
 

@@ -83,8 +83,8 @@ def test_columns_are_options(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     words = ["finetune", "bert", "pairs.tsv", "--text", "1", "--text-b", "2", "--label", "0", "--out", "pairs", "length=16"]
     run(monkeypatch, place, *words, "training.until=1 steps")
     record = json.loads((place / "pairs" / "model" / "bothways.json").read_text())
-    assert record["columns"] == {"text": "1", "text_b": "2", "label": "0"}
-    assert "Classifies pairs of texts as neg, pos." in (place / "pairs" / "model" / "README.md").read_text()
+    assert record["task"] == {"columns": {"text": "1", "text_b": "2", "label": "0"}, "kind": "classify"}
+    assert "Fine-tuned for the task classify: neg, pos." in (place / "pairs" / "model" / "README.md").read_text()
 
 
 def test_interrupting_saves_and_says_how_to_go_on(
@@ -168,7 +168,7 @@ def test_predictions_are_json_lines_in_the_order_of_the_input(
         ("finetune bert none.tsv --out x", "none.tsv: no such file"),
         ("finetune bert train.tsv --out run", "run: holds the checkpoints of an earlier run"),
         ("finetune bert train.tsv --out bert", "bert: is not empty, and not the folder of a run"),
-        ("evaluate bert dev.tsv", "bert: holds no classifier: its heads are masked, pooler, pair"),
+        ("evaluate bert dev.tsv", "bert: is for no task that is known: its heads are masked, pooler, pair"),
         ("predict run none.txt", "none.txt: no such file"),
     ],
 )

@@ -15,7 +15,8 @@ from toy_task import VOCABULARY, make_examples, make_task, make_text, make_token
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
-from bothways.tasks.classify import Classify, encode, truncated
+from bothways.tasks.classify import Classification, Classify, truncated
+from bothways.tasks.definition import Definition
 from bothways.tasks.examples import Example
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.task import Pace, Task, evaluate, predict
@@ -38,7 +39,7 @@ def test_examples_become_what_google_feeds(tmp_path: Path) -> None:
     labels, length = ("x", "y", "z"), 12
     examples = [*make_examples(60), Example("", "", "x"), Example("ape", None, None), Example("APE yak", "zebu bee", "y")]
     draw.shuffle(examples)
-    for example, made in zip(examples, encode(examples, tokenizer, labels, length), strict=True):
+    for example, made in zip(examples, Classification().encode(examples, tokenizer, labels, length), strict=True):
         a, b = ids_of(example.text.lower()), None if example.text_b is None else ids_of(example.text_b.lower())
         tokens = len(a) + len(b or [])
         if b is None:
@@ -56,7 +57,7 @@ def test_examples_become_what_google_feeds(tmp_path: Path) -> None:
 
 def test_a_strange_label_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^dev\.tsv:7: label 'w' is none of the model's: x, y"):
-        encode([Example("ape", None, "w", "dev.tsv:7")], make_tokenizer(tmp_path), ("x", "y"), 8)
+        Classification().encode([Example("ape", None, "w", "dev.tsv:7")], make_tokenizer(tmp_path), ("x", "y"), 8)
 
 
 @pytest.mark.parametrize("length", [4, 25])
@@ -171,15 +172,25 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_task_has_to_say_what_it_does(tmp_path: Path) -> None:
-    task: Task[Example, ClassPrediction] = Task()
+    made, nothing = make_task(tmp_path), Definition[Example, ClassPrediction]()
+    task: Task[Example, ClassPrediction] = Task(nothing, made.model, made.tokenizer, made.labels, 16)
     for call in (
         lambda: task.encode([]),
+        lambda: task.grade(Example(""), ClassPrediction("x", 0, {})),
+        lambda: nothing.read(""),
+        lambda: nothing.labels([]),
+        lambda: nothing.heads((), None),
+        lambda: nothing.directions(()),
+        lambda: nothing.texts(Example("")),
+        lambda: nothing.check([], []),
+        lambda: nothing.task(made.model, made.tokenizer, (), 16),
         lambda: task.outputs(pack(make_task(tmp_path).encode([Example("ape")])[0].sequences)),
         lambda: task.decode(Example(""), []),
         lambda: task.score([]),
     ):
         with pytest.raises(NotImplementedError):
             call()
+    assert task.tuned([]) is nothing
 
 
 @pytest.mark.parametrize("name", ["tokens", "window"])

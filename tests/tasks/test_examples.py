@@ -6,12 +6,22 @@ import hashlib
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.tasks.examples import Columns, Example, fingerprint, label_names, read_examples
+from bothways.tasks.classify import Classification
+from bothways.tasks.definition import fingerprint
+from bothways.tasks.examples import NOT_NAMED, Columns, Example, label_names
+
+
+def read_examples(
+    source: str, columns: Columns = NOT_NAMED, *, usual: Columns = NOT_NAMED, labelled: bool = True
+) -> SimpleNamespace:
+    reading = Classification(usual).read(source, columns, labelled=labelled)
+    return SimpleNamespace(columns=reading.definition.columns, examples=reading.examples)  # type: ignore[attr-defined]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:

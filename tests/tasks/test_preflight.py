@@ -15,7 +15,7 @@ from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Pooled
 from bothways.tasks import preflight
 from bothways.tasks.checks import check_examples
-from bothways.tasks.classify import encode
+from bothways.tasks.classify import Classification
 from bothways.tasks.examples import Example
 from bothways.tasks.preflight import (
     Finding,
@@ -134,11 +134,11 @@ def test_a_sample_of_the_texts_decides_about_casing(tmp_path: Path, monkeypatch:
 def test_what_is_cut_and_what_is_unknown_is_counted(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path)
     short, long = Example("ape bee", None, "x"), Example("ape bee cat dog elk fox", None, "x")
-    assert check_inputs(encode([short] * 3, tokenizer, ("x",), 8), tokenizer, 8) == []
-    (finding,) = check_inputs(encode([short, short, short, long], tokenizer, ("x",), 6), tokenizer, 6)
+    assert check_inputs(Classification().encode([short] * 3, tokenizer, ("x",), 8), tokenizer, 8) == []
+    (finding,) = check_inputs(Classification().encode([short, short, short, long], tokenizer, ("x",), 6), tokenizer, 6)
     assert (finding.check, finding.severity) == ("truncation", "warning")
     assert finding.what == ("1 of 4 examples (25.0%) are longer than 6 tokens and are cut: 16.7% of all tokens are not read")
-    (finding,) = check_inputs(encode([Example("ape yak", None, "x")], tokenizer, ("x",), 8), tokenizer, 8)
+    (finding,) = check_inputs(Classification().encode([Example("ape yak", None, "x")], tokenizer, ("x",), 8), tokenizer, 8)
     assert (finding.check, finding.what) == ("unknown", "25.0% of the tokens are unknown to the vocabulary")
 
 

@@ -9,7 +9,7 @@ import torch
 
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Model, Pooled
-from bothways.tasks.classify import Classify
+from bothways.tasks.classify import Classification, Classify
 from bothways.tasks.examples import Example
 from bothways.text.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ def make_task(folder: Path, labels: tuple[str, ...] = ("x", "y", "z"), length: i
     config = EncoderConfig(
         len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=dropout, attention_dropout=dropout
     )
-    return Classify(Model(config, (Pooled(), Labels(len(labels)))), make_tokenizer(folder), labels, length)
+    return Classify(Classification(), Model(config, (Pooled(), Labels(len(labels)))), make_tokenizer(folder), labels, length)
 
 
 def make_text(draw: random.Random, longest: int) -> str:

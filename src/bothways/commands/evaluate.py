@@ -9,6 +9,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     folder: str,
     file: str,
     *,
+    task: Literal["classify"] | None = None,
     text: str | None = None,
     text_b: str | None = None,
     label: str | None = None,
@@ -25,6 +26,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
         Labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
+    task
+        What to do; by default what the model was trained for.
     text
         The column of the text, or of the first of two; by default as in training.
     text_b
@@ -42,15 +45,14 @@ def evaluate(  # noqa: PLR0913 – one option per question
     """
     import sys
 
-    from bothways.commands.progress import watched
-    from bothways.recipes.finetuned import open_classifier
-    from bothways.tasks.examples import Columns
+    from bothways.commands.progress import asked, watched
+    from bothways.recipes.finetuned import open_task
     from bothways.tasks.task import Pace, Tally
 
-    classifier = open_classifier(folder, length=length, device=device)
-    reading = classifier.read(file, Columns(text, text_b, label), labelled=True)
+    opened = open_task(folder, task, length=length, device=device)
+    reading = opened.read(file, asked(opened, text=text, text_b=text_b, label=label), labelled=True)
     tally = Tally()
-    metrics = classifier.evaluate(watched(reading, "evaluating"), Pace(precision), tally)
+    metrics = opened.evaluate(watched(reading, "evaluating"), Pace(precision), tally)
     if tally.cut:
         print(f"warning: {tally}", file=sys.stderr)
     if json:

@@ -1,4 +1,4 @@
-"""`bothways finetune`: a model folder and labelled data become a classifier."""
+"""`bothways finetune`: a model folder and labelled data become a model folder for a task."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     model: str,
     train: str,
     *overrides: str,
+    task: Literal["classify"] = "classify",
     dev: str | None = None,
     text: str | None = None,
     text_b: str | None = None,
@@ -25,7 +26,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     resume: bool = False,
     device: str = "auto",
 ) -> None:
-    """Fine-tune a model to classify texts or pairs of texts.
+    """Fine-tune a model on labelled data for a task.
 
     Everything is checked before training begins: columns, labels, lengths, vocabulary, memory, disk. The best checkpoint by the
     dev metric becomes a Hugging Face folder.
@@ -39,6 +40,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         hub:owner/name:configuration:split.
     overrides
         Settings by dotted path, such as length=256 metric=mcc training.optimiser.lr=3e-5 training.until="4 epochs".
+    task
+        What the model is to do.
     dev
         Labelled data by which the best checkpoint is chosen.
     text
@@ -65,16 +68,18 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     from bothways.core import config as configs
     from bothways.core.trees import merge, parse_overrides
     from bothways.recipes import finetune as job
-    from bothways.recipes.classifier import RECIPES
+    from bothways.recipes.fitting import RECIPES
+    from bothways.tasks.catalogue import TASKS
     from bothways.training.interrupt import resume_command
     from bothways.training.parallel import is_main, plan_here
 
     console = Console(stderr=True)
-    columns = {"text": text, "text_b": text_b, "label": label}
-    options = {"model": model, "train": train, "dev": dev, "columns": {k: v for k, v in columns.items() if v is not None}}
+    columns = {k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None}
+    options = {"model": model, "train": train, "dev": dev, "task": {"columns": columns} if columns else None}
+    method = RECIPES[recipe](TASKS[task]())
     settings = configs.load(
         job.FinetuneConfig,
-        base=job.FinetuneConfig(model=model, train=train, training=RECIPES[recipe]()),
+        base=job.FinetuneConfig(model=model, train=train, **vars(method)),
         file=config,
         overrides=merge(parse_overrides(overrides), {k: v for k, v in options.items() if v is not None}),
     )

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 
-def predict(
+def predict(  # noqa: PLR0913 – one option per question
     folder: str,
     file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     *,
+    task: Literal["classify"] | None = None,
     text: str | None = None,
     text_b: str | None = None,
     length: int | None = None,
@@ -28,6 +29,8 @@ def predict(
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
         .txt (a text a line), .csv, .tsv, .jsonl, .parquet, hub:owner/name:configuration:split, or - for the standard input.
+    task
+        What to do; by default what the model was trained for.
     text
         The column of the text, or of the first of two; by default as in training.
     text_b
@@ -44,19 +47,18 @@ def predict(
     import json
     import sys
 
-    from bothways.commands.progress import watched
-    from bothways.recipes.finetuned import open_classifier
-    from bothways.tasks.examples import Columns
+    from bothways.commands.progress import asked, watched
+    from bothways.recipes.finetuned import open_task
     from bothways.tasks.tables import STDIN
     from bothways.tasks.task import Pace, Tally
 
-    classifier = open_classifier(folder, length=length, device=device)
-    reading = classifier.read(file, Columns(text, text_b), labelled=False)
+    opened = open_task(folder, task, length=length, device=device)
+    reading = opened.read(file, asked(opened, text=text, text_b=text_b), labelled=False)
     typed = file == STDIN and sys.stdin.isatty()
     pace = Pace(precision, window=window or (1 if typed else Pace.window))
     shown = reading if typed else watched(reading, "predicting")
     tally = Tally()
-    for _, prediction in classifier.predict(shown, pace, tally):
+    for _, prediction in opened.predict(shown, pace, tally):
         print(json.dumps(prediction.to_json(), ensure_ascii=False), flush=typed)
     if tally.cut:
         print(f"warning: {tally}", file=sys.stderr)

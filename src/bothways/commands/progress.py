@@ -1,22 +1,31 @@
-"""A progress bar on standard error for what reads a stream of examples."""
+"""What commands that read examples share: the columns that were asked for, and a progress bar on standard error."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bothways.tasks.examples import Example, Reading
+    from bothways.recipes.finetuned import Opened
+    from bothways.tasks.definition import Reading
 
 
-def watched(reading: Reading, what: str) -> Reading:
+def asked(opened: Opened, **columns: str | None) -> Any:
+    """The columns of the task that are named, as its own type; ConfigError for one that it does not have."""
+    from bothways.core import config as configs
+
+    named = {name: value for name, value in columns.items() if value is not None}
+    return configs.read(type(opened.task.definition.columns), named, where="columns") if named else None  # type: ignore[attr-defined]
+
+
+def watched(reading: Reading[Any], what: str) -> Reading[Any]:
     """The same reading, with a bar: how much of the file is read, how many examples, the time left. Gone when it is done."""
     return dataclasses.replace(reading, examples=_watched(reading, what))
 
 
-def _watched(reading: Reading, what: str) -> Iterator[Example]:
+def _watched(reading: Reading[Any], what: str) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -78,6 +79,30 @@ class LabelTargets(Targets):
 
 
 @dataclass(frozen=True)
+class SpanTargets(Targets):
+    """`start`, `end`: first and last token of an answer `(1)`. `weight`: 1 where there is one to learn, else 0 `(1)`."""
+
+    POSITIONS = frozenset({"start", "end"})
+    start: NDArray[np.int64] | Tensor
+    end: NDArray[np.int64] | Tensor
+    weight: NDArray[np.float32] | Tensor
+
+    def void(self) -> SpanTargets:
+        return type(self)(self.start, self.end, np.zeros_like(self.weight))
+
+
+@dataclass(frozen=True)
+class ChoiceTargets(Targets):
+    """`counts`: how many texts are to be chosen from `(1)`. `labels`: which is right `(1)`; `IGNORED` carries no weight."""
+
+    counts: NDArray[np.int64] | Tensor
+    labels: NDArray[np.int64] | Tensor
+
+    def void(self) -> ChoiceTargets:
+        return type(self)(self.counts, np.full_like(self.labels, IGNORED))
+
+
+@dataclass(frozen=True)
 class Batch:
     """Packed model input: ids `(tokens)`, segments `(tokens)`, layout, targets by objective."""
 
@@ -101,8 +126,8 @@ class Batch:
 
 def pack(sequences: Many[Sequence]) -> Batch:
     """Sequences → one batch, in the order given. All must have targets of the same names."""
-    layout = Layout.of([len(s) for s in sequences])
-    starts = layout.offsets[:-1].tolist()
+    layout = Layout.of([length for s in sequences for length in s.parts or (len(s),)])
+    starts = [0, *itertools.accumulate(len(s) for s in sequences)][:-1]
     targets = {
         name: type(first).pack([s.targets[name] for s in sequences], starts)
         for name, first in (sequences[0].targets.items() if sequences else ())

@@ -17,11 +17,20 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Sequence:
-    """`ids` `(n)`: token ids, [CLS] and [SEP] included. `segments` `(n)`: 0 for A, 1 for B. `targets`: one per objective."""
+    """What must stay together in a batch: one text or pair, or several that are weighed against each other.
+
+    Attributes:
+        ids: token ids `(n)`, [CLS] and [SEP] included.
+        segments: 0 for A, 1 for B `(n)`.
+        targets: one per objective.
+        parts: the lengths of the texts that it consists of, which do not see one another, such as the choices of a question;
+            empty for a single one.
+    """
 
     ids: Ids
     segments: NDArray[np.int8]
     targets: Mapping[str, Targets] = field(default_factory=dict)
+    parts: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -156,7 +156,11 @@ _COMMON: tuple[Rule, ...] = (
     Rename("heads.masked.norm", "cls.predictions.transform.LayerNorm"),
     Rename("heads.masked.bias", "cls.predictions.bias"),
     Rename("heads.pair.dense", "cls.seq_relationship"),
+    # One name for three heads: which it is, the class in config.json says.
     Rename("heads.labels.dense", "classifier"),
+    Rename("heads.tags.dense", "classifier"),
+    Rename("heads.choice.dense", "classifier"),
+    Rename("heads.span.dense", "qa_outputs"),
     Tie("encoder.embedding.token.weight", "cls.predictions.decoder.weight", part="heads.masked"),
     Tie("heads.masked.bias", "cls.predictions.decoder.bias", part="heads.masked"),
 )
@@ -176,6 +180,9 @@ _CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
     ("ForMaskedLM", frozenset({"masked"})),
     ("ForNextSentencePrediction", frozenset({"pooler", "pair"})),
     ("ForSequenceClassification", frozenset({"pooler", "labels"})),
+    ("ForTokenClassification", frozenset({"tags"})),
+    ("ForQuestionAnswering", frozenset({"span"})),
+    ("ForMultipleChoice", frozenset({"pooler", "choice"})),
     ("Model", frozenset({"pooler"})),
 )
 

@@ -10,7 +10,7 @@ from bothways.core.errors import FolderError
 from bothways.families.keys import KeyTable
 from bothways.model.config import EncoderConfig
 
-HeadKind = Literal["masked", "pooler", "pair", "labels"]
+HeadKind = Literal["masked", "pooler", "pair", "labels", "tags", "span", "choice"]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -129,7 +130,7 @@ class KeyTable:
         for rule in self.rules:
             if isinstance(rule, Tie):
                 continue
-            names = _follow(rule.ours, rule.theirs if isinstance(rule, Stack) else (rule.theirs,), ours)
+            names = _follow(rule.ours, _theirs(rule), ours)
             if names:
                 return Place(rule, names)
         raise AssertionError(f"no rule for {ours}")
@@ -139,13 +140,19 @@ class KeyTable:
         """The rules about copies, by the name of the tensor that the copy must equal."""
         return {self.place(rule.ours).names[0]: rule for rule in self.rules if isinstance(rule, Tie)}
 
+    def origins(self, theirs: str) -> list[Rule]:
+        """The rules that a full name of theirs may belong to: none for an unknown one, several where heads share a name."""
+        return [rule for rule in self.rules if any(_pattern(name).fullmatch(theirs) for name in _theirs(rule))]
+
     def origin(self, theirs: str) -> Rule | None:
-        """The rule that a full name of theirs belongs to; none for a name that the family does not have."""
-        for rule in self.rules:
-            names = rule.theirs if isinstance(rule, Stack) else (rule.theirs,)
-            if any(_pattern(name).fullmatch(theirs) for name in names):
-                return rule
-        return None
+        """The first rule that a full name of theirs may belong to; none for a name that the family does not have."""
+        return next(iter(self.origins(theirs)), None)
+
+    @functools.cached_property
+    def shared(self) -> frozenset[str]:
+        """Our modules that have a name of theirs in common with another: which it is, only the class of the model says."""
+        counts = Counter(name for rule in self.rules for name in _theirs(rule))
+        return frozenset(rule.ours for rule in self.rules if any(counts[name] > 1 for name in _theirs(rule)))
 
     def full_name(self, found: str) -> str:
         """A name as some file has it, old or without prefix, as the rules have it; a name unknown to them as it is."""
@@ -155,6 +162,10 @@ class KeyTable:
         if self.origin(name) is None and (self.origin(prefixed) is not None or prefixed in self.computed):
             return prefixed
         return name
+
+
+def _theirs(rule: Rule) -> tuple[str, ...]:
+    return rule.theirs if isinstance(rule, Stack) else (rule.theirs,)
 
 
 def to_theirs(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-_TASKS = {"labels": "text-classification", "masked": "fill-mask"}
+_TASKS = {
+    "labels": "text-classification",
+    "tags": "token-classification",
+    "span": "question-answering",
+    "choice": "multiple-choice",
+    "masked": "fill-mask",
+}
 """The Hub's names for what a head does; the first that a model has is entered."""
 
 

@@ -29,7 +29,7 @@ from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
 from bothways.interop.settings import Problem, Settings, label_name, read_settings
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
-from bothways.model.heads import Head, Labels, Masked, Model, Pair, Pooled, build_head
+from bothways.model.heads import Choice, Head, Labels, Masked, Model, Pair, Pooled, Span, Tags, build_head
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ class Loaded:
         model: in evaluation mode, in fp32, on the CPU.
         report: what became of every tensor.
         folder: where it lies; its tokenizer's files lie there too, if it has them.
-        labels: names of the label head's outputs, in order; none without such a head or with a fresh one.
+        labels: names of the outputs of the label or tag head, in order; none without such a head or with a fresh one.
         problem: what the label head was trained for, if the folder says it.
         extra: what `bothways.json` holds beside.
     """
@@ -81,7 +81,7 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
         raise ConfigError(f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}", where="fresh")
     model, plan = plan_model(settings, weights, wanted, fresh)
     table = settings.family.keys
-    _check(plan.report, table, weights.file)
+    _check(plan.report, table, weights.file, kinds)
     state = _read(plan, table, model.state_dict(), weights)
     for head in wanted:
         if head.kind in fresh:
@@ -90,7 +90,7 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
     model.load_state_dict(state, assign=True)
     extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     extra.pop(VERSION, None)
-    labels = settings.labels if "labels" in kinds - set(fresh) else ()
+    labels = settings.labels if {"labels", "tags"} & (kinds - set(fresh)) else ()
     return Loaded(model.eval(), plan.report, folder, labels, settings.problem, extra)
 
 
@@ -104,9 +104,12 @@ def heads_of(settings: Settings, names: Iterable[str]) -> tuple[Head, ...]:
     else:
         table = settings.family.keys
         rules = [table.origin(table.full_name(name)) for name in names]
-        kinds = {head_of(rule.ours) for rule in rules if rule is not None} - {"labels"}
-    heads: tuple[Head, ...] = tuple(head for head in (Masked(), Pooled(), Pair()) if head.kind in kinds)
-    return (*heads, Labels(len(settings.labels), settings.label_dropout)) if "labels" in kinds else heads
+        kinds = {head_of(rule.ours) for rule in rules if rule is not None and rule.ours not in table.shared}
+    count, dropout = len(settings.labels), settings.label_dropout
+    every: tuple[Head, ...] = (
+        Masked(), Pooled(), Pair(), Labels(count, dropout), Tags(count, dropout), Span(), Choice(dropout),
+    )  # fmt: skip
+    return tuple(head for head in every if head.kind in kinds)
 
 
 def plan_model(
@@ -116,19 +119,20 @@ def plan_model(
     with torch.device("meta"):
         model = Model(settings.encoder, heads)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return model, plan_loading(settings.family.keys, shapes, weights.shapes, fresh)
+    has = None if settings.architecture is None else settings.architecture.heads
+    return model, plan_loading(settings.family.keys, shapes, weights.shapes, fresh, has)
 
 
-def _check(report: LoadReport, table: KeyTable, file: Path) -> None:
+def _check(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[str]) -> None:
     wrong = [*report.missing, *report.misshapen]
     if not wrong:
         return
-    heads = {head_of(rule.ours) for rule in map(table.origin, wrong) if rule is not None}
+    heads = {head_of(rule.ours) for name in wrong for rule in table.origins(name)}
     if None in heads:
         part, fix = "the encoder", AGAIN
     else:
-        kinds = sorted(map(str, heads))
-        part, fix = f"the head {' and '.join(kinds)}", f"To start it at random, ask for it: fresh={kinds}."
+        lacking = sorted(kind for kind in kinds if kind in heads)
+        part, fix = f"the head {' and '.join(lacking)}", f"To start it at random, ask for it: fresh={lacking}."
     raise FolderError(f"does not hold {part} of this model: {'; '.join(report.faults)}", where=file, fix=fix)
 
 
@@ -170,7 +174,7 @@ def save_model(
         folder: where; if it exists, it must hold nothing but a model.
         model: its weights are written in fp32.
         tokenizer: what its ids mean.
-        labels: names of the label head's outputs, in order; none means LABEL_0, LABEL_1 …
+        labels: names of the outputs of the label or tag head, in order; none means LABEL_0, LABEL_1 …
         problem: what the label head is for.
         card: what `README.md` says.
         extra: what goes into `bothways.json`: tuned thresholds, the training's record. JSON only.
@@ -216,19 +220,20 @@ def _settings(
     """The content of `config.json`."""
     settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
     settings |= family.write(model.config) or {}
-    head = next((head for head in model.specification if isinstance(head, Labels)), None)
-    count = 0 if head is None else head.count
+    head = next((head for head in model.specification if isinstance(head, Labels | Tags | Choice)), None)
+    count = head.count if isinstance(head, Labels | Tags) else 0
     if problem == "single_label_classification" and count == 1:
         what = "one output cannot choose among classes, and transformers refuses it"
         raise FolderError(what, where=place, fix="Give it two outputs, or say that its problem is regression.")
     if labels and len(labels) != count:
         raise FolderError(f"{len(labels)} names were given for {count} outputs: {listed(labels)}", where=place)
-    if head is not None:
+    if count:
         names = list(labels) or [label_name(at) for at in range(count)]
         settings |= {
             "id2label": {str(at): name for at, name in enumerate(names)},
             "label2id": {name: at for at, name in enumerate(names)},
         }
+    if head is not None:
         said = {"classifier_dropout": head.dropout, "problem_type": problem}
         settings |= {key: value for key, value in said.items() if value is not None}
     return settings

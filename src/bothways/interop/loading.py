@@ -59,7 +59,13 @@ class LoadPlan:
     copies: tuple[tuple[str, str], ...]
 
 
-def plan_loading(table: KeyTable, wanted: Mapping[str, Shape], held: Mapping[str, Shape], fresh: Collection[str]) -> LoadPlan:
+def plan_loading(
+    table: KeyTable,
+    wanted: Mapping[str, Shape],
+    held: Mapping[str, Shape],
+    fresh: Collection[str],
+    has: Collection[str] | None = None,
+) -> LoadPlan:
     """What loading will do, from names and shapes alone.
 
     Args:
@@ -67,7 +73,9 @@ def plan_loading(table: KeyTable, wanted: Mapping[str, Shape], held: Mapping[str
         wanted: the shapes of the model's tensors by our names.
         held: the shapes of the file's tensors by its own names.
         fresh: kinds of heads that are to start at random.
+        has: kinds of heads of the file's class; none where it is unknown. It decides between heads whose names are the same.
     """
+    shared = set() if has is None else {head_of(module) for module in table.shared} - set(has)
     found = _full_names(table, held)
     loaded, missing, misshapen = [], [], {}
     random = tuple(ours for ours in wanted if head_of(ours) in fresh)
@@ -75,7 +83,7 @@ def plan_loading(table: KeyTable, wanted: Mapping[str, Shape], held: Mapping[str
         place = table.place(ours)
         for name in place.names:
             shape = place.part_shape(wanted[ours])
-            if name not in found:
+            if name not in found or head_of(ours) in shared:
                 missing.append(name)
             elif held[found[name]] == shape:
                 loaded.append(name)
@@ -111,16 +119,18 @@ def _full_names(table: KeyTable, held: Iterable[str]) -> dict[str, str]:
 def _why(table: KeyTable, name: str, found: Mapping[str, str], heads: Collection[str | None], fresh: Collection[str]) -> str:
     """Why a tensor of the file is not taken."""
     full = table.full_name(name)
-    rule = table.origin(full)
+    rules = table.origins(full)
     if found[full] != name:
         return f"{found[full]} is the same"
-    if rule is None:
+    if not rules:
         return "numbers that are computed here" if full in table.computed else "no part of this family that is known here"
-    head = head_of(rule.part if isinstance(rule, Tie) else rule.ours)
-    if head is not None and head in fresh:
-        return f"the {head} head starts at random, as asked"
-    if head not in heads:
-        return f"the {head} head was not asked for"
+    by_head = {head_of(rule.part if isinstance(rule, Tie) else rule.ours): rule for rule in rules}
+    asked = next((head for head in by_head if head in heads), None)
+    if asked is not None and asked in fresh:
+        return f"the {asked} head starts at random, as asked"
+    rule = by_head.get(asked, rules[0])
+    if asked not in by_head:
+        return f"the {' or '.join(map(str, by_head))} head was not asked for"
     return f"a copy of {rule.ours}" if isinstance(rule, Tie) else "the configuration has no place for it"
 
 

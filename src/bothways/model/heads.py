@@ -57,13 +57,55 @@ class Labels:
     kind: Literal["labels"] = "labels"
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"must be at least 1, not {self.count}", where="heads.labels.count")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ConfigError(f"must lie in [0, 1), not {self.dropout}", where="heads.labels.dropout")
+        _check_outputs("labels", self.count, self.dropout)
 
 
-Head = Masked | Pooled | Pair | Labels
+@dataclass(frozen=True)
+class Tags:
+    """Gives `count` logits for each token.
+
+    Attributes:
+        dropout: on the token's vector; none means the encoder's.
+    """
+
+    count: int
+    dropout: float | None = None
+    kind: Literal["tags"] = "tags"
+
+    def __post_init__(self) -> None:
+        _check_outputs("tags", self.count, self.dropout)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Gives two scores for each token: that an answer begins there, and that it ends there."""
+
+    kind: Literal["span"] = "span"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Gives one score per sequence from the pooled vector; those of the choices of one question are weighed against each other.
+
+    Attributes:
+        dropout: on the pooled vector; none means the encoder's.
+    """
+
+    dropout: float | None = None
+    kind: Literal["choice"] = "choice"
+
+    def __post_init__(self) -> None:
+        _check_outputs("choice", 1, self.dropout)
+
+
+Head = Masked | Pooled | Pair | Labels | Tags | Span | Choice
+
+
+def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
+    if count < 1:
+        raise ConfigError(f"must be at least 1, not {count}", where=f"heads.{kind}.count")
+    if dropout is not None and not 0 <= dropout < 1:
+        raise ConfigError(f"must lie in [0, 1), not {dropout}", where=f"heads.{kind}.dropout")
 
 
 class MaskedHead(nn.Module):
@@ -101,9 +143,9 @@ class Pooler(nn.Module):
 
 
 class LabelHead(nn.Module):
-    """Dropout and a dense layer on pooled vectors: next-sentence prediction (rate 0) and classification.
+    """Dropout and a dense layer: on pooled vectors (next sentence, with rate 0; classes; choices) or on those of tokens.
 
-    Source: Devlin et al. 2018, section 3.1, Task #2, and section 4.1.
+    Source: Devlin et al. 2018, section 3.1, Task #2, sections 4.1 to 4.4 and 5.3.
     """
 
     def __init__(self, config: EncoderConfig, labels: int, dropout: float = 0.0) -> None:
@@ -112,13 +154,13 @@ class LabelHead(nn.Module):
         self.dense = nn.Linear(config.width, labels)
         initialise(self, config.initial_range)
 
-    def forward(self, pooled: Float[Tensor, "sequences width"]) -> Float[Tensor, "sequences labels"]:
-        result: Tensor = self.dense(self.dropout(pooled))
+    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
+        result: Tensor = self.dense(self.dropout(x))
         return result
 
 
 class Model(nn.Module):
-    """An encoder with heads by name: "masked", "pooler", "pair", "labels".
+    """An encoder with heads by name: "masked", "pooler", "pair", "labels", "tags", "span", "choice".
 
     Args:
         config: the encoder's shape.
@@ -142,7 +184,11 @@ def build_head(config: EncoderConfig, head: Head) -> nn.Module:
             return Pooler(config)
         case Pair():
             return LabelHead(config, 2)
-        case Labels(count, dropout):
+        case Labels(count, dropout) | Tags(count, dropout):
             return LabelHead(config, count, config.dropout if dropout is None else dropout)
+        case Span():
+            return LabelHead(config, 2)
+        case Choice(dropout):
+            return LabelHead(config, 1, config.dropout if dropout is None else dropout)
         case _:
             assert_never(head)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing_extensions import assert_never
 
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import Head, Labels, Masked, Pair, Pooled
+from bothways.model.heads import Choice, Head, Labels, Masked, Pair, Pooled, Span, Tags
 
 BACKWARD = 2
 """The backward pass multiplies twice for each matrix of the forward one: gradients of the input and of the weights."""
@@ -79,6 +79,12 @@ def _entry(config: EncoderConfig, head: Head) -> Entry:
             return Entry("next sentence head", "2·H + 2", 2 * h + 2)
         case Labels(count):
             return Entry("label head", "C·H + C", count * h + count)
+        case Tags(count):
+            return Entry("tag head", "C·H + C", count * h + count)
+        case Span():
+            return Entry("span head", "2·H + 2", 2 * h + 2)
+        case Choice():
+            return Entry("choice head", "H + 1", h + 1)
         case _:
             assert_never(head)
 
@@ -108,5 +114,11 @@ def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float
             return 2 * 2 * h / length
         case Labels(count):
             return 2 * count * h / length
+        case Tags(count):
+            return 2 * count * h
+        case Span():
+            return 2 * 2 * h
+        case Choice():
+            return 2 * h / length
         case _:
             assert_never(head)

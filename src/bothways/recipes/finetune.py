@@ -1,8 +1,8 @@
-"""Fine-tuning from files: a model folder and labelled data become a model folder that classifies.
+"""Fine-tuning from files: a model folder and labelled data become a model folder for a task.
 
 The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, `config.toml` as resolved, and at the end
-`model/`: a Hugging Face folder (BertForSequenceClassification, `id2label`, tokenizer, model card) with the training's record in
-`bothways.json`.
+`model/`: a Hugging Face folder (BertForSequenceClassification, say, `id2label`, tokenizer, model card) with the training's
+record in `bothways.json`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bothways.data.loader import Share, ahead
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
 from bothways.model.ledger import BACKWARD, forward_flops
-from bothways.recipes.classifier import loader, score
 from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
-from bothways.tasks.classify import Classify
+from bothways.recipes.fitting import loader, score, tune
+from bothways.tasks.definition import Metrics
 from bothways.tasks.preflight import Finding, places
-from bothways.tasks.task import Metrics
+from bothways.tasks.task import Task
 from bothways.training import checkpoint, run
 from bothways.training.folder import run_folder
 from bothways.training.parallel import Plan, connected, is_main, place, plan_here
@@ -49,7 +49,7 @@ class Finetuned:
         folder: the model folder; none for an interrupted run.
     """
 
-    task: Classify
+    task: Task[Any, Any]
     progress: Progress
     metrics: Metrics
     findings: tuple[Finding, ...]
@@ -86,8 +86,8 @@ def finetune(
 
 
 def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -> Finetuned:
-    settings, data, training = prepared.settings, prepared.data, training_of(prepared.settings)
-    task = prepared.task
+    settings, data, task = prepared.settings, prepared.data, prepared.task
+    training = training_of(settings, data.definition.directions(data.labels))
     steps = loader(data, settings, task, settings.seed, Share(plan.rank, plan.world))
     peak = _peak(prepared, device, plan)
     torch.manual_seed(settings.seed + 1 + plan.rank)  # after the forecast and the peak, which draw too
@@ -108,6 +108,8 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -
     if best is not None:
         checkpoint.read(best).load_weights(task)
     task.eval()
+    if data.dev:
+        tune(task, data)
     done = dataclasses.replace(done, metrics=score(task, data) if data.dev else {}, folder=folder / "model")
     _save(done, prepared)
     return done
@@ -121,12 +123,11 @@ def _peak(prepared: Prepared, device: torch.device, plan: Plan) -> Peak:
 
 
 def _save(done: Finetuned, prepared: Prepared) -> None:
-    settings, data = prepared.settings, prepared.data
+    settings, data, definition = prepared.settings, prepared.data, done.task.definition
     assert done.folder is not None
     record = {
-        "task": "classify",
+        "task": configs.to_dict(definition),
         "length": settings.length,
-        "columns": dataclasses.asdict(prepared.columns),
         "data": {name: dataclasses.asdict(source) for name, source in prepared.sources.items()},
         "settings": configs.to_dict(settings),
         "steps": done.progress.steps,
@@ -135,7 +136,7 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
     }
     card = Card(
         title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
-        summary=f"Classifies {'pairs of texts' if prepared.columns.text_b else 'texts'} as {places(data.labels)}.",
+        summary=f"Fine-tuned for the task {definition.name}" + (f": {places(data.labels)}." if data.labels else "."),
         settings={
             "base model": settings.model,
             **{f"{name} data": f"{source.name}, {source.examples} examples" for name, source in prepared.sources.items()},
@@ -153,7 +154,7 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
         done.task.model,
         data.tokenizer,
         labels=data.labels,
-        problem="single_label_classification",
+        problem=definition.problem,
         card=card,
         extra=record,
     )

@@ -6,18 +6,19 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from bothways.core.batch import Batch, pack
 from bothways.data.packing import Examples, Tokens
 from bothways.interop.folder import load_model
-from bothways.model.heads import Labels, Model, Pooled
-from bothways.recipes.classifier import LOWER_IS_BETTER, Labelled, Method, check_metric, examine
-from bothways.tasks.classify import Classify
-from bothways.tasks.examples import Columns, Example, fingerprint, label_names, read_examples
+from bothways.model.heads import Model
+from bothways.recipes.fitting import Labelled, Method, check_metric, examine
+from bothways.tasks.catalogue import Trainable
+from bothways.tasks.definition import Direction, fingerprint
 from bothways.tasks.preflight import Finding, Load, check_machine, check_model, forecast, settle
+from bothways.tasks.task import Task
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Best
 from bothways.training.run import Training
@@ -35,15 +36,13 @@ class FinetuneConfig(Method):
     Attributes:
         model: a model folder, the folder of a pre-training run, or a Hub id.
         train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev` the last weights are kept.
-        columns: where texts and labels are.
-        fresh: heads that start at random beside the label head: "pooler", for a model that was trained without one.
+        fresh: heads that start at random beside the task's own: "pooler", for a model that was trained without one.
         seed: of the fresh heads, the order of the data and dropout.
     """
 
     model: str
     train: str
     dev: str | None = None
-    columns: Columns = Columns()
     fresh: tuple[Literal["pooler"], ...] = ()
     seed: int = 0
 
@@ -64,27 +63,25 @@ class Prepared:
     Attributes:
         task: the model with its fresh heads, on its device.
         data: the examples, checked and encoded.
-        columns: those that were read.
         sources: of the training and dev data.
         findings: warnings and notes of the preflight.
     """
 
     settings: FinetuneConfig
-    task: Classify
+    task: Task[Any, Any]
     data: Labelled
-    columns: Columns
     sources: Mapping[str, Source]
     findings: tuple[Finding, ...]
 
 
 def prepare(settings: FinetuneConfig, folder: Path, device: torch.device) -> Prepared:
     """Read model and data, and look at everything that could go wrong later; errors as `finetune`."""
-    train, columns = _read(settings.train, settings.columns)
-    dev = _read(settings.dev, columns)[0] if settings.dev else []
-    heads = Pooled(), Labels(max(1, len(label_names(train))), settings.dropout)
+    train, definition = _read(settings.train, settings.task)
+    dev = _read(settings.dev, definition)[0] if settings.dev else []
+    heads = definition.heads(definition.labels(train), settings.dropout)
     torch.manual_seed(settings.seed)
-    loaded = load_model(model_folder(settings.model), heads, {"labels", *settings.fresh})
-    data = examine(Tokenizer.load(loaded.folder), train, dev, settings.length)
+    loaded = load_model(model_folder(settings.model), heads, {head.kind for head in heads} - {"pooler"} | {*settings.fresh})
+    data = examine(definition, Tokenizer.load(loaded.folder), train, dev, settings.length)
     found = settle(
         [
             *check_model(loaded.model.config, data.tokenizer, settings.length),
@@ -92,13 +89,13 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device) -> Pre
             *check_machine(_load(settings, loaded.model, data), folder, device),
         ]
     )
-    check_metric(settings.metric, data)
-    task = Classify(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
+    check_metric(settings.chosen_by, data)
+    task = definition.task(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
     tokens = tokens_of(settings, data)
     if tokens is not None:
         found.append(forecast(task, _sample(data), tokens, settings.training.precision))
     sources = {"train": _source(settings.train, train)} | ({"dev": _source(settings.dev, dev)} if settings.dev else {})
-    return Prepared(settings, task, data, columns, sources, tuple(found))
+    return Prepared(settings, task, data, sources, tuple(found))
 
 
 def model_folder(name: str) -> str | Path:
@@ -107,18 +104,18 @@ def model_folder(name: str) -> str | Path:
     return inner if (inner / "config.json").is_file() and not (inner.parent / "config.json").exists() else name
 
 
-def _read(source: str, columns: Columns) -> tuple[list[Example], Columns]:
-    reading = read_examples(source, columns)
-    return list(reading.examples), reading.columns
+def _read(source: str, definition: Trainable) -> tuple[list[Any], Trainable]:
+    reading = definition.read(source, definition.columns)
+    return list(reading.examples), reading.definition  # type: ignore[return-value]
 
 
-def _source(name: str, examples: list[Example]) -> Source:
+def _source(name: str, examples: list[Any]) -> Source:
     return Source(name, len(examples), fingerprint(examples))
 
 
 def _load(settings: FinetuneConfig, model: Model, data: Labelled) -> Load:
     longest = max(len(sequence) for sequence in data.sequences)
-    checkpoints = training_of(settings).keep.last + 2  # the best one, and the one that is being written
+    checkpoints = settings.training.keep.last + 2  # the best one, and the one that is being written
     return Load(model.config, model.specification, longest, settings.microbatch_tokens, checkpoints)
 
 
@@ -143,13 +140,13 @@ def _sample(data: Labelled) -> Batch:
     return pack(sequences[:: max(1, data.tokens // SAMPLE)])
 
 
-def training_of(settings: FinetuneConfig) -> Training:
+def training_of(settings: FinetuneConfig, directions: Mapping[str, Direction]) -> Training:
     """The training with what the dev data decides: whether there are evaluations, and the best checkpoint."""
     if settings.dev is None:
         return dataclasses.replace(
             settings.training, evaluate=None, keep=dataclasses.replace(settings.training.keep, best=None)
         )
-    best = Best(dev_name(settings.metric), "lowest" if settings.metric in LOWER_IS_BETTER else "highest")
+    best = Best(dev_name(settings.chosen_by), directions[settings.chosen_by])
     return dataclasses.replace(settings.training, keep=dataclasses.replace(settings.training.keep, best=best))
 
 
@@ -161,8 +158,8 @@ def dev_name(metric: str) -> str:
 def remarks(prepared: Prepared) -> list[str]:
     """Every warning and note of the preflight, and what was guessed or left out."""
     lines = [f"{finding.severity}: {finding}" for finding in prepared.findings]
-    if prepared.columns != prepared.settings.columns:
-        lines.append(f"note: the columns are guessed: {prepared.columns}")
+    if prepared.data.definition != prepared.settings.task:
+        lines.append(f"note: the columns are guessed: {prepared.data.definition.columns}")  # type: ignore[attr-defined]
     if prepared.settings.dev is None:
         lines.append("note: without dev data the last weights are kept, and nothing is measured")
     return lines

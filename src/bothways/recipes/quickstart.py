@@ -30,8 +30,8 @@ from bothways.data.segments import FullSentences
 from bothways.data.sentences import detect_language
 from bothways.interop.folder import save_model
 from bothways.model.config import EncoderConfig, Learned
-from bothways.recipes.classifier import Fitted, Labelled, Method, fit_classifier, label
 from bothways.recipes.filling import Filled, fill_masks
+from bothways.recipes.fitting import Fitted, Labelled, Method, fit_task, label
 from bothways.recipes.pretrain import Pretrained, pretrain, save_pretrained
 from bothways.recipes.settings import Phase, PretrainConfig
 from bothways.recipes.wordorder import word_order
@@ -170,7 +170,7 @@ def labelled_examples(
         DataError: there are fewer than 20 examples.
     """
     if file is not None:
-        examples = list(read_examples(str(file)).examples)
+        examples, _ = read_examples(str(file))
         split = min(story.labels, int(0.7 * len(examples)))
     else:
         examples = word_order(aside, kept, seed=0, language=detect_language(aside[0].text) if aside else "en")
@@ -225,7 +225,7 @@ def tell(
     tokenizer = train((document.text for document in kept), WordPiece(story.vocabulary))
     stage("corpus", "building the corpus")
     corpus = build(kept, tokenizer, out / "corpus")
-    data = label(tokenizer, train_on, test_on, story.method.length)
+    data = label(story.method.task, tokenizer, train_on, test_on, story.method.length)
     left = max(5.0, 60 * story.minutes * (1 - FINE_TUNING) - (time.perf_counter() - begin))
     settings = settings_for(story, tokenizer, left)
     run = out / "pretraining"
@@ -264,7 +264,7 @@ def _fine_tune(
     model = pretrained.learner.model
     starts = [model] * len(story.seeds) + [model.config] * len(story.seeds)
     for number, (start, seed) in enumerate(zip(starts, story.seeds * 2, strict=True)):
-        yield fit_classifier(start, data, story.method, seed=seed, on_step=functools.partial(watch, number, len(starts)))
+        yield fit_task(start, data, story.method, seed=seed, on_step=functools.partial(watch, number, len(starts)))
 
 
 def _as_begun(settings: PretrainConfig, run: Path) -> PretrainConfig:

@@ -15,7 +15,7 @@ from bothways.core import config as configs
 from bothways.core.hardware import describe
 from bothways.model.config import PostNorm
 from bothways.model.ledger import ledger
-from bothways.recipes.classifier import Fitted
+from bothways.recipes.fitting import Fitted
 from bothways.recipes.pretrain import flatten, heads_for
 from bothways.recipes.quickstart import Told
 from bothways.report import sections as s

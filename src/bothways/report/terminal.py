@@ -46,7 +46,7 @@ def show(report: Report, console: Console) -> None:
             console.print(Padding(render(section), (1, 0, 0, 0)))
 
 
-def render(section: Section) -> RenderableType:  # noqa: PLR0911 – one for each kind of section
+def render(section: Section) -> RenderableType:
     """A section as rich prints it; of folded details only the title."""
     from rich.console import Group
     from rich.text import Text

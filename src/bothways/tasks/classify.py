@@ -8,23 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from typing import cast
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bothways.core.batch import IGNORED, Batch, LabelTargets
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.batch import IGNORED, Batch, LabelTargets, Targets
+from bothways.core.errors import DataError
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
-from bothways.model.heads import Model
+from bothways.model.heads import Head, Labels, Model, Pooled
 from bothways.objectives.losses import cross_entropy
-from bothways.tasks.examples import Example
+from bothways.tasks.checks import check_examples
+from bothways.tasks.definition import Definition, Direction, Metrics, Reading
+from bothways.tasks.examples import NOT_NAMED, Columns, Example, example_of, label_names, open_examples
 from bothways.tasks.metrics import classification
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.task import Input, Metrics, Output, Task
+from bothways.tasks.preflight import Finding
+from bothways.tasks.task import Input, Output, Task
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -32,29 +36,59 @@ SPECIALS_SINGLE, SPECIALS_PAIR = 2, 3
 """[CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
 
 
-class Classify(Task[Example, ClassPrediction]):
-    """A model with the heads "pooler" and "labels", as a task.
+@dataclass(frozen=True)
+class Classification(Definition[Example, ClassPrediction]):
+    """One of several classes for a text or a pair of texts.
 
-    Args:
-        model: the encoder with its heads.
-        tokenizer: of its ids.
-        labels: names of the outputs, in order.
-        length: the longest sequence, specials included; what is longer is cut.
+    Attributes:
+        columns: where texts and labels are.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> None:
-        super().__init__()
-        _check_length(length, model.config.position.most)
-        self.model, self.tokenizer = model, tokenizer
-        self.labels, self.length = tuple(labels), length
+    metric: ClassVar[str] = "accuracy"
+    problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
 
-    def encode(self, examples: Many[Example]) -> list[Input]:
-        """[CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+    columns: Columns = NOT_NAMED
+    kind: Literal["classify"] = "classify"
 
-        Raises:
-            DataError: a label that is none of the model's.
-        """
-        return encode(examples, self.tokenizer, self.labels, self.length)
+    def read(self, source: str, asked: Columns | None = None, *, labelled: bool = True) -> Reading[Example]:
+        """As `Definition.read`; while reading, DataError for a row without a column or with a text that is no text."""
+        table, chosen = open_examples(source, asked or NOT_NAMED, usual=self.columns, labelled=labelled)
+        return Reading(self.with_columns(chosen), (example_of(row, chosen) for row in table.rows), table.share)
+
+    def labels(self, examples: Iterable[Example]) -> tuple[str, ...]:
+        """The labels that occur: whole numbers by value, then texts by their characters."""
+        return label_names(examples)
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """The pooler and an output for each label."""
+        return Pooled(), Labels(max(1, len(labels)), dropout)
+
+    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """ "f1" is of two classes."""
+        known: dict[str, Direction] = {"accuracy": "highest", "f1_macro": "highest", "mcc": "highest", "loss": "lowest"}
+        return known | {"f1": "highest"} if len(labels) == 2 else known
+
+    def texts(self, example: Example) -> tuple[str, ...]:
+        """One text or two."""
+        return (example.text,) if example.text_b is None else (example.text, example.text_b)
+
+    def check(self, train: Many[Example], dev: Many[Example]) -> list[Finding]:
+        """Rows, labels, their balance, and what training and development data share."""
+        return check_examples(train, dev)
+
+    def encode(self, examples: Many[Example], tokenizer: Tokenizer, labels: Many[str], length: int) -> list[Input]:
+        """[CLS] A [SEP] or [CLS] A [SEP] B [SEP], cut as Google's run_classifier.py cuts."""
+        index = {label: place for place, label in enumerate(labels)}
+        targets = [LabelTargets(np.array([_index(example, index)], dtype=np.int64)) for example in examples]
+        return encode_texts(examples, targets, tokenizer, length)
+
+    def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Classify:
+        """With a model that has the heads "pooler" and "labels"."""
+        return Classify(self, model, tokenizer, labels, length)
+
+
+class Classify(Task[Example, ClassPrediction]):
+    """A model with the heads "pooler" and "labels", as a task."""
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """The number of labelled sequences."""
@@ -99,31 +133,28 @@ class Classify(Task[Example, ClassPrediction]):
             raise DataError("there is no example to score", fix="Give at least one.")
         return {**classification(confusion), "loss": loss / float(confusion.sum())}
 
+    def grade(self, example: Example, prediction: ClassPrediction) -> float:
+        """1 for the right label."""
+        return float(prediction.label == example.label)
 
-def encode(examples: Many[Example], tokenizer: Tokenizer, labels: Many[str], length: int) -> list[Input]:
-    """Examples → what a classifier reads, cut to `length` tokens as Google's run_classifier.py cuts.
 
-    Raises:
-        DataError: a label that is none of `labels`.
-    """
-    index = {label: place for place, label in enumerate(labels)}
+def encode_texts(examples: Many[Example], targets: Many[Targets], tokenizer: Tokenizer, length: int) -> list[Input]:
+    """Single texts and pairs, each with its target under the name "label"; at most `length` tokens with specials."""
     firsts = tokenizer.encode([example.text for example in examples])
-    paired = [example.text_b for example in examples if example.text_b is not None]
-    seconds = iter(tokenizer.encode(paired))
+    seconds = iter(tokenizer.encode([example.text_b for example in examples if example.text_b is not None]))
     return [
-        _input(a, None if example.text_b is None else next(seconds), _index(example, index), tokenizer, length)
-        for example, a in zip(examples, firsts, strict=True)
+        _input(a, None if example.text_b is None else next(seconds), target, tokenizer, length)
+        for example, a, target in zip(examples, firsts, targets, strict=True)
     ]
 
 
-def _input(a: Ids, b: Ids | None, label: int, tokenizer: Tokenizer, length: int) -> Input:
+def _input(a: Ids, b: Ids | None, target: Targets, tokenizer: Tokenizer, length: int) -> Input:
     if b is None:
         keep, tokens = (min(len(a), length - SPECIALS_SINGLE), 0), len(a)
     else:
         keep, tokens = truncated(len(a), len(b), length - SPECIALS_PAIR), len(a) + len(b)
     bare = assemble(a[: keep[0]], None if b is None else b[: keep[1]], tokenizer.specials)
-    targets = {"label": LabelTargets(np.array([label], dtype=np.int64))}
-    return Input((Sequence(bare.ids, bare.segments, targets),), tokens, tokens - sum(keep))
+    return Input((Sequence(bare.ids, bare.segments, {"label": target}),), tokens, tokens - sum(keep))
 
 
 def truncated(a: int, b: int, room: int) -> tuple[int, int]:
@@ -151,9 +182,3 @@ def _index(example: Example, index: Mapping[str, int]) -> int:
 
 def _labels(batch: Batch) -> torch.Tensor:
     return cast(torch.Tensor, cast(LabelTargets, batch.targets["label"]).labels)
-
-
-def _check_length(length: int, positions: int) -> None:
-    if not SPECIALS_PAIR + 2 <= length <= positions:
-        what = f"must be from {SPECIALS_PAIR + 2} to the encoder's {positions} positions, not {length}"
-        raise ConfigError(what, where="length", fix=f"Set length={min(max(length, SPECIALS_PAIR + 2), positions)}.")

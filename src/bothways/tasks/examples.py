@@ -7,10 +7,8 @@ may be is for the reader of the examples to say.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,21 +59,10 @@ class Columns:
 NOT_NAMED = Columns()
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Attributes:
-    columns: those that are read.
-    examples: once through.
-    share: how much has been read, from 0 to 1; none where nobody knows.
-    """
-
-    columns: Columns
-    examples: Iterator[Example]
-    share: Callable[[], float] | None
-
-
-def read_examples(source: str, columns: Columns = NOT_NAMED, *, usual: Columns = NOT_NAMED, labelled: bool = True) -> Reading:
-    """The examples of a file, a Hub data set or the standard input, streamed.
+def open_examples(
+    source: str, columns: Columns = NOT_NAMED, *, usual: Columns = NOT_NAMED, labelled: bool = True
+) -> tuple[Table, Columns]:
+    """A file, a Hub data set or the standard input, and which of its columns hold the texts and the labels.
 
     Args:
         source: as for `tables.open_table`.
@@ -85,7 +72,7 @@ def read_examples(source: str, columns: Columns = NOT_NAMED, *, usual: Columns =
 
     Raises:
         DataError: the file cannot be read as a table; a column that is not there, with those that are; a column that cannot be
-            guessed; while reading: a row without a column, or a text that is no text.
+            guessed.
         ResourceError: a file that may not be read.
     """
     named = [name for name in (columns.text, columns.text_b, columns.label if labelled else None) if name is not None]
@@ -95,7 +82,13 @@ def read_examples(source: str, columns: Columns = NOT_NAMED, *, usual: Columns =
             raise DataError(f"has no column {name!r}; it has {', '.join(table.names)}", where=table.where, fix=_HOW)
     text, text_b = _texts(columns, usual, table)
     chosen = Columns(text, text_b, _label_column(columns, usual, table) if labelled else None)
-    return Reading(chosen, (_example(row, chosen) for row in table.rows), table.share)
+    return table, chosen
+
+
+def read_examples(source: str, columns: Columns = NOT_NAMED) -> tuple[list[Example], Columns]:
+    """All examples of a file, and the columns that were read; arguments and errors as `open_examples`."""
+    table, chosen = open_examples(source, columns)
+    return [example_of(row, chosen) for row in table.rows], chosen
 
 
 def _texts(columns: Columns, usual: Columns, table: Table) -> tuple[str, str | None]:
@@ -133,7 +126,8 @@ def _guess_label(names: tuple[str, ...], where: str) -> str:
     raise DataError(f"{many}; there are {', '.join(names)}", where=where, fix=_HOW)
 
 
-def _example(row: Row, columns: Columns) -> Example:
+def example_of(row: Row, columns: Columns) -> Example:
+    """The example in a row. DataError for a row without a column, a text that is no text, or a label that is none."""
     assert columns.text is not None
     text_b = None if columns.text_b is None else _text(row, columns.text_b)
     label = None if columns.label is None else _label(_cell(row, columns.label), columns.label, row.where)
@@ -176,11 +170,3 @@ def label_names(examples: Iterable[Example]) -> tuple[str, ...]:
     found = {example.label for example in examples if example.label is not None}
     numbers = {label for label in found if label.removeprefix("-").isdecimal()}
     return (*sorted(numbers, key=int), *sorted(found - numbers))
-
-
-def fingerprint(examples: Iterable[Example]) -> str:
-    """The sha256 of texts and labels, in their order."""
-    result = hashlib.sha256()
-    for example in examples:
-        result.update(json.dumps([example.text, example.text_b, example.label]).encode() + b"\n")
-    return result.hexdigest()

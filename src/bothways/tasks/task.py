@@ -9,7 +9,7 @@ One example may give many sequences (the windows of a long text, the choices of 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -24,16 +24,17 @@ from bothways.core.hardware import Precision, resolve_precision
 from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
 from bothways.data.packing import deal
+from bothways.model.heads import Model
+from bothways.tasks.definition import Definition, E, Metrics, P
+from bothways.text.tokenizer import Tokenizer
 
-E = TypeVar("E")
-"""An example of a task."""
-P = TypeVar("P")
-"""A prediction of a task."""
 T = TypeVar("T")
 
 Output = NDArray[np.float32]
 """What the model says of one sequence, as the task wants it: a vector of logits, or one per token."""
-Metrics = Mapping[str, float]
+
+SHORTEST = 5
+"""[CLS], a token, [SEP], a token, [SEP]."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,33 @@ class Input:
 
 
 class Task(Learner, Generic[E, P]):
-    """A learner over examples. Subclasses define the methods below and `forward`."""
+    """A learner over examples. Subclasses define the methods below that raise, `weights` and `forward`.
+
+    Args:
+        definition: what the task is.
+        model: the encoder with the heads that the definition asks for.
+        tokenizer: of its ids.
+        labels: names of the outputs, in order.
+        length: the longest text in tokens, specials included.
+
+    Raises:
+        ConfigError: a length that the model cannot have.
+    """
+
+    def __init__(
+        self, definition: Definition[E, P], model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> None:
+        super().__init__()
+        positions = model.config.position.most
+        if not SHORTEST <= length <= positions:
+            what = f"must be from {SHORTEST} to the encoder's {positions} positions, not {length}"
+            raise ConfigError(what, where="length", fix=f"Set length={min(max(length, SHORTEST), positions)}.")
+        self.definition, self.model, self.tokenizer = definition, model, tokenizer
+        self.labels, self.length = tuple(labels), length
 
     def encode(self, examples: Many[E]) -> list[Input]:
-        """What each example becomes. CPU only, pure; examples come together because tokenizing many at once is faster."""
-        raise NotImplementedError
+        """What each example becomes; as the definition has it."""
+        return self.definition.encode(examples, self.tokenizer, self.labels, self.length)
 
     def outputs(self, batch: Batch) -> list[Output]:
         """What the model says of each sequence of a batch on its device."""
@@ -69,6 +92,14 @@ class Task(Learner, Generic[E, P]):
     def score(self, results: Iterable[tuple[E, P]]) -> Metrics:
         """The metrics of examples with their predictions, in one pass and constant memory."""
         raise NotImplementedError
+
+    def grade(self, example: E, prediction: P) -> float:
+        """How good one prediction is, more being better: 1 for a right label, 0 for a wrong one. For tests between models."""
+        raise NotImplementedError
+
+    def tuned(self, results: Iterable[tuple[E, P]]) -> Definition[E, P]:
+        """The definition with what is best chosen from predictions on development data, such as thresholds."""
+        return self.definition
 
     def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
         """The sequence as it is: its targets came with its example."""

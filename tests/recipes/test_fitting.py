@@ -15,19 +15,19 @@ from bothways.core.learner import Cursor
 from bothways.interop.folder import load_model, save_model
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Masked, Model, Pooled
-from bothways.recipes.classifier import (
+from bothways.recipes.fitting import (
     ALL,
     RECIPES,
     Labelled,
     Method,
-    fit_classifier,
+    adam,
+    fit_task,
     label,
     loader,
-    modern,
     score,
     start_from,
 )
-from bothways.tasks.classify import Classify
+from bothways.tasks.classify import Classification, Classify
 from bothways.tasks.examples import Example
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.loop import fit
@@ -38,7 +38,7 @@ from bothways.training.schedule import GoogleLinear, Linear, factor
 from bothways.training.state import Epochs, Progress, Steps
 
 LENGTH = 16
-FAST = dataclasses.replace(modern(), until=Epochs(6.0), optimiser=AdamW(lr=3e-3), precision="fp32")
+FAST = dataclasses.replace(adam(), until=Epochs(6.0), optimiser=AdamW(lr=3e-3), precision="fp32")
 METHOD = Method(FAST, LENGTH)
 
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Labelled:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return label(tokenizer, make_examples(320, 0), make_examples(80, 1), LENGTH)
+    return label(Classification(), tokenizer, make_examples(320, 0), make_examples(80, 1), LENGTH)
 
 
 def small(**changes: object) -> EncoderConfig:
@@ -63,8 +63,10 @@ def test_packed_fine_tuning_is_padded_fine_tuning(tmp_path: Path) -> None:
 
     source = make_folder(tmp_path / "theirs", dropout=0.0)
     pretrained = load_model(source, [Pooled()]).model
-    data = label(make_tokenizer(tmp_path), make_examples(200, 2), [], LENGTH)
-    task = Classify(start_from(pretrained, 2, None, seed=3), data.tokenizer, data.labels, LENGTH)
+    data = label(Classification(), make_tokenizer(tmp_path), make_examples(200, 2), [], LENGTH)
+    task = Classify(
+        Classification(), start_from(pretrained, (Pooled(), Labels(2, None)), seed=3), data.tokenizer, data.labels, LENGTH
+    )
     save_model(tmp_path / "begin", task.model, data.tokenizer, labels=data.labels)
     theirs = BertForSequenceClassification.from_pretrained(tmp_path / "begin").train()
 
@@ -125,7 +127,7 @@ def _rows(batch):  # type: ignore[no-untyped-def]
 def test_a_start_is_copied_and_its_label_head_is_new(folder: Path) -> None:
     pretrained = load_model(folder).model
     before = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
-    model = start_from(pretrained, 3, None, seed=1)
+    model = start_from(pretrained, (Pooled(), Labels(3, None)), seed=1)
     for name, tensor in model.state_dict().items():
         if name.startswith("heads.labels"):
             continue
@@ -134,20 +136,20 @@ def test_a_start_is_copied_and_its_label_head_is_new(folder: Path) -> None:
     weight = model.heads["labels"].dense.weight
     assert weight.shape == (3, 32)
     assert weight.std() > 0
-    assert torch.equal(weight, start_from(pretrained, 3, None, seed=1).heads["labels"].dense.weight)
-    assert not torch.equal(weight, start_from(pretrained, 3, None, seed=2).heads["labels"].dense.weight)
+    assert torch.equal(weight, start_from(pretrained, (Pooled(), Labels(3, None)), seed=1).heads["labels"].dense.weight)
+    assert not torch.equal(weight, start_from(pretrained, (Pooled(), Labels(3, None)), seed=2).heads["labels"].dense.weight)
 
 
 def test_a_start_without_pooler_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^start: the model has no pooler, only masked\n  Pre-train with"):
-        start_from(Model(small(), (Masked(),)), 2, None, seed=0)
+        start_from(Model(small(), (Masked(),)), (Pooled(), Labels(2, None)), seed=0)
 
 
 def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: Labelled) -> None:
     steps: list[int] = []
     for start in (load_model(folder).model, small()):
         steps.clear()
-        done = fit_classifier(start, data, METHOD, seed=0, device="cpu", on_step=lambda progress: steps.append(progress.steps))
+        done = fit_task(start, data, METHOD, seed=0, device="cpu", on_step=lambda progress: steps.append(progress.steps))
         assert done.metrics["accuracy"] > 0.95
         assert steps == list(range(1, 61))
         assert [epochs for epochs, _ in done.history] == [1, 2, 3, 4, 5, 6]
@@ -159,14 +161,14 @@ def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: Labell
 def test_pairs_are_learned(data: Labelled) -> None:
     singles = make_examples(400, 7)
     pairs = [Example("the film was it", e.text, e.label) for e in singles]
-    paired = label(data.tokenizer, pairs[:320], pairs[320:], 20)
-    done = fit_classifier(small(), paired, dataclasses.replace(METHOD, length=20), device="cpu")
+    paired = label(Classification(), data.tokenizer, pairs[:320], pairs[320:], 20)
+    done = fit_task(small(), paired, dataclasses.replace(METHOD, length=20), device="cpu")
     assert done.metrics["accuracy"] > 0.95
 
 
 def test_seeds_decide_everything(data: Labelled) -> None:
     brief = dataclasses.replace(METHOD, training=dataclasses.replace(FAST, until=Steps(4), evaluate=None))
-    one, again, other = (fit_classifier(small(), data, brief, seed=seed, device="cpu") for seed in (1, 1, 2))
+    one, again, other = (fit_task(small(), data, brief, seed=seed, device="cpu") for seed in (1, 1, 2))
     assert one.metrics == again.metrics != other.metrics
     states = [done.task.state_dict() for done in (one, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -176,15 +178,15 @@ def test_seeds_decide_everything(data: Labelled) -> None:
 def test_the_best_weights_win_by_any_metric(data: Labelled) -> None:
     high = dataclasses.replace(FAST, optimiser=AdamW(lr=2e-2), until=Epochs(2.0), evaluate=Steps(3))  # to make it jump about
     for metric, choose in (("loss", min), ("mcc", max)):
-        done = fit_classifier(small(), data, dataclasses.replace(METHOD, training=high, metric=metric), device="cpu")
+        done = fit_task(small(), data, dataclasses.replace(METHOD, training=high, metric=metric), device="cpu")
         assert done.metrics[metric] == choose(metrics[metric] for _, metrics in done.history)
         assert score(done.task, data) == done.metrics
         assert len(done.history) == 7  # of 20 steps every third, and the last
 
 
 def test_without_dev_data_the_last_weights_stay(data: Labelled) -> None:
-    bare = label(data.tokenizer, make_examples(64, 0), [], LENGTH)
-    done = fit_classifier(small(), bare, METHOD, device="cpu")
+    bare = label(Classification(), data.tokenizer, make_examples(64, 0), [], LENGTH)
+    done = fit_task(small(), bare, METHOD, device="cpu")
     assert (done.metrics, done.history, done.progress.steps) == ({}, (), 12)
 
 
@@ -193,13 +195,13 @@ def test_flaws_of_the_data_stop_before_training(data: Labelled) -> None:
     with pytest.raises(
         BothwaysError, match=r"^2 things must be mended before training:\n  1\. 1 examples have an empty text: t:1"
     ):
-        label(data.tokenizer, train, dev, LENGTH)
+        label(Classification(), data.tokenizer, train, dev, LENGTH)
 
 
 def test_f1_is_of_two_classes(data: Labelled) -> None:
-    three = label(data.tokenizer, [*make_examples(20, 0), Example("rain", None, "wet")], [], LENGTH)
-    with pytest.raises(ConfigError, match=r"^metric: 'f1' is of two classes, and there are 3: neg, pos, wet"):
-        fit_classifier(small(), three, dataclasses.replace(METHOD, metric="f1"))
+    three = label(Classification(), data.tokenizer, [*make_examples(20, 0), Example("rain", None, "wet")], [], LENGTH)
+    with pytest.raises(ConfigError, match=r"^metric: 'f1' is no metric of classify with 3 labels: "):
+        fit_task(small(), three, dataclasses.replace(METHOD, metric="f1"))
 
 
 @pytest.mark.parametrize(
@@ -222,8 +224,8 @@ def test_methods_that_cannot_be_are_refused(changes: dict[str, object], message:
 def test_the_recipes_are_those_of_the_paper() -> None:
     """facts: batch 32, 3 epochs, 5e-5, a tenth of warm-up; the code has no bias correction and its own decay."""
     assert Method().batch.n == 32
-    assert RECIPES["paper"]().optimiser == BertAdam(lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
-    assert RECIPES["paper"]().schedule == GoogleLinear(0.1)
-    assert RECIPES["modern"]().optimiser == AdamW(lr=5e-5)
-    assert all(recipe().until == Epochs(3.0) for recipe in RECIPES.values())
-    assert start_from(small(), 2, 0.25, seed=0).specification == (Pooled(), Labels(2, 0.25))
+    assert RECIPES["paper"](Classification()).training.optimiser == BertAdam(lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
+    assert RECIPES["paper"](Classification()).training.schedule == GoogleLinear(0.1)
+    assert RECIPES["modern"](Classification()).training.optimiser == AdamW(lr=5e-5)
+    assert all(recipe(Classification()).training.until == Epochs(3.0) for recipe in RECIPES.values())
+    assert start_from(small(), (Pooled(), Labels(2, 0.25)), seed=0).specification == (Pooled(), Labels(2, 0.25))

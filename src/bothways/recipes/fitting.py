@@ -1,17 +1,17 @@
-"""Fine-tuning a classifier in memory: many short runs on the same examples, from pre-trained weights or from random ones.
+"""Fine-tuning in memory: many short runs on the same examples, from pre-trained weights or from random ones.
 
 What is the same for all runs is done once (`label`): checks, tokenizing, the order of the labels. What differs is a start, a
-method and a seed (`fit_classifier`). `bothways.recipes.finetune` is the same with files, a run folder and checkpoints.
+method and a seed (`fit_task`). `bothways.recipes.finetune` is the same with files, a run folder and checkpoints.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
 import torch
 
@@ -23,13 +23,12 @@ from bothways.data.listed import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share
 from bothways.data.packing import Examples, Tokens
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import Labels, Model, Pooled
-from bothways.tasks.checks import check_examples
-from bothways.tasks.classify import Classify, encode
-from bothways.tasks.examples import Example, label_names
-from bothways.tasks.predictions import ClassPrediction
+from bothways.model.heads import Head, Model
+from bothways.tasks.catalogue import Trainable
+from bothways.tasks.classify import Classification
+from bothways.tasks.definition import Definition, Metrics
 from bothways.tasks.preflight import Finding, check_casing, check_inputs, settle
-from bothways.tasks.task import PACE, Input, Metrics, Pace, predict_encoded
+from bothways.tasks.task import PACE, SHORTEST, Input, Pace, Task, predict_encoded
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Keep
 from bothways.training.loop import fit
@@ -40,13 +39,8 @@ from bothways.training.run import Training
 from bothways.training.schedule import GoogleLinear, Linear, factor
 from bothways.training.state import Epochs, Progress
 
-Metric = Literal["accuracy", "f1_macro", "f1", "mcc", "loss"]
-"""What the best weights can be chosen by; "f1" where there are two classes."""
 
-LOWER_IS_BETTER: frozenset[Metric] = frozenset({"loss"})
-
-
-def modern() -> Training:
+def adam() -> Training:
     """Three epochs of AdamW at 5e-5 with a tenth of warm-up: the paper's grid, with the bias correction that its code lacks.
 
     That the correction makes fine-tuning on small sets stable is from Zhang et al. 2020 and Mosbach et al. 2020.
@@ -54,43 +48,35 @@ def modern() -> Training:
     return Training(until=Epochs(3.0), optimiser=AdamW(lr=5e-5), schedule=Linear(0.1), evaluate=Epochs(1.0), keep=Keep(1))
 
 
-def paper() -> Training:
-    """Devlin et al. 2018 (appendix A.3), as google-research/bert's run_classifier.py does it."""
-    return Training(
-        until=Epochs(3.0), optimiser=BertAdam(lr=5e-5), schedule=GoogleLinear(0.1), evaluate=Epochs(1.0), keep=Keep(1)
-    )
-
-
 ALL = Share()
 """All of the data: a single process."""
 
 
-RECIPES: dict[str, Callable[[], Training]] = {"modern": modern, "paper": paper}
-
-
 @dataclass(frozen=True)
 class Method:
-    """How a classifier is trained.
+    """How a model is fine-tuned.
 
     Attributes:
         training: the optimiser, its schedule, the length of the run, and how often the dev data is scored.
         length: the longest sequence in tokens, specials included; what is longer is cut.
         batch: sequences or tokens per update.
         microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
-        metric: of the dev data, by which the best weights are chosen.
-        dropout: on the pooled vector; none means the encoder's.
+        metric: of the dev data, by which the best weights are chosen; none means the task's usual one.
+        dropout: on the vectors that the new head reads; none means the encoder's.
+        task: what for.
     """
 
-    training: Training = field(default_factory=modern)
+    training: Training = field(default_factory=adam)
     length: int = 128
     batch: Examples | Tokens = Examples(32)
     microbatch_tokens: int = 8192
-    metric: Metric = "accuracy"
+    metric: str | None = None
     dropout: float | None = None
+    task: Trainable = Classification()
 
     def __post_init__(self) -> None:
-        if self.length < 5:
-            what = f"must be at least 5 ([CLS], a token, [SEP], a token, [SEP]), not {self.length}"
+        if self.length < SHORTEST:
+            what = f"must be at least {SHORTEST} ([CLS], a token, [SEP], a token, [SEP]), not {self.length}"
             raise ConfigError(what, where="length")
         if self.microbatch_tokens < 1:
             raise ConfigError(f"must be at least 1, not {self.microbatch_tokens}", where="microbatch_tokens")
@@ -100,23 +86,48 @@ class Method:
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ConfigError(f"must lie in [0, 1), not {self.dropout}", where="dropout")
 
+    @property
+    def chosen_by(self) -> str:
+        """The metric by which the best weights are chosen."""
+        return self.metric or self.task.metric
+
+
+def modern(task: Trainable) -> Method:
+    """What one would do today: AdamW, three epochs, a tenth of warm-up."""
+    return Method(adam(), task.length, task=task)
+
+
+def paper(task: Trainable) -> Method:
+    """Devlin et al. 2018 (sections 4 and 5.3, appendix A.3), with the optimiser and the schedule of google-research/bert."""
+    epochs, rate, batch = PAPER.get(task.name, (3.0, 5e-5, 32))
+    training = dataclasses.replace(adam(), until=Epochs(epochs), optimiser=BertAdam(lr=rate), schedule=GoogleLinear(0.1))
+    return Method(training, task.length, Examples(batch), task=task)
+
+
+PAPER: dict[str, tuple[float, float, int]] = {"choice": (3.0, 2e-5, 16)}
+"""Epochs, learning rate and batch of the tasks for which the paper says others than 3, 5e-5 and 32."""
+
+RECIPES: dict[str, Callable[[Trainable], Method]] = {"modern": modern, "paper": paper}
+
 
 @dataclass(frozen=True)
 class Labelled:
     """Examples that are checked and encoded.
 
     Attributes:
+        definition: of the task.
         labels: in the order of the model's outputs.
         train, dev: what the examples became.
         dev_examples: those to score; there may be none.
         findings: of the preflight.
     """
 
+    definition: Definition[Any, Any]
     tokenizer: Tokenizer
     labels: tuple[str, ...]
     train: tuple[Input, ...]
     dev: tuple[Input, ...]
-    dev_examples: tuple[Example, ...]
+    dev_examples: tuple[Any, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -130,27 +141,27 @@ class Labelled:
         return sum(len(sequence) for sequence in self.sequences)
 
 
-def examine(tokenizer: Tokenizer, train: Many[Example], dev: Many[Example], length: int) -> Labelled:
+def examine(definition: Definition[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int) -> Labelled:
     """Encode examples and look at them, errors among the findings and all."""
-    labels = label_names(train)
-    every = label_names([*train, *dev])  # beyond `labels` only where there is an error
-    encoded = [tuple(encode(examples, tokenizer, every, length)) for examples in (train, dev)]
+    labels = definition.labels(train)
+    every = definition.labels([*train, *dev])  # beyond `labels` only where there is an error
+    encoded = [tuple(definition.encode(examples, tokenizer, every, length)) for examples in (train, dev)]
     found = (
-        *check_examples(train, dev),
-        *check_casing(tokenizer, [example.text for example in train]),
+        *definition.check(train, dev),
+        *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
         *check_inputs(encoded[0], tokenizer, length),
     )
-    return Labelled(tokenizer, labels, encoded[0], encoded[1], tuple(dev), found)
+    return Labelled(definition, tokenizer, labels, encoded[0], encoded[1], tuple(dev), found)
 
 
-def label(tokenizer: Tokenizer, train: Many[Example], dev: Many[Example], length: int) -> Labelled:
+def label(definition: Definition[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int) -> Labelled:
     """Check and encode examples, once for any number of runs; `length` is that of the longest sequence, in tokens.
 
     Raises:
-        BothwaysError: an empty text, an absent label, fewer than two classes, a dev label that training lacks; all of them in
-            one message.
+        BothwaysError: what the task cannot learn from, such as an empty text, an absent label, fewer than two classes; all of
+            them in one message.
     """
-    data = examine(tokenizer, train, dev, length)
+    data = examine(definition, tokenizer, train, dev, length)
     return dataclasses.replace(data, findings=tuple(settle(data.findings)))
 
 
@@ -160,27 +171,36 @@ def loader(data: Labelled, method: Method, learner: Learner, seed: int, share: S
     return Loader(source, learner.prepare, method.batch, method.microbatch_tokens, seed, share)
 
 
-def score(task: Classify, data: Labelled, pace: Pace = PACE) -> Metrics:
-    """The metrics of the dev data, in windows, so that no more predictions than one window's are held."""
-
-    def results() -> Iterator[tuple[Example, ClassPrediction]]:
-        for start in range(0, len(data.dev), pace.window):
-            part = slice(start, start + pace.window)
-            yield from predict_encoded(task, data.dev_examples[part], data.dev[part], pace)
-
-    return task.score(results())
+def predictions(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Iterator[tuple[Any, Any]]:
+    """The dev examples with their predictions, in windows, so that no more predictions than one window's are held."""
+    for start in range(0, len(data.dev), pace.window):
+        part = slice(start, start + pace.window)
+        yield from predict_encoded(task, data.dev_examples[part], data.dev[part], pace)
 
 
-def check_metric(metric: Metric, data: Labelled) -> None:
-    """Raises ConfigError for a metric that these labels do not have."""
-    if metric == "f1" and len(data.labels) != 2:
-        what = f"'f1' is of two classes, and there are {len(data.labels)}: {', '.join(data.labels)}"
-        raise ConfigError(what, where="metric", fix="Set metric=f1_macro.")
+def score(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Metrics:
+    """The metrics of the dev data."""
+    return task.score(predictions(task, data, pace))
 
 
-def better(metric: Metric, new: Metrics, old: Metrics) -> bool:
+def tune(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> None:
+    """Choose what the task takes from dev data, such as thresholds."""
+    task.definition = task.tuned(predictions(task, data, pace))
+
+
+def check_metric(metric: str, data: Labelled) -> None:
+    """Raises ConfigError for a metric that the task does not have with these labels."""
+    known = data.definition.directions(data.labels)
+    if metric not in known:
+        what = f"{metric!r} is no metric of {data.definition.name} with {len(data.labels)} labels: it must be one of "
+        raise ConfigError(what + ", ".join(known), where="metric", fix=f"Set metric={data.definition.metric}.")
+
+
+def better(metric: str, data: Labelled, new: Metrics, old: Metrics) -> bool:
     """Whether the metric is better in `new`."""
-    return new[metric] < old[metric] if metric in LOWER_IS_BETTER else new[metric] > old[metric]
+    return (
+        new[metric] < old[metric] if data.definition.directions(data.labels)[metric] == "lowest" else new[metric] > old[metric]
+    )
 
 
 @dataclass(frozen=True)
@@ -194,31 +214,32 @@ class Fitted:
         progress: at the end.
     """
 
-    task: Classify
+    task: Task[Any, Any]
     metrics: Metrics
     history: tuple[tuple[float, Metrics], ...]
     progress: Progress
 
 
-def start_from(start: Model | EncoderConfig, labels: int, dropout: float | None, seed: int) -> Model:
-    """A model with a fresh label head: on the encoder and the pooler of `start`, or all at random.
+def start_from(start: Model | EncoderConfig, heads: Iterable[Head], seed: int) -> Model:
+    """A model with fresh heads: on the encoder and, if it is among them, the pooler of `start`, or all at random.
 
     Raises:
-        ConfigError: `start` has no pooler, which a classifier reads.
+        ConfigError: `start` has no pooler, and the heads read one.
     """
     torch.manual_seed(seed)
-    encoder = start.config if isinstance(start, Model) else start
-    model = Model(encoder, (Pooled(), Labels(labels, dropout)))
+    model = Model(start.config if isinstance(start, Model) else start, heads)
     if isinstance(start, Model):
-        if "pooler" not in start.heads:
-            fix = "Pre-train with next-sentence pairs, or load the model with a fresh pooler."
-            raise ConfigError(f"the model has no pooler, only {', '.join(start.heads) or 'an encoder'}", where="start", fix=fix)
         model.encoder.load_state_dict(start.encoder.state_dict())
-        model.heads["pooler"].load_state_dict(start.heads["pooler"].state_dict())
+        if "pooler" in model.heads:
+            if "pooler" not in start.heads:
+                what = f"the model has no pooler, only {', '.join(start.heads) or 'an encoder'}"
+                fix = "Pre-train with next-sentence pairs, or load the model with a fresh pooler."
+                raise ConfigError(what, where="start", fix=fix)
+            model.heads["pooler"].load_state_dict(start.heads["pooler"].state_dict())
     return model
 
 
-def fit_classifier(
+def fit_task(
     start: Model | EncoderConfig,
     data: Labelled,
     method: Method = Method(),
@@ -231,16 +252,17 @@ def fit_classifier(
 
     Args:
         start: a model whose encoder and pooler are copied, or a configuration for random weights.
-        seed: of the label head, the order of the data and dropout.
+        seed: of the new head, the order of the data and dropout.
         on_step: called after each step, for a progress bar.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
         ConfigError: `start` has no pooler, the schedule does not fit the run, or these labels do not have the metric.
     """
-    check_metric(method.metric, data)
-    model, training = start_from(start, len(data.labels), method.dropout, seed), method.training
-    task = Classify(model, data.tokenizer, data.labels, method.length).to(choose_device(device))
+    check_metric(method.chosen_by, data)
+    heads, training = data.definition.heads(data.labels, method.dropout), method.training
+    model = start_from(start, heads, seed)
+    task = data.definition.task(model, data.tokenizer, data.labels, method.length).to(choose_device(device))
     best = _Best(task, data, method)
 
     def after(progress: Progress, meter: Meter) -> bool:
@@ -267,7 +289,7 @@ def fit_classifier(
 class _Best:
     """Scores the task when that is due, and holds the weights that were best."""
 
-    def __init__(self, task: Classify, data: Labelled, method: Method) -> None:
+    def __init__(self, task: Task[Any, Any], data: Labelled, method: Method) -> None:
         self._task, self._data, self._method = task, data, method
         self._history: list[tuple[float, Metrics]] = []
         self._metrics: Metrics | None = None
@@ -285,7 +307,7 @@ class _Best:
             return
         metrics, self._scored = score(self._task, self._data), progress
         self._history.append((progress.epochs, metrics))
-        if self._metrics is None or better(self._method.metric, metrics, self._metrics):
+        if self._metrics is None or better(self._method.chosen_by, self._data, metrics, self._metrics):
             self._metrics, self._state = metrics, copy.deepcopy(self._task.state_dict())
 
     def conclude(self, progress: Progress) -> Fitted:
@@ -294,5 +316,8 @@ class _Best:
             self._score(progress)
         if self._state:
             self._task.load_state_dict(self._state)
+        if self._data.dev:
+            tune(self._task, self._data)
+            self._metrics = score(self._task, self._data)
         self._task.eval()
         return Fitted(self._task, self._metrics or {}, tuple(self._history), progress)
