@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from bothways.commands.options import AnyTask
+
 
 def evaluate(  # noqa: PLR0913 – one option per question
     folder: str,
     file: str,
     *,
-    task: Literal["classify"] | None = None,
+    task: AnyTask | None = None,
     text: str | None = None,
     text_b: str | None = None,
     label: str | None = None,

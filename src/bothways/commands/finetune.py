@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from bothways.commands.options import FineTask
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -15,7 +17,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     model: str,
     train: str,
     *overrides: str,
-    task: Literal["classify"] = "classify",
+    task: FineTask = "classify",
     dev: str | None = None,
     text: str | None = None,
     text_b: str | None = None,

@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from bothways.commands.options import AnyTask
+
 
 def predict(  # noqa: PLR0913 – one option per question
     folder: str,
     file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     *,
-    task: Literal["classify"] | None = None,
+    task: AnyTask | None = None,
     text: str | None = None,
     text_b: str | None = None,
     length: int | None = None,

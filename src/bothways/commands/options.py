@@ -1,0 +1,10 @@
+"""What commands let one choose from, spelled out so that the command line starts without the library behind it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+FineTask = Literal["classify"]
+"""Tasks that a model can be fine-tuned for: the keys of `tasks.catalogue.TASKS`."""
+AnyTask = Literal["classify"]
+"""Every task: the kinds of `tasks.catalogue.AnyDefinition`."""
