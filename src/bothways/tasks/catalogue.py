@@ -1,8 +1,8 @@
-"""All tasks by name: the one place that a new task is entered in."""
+"""All tasks: the one place that a new task is entered in."""
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 from bothways.tasks.classify import Classification
 
@@ -12,7 +12,12 @@ Trainable = Classification
 AnyDefinition = Trainable
 """Every definition."""
 
-TASKS: dict[str, type[Trainable]] = {"classify": Classification}
+
+def _members(union: Any) -> tuple[type[Any], ...]:
+    return get_args(union) or (union,)
+
+
+TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in _members(Trainable)}
 """The trainable ones by kind."""
-DEFINITIONS: tuple[type[AnyDefinition], ...] = get_args(AnyDefinition) or (Classification,)
-"""Their types. A folder that does not say what it is for is for the first one whose heads it has."""
+DEFINITIONS: tuple[type[AnyDefinition], ...] = _members(AnyDefinition)
+"""Every one. A folder that does not say what it is for is for the first one whose heads it has."""
