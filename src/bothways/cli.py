@@ -19,6 +19,7 @@ app = App(
     name="bothways",
     version=bothways.__version__,
     help="From raw text to a deployed bidirectional encoder: BERT and its family, end to end.",
+    suppress_keyboard_interrupt=False,  # `main` says what became of it
 )
 tokenizer = App(name="tokenizer", help="Train a vocabulary, encode with it, report how well it fits a text.")
 corpus = App(name="corpus", help="Build a memory-mapped corpus from text, and look into it.")
@@ -46,7 +47,7 @@ app.register_install_completion_command()
 def main() -> None:
     """Run the command line; exits with 0, 2 (a mistake of the user's) or 130 (interrupted)."""
     try:
-        app(result_action="return_value")
+        app(sys.argv[1:], result_action="return_value")
     except BothwaysError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

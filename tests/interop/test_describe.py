@@ -93,3 +93,9 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
         app(["describe", str(tmp_path)], result_action="return_value")
     with pytest.raises(BothwaysError, match="is no folder"):
         app(["describe", str(tmp_path / "missing")], result_action="return_value")
+
+
+def test_a_mistyped_preset_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FolderError, match=r"bert-bse: is no folder here[\s\S]*Did you mean bert-base\?"):
+        app(["describe", "bert-bse"], result_action="return_value")

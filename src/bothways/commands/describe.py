@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ class _Found:
 
 def _find(model: str) -> _Found:
     """What the name stands for; a folder goes before a preset of the same name."""
+    from bothways.core.errors import FolderError
     from bothways.families.catalogue import PRESETS, family_for, preset
     from bothways.interop.folder import heads_of, plan_model
     from bothways.interop.hub import CONFIG_FILES, resolve
@@ -72,7 +74,13 @@ def _find(model: str) -> _Found:
         family = family_for(config)
         assert family is not None
         return _Found(f"a preset of {family.model_type}, with the heads of pre-training", config, (Pooled(), Masked(), Pair()))
-    folder = resolve(model, CONFIG_FILES)
+    try:
+        folder = resolve(model, CONFIG_FILES)
+    except FolderError as error:
+        near = difflib.get_close_matches(model, PRESETS, n=1)
+        raise FolderError(
+            error.what, where=error.where, fix=f"Did you mean {near[0]}? {error.fix}" if near else error.fix
+        ) from error
     settings = read_settings(folder)
     known = "no class known here" if settings.architecture is None else settings.architecture.name
     origin = f"{settings.family.model_type}, {known}"
