@@ -181,13 +181,21 @@ def check_machine(load: Load, folder: Path, device: torch.device) -> list[Findin
 
 
 def forecast(learner: Learner, batch: Batch, tokens: int | float, precision: Precision) -> Finding:
-    """How long so many tokens will take, measured on one batch forward and backward; the weights stay as they are.
+    """How long so many tokens will take, as `speed` measures it."""
+    rate = speed(learner, batch, precision)
+    left = timedelta(seconds=math.ceil(tokens / rate))
+    return Finding("time", "note", f"{tokens:,.0f} tokens at {rate:,.0f} a second, as measured now: about {left}")
+
+
+def speed(learner: Learner, batch: Batch, precision: Precision) -> float:
+    """Tokens per second in training, measured on one batch forward and backward; the weights stay as they are.
 
     Draws from torch's generator, for dropout: seed it afterwards.
     """
     device = next(learner.parameters()).device
     dtype, moved = resolve_precision(precision, device), batch.to(device)
     learner.train()
+    rate = 0.0
     for _ in range(2):  # the first is slower than all that follow
         start = time.perf_counter()
         with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
@@ -197,8 +205,7 @@ def forecast(learner: Learner, batch: Batch, tokens: int | float, precision: Pre
             torch.cuda.synchronize(device)
         rate = batch.layout.tokens / (time.perf_counter() - start)
     learner.zero_grad()
-    left = timedelta(seconds=math.ceil(tokens / rate))
-    return Finding("time", "note", f"{tokens:,.0f} tokens at {rate:,.0f} a second, as measured now: about {left}")
+    return rate
 
 
 def _check_disk(load: Load, folder: Path) -> list[Finding]:
