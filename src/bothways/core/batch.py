@@ -79,6 +79,16 @@ class LabelTargets(Targets):
 
 
 @dataclass(frozen=True)
+class MultiTargets(Targets):
+    """`labels`: for each label of a sequence 1 where it holds, else 0 `(1, labels)`, of float32; NaN carries no weight."""
+
+    labels: NDArray[np.float32] | Tensor
+
+    def void(self) -> MultiTargets:
+        return type(self)(np.full_like(self.labels, np.nan))
+
+
+@dataclass(frozen=True)
 class SpanTargets(Targets):
     """`start`, `end`: first and last token of an answer `(1)`. `weight`: 1 where there is one to learn, else 0 `(1)`."""
 

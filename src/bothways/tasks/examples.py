@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,12 @@ NOT_NAMED = Columns()
 
 
 def open_examples(
-    source: str, columns: Columns = NOT_NAMED, *, usual: Columns = NOT_NAMED, labelled: bool = True
+    source: str,
+    columns: Columns = NOT_NAMED,
+    *,
+    usual: Columns = NOT_NAMED,
+    labelled: bool = True,
+    guesses: Many[str] = LABELS,
 ) -> tuple[Table, Columns]:
     """A file, a Hub data set or the standard input, and which of its columns hold the texts and the labels.
 
@@ -69,6 +75,7 @@ def open_examples(
         columns: those that are asked for.
         usual: what those that are not asked for are called, if the table has them; else they are guessed.
         labelled: whether labels are wanted; without, a label column is left alone.
+        guesses: what a label column may be called where nobody names it.
 
     Raises:
         DataError: the file cannot be read as a table; a column that is not there, with those that are; a column that cannot be
@@ -81,7 +88,7 @@ def open_examples(
         if name not in table.names:
             raise DataError(f"has no column {name!r}; it has {', '.join(table.names)}", where=table.where, fix=_HOW)
     text, text_b = _texts(columns, usual, table)
-    chosen = Columns(text, text_b, _label_column(columns, usual, table) if labelled else None)
+    chosen = Columns(text, text_b, _label_column(columns, usual, table, guesses) if labelled else None)
     return table, chosen
 
 
@@ -99,9 +106,9 @@ def _texts(columns: Columns, usual: Columns, table: Table) -> tuple[str, str | N
     return _guess_texts(table.names, table.where)
 
 
-def _label_column(columns: Columns, usual: Columns, table: Table) -> str:
+def _label_column(columns: Columns, usual: Columns, table: Table, guesses: Many[str]) -> str:
     known = next((name for name in (columns.label, usual.label) if name in table.names), None)
-    return known or _guess_label(table.names, table.where)
+    return known or _guess_label(table.names, table.where, guesses)
 
 
 _HOW = "Name the columns: --text NAME --text-b NAME --label NAME (in a file without a header by number, from 0)."
@@ -118,8 +125,8 @@ def _guess_texts(names: tuple[str, ...], where: str) -> tuple[str, str | None]:
     raise DataError(f"{found}; there are {', '.join(names)}", where=where, fix=_HOW)
 
 
-def _guess_label(names: tuple[str, ...], where: str) -> str:
-    found = [name for name in LABELS if name in names]
+def _guess_label(names: tuple[str, ...], where: str, guesses: Many[str]) -> str:
+    found = [name for name in guesses if name in names]
     if len(found) == 1:
         return found[0]
     many = "several columns may hold the label" if found else "no column is called like a label"
@@ -129,27 +136,29 @@ def _guess_label(names: tuple[str, ...], where: str) -> str:
 def example_of(row: Row, columns: Columns) -> Example:
     """The example in a row. DataError for a row without a column, a text that is no text, or a label that is none."""
     assert columns.text is not None
-    text_b = None if columns.text_b is None else _text(row, columns.text_b)
-    label = None if columns.label is None else _label(_cell(row, columns.label), columns.label, row.where)
-    return Example(_text(row, columns.text), text_b, label, row.where)
+    text_b = None if columns.text_b is None else text_of(row, columns.text_b)
+    label = None if columns.label is None else label_of(cell_of(row, columns.label), columns.label, row.where)
+    return Example(text_of(row, columns.text), text_b, label, row.where)
 
 
-def _cell(row: Row, column: str) -> Any:
+def cell_of(row: Row, column: str) -> Any:
+    """The value in a column. DataError for a row without it."""
     if column not in row.values:
         what = f"the row has no column {column!r}; it has {', '.join(row.values)}"
         raise DataError(what, where=row.where, fix="Complete the row, or take it out.")
     return row.values[column]
 
 
-def _text(row: Row, column: str) -> str:
-    value = _cell(row, column)
+def text_of(row: Row, column: str) -> str:
+    """The text in a column, empty for null. DataError for a row without it, or with what is no text."""
+    value = cell_of(row, column)
     if value is not None and not isinstance(value, str):
         raise DataError(f"column {column!r} holds {type(value).__name__}, not text", where=row.where, fix=_HOW)
     return value or ""
 
 
-def _label(value: Any, column: str, where: str) -> str | None:
-    """The text of a label; none for an absent one."""
+def label_of(value: Any, column: str, where: str) -> str | None:
+    """The text of a label; none for an absent one. DataError for what can be none, such as a list."""
     match value:
         case None:
             return None
@@ -167,6 +176,11 @@ def _label(value: Any, column: str, where: str) -> str | None:
 
 def label_names(examples: Iterable[Example]) -> tuple[str, ...]:
     """The labels that occur, in order: whole numbers by value, then texts by their characters."""
-    found = {example.label for example in examples if example.label is not None}
+    return in_order(example.label for example in examples if example.label is not None)
+
+
+def in_order(labels: Iterable[str]) -> tuple[str, ...]:
+    """Each label once: whole numbers by value, then texts by their characters."""
+    found = set(labels)
     numbers = {label for label in found if label.removeprefix("-").isdecimal()}
     return (*sorted(numbers, key=int), *sorted(found - numbers))
