@@ -1,0 +1,138 @@
+"""How tags of words spell entities: IOB1, IOB2, BIOES; and the entities that a sequence of tags means.
+
+A tag is "O", or a prefix and a type, such as B-PER. What the prefixes say:
+
+    IOB1    I inside; B only where an entity directly follows one of its type         (Ramshaw and Marcus 1995)
+    IOB2    B begins every entity, I goes on                                          (CoNLL 2002, Devlin et al. 2018)
+    BIOES   as IOB2, with E for the last word and S for the only one; BILOU and BMES are the same in other letters
+
+CoNLL's evaluation script, conlleval, finds the entities of all three by one rule: a word goes on with an entity if it is I or E
+and stands after B or I of its own type; else, unless it is O, it begins one. So tags are turned into IOB2 without knowing their
+scheme, and broken sequences are read in the way in which everyone scores them. The scheme is found for one purpose alone: to
+say which sequences break it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from typing import Literal, NamedTuple
+
+from typing_extensions import assert_never
+
+Spelling = Literal["iob1", "iob2", "bioes"]
+Scheme = Literal["auto", "iob1", "iob2", "bioes", "plain"]
+"""Plain tags stand for single words, such as parts of speech."""
+
+OUTSIDE = "O"
+UNNAMED = "_"
+"""The type of entities whose tags are bare: B, I, O."""
+
+_TAG = re.compile(r"([BIESLUM])(?:-(.+))?")
+_SAME = {"L": "E", "U": "S", "M": "I"}
+_PREFIXES: dict[Spelling, str] = {"iob1": "OBI", "iob2": "OBI", "bioes": "OBIES"}
+
+
+class Part(NamedTuple):
+    """A tag in its parts: O, B, I, E or S, and the type (empty for O)."""
+
+    prefix: str
+    type: str
+
+
+class Chunk(NamedTuple):
+    """An entity: its type, its first word, and the word after its last."""
+
+    type: str
+    begin: int
+    end: int
+
+
+@functools.lru_cache(maxsize=4096)
+def part_of(tag: str) -> Part | None:
+    """The parts of a tag; none for one that spells no entities."""
+    if tag == OUTSIDE:
+        return Part(OUTSIDE, "")
+    match = _TAG.fullmatch(tag)
+    return None if match is None else Part(_SAME.get(match[1], match[1]), match[2] or UNNAMED)
+
+
+def spells_entities(tags: Iterable[str]) -> bool:
+    """Whether these are all "O" or a prefix with a type."""
+    return all(part_of(tag) is not None for tag in tags)
+
+
+def chunks(tags: Iterable[str]) -> list[Chunk]:
+    """The entities that a sequence of tags means to conlleval. Tags that spell none count as O."""
+    result: list[Chunk] = []
+    before = Part(OUTSIDE, "")
+    for place, tag in enumerate(tags):
+        part = part_of(tag) or Part(OUTSIDE, "")
+        if _goes_on(before, part):
+            result[-1] = result[-1]._replace(end=place + 1)
+        elif part.prefix != OUTSIDE:
+            result.append(Chunk(part.type, place, place + 1))
+        before = part
+    return result
+
+
+def _goes_on(before: Part, part: Part) -> bool:
+    return part.prefix in "IE" and before.prefix in "BI" and part.type == before.type
+
+
+def to_iob2(tags: Many[str]) -> tuple[str, ...]:
+    """The same entities in IOB2; tags that are not all of entities stay as they are."""
+    if not spells_entities(tags):
+        return tuple(tags)
+    result = [OUTSIDE] * len(tags)
+    for kind, begin, end in chunks(tags):
+        result[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+    return tuple(result)
+
+
+def find_scheme(sentences: Iterable[Many[str]]) -> Spelling | Literal["plain"]:
+    """The scheme that these tags break least; of IOB1 and IOB2 where neither is broken, IOB2."""
+    broken: dict[Spelling, int] = {"iob2": 0, "iob1": 0}
+    wide = False
+    for tags in sentences:
+        if not spells_entities(tags):
+            return "plain"
+        wide = wide or any(part_of(tag)[0] in "ES" for tag in tags)  # type: ignore[index]
+        for scheme in broken:
+            broken[scheme] += len(flaws(tags, scheme))
+    return "bioes" if wide else "iob2" if broken["iob2"] <= broken["iob1"] else "iob1"
+
+
+def strangers(tags: Iterable[str], scheme: Spelling) -> set[str]:
+    """Tags that the scheme does not have."""
+    parts = {tag: part_of(tag) for tag in set(tags)}
+    return {tag for tag, part in parts.items() if part is None or part.prefix not in _PREFIXES[scheme]}
+
+
+def flaws(tags: Many[str], scheme: Spelling) -> list[int]:
+    """The words, from 0, whose tags cannot stand where they do: I after O in IOB2, B where IOB1 has no need of it, an entity
+    without end in BIOES."""
+    parts = [part_of(tag) or Part(OUTSIDE, "") for tag in tags]
+    edge = Part(OUTSIDE, "")
+    places = range(len(parts))
+    match scheme:
+        case "iob2":
+            return [p for p in places if parts[p].prefix == "I" and not _goes_on(parts[p - 1] if p else edge, parts[p])]
+        case "iob1":
+            return [p for p in places if parts[p].prefix == "B" and (not p or parts[p].type != parts[p - 1].type)]
+        case "bioes":
+            return [
+                p
+                for p in places
+                if _breaks(parts[p - 1] if p else edge, parts[p], parts[p + 1] if p + 1 < len(parts) else edge)
+            ]
+        case _:
+            assert_never(scheme)
+
+
+def _breaks(before: Part, part: Part, after: Part) -> bool:
+    """Whether a BIOES tag goes on with nothing, or is left open."""
+    lost = part.prefix in "IE" and not _goes_on(before, part)
+    return lost or (part.prefix in "BI" and not _goes_on(part, after))
