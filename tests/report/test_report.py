@@ -17,6 +17,7 @@ from bothways.report.figures import draw
 from bothways.report.html import to_html, write_html
 from bothways.report.sections import (
     Comparison,
+    Confusion,
     Curves,
     Details,
     Example,
@@ -28,6 +29,7 @@ from bothways.report.sections import (
     Marked,
     Prose,
     Report,
+    Scatter,
     Table,
     readable,
 )
@@ -38,6 +40,8 @@ COMPARISON = Comparison(
     "Which wins?", "accuracy", {"pre-trained": [0.75, 0.77, 0.79], f"scratch {HOSTILE}": [0.5]}, {"coin": 0.5}, percent=True
 )
 CURVES = Curves("Loss curve", "tokens", "nats", [Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])], {"unigram": 6.47})
+CONFUSION = Confusion("Mixed up", ["yes", HOSTILE], [[12345, 1], [2, 7]], note="a note to confusions")
+SCATTER = Scatter("A cloud", "true", "predicted", [0.0, 1.0], [0.5, 0.75], ((0, 0), (1, 1)), note="a note to a cloud")
 REPORT = Report(
     title="A title",
     headline=f"It works {HOSTILE}",
@@ -48,6 +52,8 @@ REPORT = Report(
         CURVES,
         Curves("Share curve", "tokens", "share", [Line("one point", [1], [0.25])], percent=True, note="a note to curves"),
         Table("Stages", ["stage", "seconds"], [["read", 12.5], ["all", 12345]], total=True, note="a note to a table"),
+        CONFUSION,
+        SCATTER,
         Examples(
             "Filled",
             [Example(["the ", Marked("[MASK]"), " sat"], "cat", [Guess("cat", 0.5, True), Guess(HOSTILE, 0.25, False)])],
@@ -100,11 +106,12 @@ def test_page_is_complete_and_well_formed():
     expected = [
         "A title", REPORT.headline, "What was done.", "77.0 %", "± 2.0", "Which wins?", "77.0 % ± 2.0 %", "Loss curve",
         "unigram, 6.47", "a note to curves", "Stages", "12,345", "a note to a table", "the [MASK] sat", "50.0 %", HOSTILE,
-        "Second paragraph.", "Settings", "256", "made by a test",
+        "Second paragraph.", "Settings", "256", "made by a test", "Mixed up", "a note to confusions", "a note to a cloud",
+        "2 points: true against predicted",
     ]  # fmt: skip
     assert [part for part in expected if part not in page.words] == []
     assert len(page.ids) == len(set(page.ids))
-    assert page.tags.count("svg") == 3
+    assert page.tags.count("svg") == 5
 
 
 def test_page_needs_nothing_else_and_runs_nothing_foreign():
@@ -117,14 +124,21 @@ def test_page_needs_nothing_else_and_runs_nothing_foreign():
 
 
 def test_chart_takes_its_colours_and_letters_from_the_page():
-    for chart in (COMPARISON, CURVES):
+    for chart in (COMPARISON, CURVES, CONFUSION, SCATTER):
         svg = draw(chart)
         assert "#0102" not in svg
-        assert "var(--ink)" in svg
+        assert "var(--faint)" in svg
         assert "var(--series-0)" in svg
         assert "font-family" not in svg
         assert not re.search(r"font: ", svg)
         assert set(re.findall(r"(?:fill|stroke): (#\w+)", svg)) == set()
+
+
+def test_confusion_of_many_labels_is_a_picture_without_figures():
+    names = [f"a label with a long name {place}" for place in range(12)]
+    svg = draw(Confusion("", names, [[77] * 12] * 12))
+    assert "77" not in re.findall(r">([^<]*)</text>", svg)
+    assert "a label with …" in svg
 
 
 def test_same_report_gives_same_bytes():
@@ -140,7 +154,15 @@ def test_terminal_shows_the_same_figures_but_no_details():
         "coin 50.0 %",
         "6.5 → 4.25",
     ]
-    expected += ["the [MASK] sat", "cat 50.0 %", "12,345", "a note to a table", "Second paragraph."]
+    expected += [
+        "Mixed up",
+        "yes 12,345 1",
+        "A cloud: 2 points",
+        "the [MASK] sat",
+        "cat 50.0 %",
+        "a note to a table",
+        "Second paragraph.",
+    ]
     assert [part for part in expected if part not in text] == []
     assert "Settings" not in text
 

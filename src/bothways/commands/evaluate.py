@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.commands.options import AnyTask
+
+if TYPE_CHECKING:
+    from bothways.recipes.finetuned import Opened
+    from bothways.tasks.definition import Metrics, Reading
+    from bothways.tasks.task import Pace, Tally
 
 
 def evaluate(  # noqa: PLR0913 – one option per question
@@ -17,6 +23,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     label: str | None = None,
     length: int | None = None,
     json: bool = False,
+    report: Path | None = None,
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
     device: str = "auto",
 ) -> None:
@@ -40,6 +47,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
         The longest sequence in tokens; by default as in training.
     json
         Write one JSON object instead of a table.
+    report
+        Write what the model does well and badly into this HTML file: confusions, calibration, parts of the data, the hardest
+        examples.
     precision
         Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it.
     device
@@ -54,7 +64,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     opened = open_task(folder, task, length=length, device=device)
     reading = opened.read(file, asked(opened, text=text, text_b=text_b, label=label), labelled=True)
     tally = Tally()
-    metrics = opened.evaluate(watched(reading, "evaluating"), Pace(precision), tally)
+    metrics = _evaluated(opened, watched(reading, "evaluating"), Pace(precision), tally, report, names=(folder, file))
     if tally.cut:
         print(f"warning: {tally}", file=sys.stderr)
     if json:
@@ -71,3 +81,16 @@ def evaluate(  # noqa: PLR0913 – one option per question
     for name, value in metrics.items():
         table.add_row(name, f"{value:.4f}")
     Console().print(table)
+
+
+def _evaluated(
+    opened: Opened, reading: Reading[Any], pace: Pace, tally: Tally, report: Path | None, names: tuple[str, str]
+) -> Metrics:
+    """The metrics; on the way, the report is written if one is asked for."""
+    if report is None:
+        return opened.evaluate(reading, pace, tally)
+    from bothways.recipes.analysis.survey import analyse, write_report
+
+    analysis = analyse(opened.task, reading.examples, pace, tally)
+    write_report(opened.task, analysis, report, model=names[0], data=names[1])
+    return analysis.metrics

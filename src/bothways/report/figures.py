@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import assert_never
 
-from bothways.report.sections import Comparison, Curves, Number, readable
+from bothways.report.sections import Chart, Comparison, Confusion, Curves, Number, Scatter, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,9 +46,11 @@ _STYLE: Any = {
 }
 _CURVES, _COMPARISON = (4.7, 3.0), (5.6, 0.62)
 """Inches: width and height of curves, width and height per row of a comparison. Small, so that text is large on a phone."""
+_WRITTEN = 8
+"""Labels up to which the counts stand in the picture of a confusion; with more they would not fit."""
 
 
-def draw(chart: Curves | Comparison) -> str:
+def draw(chart: Chart) -> str:
     """A chart as an `<svg>` element without colours, fonts or size of its own."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -61,6 +63,12 @@ def draw(chart: Curves | Comparison) -> str:
             case Comparison():
                 figure = Figure(figsize=(_COMPARISON[0], 0.9 + _COMPARISON[1] * len(chart.groups)))
                 _draw_comparison(figure.subplots(), chart)
+            case Confusion():
+                figure = Figure(figsize=(4.7, min(4.7, 1.4 + 0.5 * len(chart.labels))))
+                _draw_confusion(figure.subplots(), chart)
+            case Scatter():
+                figure = Figure(figsize=_CURVES)
+                _draw_scatter(figure.subplots(), chart)
             case _:
                 assert_never(chart)
         return _to_svg(figure)
@@ -109,6 +117,36 @@ def _draw_comparison(axes: Axes, chart: Comparison) -> None:
     axes.tick_params(left=False)
     if chart.percent:
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+
+
+def _draw_confusion(axes: Axes, chart: Confusion) -> None:
+    """A square for each pair of labels, the darker the greater its share of the row."""
+    from matplotlib.patches import Rectangle
+
+    names = [label if len(label) <= 14 else label[:13] + "…" for label in chart.labels]
+    for row, counts in enumerate(chart.counts):
+        for column, count in enumerate(counts):
+            share = count / max(1, sum(counts))
+            place = (column - 0.5, row - 0.5)
+            axes.add_patch(Rectangle(place, 1, 1, facecolor=SERIES[0], alpha=round(0.7 * share, 3), linewidth=0))
+            if len(names) <= _WRITTEN:
+                axes.annotate(readable(count), (column, row), ha="center", va="center", fontsize=9, color=INK)
+    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 4 else 0)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.grid(visible=False)
+
+
+def _draw_scatter(axes: Axes, chart: Scatter) -> None:
+    axes.plot(chart.x, chart.y, "o", color=SERIES[0], markersize=4, alpha=0.5, markeredgewidth=0)
+    if chart.line is not None:
+        (left, bottom), (right, top) = chart.line
+        axes.plot([left, right], [bottom, top], color=FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.set_xlabel(chart.x_label)
+    axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
 
 
 def _spread_out(values: Sequence[Number], row: int) -> list[float]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bothways.core.errors import ResourceError
 from bothways.report import sections
 from bothways.report.figures import draw
-from bothways.report.sections import Comparison, Curves, Report, percentage, readable
+from bothways.report.sections import Chart, Report, percentage, readable
 from bothways.report.terminal import cell_text
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _template() -> Template:
     return environment.get_template("report.html.jinja")
 
 
-def _chart(section: Curves | Comparison) -> str:
+def _chart(section: Chart) -> str:
     """Our own drawing, in which matplotlib has escaped the names."""
     from markupsafe import Markup
 

@@ -109,6 +109,40 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Confusion:
+    """How often one label was taken for another: a picture and a table.
+
+    Attributes:
+        labels: names of rows and columns.
+        counts: row i, column j: how many of label i were predicted as label j.
+    """
+
+    title: str
+    labels: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points, each an example.
+
+    Attributes:
+        x_label, y_label: the axes, with units.
+        x, y: where the points are.
+        line: two points of a line to compare them with; none for no line.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[Number]
+    y: Sequence[Number]
+    line: tuple[tuple[Number, Number], tuple[Number, Number]] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Marked:
     """A part of an example's text that it is about."""
 
@@ -166,7 +200,9 @@ class Details:
     sections: Sequence[Section]
 
 
-Section = KeyFigures | Curves | Comparison | Table | Examples | Prose | Details
+Section = KeyFigures | Curves | Comparison | Confusion | Scatter | Table | Examples | Prose | Details
+Chart = Curves | Comparison | Confusion | Scatter
+"""The sections with a picture."""
 
 
 @dataclass(frozen=True)

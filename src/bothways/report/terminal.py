@@ -11,6 +11,7 @@ from typing_extensions import assert_never
 from bothways.report.sections import (
     Cell,
     Comparison,
+    Confusion,
     Curves,
     Details,
     Example,
@@ -20,6 +21,7 @@ from bothways.report.sections import (
     Marked,
     Prose,
     Report,
+    Scatter,
     Section,
     Table,
     percentage,
@@ -58,6 +60,10 @@ def render(section: Section) -> RenderableType:
             return _curves(section)
         case Comparison():
             return _comparison(section)
+        case Confusion():
+            return _table(confusion_table(section))
+        case Scatter():
+            return Text(f"{section.title}: {len(section.x):,} points", style="bold")
         case Table():
             return _table(section)
         case Examples(title, examples):
@@ -108,6 +114,12 @@ def _table(table: Table) -> RenderableType:
     if table.total and grid.rows:
         grid.rows[-1].style = "bold"
     return Group(grid, Text(table.note, style="dim")) if table.note else grid
+
+
+def confusion_table(section: Confusion) -> Table:
+    """The counts as a table."""
+    rows: list[tuple[Cell, ...]] = [(label, *counts) for label, counts in zip(section.labels, section.counts, strict=True)]
+    return Table(section.title, ["true \\ predicted", *section.labels], rows, note=section.note)
 
 
 def _comparison(section: Comparison) -> Grid:

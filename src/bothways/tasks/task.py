@@ -152,7 +152,7 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
         ConfigError: the precision is not to be had on the task's device.
     """
     tally = tally or Tally()
-    for window in _windows(examples, pace.window):
+    for window in windows(examples, pace.window):
         inputs = task.encode(window)
         tally.examples += len(inputs)
         tally.cut += sum(item.cut > 0 for item in inputs)
@@ -184,7 +184,8 @@ def evaluate(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: 
     return task.score(predict(task, examples, pace, tally))
 
 
-def _windows(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def windows(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Items in lists of `size`, the last one shorter."""
     iterator = iter(items)
     while window := list(itertools.islice(iterator, size)):
         yield window

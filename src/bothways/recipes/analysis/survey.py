@@ -1,0 +1,158 @@
+"""An evaluation that looks at each example as it goes by, and the report of what was seen.
+
+One pass: metrics, what the task's analyst counts, and the examples that are worth a look. Of every example 21 bytes are kept
+(`slices.Traits`); of texts, only those that are shown.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bothways
+from bothways.core import config as configs
+from bothways.core.hardware import describe
+from bothways.recipes.analysis.analysts import analyst_of
+from bothways.recipes.analysis.slices import Traits
+from bothways.recipes.pretrain import flatten
+from bothways.report import sections as s
+from bothways.report.html import write_html
+from bothways.tasks.definition import Metrics
+from bothways.tasks.task import PACE, Input, Pace, Tally, Task, predict_encoded, windows
+
+KEPT = 12
+"""Examples that are shown of a kind."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What an evaluation found.
+
+    Attributes:
+        metrics: as `tasks.task.evaluate` gives them.
+        examples: how many.
+        sections: of the report, without settings.
+    """
+
+    metrics: Metrics
+    examples: int
+    sections: tuple[s.Section, ...]
+
+
+class Worst:
+    """The examples with the greatest values, at most `most` of them."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most, self._number = most, itertools.count()
+        self._heap: list[tuple[float, int, Any]] = []
+
+    def add(self, value: float, item: Any) -> None:
+        """Keep it if it is among the greatest; of equals, the first."""
+        entry = (value, -next(self._number), item)
+        if len(self._heap) < self._most:
+            heapq.heappush(self._heap, entry)
+        else:
+            heapq.heappushpop(self._heap, entry)
+
+    @property
+    def items(self) -> list[Any]:
+        """The greatest first."""
+        return [item for _, _, item in sorted(self._heap, reverse=True)]
+
+
+def analyse(task: Task[Any, Any], examples: Iterable[Any], pace: Pace = PACE, tally: Tally | None = None) -> Analysis:
+    """Evaluate, and look at every prediction; arguments and errors as `tasks.task.evaluate`."""
+    return analyse_encoded(task, _encoded(task, examples, pace), pace, tally)
+
+
+def analyse_encoded(
+    task: Task[Any, Any], encoded: Iterable[tuple[list[Any], list[Input]]], pace: Pace = PACE, tally: Tally | None = None
+) -> Analysis:
+    """As `analyse`, for windows of examples with what they became."""
+    survey = _Survey(task)
+    metrics = task.score(survey.watch(encoded, pace, tally or Tally()))
+    return Analysis(metrics, len(survey.traits), tuple(survey.sections()))
+
+
+def _encoded(task: Task[Any, Any], examples: Iterable[Any], pace: Pace) -> Iterator[tuple[list[Any], list[Input]]]:
+    for window in windows(examples, pace.window):
+        yield window, task.encode(window)
+
+
+class _Survey:
+    def __init__(self, task: Task[Any, Any]) -> None:
+        self._task, self._analyst = task, analyst_of(task)
+        self.traits, self._hardest, self._doubtful = Traits(), Worst(), Worst()
+
+    def watch(self, encoded: Iterable[tuple[list[Any], list[Input]]], pace: Pace, tally: Tally) -> Iterator[tuple[Any, Any]]:
+        """Examples with predictions; each is looked at after the one who reads them has accepted it."""
+        for window, inputs in encoded:
+            tally.examples += len(inputs)
+            tally.cut += sum(item.cut > 0 for item in inputs)
+            for item, pair in zip(inputs, predict_encoded(self._task, window, inputs, pace), strict=True):
+                yield pair
+                self._see(item, *pair)
+
+    def _see(self, item: Input, example: Any, prediction: Any) -> None:
+        task, analyst = self._task, self._analyst
+        cost, grade = analyst.cost(example, prediction), task.grade(example, prediction)
+        self.traits.add(item, task.definition.texts(example), task.tokenizer.specials.unknown, cost, grade)
+        analyst.see(example, prediction)
+        self._hardest.add(cost, (example, prediction))
+        doubt = analyst.doubt(example, prediction)
+        if doubt is not None:
+            self._doubtful.add(doubt, (example, prediction))
+
+    def sections(self) -> Iterator[s.Section]:
+        """What was seen."""
+        analyst = self._analyst
+        yield from analyst.sections()
+        yield self.traits.table(analyst.grade, analyst.loss)
+        hardest = [analyst.shown(*pair) for pair in self._hardest.items]
+        yield s.Examples("The hardest examples", hardest, f"Those with the greatest {analyst.loss}.")
+        if doubtful := [analyst.shown(*pair) for pair in self._doubtful.items]:
+            note = "The model is sure of another answer than the given one: look whether the label is right."
+            yield s.Examples("Examples that may be mislabelled", doubtful, note)
+
+
+def write_report(task: Task[Any, Any], analysis: Analysis, file: Path, *, model: str, data: str) -> None:
+    """Write an analysis as one HTML page that needs nothing else.
+
+    Args:
+        model, data: their names.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    write_html(report_of(task, analysis, model, data), file)
+
+
+def report_of(task: Task[Any, Any], analysis: Analysis, model: str, data: str) -> s.Report:
+    """The report of an analysis; see `write_report`."""
+    metric = task.definition.metric
+    figures = [s.KeyFigure(name.replace("_", " "), s.readable(value)) for name, value in analysis.metrics.items()]
+    return s.Report(
+        f"{model} on {data}",
+        f"{metric.replace('_', ' ')} {s.readable(analysis.metrics[metric])} on {analysis.examples:,} examples",
+        f"What a model for the task {task.definition.name} does well and badly, example by example.",
+        (s.KeyFigures(figures), *analysis.sections, s.Details("Settings", (_settings(task, model, data),))),
+        f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe(_device(task))}",
+    )
+
+
+def _device(task: Task[Any, Any]) -> torch.device:
+    return next(task.parameters()).device
+
+
+def _settings(task: Task[Any, Any], model: str, data: str) -> s.Table:
+    tables = {"task": configs.to_dict(task.definition), "encoder": configs.to_dict(task.model.config)}
+    rows: list[list[s.Cell]] = [["model", model], ["data", data], ["length", task.length], ["labels", ", ".join(task.labels)]]
+    rows += [[name, str(value)] for name, value in flatten(tables).items()]
+    return s.Table("Settings", ["setting", "value"], rows)
