@@ -35,8 +35,17 @@ def read_columns(lines: Iterable[tuple[int, str]], where: str, word: int = 0, ta
         word, tag: the fields of a line, from 0, or from the end below 0; no tag where none are wanted.
 
     Raises:
-        DataError: a line without that field, or whose tag is its word.
+        DataError: a line without that field, or whose tag is its word; no line with a word.
     """
+    sentences = _sentences(lines, where, word, tag)
+    first = next(sentences, None)
+    if first is None:
+        raise DataError("holds no word", where=where, fix="Give a file with at least one sentence.")
+    yield first
+    yield from sentences
+
+
+def _sentences(lines: Iterable[tuple[int, str]], where: str, word: int, tag: int | None) -> Iterator[Lines]:
     found: list[tuple[str, ...]] = []
     first = document = 0
     for number, line in lines:
@@ -67,7 +76,7 @@ def _chosen(fields: list[str], word: int, tag: int | None, where: str) -> tuple[
     if any(not -count <= place < count for place in wanted) or (tag is not None and word % count == tag % count):
         what = f"has {count} {'column' if count == 1 else 'columns'} ({' | '.join(fields)[:60]}), and "
         what += f"column {word} is to be the word" + ("" if tag is None else f", column {'last' if tag < 0 else tag} its tag")
-        fix = "Each line is a word and its tag, tab or blanks between; name other columns by number, from 0: --text 1 --label 3."
+        fix = "Each line is a word and its tag, tab or blanks between; name other columns by number: --text 1 --label 3."
         raise DataError(what, where=where, fix=fix)
     return tuple(fields[place] for place in wanted)
 

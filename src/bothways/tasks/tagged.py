@@ -1,7 +1,7 @@
 """Sentences with a tag for each word: from columns, from tables, or from running text.
 
-Columns (`conll`) are files of any suffix but those of tables: .jsonl, .parquet and Hub data sets hold a list of words and one of
-tags in each row. To predict, .txt files hold a text a line, and a table may hold texts: their words are found by `words`.
+Columns (`conll`) are files of any suffix but those of tables: .jsonl, .parquet and Hub data sets hold a list of words and
+one of tags in each row. To predict, .txt files hold a text a line, and tables may hold texts: their words are found by `words`.
 """
 
 from __future__ import annotations
