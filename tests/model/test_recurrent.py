@@ -1,0 +1,111 @@
+"""The packed BiLSTM against torch's, one sequence at a time; the choices of layers."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.core.errors import ConfigError
+from bothways.core.layout import Layout
+from bothways.model.layers import LayerChoice, LayerConcat, LayerSum, build_mix, chosen_layers
+from bothways.model.recurrent import BiLSTM, by_time
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(0, 10**6))
+def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    ours = BiLSTM(5, 3, layers=2)
+    x = torch.randn(sum(lengths), 5, requires_grad=True)
+    got = ours(x, Layout.of(lengths))
+    alone = torch.cat([ours.lstm(part)[0] for part in x.split(lengths)])
+    torch.testing.assert_close(got, alone)
+    weights = torch.randn_like(got)
+    (gradient,) = torch.autograd.grad((got * weights).sum(), x)
+    (expected,) = torch.autograd.grad((alone * weights).sum(), x)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_the_cell_is_the_textbooks() -> None:
+    ours = BiLSTM(4, 3, layers=1).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    weights = {name: value.detach().numpy() for name, value in ours.lstm.named_parameters()}
+
+    def read(rows: np.ndarray, end: str) -> np.ndarray:
+        h, c, result = np.zeros(3), np.zeros(3), []
+        for row in rows:
+            gates = weights[f"weight_ih_l0{end}"] @ row + weights[f"bias_ih_l0{end}"]
+            gates = gates + weights[f"weight_hh_l0{end}"] @ h + weights[f"bias_hh_l0{end}"]
+            i, f, g, o = np.split(gates, 4)
+            c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
+            h = np.tanh(c) / (1 + np.exp(-o))
+            result.append(h)
+        return np.array(result)
+
+    rows = x.numpy()
+    expected = np.concatenate([read(rows, ""), read(rows[::-1], "_reverse")[::-1]], axis=1)
+    np.testing.assert_allclose(ours(x, Layout.of([6])).detach().numpy(), expected, rtol=1e-10)
+
+
+def test_dropout_is_between_layers_and_only_in_training() -> None:
+    layout, x = Layout.of([3, 2]), torch.randn(5, 4)
+    lstm = BiLSTM(4, 3, layers=2, dropout=0.5)
+    lstm.train()
+    assert not torch.equal(lstm(x, layout), lstm(x, layout))
+    lstm.eval()
+    assert torch.equal(lstm(x, layout), lstm(x, layout))
+    single = BiLSTM(4, 3, layers=1, dropout=0.5).train()
+    assert torch.equal(single(x, layout), single(x, layout))
+    assert lstm.width == lstm(x, layout).shape[1] == 6
+
+
+def test_time_steps_hold_longer_sequences_first() -> None:
+    order, sizes = by_time(Layout.of([1, 3, 2]))
+    assert order.tolist() == [1, 4, 0, 2, 5, 3]
+    assert sizes.tolist() == [3, 2, 1]
+
+
+def test_choices_are_those_of_table_7() -> None:
+    chosen = {choice: chosen_layers(choice, 12) for choice in get_args(LayerChoice)}
+    assert chosen == {
+        "embeddings": (0,),
+        "second_to_last": (11,),
+        "last": (12,),
+        "weighted_last_four": (9, 10, 11, 12),
+        "concat_last_four": (9, 10, 11, 12),
+        "weighted_all": tuple(range(1, 13)),
+    }
+
+
+@pytest.mark.parametrize(("choice", "depth"), [("concat_last_four", 3), ("weighted_last_four", 3), ("second_to_last", 1)])
+def test_a_shallow_encoder_has_no_four_last_layers(choice: LayerChoice, depth: int) -> None:
+    with pytest.raises(ConfigError, match=f"needs more blocks than the encoder's {depth}"):
+        chosen_layers(choice, depth)
+    assert len(chosen_layers(choice, depth + 1)) in {1, 4}
+
+
+def test_weighted_sum_begins_as_the_mean_and_learns() -> None:
+    x = torch.randn(7, 4, 3)
+    mix = build_mix("weighted_last_four", 4)
+    assert isinstance(mix, LayerSum)
+    torch.testing.assert_close(mix(x), x.mean(1))
+    with torch.no_grad():
+        mix.weights.copy_(torch.tensor([0.0, 1.0, -2.0, 0.5]))
+        mix.scale.fill_(3.0)
+    shares = np.exp([0.0, 1.0, -2.0, 0.5]) / np.exp([0.0, 1.0, -2.0, 0.5]).sum()
+    np.testing.assert_allclose(mix(x).detach().numpy(), 3 * np.einsum("tlw,l->tw", x.numpy(), shares), rtol=1e-4, atol=1e-5)
+    mix(x).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in mix.parameters())
+
+
+def test_concatenation_keeps_the_layers_apart() -> None:
+    mix = build_mix("concat_last_four", 4)
+    assert isinstance(mix, LayerConcat)
+    x = torch.randn(7, 4, 3)
+    assert torch.equal(mix(x), torch.cat([x[:, at] for at in range(4)], dim=1))
+    assert torch.equal(build_mix("last", 1)(x[:, :1]), x[:, 0])
