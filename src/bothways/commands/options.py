@@ -6,5 +6,5 @@ from typing import Literal
 
 FineTask = Literal["classify"]
 """Tasks that a model can be fine-tuned for: the keys of `tasks.catalogue.TASKS`."""
-AnyTask = Literal["classify"]
+AnyTask = Literal["classify", "fill", "likelihood", "embed"]
 """Every task: the kinds of `tasks.catalogue.AnyDefinition`."""

@@ -1,4 +1,4 @@
-"""`bothways predict`: texts in, labels with probabilities out, one JSON object a line."""
+"""`bothways predict`: texts in, labels with probabilities (or whatever the task gives) out, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bothways.commands.options import AnyTask
 def predict(  # noqa: PLR0913 – one option per question
     folder: str,
     file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
-    *,
+    *settings: str,
     task: AnyTask | None = None,
     text: str | None = None,
     text_b: str | None = None,
@@ -21,7 +21,7 @@ def predict(  # noqa: PLR0913 – one option per question
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
     device: str = "auto",
 ) -> None:
-    """Predict labels with probabilities, as JSON lines in the order of the input.
+    """Predict labels with probabilities, or what the task gives, as JSON lines in the order of the input.
 
     From the standard input each line is a text; with --text, each line is a JSON object.
 
@@ -31,6 +31,8 @@ def predict(  # noqa: PLR0913 – one option per question
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
         .txt (a text a line), .csv, .tsv, .jsonl, .parquet, hub:owner/name:configuration:split, or - for the standard input.
+    settings
+        Of the task, such as top=10 for fill or pooling=max for embed.
     task
         What to do; by default what the model was trained for.
     text
@@ -54,7 +56,7 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.tasks.tables import STDIN
     from bothways.tasks.task import Pace, Tally
 
-    opened = open_task(folder, task, length=length, device=device)
+    opened = open_task(folder, task, length=length, device=device, settings=settings)
     reading = opened.read(file, asked(opened, text=text, text_b=text_b), labelled=False)
     typed = file == STDIN and sys.stdin.isatty()
     pace = Pace(precision, window=window or (1 if typed else Pace.window))

@@ -167,6 +167,7 @@ def save_model(
     problem: Problem | None = None,
     card: Card | None = None,
     extra: Mapping[str, Any] | None = None,
+    beside: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model folder that transformers opens; it appears whole or not at all, and replaces an older one.
 
@@ -178,6 +179,7 @@ def save_model(
         problem: what the label head is for.
         card: what `README.md` says.
         extra: what goes into `bothways.json`: tuned thresholds, the training's record. JSON only.
+        beside: JSON files of other programs, by name, such as those of sentence-transformers.
 
     Raises:
         FolderError: transformers has no class for this configuration or these heads, the names do not fit the outputs, the
@@ -194,6 +196,9 @@ def save_model(
     with new_folder(place) as hidden:
         _write_json(hidden / "config.json", settings)
         _write_json(hidden / RECORD, {VERSION: bothways.__version__, **(extra or {})})
+        for name, tree in (beside or {}).items():
+            (hidden / name).parent.mkdir(exist_ok=True)
+            _write_json(hidden / name, tree)
         (hidden / "README.md").write_text(render(card or Card(), architecture.name, architecture.heads), encoding="utf8")
         if tokenizer is not None:
             tokenizer.save(hidden, positions=model.config.position.most)
@@ -250,7 +255,7 @@ def _check_free(place: Path) -> None:
         raise FolderError(what, where=place, fix="Choose an empty or a new folder.")
 
 
-def _write_json(file: Path, tree: Mapping[str, Any]) -> None:
+def _write_json(file: Path, tree: Any) -> None:
     file.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
 
 

@@ -9,8 +9,17 @@ from pathlib import Path
 from bothways.core.errors import FolderError
 
 CONFIG_FILES = ("config.json",)
+SENTENCE_FILES = (
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "[0-9]_Pooling*",
+    "[0-9]_Normalize*",
+)
+"""What sentence-transformers adds; the folders are left with their files."""
 MODEL_FILES = (
     *CONFIG_FILES,
+    *SENTENCE_FILES,
     "bothways.json",
     "tokenizer.json",
     "tokenizer_config.json",

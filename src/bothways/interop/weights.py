@@ -117,13 +117,22 @@ def read_json(file: Path) -> dict[str, Any]:
     Raises:
         FolderError: it does not, or cannot be read.
     """
-    try:
-        tree = json.loads(file.read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
-        raise FolderError(f"cannot be read as JSON: {error}", where=file, fix=AGAIN) from error
+    tree = read_tree(file)
     if not isinstance(tree, dict):
         raise FolderError(f"holds {type(tree).__name__}, not an object with settings", where=file)
     return tree
+
+
+def read_tree(file: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        FolderError: it is no JSON, or cannot be read.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:
+        raise FolderError(f"cannot be read as JSON: {error}", where=file, fix=AGAIN) from error
 
 
 _READERS: dict[str, Callable[[Path], Weights]] = {

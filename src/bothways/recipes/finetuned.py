@@ -1,17 +1,20 @@
-"""A fine-tuned model folder at work: scored on labelled data, or predicting."""
+"""A model folder at work: scored on data, or predicting."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bothways.core import config as configs
 from bothways.core.errors import FolderError
 from bothways.core.hardware import choose_device
+from bothways.core.trees import Tree
 from bothways.interop.folder import RECORD, Loaded, load_model
+from bothways.interop.sentences import read_sentences
 from bothways.recipes.finetune_setup import model_folder
-from bothways.tasks.catalogue import DEFINITIONS, AnyDefinition
+from bothways.tasks.catalogue import TASKS, AnyDefinition
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import Metrics, Reading
 from bothways.tasks.preflight import check_model, settle
@@ -34,47 +37,67 @@ class Opened:
         return self.task.definition.read(source, columns, labelled=labelled)
 
     def evaluate(self, reading: Reading[Any], pace: Pace = PACE, tally: Tally | None = None) -> Metrics:
-        """The metrics on labelled examples, in constant memory.
+        """The metrics on examples with what the task is scored by, in constant memory.
 
         Raises:
             DataError: an example without a label, or with one that is none of the model's.
         """
-        return evaluate(self.task, reading.examples, pace, tally)
+        return evaluate(self.task, reading.examples, self._pace(pace), tally)
 
     def predict(self, reading: Reading[Any], pace: Pace = PACE, tally: Tally | None = None) -> Iterator[tuple[Any, Any]]:
         """Examples with their predictions, in their order, in constant memory."""
-        return predict(self.task, reading.examples, pace, tally)
+        return predict(self.task, reading.examples, self._pace(pace), tally)
+
+    def _pace(self, pace: Pace) -> Pace:
+        return dataclasses.replace(pace, window=min(pace.window, self.task.definition.window))
+
+
+class Record(NamedTuple):
+    """What a folder is for, and the longest text that it was made for, in tokens, if that is known."""
+
+    task: AnyDefinition
+    length: int | None
 
 
 @dataclass(frozen=True)
-class _Record:
+class _Said:
     """What `bothways.json` says that predictions need."""
 
     length: int | None = None
     task: AnyDefinition | None = None
 
 
-def open_task(folder: str, task: str | None = None, *, length: int | None = None, device: str = "auto") -> Opened:
+_HOW = "Fine-tune it first: bothways finetune MODEL TRAIN --task …"
+
+
+def open_task(
+    folder: str,
+    task: str | None = None,
+    *,
+    length: int | None = None,
+    device: str = "auto",
+    settings: Tree | Iterable[str] = (),
+) -> Opened:
     """A model folder, the folder of a fine-tuning run, or a Hub id, ready for a task.
 
     Args:
         task: its kind, as in `tasks.catalogue`; none means what the folder was trained for.
         length: the longest text in tokens; none means as in training, else all of the model's positions.
+        settings: of the task, other than the folder's own: {"pooling": "max"}, or texts such as "pooling=max".
 
     Raises:
         FolderError: it cannot be read, or has not the heads that the task needs.
         TokenizerError: its tokenizer cannot be read.
         BothwaysError: the tokenizer has more ids than the model.
-        ConfigError: the length is beyond the model's positions, or there is no such device or task.
+        ConfigError: the length is beyond the model's positions, or there is no such device, task or setting.
     """
     loaded = load_model(model_folder(folder))
-    said = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
-    record = configs.read(_Record, said, where=RECORD)
-    definition = record.task if record.task is not None and task in (None, record.task.name) else _definition(loaded, task)
+    record = _record(loaded, task)
+    definition = configs.load(type(record.task), base=record.task, overrides=settings)
     needed = {head.kind for head in definition.heads(loaded.labels, None)}
     if not needed <= set(loaded.model.heads):
         what = f"cannot {definition.name}: that needs {' and '.join(sorted(needed))}, and it holds {_heads(loaded)}"
-        raise FolderError(what, where=loaded.folder, fix="Fine-tune it first: bothways finetune MODEL TRAIN --task …")
+        raise FolderError(what, where=loaded.folder, fix=_HOW if definition.name in TASKS else None)
     if definition.problem is not None and loaded.problem not in (None, definition.problem):
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
         raise FolderError(what, where=loaded.folder, fix="Choose another task, or another model.")
@@ -85,18 +108,31 @@ def open_task(folder: str, task: str | None = None, *, length: int | None = None
     return Opened(opened.eval())
 
 
+def _record(loaded: Loaded, task: str | None) -> Record:
+    """What the folder says of this task: our record, else the files of sentence-transformers, else what its heads tell."""
+    said = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
+    ours = configs.read(_Said, said, where=RECORD)
+    if ours.task is not None and task in (None, ours.task.name):
+        return Record(ours.task, ours.length)
+    theirs = read_sentences(loaded.folder) if task in (None, "embed") else None
+    if theirs is not None:
+        return Record(*theirs)
+    return Record(_definition(loaded, task), ours.length)
+
+
 def _definition(loaded: Loaded, task: str | None) -> AnyDefinition:
-    """The definition of this kind with its defaults, or the first one that the folder's heads and problem can serve."""
+    """The definition of this kind with its defaults, or the first trainable one for the folder's heads and problem."""
     if task is not None:
-        return configs.read(_Record, {"task": {"kind": task}}).task or Classification()
+        return configs.read(_Said, {"task": {"kind": task}}).task or Classification()
     held = set(loaded.model.heads)
-    for cls in DEFINITIONS:
+    for cls in TASKS.values():
         definition = cls()
         own = {head.kind for head in definition.heads(loaded.labels, None)}
         if own <= held and (definition.problem is None or loaded.problem in (None, definition.problem)):
             return definition
     what = f"is for no task that is known: its heads are {_heads(loaded)}"
-    raise FolderError(what, where=loaded.folder, fix="Fine-tune it first: bothways finetune MODEL TRAIN --task …")
+    fix = f"{_HOW} Or name a task that needs no training, such as --task embed."
+    raise FolderError(what, where=loaded.folder, fix=fix)
 
 
 def _heads(loaded: Loaded) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from bothways.tasks.classify import Classification
+from bothways.tasks.embed import Embedding
+from bothways.tasks.fill import Filling
+from bothways.tasks.likelihood import Likelihood
 
 Trainable = Classification
 """The definitions that a model can be fine-tuned for."""
 
-AnyDefinition = Trainable
-"""Every definition."""
+AnyDefinition = Trainable | Filling | Likelihood | Embedding
+"""Every definition. Those after the trainable ones need no fine-tuning."""
 
 
 def _members(union: Any) -> tuple[type[Any], ...]:
@@ -18,6 +21,6 @@ def _members(union: Any) -> tuple[type[Any], ...]:
 
 
 TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in _members(Trainable)}
-"""The trainable ones by kind."""
+"""The trainable ones by kind. A folder that does not say what it is for is for the first one whose heads it has."""
 DEFINITIONS: tuple[type[AnyDefinition], ...] = _members(AnyDefinition)
-"""Every one. A folder that does not say what it is for is for the first one whose heads it has."""
+"""Every one."""

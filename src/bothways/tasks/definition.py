@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -51,11 +51,13 @@ class Definition(Generic[E, P]):
     Class attributes:
         metric: what the best weights are chosen by, unless another one is named.
         length: of the longest sequence in tokens, unless another one is given.
+        window: the most examples that predictions are made of together; less where an example becomes many sequences.
         problem: what transformers calls it, where a label head may be for several.
     """
 
     metric: ClassVar[str]
     length: ClassVar[int] = 128
+    window: ClassVar[int] = 4096
     problem: ClassVar[Literal["single_label_classification", "multi_label_classification", "regression"] | None] = None
 
     def read(self, source: str, asked: Any = None, *, labelled: bool = True) -> Reading[E]:
@@ -103,6 +105,19 @@ class Definition(Generic[E, P]):
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Task[E, P]:
         """The task with a model that has the heads."""
         raise NotImplementedError
+
+    def baseline(self, train: Many[E], scored: Many[E]) -> Metrics:
+        """What answering without reading reaches on `scored`: always the answer, or the mean, that is most usual in `train`.
+
+        Returns:
+            Metrics by their names in `directions`; "loss" is that of the best constant output, in the units of the task's own
+            loss. Those that are not known are left out; here, all.
+        """
+        return {}
+
+    def answer(self, prediction: P) -> Hashable:
+        """What a prediction says, without its probabilities: a model that has collapsed says the same of all examples."""
+        return repr(prediction)
 
     def with_columns(self: D, columns: Any) -> D:
         """The same definition, with the columns that were read."""

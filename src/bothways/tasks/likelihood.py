@@ -1,0 +1,137 @@
+"""How likely a masked model finds a text: pseudo-log-likelihood (Salazar et al. 2020) and pseudo-perplexity.
+
+Each token is hidden in turn and predicted from all the others; the sum of the log probabilities is the text's pseudo-log-
+likelihood (PLL). Hiding one piece of a word while its other pieces are seen makes long words look likely, so the variant
+"word_l2r" (Kauf & Ivanova 2023) hides the pieces of the word to the right of it too.
+
+Notable choices. A text of n tokens is n sequences, which share one array of ids: what is hidden is written in on the device.
+The head computes at the one token that is predicted. A text longer than the model is read in pieces, one after the other, each
+seen alone, so that no token is left out. The pseudo-perplexity of many texts is exp(−ΣPLL / Σtokens); special tokens are seen
+but not predicted, and do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import assert_never
+
+from bothways.core.batch import Batch, TokenTargets
+from bothways.core.errors import DataError
+from bothways.core.sequence import Sequence
+from bothways.model.heads import Head, Masked, Model
+from bothways.tasks.definition import Metrics
+from bothways.tasks.examples import NOT_NAMED, Columns, Example
+from bothways.tasks.fill import SPECIALS
+from bothways.tasks.predictions import LikelihoodPrediction
+from bothways.tasks.task import Input, Output, Task
+from bothways.tasks.untrained import ROWS, Untrained, counts_of, vocabulary_logits
+from bothways.text.template import assemble
+from bothways.text.tokenizer import Encoded, Tokenizer
+
+Variant = Literal["original", "word_l2r"]
+
+
+@dataclass(frozen=True)
+class Likelihood(Untrained[LikelihoodPrediction]):
+    """The pseudo-log-likelihood of texts.
+
+    Attributes:
+        columns: where the texts are.
+        variant: what is hidden with a token: nothing else, or the rest of its word too.
+    """
+
+    window: ClassVar[int] = 256
+
+    columns: Columns = NOT_NAMED
+    variant: Variant = "original"
+    kind: Literal["likelihood"] = "likelihood"
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """The masked head."""
+        return (Masked(),)
+
+    def encode(self, examples: Many[Example], tokenizer: Tokenizer, labels: Many[str], length: int) -> list[Input]:
+        """A sequence for each token, whose targets are the hidden tokens: first the one that is predicted.
+
+        Raises:
+            DataError: a text with a mask, whose token is not known.
+        """
+        texts = tokenizer.encode_with_offsets([example.text for example in examples])
+        return [self._input(example, text, tokenizer, length) for example, text in zip(examples, texts, strict=True)]
+
+    def _input(self, example: Example, text: Encoded, tokenizer: Tokenizer, length: int) -> Input:
+        mask = tokenizer.specials.mask
+        if mask in text.ids:
+            fix = "Find out what belongs there: --task fill."
+            raise DataError(f"the text holds {tokenizer.token(mask)}, which has no likelihood", where=example.where, fix=fix)
+        sequences = []
+        for start in range(0, len(text.ids), length - SPECIALS):
+            part = slice(start, start + length - SPECIALS)
+            bare = assemble(text.ids[part], None, tokenizer.specials)
+            for index in self._hidden(text.words[part]):
+                targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
+                sequences.append(Sequence(bare.ids, bare.segments, targets))
+        return Input(tuple(sequences), len(text.ids), 0)
+
+    def _hidden(self, words: NDArray[np.int32]) -> list[NDArray[np.int64]]:
+        """The places that are hidden to predict each token, itself first; words `(tokens)`, places with [CLS] as 0."""
+        starts = np.arange(1, len(words) + 1)
+        match self.variant:
+            case "original":
+                stops = starts + 1
+            case "word_l2r":
+                stops = np.searchsorted(words, words, side="right") + 1
+            case _:
+                assert_never(self.variant)
+        return [np.arange(start, stop, dtype=np.int64) for start, stop in zip(starts, stops, strict=True)]
+
+    def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Score:
+        """With a model that has the head "masked"."""
+        return Score(self, model, tokenizer, labels, length)
+
+
+class Score(Task[Example, LikelihoodPrediction]):
+    """A model with the head "masked", as a task."""
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """The natural logarithm of the probability of each sequence's first hidden token `(1)`."""
+        targets = cast(TokenTargets, batch.targets["masked"])
+        index, truth = cast(Tensor, targets.index), cast(Tensor, targets.ids)
+        counts = torch.tensor(counts_of(batch.layout.owner[index], batch.layout.sequences), device=index.device)
+        first = counts.cumsum(0) - counts
+        ids = batch.ids.index_fill(0, index, self.tokenizer.specials.mask)
+        hidden = Batch(ids, batch.segments, batch.layout)
+        logits = vocabulary_logits(self.model, hidden, index[first])
+        found = zip(logits, torch.split(truth[first], ROWS), strict=True)
+        logs = torch.cat([part.log_softmax(-1).gather(1, wanted[:, None]) for part, wanted in found])
+        return list(logs.cpu().numpy())
+
+    def decode(self, example: Example, outputs: Many[Output]) -> LikelihoodPrediction:
+        """The tokens of the text, each with its log probability."""
+        (ids,) = self.tokenizer.encode([example.text])
+        return LikelihoodPrediction(tuple(map(self.tokenizer.token, ids)), tuple(float(output[0]) for output in outputs))
+
+    def score(self, results: Iterable[tuple[Example, LikelihoodPrediction]]) -> Metrics:
+        """ "pseudo_perplexity" of all texts together, "pll", their pseudo-log-likelihood in nats, and what was counted.
+
+        Raises:
+            DataError: there is no token.
+        """
+        texts, tokens, total = 0, 0, 0.0
+        for _, prediction in results:
+            texts, tokens, total = texts + 1, tokens + len(prediction.tokens), total + prediction.log_likelihood
+        if not tokens:
+            raise DataError("there is no token to score", fix="Give at least one text that is not empty.")
+        return {"pseudo_perplexity": float(np.exp(-total / tokens)), "pll": total, "tokens": tokens, "texts": texts}
+
+    def grade(self, example: Example, prediction: LikelihoodPrediction) -> float:
+        """The mean log probability of a token."""
+        return prediction.log_likelihood / max(1, len(prediction.tokens))
