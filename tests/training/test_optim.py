@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from bothways.core.errors import ConfigError
-from bothways.training.optim import AdamW, BertAdam, build, groups, set_rate, update
+from bothways.training.optim import AdamW, BertAdam, Rule, build, groups, set_rate, update
 
 
 def model(dtype=torch.float64):
@@ -144,3 +144,59 @@ def test_settings_out_of_range_are_refused(kind, values, where):
     with pytest.raises(ConfigError) as caught:
         kind(**values)
     assert caught.value.where == f"optimiser.{where}"
+
+
+def test_rules_make_groups_of_their_own():
+    named = dict(model().named_parameters())
+    factors = {"0": 0.25, "1": 0.5}
+    found = groups(
+        named.items(), AdamW(lr=0.5, decay=0.1), lambda name: Rule(factors.get(name[0], 1.0), 0.1 * (name == "0.weight"))
+    )
+    seen = {id(p): (g["lr"], g["peak"], g["weight_decay"], g["pull"]) for g in found for p in g["params"]}
+    assert {name: seen[id(p)] for name, p in named.items()} == {
+        "0.weight": (0.125, 0.125, 0.1, 0.1),
+        "1.weight": (0.25, 0.25, 0.1, 0.0),
+        "1.bias": (0.25, 0.25, 0.0, 0.0),
+        "2.weight": (0.5, 0.5, 0.0, 0.0),
+        "2.bias": (0.5, 0.5, 0.0, 0.0),
+        "3.weight": (0.5, 0.5, 0.1, 0.0),
+    }
+    optimiser = build(AdamW(lr=0.5), named.items(), lambda name: Rule(factors.get(name[0], 1.0)))
+    assert set_rate(optimiser, 0.5) == 0.25
+    assert sorted({group["lr"] for group in optimiser.param_groups}) == [0.0625, 0.125, 0.25]
+
+
+@pytest.mark.parametrize("kind", [AdamW, BertAdam])
+def test_the_pull_is_a_decay_toward_the_start(kind):
+    """w ← w − rate · pull · (w − w₀), then the optimiser's own step: against torch's Adam with the pull written out."""
+    ours, theirs = model(), model()
+    config, start = kind(lr=0.01, decay=0.1, eps=1e-6), [p.detach().clone() for p in theirs.parameters()]
+    optimiser = build(
+        config, ours.named_parameters(), lambda name: Rule(1.0 if name[0] == "3" else 0.5, 2.0 * (name[0] != "3"))
+    )
+    reference = build(config, theirs.named_parameters(), lambda name: Rule(1.0 if name[0] == "3" else 0.5))
+    for step in range(25):
+        gradients(ours, step)
+        gradients(theirs, step)
+        factor = 1 - step / 30
+        for (name, parameter), origin in zip(theirs.named_parameters(), start, strict=True):
+            if name[0] != "3":
+                parameter.data = parameter.data - 0.005 * factor * 2.0 * (parameter.data - origin)
+        for one in (optimiser, reference):
+            set_rate(one, factor)
+            update(one, None)
+    for mine, other, origin in zip(ours.parameters(), theirs.parameters(), start, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)  # the rate of a step is rounded to float32 here
+        assert not torch.equal(mine, origin)
+
+
+def test_a_pull_changes_nothing_where_a_gradient_is_not_finite():
+    network = model(torch.float32)
+    optimiser = build(AdamW(lr=0.01), network.named_parameters(), lambda name: Rule(pull=1.0))
+    gradients(network, 0)
+    update(optimiser, None)
+    before = [p.detach().clone() for p in network.parameters()]
+    gradients(network, 1)
+    next(network.parameters()).grad[0, 0] = float("nan")
+    update(optimiser, None)
+    assert all(torch.equal(p, old) for p, old in zip(network.parameters(), before, strict=True))

@@ -30,6 +30,7 @@ from bothways.data.loader import Step
 from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Masked, Model, Pair, Pooled
+from bothways.model.ledger import BACKWARD, forward_flops
 from bothways.objectives.pretraining import Pretraining
 from bothways.training.loop import fit
 from bothways.training.optim import AdamW, build
@@ -55,10 +56,8 @@ class Workload:
     @property
     def operations(self) -> float:
         """Floating-point operations of one step, as the module counts them."""
-        c, masked = self.encoder, Masking().count(self.length) * self.rows
-        block = 2 * (4 * c.width**2 + 2 * c.width * c.inner) + 4 * self.length * c.width
-        head = 2 * (c.width**2 + c.vocab * c.width)
-        return 3.0 * (self.tokens * c.depth * block + masked * head)
+        predicted = Masking().count(self.length) / self.length
+        return (1 + BACKWARD) * self.tokens * forward_flops(self.encoder, (Masked(),), self.length, predicted)
 
 
 WORKLOADS = {

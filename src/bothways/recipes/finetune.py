@@ -23,8 +23,10 @@ from bothways.data.loader import Share, ahead
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
 from bothways.model.ledger import BACKWARD, forward_flops
+from bothways.recipes.failure import Failure
 from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
-from bothways.recipes.fitting import loader, score, tune
+from bothways.recipes.fitting import conclude, loader, score
+from bothways.recipes.stability import Stability, rules
 from bothways.tasks.definition import Metrics
 from bothways.tasks.preflight import Finding, places
 from bothways.tasks.task import Task
@@ -47,6 +49,7 @@ class Finetuned:
         metrics: of the dev data; empty without it, and for an interrupted run.
         findings: of the preflight.
         folder: the model folder; none for an interrupted run.
+        failure: why the run is to be thought of as failed; none if nothing says so.
     """
 
     task: Task[Any, Any]
@@ -54,6 +57,7 @@ class Finetuned:
     metrics: Metrics
     findings: tuple[Finding, ...]
     folder: Path | None
+    failure: Failure | None = None
 
 
 def finetune(
@@ -82,15 +86,26 @@ def finetune(
             replace_file(folder / "config.toml", lambda file: file.write_text(configs.to_toml(settings), encoding="utf8"))
             for remark in remarks(prepared):
                 console.print(remark, highlight=False, markup=False, soft_wrap=True)
-        return _train(prepared, folder, plan, where)
+        done = _train(prepared, folder, plan, where)
+        for remark in _afterwards(done):
+            console.print(remark, highlight=False, markup=False, soft_wrap=True)
+        return done
+
+
+def _afterwards(done: Finetuned) -> list[str]:
+    """What is to be said at the end of a run."""
+    lines = []
+    if done.progress.early:
+        lines.append(f"note: ended after {done.progress.epochs:.4g} epochs: patience is at its end, nothing got better")
+    return lines + ([f"warning: {done.failure}"] if done.failure else [])
 
 
 def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -> Finetuned:
     settings, data, task = prepared.settings, prepared.data, prepared.task
     training = training_of(settings, data.definition.directions(data.labels))
-    steps = loader(data, settings, task, settings.seed, Share(plan.rank, plan.world))
+    steps = loader(data, settings, task, settings.ordered_by, Share(plan.rank, plan.world))
     peak = _peak(prepared, device, plan)
-    torch.manual_seed(settings.seed + 1 + plan.rank)  # after the forecast and the peak, which draw too
+    torch.manual_seed(settings.ordered_by + 1 + plan.rank)  # after the forecast and the peak, which draw too
     progress = run.train(
         task,
         [run.Phase(training.until, lambda cursor: ahead(steps.steps(cursor), device))],
@@ -100,17 +115,17 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -
         config=configs.to_dict(settings) | {"data": {name: source.sha256 for name, source in prepared.sources.items()}},
         evaluation=(lambda: {dev_name(name): value for name, value in score(task, data).items()}) if data.dev else None,
         peak=peak,
+        rules=rules(settings.stability, task.model, settings.fresh),
     )
     done = Finetuned(task, progress, {}, prepared.findings, None)
-    if progress.share(training.until) < 1 or not is_main(plan):
+    if not progress.finished(training.until) or not is_main(plan):
         return done
     best = checkpoint.best(folder, training.keep.best) if training.keep.best else None
     if best is not None:
         checkpoint.read(best).load_weights(task)
     task.eval()
-    if data.dev:
-        tune(task, data)
-    done = dataclasses.replace(done, metrics=score(task, data) if data.dev else {}, folder=folder / "model")
+    metrics, failed = conclude(task, data, settings)
+    done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failed)
     _save(done, prepared)
     return done
 
@@ -133,10 +148,12 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
         "steps": done.progress.steps,
         "seconds": round(done.progress.seconds, 1),
         "metrics": dict(done.metrics),
+        "early": done.progress.early,
+        "failure": list(done.failure.reasons) if done.failure else [],
     }
     card = Card(
         title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
-        summary=f"Fine-tuned for the task {definition.name}" + (f": {places(data.labels)}." if data.labels else "."),
+        summary=_summary(done, data.labels),
         settings={
             "base model": settings.model,
             **{f"{name} data": f"{source.name}, {source.examples} examples" for name, source in prepared.sources.items()},
@@ -146,6 +163,7 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
             "schedule": _words(settings.training.schedule),
             "run": settings.training.until,
             "seed": settings.seed,
+            **_told(settings),
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
     )
@@ -158,6 +176,19 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
         card=card,
         extra=record,
     )
+
+
+def _summary(done: Finetuned, labels: tuple[str, ...]) -> str:
+    said = f"Fine-tuned for the task {done.task.definition.name}" + (f": {places(labels)}." if labels else ".")
+    return said + (f" Warning: {done.failure}" if done.failure else "")
+
+
+def _told(settings: FinetuneConfig) -> dict[str, object]:
+    """The settings of stability that are not as usual."""
+    usual, mine = configs.to_dict(Stability()), configs.to_dict(settings.stability)
+    said = {name.replace("_", " "): value for name, value in mine.items() if value != usual[name]}
+    order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
+    return said | order
 
 
 def _words(config: Any) -> str:

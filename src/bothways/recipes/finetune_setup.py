@@ -15,6 +15,7 @@ from bothways.data.packing import Examples, Tokens
 from bothways.interop.folder import load_model
 from bothways.model.heads import Model
 from bothways.recipes.fitting import Labelled, Method, check_metric, examine
+from bothways.recipes.stability import steady
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.definition import Direction, fingerprint
 from bothways.tasks.preflight import Finding, Load, check_machine, check_model, forecast, settle
@@ -37,7 +38,8 @@ class FinetuneConfig(Method):
         model: a model folder, the folder of a pre-training run, or a Hub id.
         train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev` the last weights are kept.
         fresh: heads that start at random beside the task's own: "pooler", for a model that was trained without one.
-        seed: of the fresh heads, the order of the data and dropout.
+        seed: of the fresh heads and of what else starts at random.
+        order_seed: of the order of the data, dropout and mixout; none for the same one.
     """
 
     model: str
@@ -45,6 +47,12 @@ class FinetuneConfig(Method):
     dev: str | None = None
     fresh: tuple[Literal["pooler"], ...] = ()
     seed: int = 0
+    order_seed: int | None = None
+
+    @property
+    def ordered_by(self) -> int:
+        """The seed of the order of the data, dropout and mixout."""
+        return self.seed if self.order_seed is None else self.order_seed
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,8 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device) -> Pre
         ]
     )
     check_metric(settings.chosen_by, data)
+    # A resumed run comes by here too, so what mixout and pull go back to is read from the model again.
+    steady(loaded.model, settings.stability, settings.seed, settings.fresh)
     task = definition.task(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
     tokens = tokens_of(settings, data)
     if tokens is not None:

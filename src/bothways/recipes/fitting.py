@@ -24,17 +24,20 @@ from bothways.data.loader import Loader, Share
 from bothways.data.packing import Examples, Tokens
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, Model
+from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of_training, training_loss
+from bothways.recipes.stability import Stability, rules, steady
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import Definition, Metrics
 from bothways.tasks.preflight import Finding, check_casing, check_inputs, settle
 from bothways.tasks.task import PACE, SHORTEST, Input, Pace, Task, predict_encoded
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.checkpoint import Keep
+from bothways.training.checkpoint import Best, Keep
 from bothways.training.loop import fit
 from bothways.training.meter import Meter
 from bothways.training.optim import AdamW, BertAdam, build
 from bothways.training.parallel import Single
+from bothways.training.patience import Waiting
 from bothways.training.run import Training
 from bothways.training.schedule import GoogleLinear, Linear, factor
 from bothways.training.state import Epochs, Progress
@@ -63,6 +66,7 @@ class Method:
         microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
         metric: of the dev data, by which the best weights are chosen; none means the task's usual one.
         dropout: on the vectors that the new head reads; none means the encoder's.
+        stability: what keeps the run near its start, or frees it of what is bad in it.
         task: what for.
     """
 
@@ -72,6 +76,7 @@ class Method:
     microbatch_tokens: int = 8192
     metric: str | None = None
     dropout: float | None = None
+    stability: Stability = Stability()
     task: Trainable = Classification()
 
     def __post_init__(self) -> None:
@@ -118,7 +123,7 @@ class Labelled:
         definition: of the task.
         labels: in the order of the model's outputs.
         train, dev: what the examples became.
-        dev_examples: those to score; there may be none.
+        train_examples, dev_examples: as they were read; there may be none to score.
         findings: of the preflight.
     """
 
@@ -127,6 +132,7 @@ class Labelled:
     labels: tuple[str, ...]
     train: tuple[Input, ...]
     dev: tuple[Input, ...]
+    train_examples: tuple[Any, ...]
     dev_examples: tuple[Any, ...]
     findings: tuple[Finding, ...]
 
@@ -151,7 +157,7 @@ def examine(definition: Definition[Any, Any], tokenizer: Tokenizer, train: Many[
         *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
         *check_inputs(encoded[0], tokenizer, length),
     )
-    return Labelled(definition, tokenizer, labels, encoded[0], encoded[1], tuple(dev), found)
+    return Labelled(definition, tokenizer, labels, encoded[0], encoded[1], tuple(train), tuple(dev), found)
 
 
 def label(definition: Definition[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int) -> Labelled:
@@ -212,12 +218,14 @@ class Fitted:
         metrics: of these weights on the dev data; empty if there is none.
         history: (epochs, metrics) of every evaluation.
         progress: at the end.
+        failure: why the run is to be thought of as failed; none if nothing says so.
     """
 
     task: Task[Any, Any]
     metrics: Metrics
     history: tuple[tuple[float, Metrics], ...]
     progress: Progress
+    failure: Failure | None = None
 
 
 def start_from(start: Model | EncoderConfig, heads: Iterable[Head], seed: int) -> Model:
@@ -245,6 +253,7 @@ def fit_task(
     method: Method = Method(),
     *,
     seed: int = 0,
+    order_seed: int | None = None,
     device: str = "auto",
     on_step: Callable[[Progress], None] = lambda progress: None,
 ) -> Fitted:
@@ -252,29 +261,34 @@ def fit_task(
 
     Args:
         start: a model whose encoder and pooler are copied, or a configuration for random weights.
-        seed: of the new head, the order of the data and dropout.
+        seed: of the new head and of what else starts at random.
+        order_seed: of the order of the data, dropout and mixout; none for the same one.
         on_step: called after each step, for a progress bar.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
-        ConfigError: `start` has no pooler, the schedule does not fit the run, or these labels do not have the metric.
+        ConfigError: `start` has no pooler or not the blocks that `stability` names, the schedule does not fit the run, these
+            labels do not have the metric, or there is patience without dev data.
     """
     check_metric(method.chosen_by, data)
     heads, training = data.definition.heads(data.labels, method.dropout), method.training
     model = start_from(start, heads, seed)
+    _check_start(start, method)
+    steady(model, method.stability, seed)
     task = data.definition.task(model, data.tokenizer, data.labels, method.length).to(choose_device(device))
     best = _Best(task, data, method)
 
     def after(progress: Progress, meter: Meter) -> bool:
         best.after(progress)
         on_step(progress)
-        return False
+        return best.over
 
-    torch.manual_seed(seed + 1)
+    order = seed if order_seed is None else order_seed
+    torch.manual_seed(order + 1)
     progress = fit(
         task,
-        loader(data, method, task, seed).steps(Cursor()),
-        build(training.optimiser, task.named_parameters()),
+        loader(data, method, task, order).steps(Cursor()),
+        build(training.optimiser, task.named_parameters(), rules(method.stability, model)),
         factor(training.schedule, training.until),
         Single(),
         until=training.until,
@@ -295,6 +309,12 @@ class _Best:
         self._metrics: Metrics | None = None
         self._state: dict[str, torch.Tensor] = {}
         self._before = self._scored = Progress()
+        self._waiting = _waiting(data, method)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is to end for want of anything better."""
+        return self._waiting.over
 
     def after(self, progress: Progress) -> None:
         """Score, if that is due after this step."""
@@ -307,6 +327,7 @@ class _Best:
             return
         metrics, self._scored = score(self._task, self._data), progress
         self._history.append((progress.epochs, metrics))
+        self._waiting.note(metrics[self._method.chosen_by])
         if self._metrics is None or better(self._method.chosen_by, self._data, metrics, self._metrics):
             self._metrics, self._state = metrics, copy.deepcopy(self._task.state_dict())
 
@@ -316,8 +337,38 @@ class _Best:
             self._score(progress)
         if self._state:
             self._task.load_state_dict(self._state)
-        if self._data.dev:
-            tune(self._task, self._data)
-            self._metrics = score(self._task, self._data)
         self._task.eval()
-        return Fitted(self._task, self._metrics or {}, tuple(self._history), progress)
+        metrics, failed = conclude(self._task, self._data, self._method)
+        early = self.over and progress.share(self._method.training.until) < 1
+        return Fitted(self._task, metrics, tuple(self._history), dataclasses.replace(progress, early=early), failed)
+
+
+def conclude(task: Task[Any, Any], data: Labelled, method: Method) -> tuple[Metrics, Failure | None]:
+    """Tune a trained task on the dev data and score it; metrics, empty without dev data, and whether the run has failed."""
+    trained = training_loss(task, data.sequences, method.microbatch_tokens)
+    baseline = data.definition.baseline
+    reasons = signs_of_training(trained, baseline(data.train_examples, data.train_examples))
+    metrics: Metrics = {}
+    if data.dev:
+        tune(task, data)
+        answers = Answers(data.definition)
+        metrics = task.score(answers.seen(predictions(task, data)))
+        direction = data.definition.directions(data.labels)[method.chosen_by]
+        usual = baseline(data.train_examples, data.dev_examples)
+        reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
+    return metrics, Failure(reasons) if reasons else None
+
+
+def _waiting(data: Labelled, method: Method) -> Waiting:
+    if method.training.patience is not None and not data.dev:
+        what = "patience needs dev data, by which it is seen whether anything gets better"
+        raise ConfigError(what, where="training.patience", fix="Give dev data, or leave patience out.")
+    metric = method.chosen_by
+    return Waiting(method.training.patience, Best(metric, data.definition.directions(data.labels)[metric]))
+
+
+def _check_start(start: Model | EncoderConfig, method: Method) -> None:
+    for name in ("reinitialise", "frozen", "mixout", "pull"):
+        if not isinstance(start, Model) and getattr(method.stability, name):
+            what = "is about pre-trained weights, and this run starts from random ones"
+            raise ConfigError(what, where=f"stability.{name}", fix="Start from a model, or set it to 0.")

@@ -64,7 +64,7 @@ class Pretrained:
 
     def finished(self, training: Training) -> bool:
         """Whether the run came to its configured end."""
-        return self.progress.share(training.until) >= 1
+        return self.progress.finished(training.until)
 
 
 def heads_for(segments: FullSentences | NextSentence) -> tuple[Head, ...]:

@@ -7,13 +7,16 @@ Clipping and the check for gradients that are not finite ride in the same kernel
 where `found_inf` is 1. So neither costs a pass over the gradients, nothing waits for the device, and no such gradient reaches
 the weights.
 
+A `Rule` per parameter makes its rate smaller, or pulls it toward the value that it starts from. The pull is decoupled as the
+decay is: before each update w ← w − rate · pull · (w − w₀), so that Adam does not rescale it.
+
 Sources: Kingma & Ba 2014; Loshchilov & Hutter, Decoupled weight decay regularization (2017); Zhang et al. 2020 on what the
-missing correction does to fine-tuning.
+missing correction does to fine-tuning; Li et al. 2018 (L2-SP) for the pull, there a term of the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,11 +62,38 @@ class BertAdam:
 Optimiser = AdamW | BertAdam
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What holds for one parameter alone.
+
+    Attributes:
+        factor: its rate as a multiple of the run's.
+        pull: toward the value that it has when the optimiser is built, per unit of rate.
+    """
+
+    factor: float = 1.0
+    pull: float = 0.0
+
+
+Rules = Callable[[str], Rule]
+"""A parameter's name → what holds for it."""
+
+
+def alike(name: str) -> Rule:
+    """The same for all: the run's rate and no pull."""
+    return Rule()
+
+
 class FusedAdamW(torch.optim.AdamW):
-    """torch's AdamW on its fused kernel, with the two scalars on the device that the kernel reads if they are set."""
+    """torch's AdamW on its fused kernel, with the two scalars on the device that the kernel reads if they are set.
+
+    Attributes:
+        anchors: what the pulled parameters are pulled to. No part of the state: a resumed run builds it from the same start.
+    """
 
     grad_scale: Tensor | None
     found_inf: Tensor
+    anchors: dict[nn.Parameter, Tensor]
 
 
 def _check(config: Optimiser) -> None:
@@ -76,29 +106,39 @@ def _check(config: Optimiser) -> None:
         raise ConfigError(f"{config.decay} is no weight decay: it must be at least 0", where="optimiser.decay")
 
 
-def groups(parameters: Iterable[tuple[str, nn.Parameter]], config: Optimiser) -> list[dict[str, Any]]:
-    """Named parameters → groups of one rate and one decay, with the rate's peak; those that need no gradient are left out.
+def groups(parameters: Iterable[tuple[str, nn.Parameter]], config: Optimiser, rules: Rules = alike) -> list[dict[str, Any]]:
+    """Named parameters → groups of one rule and one decay, with the rate's peak; those that need no gradient are left out.
 
     Matrices and embedding tables decay; biases and norms, which are of one dimension, do not.
 
     Raises:
         ConfigError: no parameter needs a gradient.
     """
-    trained = [parameter for _, parameter in parameters if parameter.requires_grad]
+    trained = [(rules(name), parameter) for name, parameter in parameters if parameter.requires_grad]
     if not trained:
         raise ConfigError("the model has no parameter to train", fix="Unfreeze some part of it.")
-    decayed = [parameter for parameter in trained if parameter.ndim >= 2]
-    others = [parameter for parameter in trained if parameter.ndim < 2]
-    return [
-        {"params": members, "lr": config.lr, "peak": config.lr, "weight_decay": decay}
-        for members, decay in ((decayed, config.decay), (others, 0.0))
-        if members
-    ]
+    result = []
+    for rule in dict.fromkeys(rule for rule, _ in trained):
+        members = [parameter for its, parameter in trained if its == rule]
+        decayed = [parameter for parameter in members if parameter.ndim >= 2]
+        others = [parameter for parameter in members if parameter.ndim < 2]
+        peak = config.lr * rule.factor
+        result += [
+            {"params": some, "lr": peak, "peak": peak, "weight_decay": decay, "pull": rule.pull}
+            for some, decay in ((decayed, config.decay), (others, 0.0))
+            if some
+        ]
+    return result
 
 
-def build(config: Optimiser, parameters: Iterable[tuple[str, nn.Parameter]]) -> FusedAdamW:
-    """The optimiser over a model's `named_parameters()`, as torch knows it: its state can be saved and restored."""
-    optimiser = FusedAdamW(groups(parameters, config), betas=config.betas, eps=config.eps, fused=True)
+def build(config: Optimiser, parameters: Iterable[tuple[str, nn.Parameter]], rules: Rules = alike) -> FusedAdamW:
+    """The optimiser over a model's `named_parameters()`, as torch knows it: its state can be saved and restored.
+
+    It is built while the parameters have the values that `rules` pulls them to: before a checkpoint is restored.
+    """
+    optimiser = FusedAdamW(groups(parameters, config, rules), betas=config.betas, eps=config.eps, fused=True)
+    pulled = [parameter for group in optimiser.param_groups if group["pull"] for parameter in group["params"]]
+    optimiser.anchors = {parameter: parameter.detach().clone() for parameter in pulled}
     match config:
         case AdamW():
             pass
@@ -140,6 +180,17 @@ def update(optimiser: FusedAdamW, clip_norm: float | None) -> Float[Tensor, ""]:
     norm = nn.utils.get_total_norm(gradients)
     optimiser.grad_scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
     optimiser.found_inf = norm.isfinite().logical_not().float()
+    _pull(optimiser)
     optimiser.step()
     optimiser.zero_grad()
     return norm
+
+
+def _pull(optimiser: FusedAdamW) -> None:
+    """w ← w − rate · pull · (w − w₀) where that is asked for, and nowhere in a step whose gradient is not finite."""
+    for group in optimiser.param_groups:
+        if group["pull"]:
+            weights = group["params"]
+            ways = torch._foreach_sub([optimiser.anchors[weight] for weight in weights], weights)
+            torch._foreach_mul_(ways, (1 - optimiser.found_inf) * (group["lr"] * group["pull"]))
+            torch._foreach_add_(weights, ways)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,9 @@ from bothways.training.checkpoint import Keep, latest, prune, read, save
 from bothways.training.interrupt import Interruption
 from bothways.training.loop import fit
 from bothways.training.meter import Meter
-from bothways.training.optim import Optimiser, build
+from bothways.training.optim import Optimiser, Rules, alike, build
 from bothways.training.parallel import Plan, is_main
+from bothways.training.patience import Waiting
 from bothways.training.schedule import Schedule, factor
 from bothways.training.state import Duration, Progress, Steps
 from bothways.training.trackers import JsonLines, Peak, Record, Speed, TensorBoard, Terminal, Tracker, at, record
@@ -34,6 +36,8 @@ class Training:
         clip_norm: the highest global gradient norm; none for no clipping.
         report, evaluate, save: how often; `evaluate` and `save` none for once, at the end.
         keep: which checkpoints stay. Where the best one does, each evaluation is followed by a checkpoint.
+        patience: after so many evaluations in a row without a better value of the metric that names the best checkpoint, the
+            run ends; none for never.
     """
 
     until: Duration
@@ -45,6 +49,11 @@ class Training:
     evaluate: Duration | None = None
     save: Duration | None = None
     keep: Keep = field(default_factory=Keep)
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(f"must be at least 1, not {self.patience}", where="training.patience")
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class Phase:
     steps: Callable[[Cursor], Iterable[Step]]
 
 
-def train(
+def train(  # noqa: PLR0913 – one independent value per question that a run answers
     learner: Learner,
     phases: Sequence[Phase],
     training: Training,
@@ -70,6 +79,7 @@ def train(
     config: Mapping[str, Any],
     evaluation: Callable[[], Metrics] | None = None,
     peak: Peak | None = None,
+    rules: Rules = alike,
 ) -> Progress:
     """Train from the newest checkpoint in the folder, or from the start if there is none; the progress at the end.
 
@@ -82,20 +92,26 @@ def train(
         config: the resolved configuration, in plain values; a checkpoint with another one is refused.
         evaluation: metrics of the learner as it is, equal on all ranks.
         peak: what to compare the speed with.
+        rules: what holds for single parameters.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
         CheckpointError: the newest checkpoint cannot be used.
-        ConfigError: the schedule does not fit the run, or the metric that names the best checkpoint is not evaluated.
+        ConfigError: the schedule does not fit the run, the metric that names the best checkpoint is not evaluated, or there is
+            patience without such a metric.
         ResourceError: a file cannot be written.
     """
     keep_freed_memory()
-    optimiser, schedule = build(training.optimiser, learner.named_parameters()), factor(training.schedule, training.until)
-    start = latest(folder)
-    progress = read(start).restore(learner, optimiser, plan, config) if start else Progress()
+    optimiser = build(training.optimiser, learner.named_parameters(), rules)
+    schedule, waiting = factor(training.schedule, training.until), _waiting(training, evaluation)
+    progress, start = Progress(), latest(folder)
+    if start:
+        checkpoint = read(start)
+        progress = checkpoint.restore(learner, optimiser, plan, config)
+        waiting.restore(checkpoint.metrics)
 
     def keep(progress: Progress, metrics: Metrics) -> None:
-        save(folder, learner, optimiser, plan, progress, metrics=metrics, config=config)
+        save(folder, learner, optimiser, plan, progress, metrics={**metrics, **waiting.state()}, config=config)
         if is_main(plan):
             prune(folder, training.keep)
 
@@ -104,15 +120,17 @@ def train(
             tracker.write(values)
 
     with Interruption() as interruption, _trackers(folder, plan, progress) as trackers:
-        watch = _Watch(training, progress, write, evaluation, keep)
+        watch = _Watch(training, progress, write, evaluation and waiting.watched(evaluation), keep)
         speed = Speed(training.until, peak)
         speed.mark(progress)
 
         def on_step(progress: Progress, meter: Meter) -> bool:
             watch.step(progress, meter, speed)
-            return interruption.asked
+            return interruption.asked or waiting.over
 
         for number in range(progress.phase, len(phases)):
+            if waiting.over:
+                break
             if number > progress.phase:
                 progress = progress.next_phase()
             progress = fit(
@@ -130,7 +148,14 @@ def train(
             if progress.share(phases[number].until) < 1:
                 break
         watch.finish(progress)
-    return progress
+    return dataclasses.replace(progress, early=waiting.over and progress.share(training.until) < 1)
+
+
+def _waiting(training: Training, evaluation: object) -> Waiting:
+    if training.patience is not None and (training.keep.best is None or evaluation is None):
+        what = "patience needs a metric that is evaluated, by which the best checkpoint is kept"
+        raise ConfigError(what, where="training.patience", fix="Give development data, or leave patience out.")
+    return Waiting(training.patience, training.keep.best)
 
 
 @contextlib.contextmanager

@@ -117,6 +117,7 @@ class Progress:
         cursor: the place in the data of the current phase from which the next step reads.
         phase: which of the run's phases is the current one, from 0.
         earlier_epochs: passes over the data of earlier phases.
+        early: whether the run has ended before its length, for want of anything better (`Training.patience`).
     """
 
     steps: int = 0
@@ -126,6 +127,7 @@ class Progress:
     cursor: Cursor = START
     phase: int = 0
     earlier_epochs: float = 0.0
+    early: bool = False
 
     def amount(self, unit: Duration) -> float:
         """How much is done, in the unit of a duration."""
@@ -144,6 +146,10 @@ class Progress:
     def share(self, duration: Duration) -> float:
         """The part of a duration that is done: 0 at the start, 1 and above at its end."""
         return self.amount(duration) / duration.count
+
+    def finished(self, run: Duration) -> bool:
+        """Whether a run of this length is at its end, or ended before it on its own."""
+        return self.early or self.share(run) >= 1
 
     def passed(self, every: Duration, since: Progress) -> bool:
         """Whether a multiple of `every` lies after `since` and not after this."""

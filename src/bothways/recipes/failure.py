@@ -1,0 +1,100 @@
+"""Whether a fine-tuning run has failed: it answers the same for all, or is no better than answering without reading.
+
+Fine-tuning on few labels fails now and then, in some seeds and not in others: the loss stays at that of the label frequencies
+(Devlin et al. 2018, section 4.1; Mosbach et al. 2020, who call a run failed if it does not beat the majority class). Three
+signs are looked at after a run. What a constant answer reaches is for the task to say (`Definition.baseline`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any
+
+from bothways.core.learner import Learner
+from bothways.core.sequence import Sequence
+from bothways.data.listed import InOrder, ListSource
+from bothways.data.loader import Loader
+from bothways.data.packing import Examples
+from bothways.tasks.definition import Definition, Direction, Metrics
+from bothways.training.loop import evaluate
+from bothways.training.parallel import Single
+
+SAMPLE = 512
+"""Training sequences by which the loss is judged."""
+LEARNED = 0.02
+"""The part of the baseline's loss by which a run is at least below it."""
+ADVICE = (
+    "Try other seeds (--seeds 5), a lower rate or a longer warm-up (training.optimiser.lr=2e-5 training.schedule.warmup=0.1), "
+    "more epochs, and the optimiser with bias correction (training.optimiser.kind=adamw)."
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that has learnt nothing, or nothing that shows.
+
+    Attributes:
+        reasons: what says so, each as one clause.
+    """
+
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"this run has probably failed: {'; '.join(self.reasons)}. {ADVICE}"
+
+
+@dataclass
+class Answers:
+    """Whether all predictions that went by say the same.
+
+    Attributes:
+        first: the first answer.
+        count: of predictions.
+        alike: whether all are as the first.
+    """
+
+    definition: Definition[Any, Any]
+    first: Hashable = None
+    count: int = 0
+    alike: bool = field(default=True)
+
+    def seen(self, results: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        """The same results, looked at as they go by."""
+        for example, prediction in results:
+            answer = self.definition.answer(prediction)
+            self.first = answer if self.count == 0 else self.first
+            self.alike, self.count = self.alike and answer == self.first, self.count + 1
+            yield example, prediction
+
+
+def training_loss(learner: Learner, sequences: Many[Sequence], microbatch_tokens: int) -> float:
+    """The mean loss on training data as the weights are now, without dropout; of an even sample, if there is much."""
+    sample = sequences[:: max(1, len(sequences) // SAMPLE)]
+    steps = Loader(ListSource(sample, InOrder()), learner.prepare, Examples(len(sample)), microbatch_tokens, 0).epoch()
+    return sum(evaluate(learner, steps, Single(), precision="fp32").losses.values())
+
+
+def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
+    """What the loss on training data says against a run."""
+    usual = baseline.get("loss")
+    if usual is None or usual <= 0 or loss < (1 - LEARNED) * usual:
+        return ()
+    return (f"its training loss, {loss:.4f}, is not below that of always giving the label frequencies, {usual:.4f}",)
+
+
+def signs_of_scores(
+    metrics: Metrics, baseline: Metrics, metric: str, direction: Direction, answers: Answers
+) -> tuple[str, ...]:
+    """What the dev data says against a run. If one answer is right for all of it, nothing can be seen there."""
+    value, usual = metrics[metric], baseline.get(metric)
+    worse = usual is not None and (value <= usual if direction == "highest" else value >= usual)
+    if baseline.get("accuracy") == 1:
+        return ()
+    signs = []
+    if answers.alike and answers.count > 1:
+        signs.append(f"it answers {answers.first!r} for all {answers.count:,} dev examples")
+    if worse:
+        signs.append(f"its {metric} on the dev data, {value:.4f}, is not better than that of a constant answer, {usual:.4f}")
+    return tuple(signs)
