@@ -11,6 +11,8 @@ is no CRF: as in the paper, each tag is predicted by itself.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -122,27 +124,47 @@ class Tagging(Definition[TagExample, TagPrediction]):
     def encode(self, examples: Many[TagExample], tokenizer: Tokenizer, labels: Many[str], length: int) -> list[Input]:
         """[CLS] words [SEP], in as many windows as that takes; the target "tag" has the first token of each word once."""
         index = {label: place for place, label in enumerate(labels)}
-        pieces = _pieces(examples, tokenizer)
+        rows = _rows((words for e in examples for words in (e.words, *e.before, *e.after)), tokenizer)
         results = []
         for example in examples:
-            tags = self.gold(example, labels)
-            count = len(example.words)
-            ids = np.full(count, IGNORED, dtype=np.int64) if tags is None else np.array([index[t] for t in tags], np.int64)
-            results.append(self._input(_laid(example, pieces), ids, tokenizer, length - SPECIALS))
+            tags = self.gold(example, labels) or (None,) * len(example.words)
+            targets = np.array([IGNORED if tag is None else index[tag] for tag in tags], dtype=np.int64)
+            before, after = ([rows[words].ids for words in some] for some in (example.before, example.after))
+            row, room = rows[example.words], length - SPECIALS
+            sequences, cut = self._windows(_surrounded(row, before, after, room), targets, tokenizer, room)
+            results.append(Input(sequences, len(row.ids), cut))
         return results
 
-    def _input(self, laid: _Laid, labels: NDArray[np.int64], tokenizer: Tokenizer, room: int) -> Input:
-        ids, places = _surrounded(laid, room)
-        starts = window_starts(len(ids), room, self.stride or max(1, room // 2))
-        owner = owners(places, starts, room)
+    def _windows(
+        self, row: _Row, labels: NDArray[np.int64], tokenizer: Tokenizer, room: int
+    ) -> tuple[tuple[Sequence, ...], int]:
+        """The windows that some word needs, at least one; and how many tokens lie in none: the end of a word without end."""
+        starts = window_starts(len(row.ids), room, self.stride or max(1, room // 2))
+        owner = owners(row.places, starts, room)
         used = np.unique(owner) if len(owner) else np.zeros(1, dtype=np.int64)
         sequences = []
         for window in used:
             mine, start = owner == window, int(starts[window])
-            bare = assemble(ids[start : start + room], None, tokenizer.specials)
-            target = TokenTargets(places[mine] - start + 1, labels[mine])  # 1 for [CLS]
+            bare = assemble(row.ids[start : start + room], None, tokenizer.specials)
+            target = TokenTargets(row.places[mine] - start + 1, labels[mine])  # 1 for [CLS]
             sequences.append(Sequence(bare.ids, bare.segments, {"tag": target}))
-        return Input(tuple(sequences), len(laid.ids), _missed(starts[used], len(ids), room))
+        return tuple(sequences), _missed(starts[used], len(row.ids), room)
+
+    def baseline(self, train: Many[TagExample], scored: Many[TagExample]) -> Metrics:
+        """The most frequent tag for all words; for the loss, each tag by its share."""
+        labels = self.labels(train)
+        frequent = Counter(tag for example in train for tag in self.gold(example, labels) or ())
+        counts, top = TagCounts(labels, self.spells(labels)), frequent.most_common(1)[0][0]
+        for example in scored:
+            tags = self.gold(example, labels) or ()
+            counts.add(
+                tags, [top] * len(tags), -sum(math.log(frequent[tag] / frequent.total()) for tag in tags if frequent[tag])
+            )
+        return counts.scores()
+
+    def answer(self, prediction: TagPrediction) -> frozenset[str]:
+        """The tags that occur: of a model that has collapsed, "O" alone."""
+        return frozenset(prediction.tags)
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Tag:
         """With a model that has the head "tags"."""
@@ -214,42 +236,39 @@ class Tag(Task[TagExample, TagPrediction]):
 
 
 @dataclass(frozen=True)
-class _Laid:
-    """A sentence in tokens: its own, the place of each word's first, and those of the sentences before and after it."""
+class _Row:
+    """A sentence in tokens, and the place of each word's first."""
 
     ids: Ids
     places: NDArray[np.int64]
-    before: Ids
-    after: Ids
 
 
-def _pieces(examples: Many[TagExample], tokenizer: Tokenizer) -> dict[str, Ids]:
-    """The tokens of every word; at least one each."""
-    sentences = (s for example in examples for s in (example.words, *example.before, *example.after))
-    words = list(dict.fromkeys(word for words in sentences for word in words))
+def _rows(sentences: Iterable[tuple[str, ...]], tokenizer: Tokenizer) -> dict[tuple[str, ...], _Row]:
+    """Each sentence once; at least one token a word."""
+    distinct = list(dict.fromkeys(sentences))
+    words = list(dict.fromkeys(word for sentence in distinct for word in sentence))
     unknown = np.array([tokenizer.specials.unknown], dtype=np.int32)
     # After a blank, as words stand in a text: tokenizers that mark blanks write a first word otherwise.
-    rows = tokenizer.encode([f" {word}" for word in words])
-    return {word: ids if len(ids) else unknown for word, ids in zip(words, rows, strict=True)}
+    found = tokenizer.encode([f" {word}" for word in words])
+    pieces = {word: ids if len(ids) else unknown for word, ids in zip(words, found, strict=True)}
+    return {sentence: _row([pieces[word] for word in sentence]) for sentence in distinct}
 
 
-def _laid(example: TagExample, pieces: Mapping[str, Ids]) -> _Laid:
-    lengths = np.array([len(pieces[word]) for word in example.words], dtype=np.int64)
-    before, after = (_joined((word for words in some for word in words), pieces) for some in (example.before, example.after))
-    return _Laid(_joined(example.words, pieces), np.cumsum(lengths) - lengths, before, after)
+def _row(pieces: list[Ids]) -> _Row:
+    lengths = np.array([len(ids) for ids in pieces], dtype=np.int64)
+    return _Row(np.concatenate([_NOTHING, *pieces]), np.cumsum(lengths) - lengths)
 
 
-def _joined(words: Iterable[str], pieces: Mapping[str, Ids]) -> Ids:
-    return np.concatenate([np.zeros(0, dtype=np.int32), *(pieces[word] for word in words)])
+_NOTHING = np.zeros(0, dtype=np.int32)
 
 
-def _surrounded(laid: _Laid, room: int) -> tuple[Ids, NDArray[np.int64]]:
-    """The sentence, with as much around it as there is room for, evenly if both sides have enough; the places of its words."""
-    spare = max(0, room - len(laid.ids))
-    right = min(len(laid.after), max(spare // 2, spare - len(laid.before)))
-    left = min(len(laid.before), spare - right)
-    before = laid.before[len(laid.before) - left :]
-    return np.concatenate([before, laid.ids, laid.after[:right]]), laid.places + left
+def _surrounded(row: _Row, before: list[Ids], after: list[Ids], room: int) -> _Row:
+    """A sentence, with as much around it as there is room for, evenly if both sides have enough."""
+    spare, had, has = max(0, room - len(row.ids)), sum(map(len, before)), sum(map(len, after))
+    right = min(has, max(spare // 2, spare - had))
+    left = min(had, spare - right)
+    behind, ahead = (np.concatenate([_NOTHING, *rows]) for rows in (before, after))
+    return _Row(np.concatenate([behind[had - left :], row.ids, ahead[:right]]), row.places + left)
 
 
 def _missed(starts: NDArray[np.int64], tokens: int, room: int) -> int:
