@@ -17,7 +17,7 @@ from bothways.model.heads import Model
 from bothways.recipes.fitting import Labelled, Method, check_metric, examine
 from bothways.recipes.stability import steady
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.definition import Direction, fingerprint
+from bothways.tasks.definition import Direction, Reading, fingerprint
 from bothways.tasks.preflight import Finding, Load, check_machine, check_model, forecast, settle
 from bothways.tasks.task import Task
 from bothways.text.tokenizer import Tokenizer
@@ -115,7 +115,8 @@ def model_folder(name: str) -> str | Path:
 
 
 def _read(source: str, definition: Trainable) -> tuple[list[Any], Trainable]:
-    reading = definition.read(source, definition.columns)
+    asked: Any = definition.columns
+    reading: Reading[Any] = definition.read(source, asked)
     return list(reading.examples), reading.definition  # type: ignore[return-value]
 
 
