@@ -6,6 +6,7 @@ together. Data it reads: `Example`s, a text or two and a label. A GLUE task such
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -81,6 +82,21 @@ class Classification(Definition[Example, ClassPrediction]):
         index = {label: place for place, label in enumerate(labels)}
         targets = [LabelTargets(np.array([_index(example, index)], dtype=np.int64)) for example in examples]
         return encode_texts(examples, targets, tokenizer, length)
+
+    def baseline(self, train: Many[Example], scored: Many[Example]) -> Metrics:
+        """The most frequent class for all; for the loss, each class by its share."""
+        counts = Counter(example.label for example in train)
+        index = {label: place for place, label in enumerate(self.labels(train))}
+        most = max(index, key=counts.__getitem__)
+        confusion, loss = np.zeros((len(index), len(index)), dtype=np.int64), 0.0
+        for example in scored:
+            confusion[_index(example, index), index[most]] += 1
+            loss -= float(np.log(counts[example.label] / counts.total()))
+        return {**classification(confusion), "loss": loss / len(scored)}
+
+    def answer(self, prediction: ClassPrediction) -> str:
+        """The label."""
+        return prediction.label
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Classify:
         """With a model that has the heads "pooler" and "labels"."""
