@@ -1,4 +1,4 @@
-"""Cross-entropy as a sum, a weight and the number of hits, in one pass over the logits.
+"""Cross-entropy as a sum, a weight and the number of hits: in one pass over the logits, with classes weighed, among choices.
 
 At a vocabulary of 30,000 the loss moves more memory than a small encoder does. torch's own makes five fp32 arrays of the
 size of the logits; here a few rows at a time are taken from logits to gradient, softmax − one-hot, while they lie in the cache.
@@ -58,3 +58,49 @@ def cross_entropy(logits: Float[Tensor, "targets classes"], labels: Int[Tensor, 
     """−Σ log softmax(logits)[label], summed in fp32 or finer. `weight` is the number of labels that are not `IGNORED`."""
     total, hits = _SoftmaxLoss.apply(logits, labels)  # type: ignore[no-untyped-call]
     return Loss(total, weight, hits)
+
+
+def weighed_cross_entropy(
+    logits: Float[Tensor, "targets classes"],
+    labels: Int[Tensor, " targets"],
+    weight: float,
+    classes: Float[Tensor, " classes"],
+    smoothing: float = 0.0,
+) -> Loss:
+    """Cross-entropy with a weight for each class, and a share of every target spread evenly over all classes.
+
+    Σ over targets of (1 − ε)·w[label]·(−log p[label]) + ε/C · Σ over classes c of w[c]·(−log p[c]), with p the softmax, C the
+    number of classes and ε the smoothing (Szegedy et al. 2016, section 7). Divided by Σ w[label] it is what torch's
+    `cross_entropy(weight=w, label_smoothing=ε, reduction="mean")` says: its normaliser is the weights of the labels alone.
+
+    Args:
+        weight: Σ w[label] over the labels that are not `IGNORED`.
+        classes: w, above 0.
+        smoothing: ε, in [0, 1).
+    """
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    kept, w = labels != IGNORED, classes.to(exact)
+    label = labels.masked_fill(~kept, 0)
+    surprise = -torch.log_softmax(logits.to(exact), 1)
+    chosen = w[label] * surprise.gather(1, label[:, None])[:, 0]
+    spread = (w * surprise).mean(1)
+    total = (((1 - smoothing) * chosen + smoothing * spread) * kept).sum()
+    return Loss(total, weight, ((logits.argmax(1) == labels) & kept).sum())
+
+
+def choice_cross_entropy(
+    scores: Float[Tensor, " choices"], counts: Int[Tensor, " questions"], labels: Int[Tensor, " questions"], weight: float
+) -> Loss:
+    """−Σ over questions of log softmax(scores of its choices)[label]; the choices of the first question come first.
+
+    Source: Devlin et al. 2018, section 4.4. Questions may have different numbers of choices.
+
+    Args:
+        counts: how many choices each question has.
+        labels: which is right, from 0; `IGNORED` counts for nothing.
+        weight: how many labels are not `IGNORED`.
+    """
+    longest = int(counts.max()) if len(counts) else 1
+    held = torch.arange(longest, device=scores.device) < counts[:, None]
+    table = scores.new_full(held.shape, -torch.inf).masked_scatter(held, scores)
+    return cross_entropy(table, labels, weight)

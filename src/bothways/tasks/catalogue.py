@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from bothways.tasks.choice import MultipleChoice
 from bothways.tasks.classify import Classification
 from bothways.tasks.embed import Embedding
 from bothways.tasks.fill import Filling
 from bothways.tasks.likelihood import Likelihood
+from bothways.tasks.multilabel import MultiLabel
+from bothways.tasks.regress import Regression
+from bothways.tasks.tag import Tagging
 
-Trainable = Classification
+Trainable = Classification | Regression | MultiLabel | MultipleChoice | Tagging
 """The definitions that a model can be fine-tuned for."""
 
 AnyDefinition = Trainable | Filling | Likelihood | Embedding

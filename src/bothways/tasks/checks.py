@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Many
+from typing import Protocol, runtime_checkable
 
 from bothways.tasks.examples import Example, label_names
 from bothways.tasks.preflight import Finding, places
@@ -14,27 +15,44 @@ MANY = 20
 """Classes from which on labels that are fractions look like scores."""
 
 
+@runtime_checkable
+class Texts(Protocol):
+    """What examples of all kinds have that are one text or two."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def text_b(self) -> str | None: ...
+    @property
+    def where(self) -> str: ...
+
+
 def check_examples(train: Many[Example], dev: Many[Example]) -> list[Finding]:
     """Everything that labelled texts can have wrong; `dev` may be empty."""
     return [
-        *_check_rows([*train, *dev]),
+        *check_texts([*train, *dev]),
+        *check_answered([e.where for e in (*train, *dev) if e.label is None]),
         *_check_labels(train, dev),
         *_check_balance(train),
-        *_check_overlap(train, dev),
+        *check_overlap(train, dev),
     ]
 
 
-def _check_rows(examples: Many[Example]) -> list[Finding]:
+def check_texts(examples: Many[Texts]) -> list[Finding]:
+    """Texts of nothing but white space."""
     empty = [e.where for e in examples if not e.text.strip() or (e.text_b is not None and not e.text_b.strip())]
-    bare = [e.where for e in examples if e.label is None]
-    findings = []
-    if empty:
-        what = f"{len(empty)} examples have an empty text: {places(empty)}"
-        findings.append(Finding("rows", "error", what, fix="Complete these rows, or take them out."))
-    if bare:
-        what = f"{len(bare)} examples have no label (it is empty, null or NaN): {places(bare)}"
-        findings.append(Finding("labels", "error", what, fix="Label these rows, or take them out."))
-    return findings
+    if not empty:
+        return []
+    what = f"{len(empty)} examples have an empty text: {places(empty)}"
+    return [Finding("rows", "error", what, fix="Complete these rows, or take them out.")]
+
+
+def check_answered(bare: Many[str]) -> list[Finding]:
+    """`bare`: where the examples are that have no label."""
+    if not bare:
+        return []
+    what = f"{len(bare)} examples have no label (it is empty, null or NaN): {places(bare)}"
+    return [Finding("labels", "error", what, fix="Label these rows, or take them out.")]
 
 
 def _check_labels(train: Many[Example], dev: Many[Example]) -> list[Finding]:
@@ -50,10 +68,15 @@ def _check_labels(train: Many[Example], dev: Many[Example]) -> list[Finding]:
     absent = [label for label in labels if dev and label not in seen]
     if absent:
         findings.append(Finding("labels", "warning", f"no dev example has one of the labels {places(absent)}"))
+    findings += _check_scores(labels)
+    return findings
+
+
+def _check_scores(labels: Many[str]) -> list[Finding]:
     if len(labels) > MANY and sum(_is_fraction(label) for label in labels) > len(labels) / 2:
         what = f"the {len(labels)} labels look like scores ({places(labels)}), and each is taken as a class of its own"
-        findings.append(Finding("labels", "warning", what))
-    return findings
+        return [Finding("labels", "warning", what, fix="To learn them as scores, choose the task regress.")]
+    return []
 
 
 def _is_fraction(label: str) -> bool:
@@ -80,7 +103,8 @@ def _check_balance(train: Many[Example]) -> list[Finding]:
     return findings
 
 
-def _check_overlap(train: Many[Example], dev: Many[Example]) -> list[Finding]:
+def check_overlap(train: Many[Texts], dev: Many[Texts]) -> list[Finding]:
+    """Development examples whose texts are in the training data."""
     known = {(e.text, e.text_b) for e in train}
     shared = [e.where for e in dev if (e.text, e.text_b) in known]
     if not shared:

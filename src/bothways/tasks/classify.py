@@ -1,11 +1,14 @@
 """Classification of single texts and of pairs (Devlin et al. 2018, section 4.1 and figure 4a, b).
 
 Idea: the pooled vector of [CLS] goes through dropout and one dense layer to the logits of the classes; everything is trained
-together. Data it reads: `Example`s, a text or two and a label. A GLUE task such as CoLA or RTE is one.
+together. Data it reads: `Example`s, a text or two and a label. A GLUE task such as CoLA or RTE is one. By choice targets are
+smoothed, and classes weighed against their frequency.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
@@ -18,18 +21,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, LabelTargets, Targets
-from bothways.core.errors import DataError
+from bothways.core.errors import ConfigError, DataError
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import Head, Labels, Model, Pooled
-from bothways.objectives.losses import cross_entropy
-from bothways.tasks.checks import check_examples
+from bothways.objectives.losses import cross_entropy, weighed_cross_entropy
+from bothways.tasks.checks import Texts, check_examples
 from bothways.tasks.definition import Definition, Direction, Metrics, Reading
-from bothways.tasks.examples import NOT_NAMED, Columns, Example, example_of, label_names, open_examples
+from bothways.tasks.examples import NOT_NAMED, Columns, Example, example_of, in_order, label_names, open_examples
 from bothways.tasks.metrics import classification
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.preflight import Finding
 from bothways.tasks.task import Input, Output, Task
+from bothways.text.files import Specials
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -43,18 +47,34 @@ class Classification(Definition[Example, ClassPrediction]):
 
     Attributes:
         columns: where texts and labels are.
+        smoothing: the share of every target that is spread evenly over all classes; metrics leave it out, the loss too.
+        weighting: of the classes in training: "equal", "balanced", or a weight above 0 for each label in their order. Balanced
+            weights are counted when training data is read, which then is read twice, and stand here afterwards; for examples
+            in memory give `balanced(examples)`.
     """
 
     metric: ClassVar[str] = "accuracy"
     problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
 
     columns: Columns = NOT_NAMED
+    smoothing: float = 0.0
+    weighting: Literal["equal", "balanced"] | tuple[float, ...] = "equal"
     kind: Literal["classify"] = "classify"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise ConfigError(f"must lie in [0, 1), not {self.smoothing}", where="smoothing")
+        if isinstance(self.weighting, tuple) and not all(0 < weight < math.inf for weight in self.weighting):
+            raise ConfigError(f"must be numbers above 0, not {list(self.weighting)}", where="weighting")
 
     def read(self, source: str, asked: Columns | None = None, *, labelled: bool = True) -> Reading[Example]:
         """As `Definition.read`; while reading, DataError for a row without a column or with a text that is no text."""
         table, chosen = open_examples(source, asked or NOT_NAMED, usual=self.columns, labelled=labelled)
-        return Reading(self.with_columns(chosen), (example_of(row, chosen) for row in table.rows), table.share)
+        definition = self.with_columns(chosen)
+        if labelled and self.weighting == "balanced":
+            definition = dataclasses.replace(definition, weighting=balanced(example_of(row, chosen) for row in table.rows))
+            table, _ = open_examples(source, chosen)
+        return Reading(definition, (example_of(row, chosen) for row in table.rows), table.share)
 
     def labels(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """The labels that occur: whole numbers by value, then texts by their characters."""
@@ -84,7 +104,7 @@ class Classification(Definition[Example, ClassPrediction]):
         return encode_texts(examples, targets, tokenizer, length)
 
     def baseline(self, train: Many[Example], scored: Many[Example]) -> Metrics:
-        """The most frequent class for all; for the loss, each class by its share."""
+        """The most frequent class for all; for the loss, each class by its share, unless targets are smoothed or weighed."""
         counts = Counter(example.label for example in train)
         index = {label: place for place, label in enumerate(self.labels(train))}
         most = max(index, key=counts.__getitem__)
@@ -92,7 +112,8 @@ class Classification(Definition[Example, ClassPrediction]):
         for example in scored:
             confusion[_index(example, index), index[most]] += 1
             loss -= float(np.log(counts[example.label] / counts.total()))
-        return {**classification(confusion), "loss": loss / len(scored)}
+        own = self.smoothing == 0 and self.weighting == "equal"
+        return classification(confusion) | ({"loss": loss / len(scored)} if own else {})
 
     def answer(self, prediction: ClassPrediction) -> str:
         """The label."""
@@ -104,15 +125,29 @@ class Classification(Definition[Example, ClassPrediction]):
 
 
 class Classify(Task[Example, ClassPrediction]):
-    """A model with the heads "pooler" and "labels", as a task."""
+    """A model with the heads "pooler" and "labels", as a task; arguments as `Task`.
+
+    Raises:
+        ConfigError: another number of weights than labels, or balanced weights that nobody has counted.
+    """
+
+    def __init__(self, definition: Classification, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> None:
+        super().__init__(definition, model, tokenizer, labels, length)
+        self._smoothing, self._equal = definition.smoothing, definition.weighting == "equal"
+        self._classes = torch.tensor(_weights(definition, self.labels), dtype=torch.float64)
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """The number of labelled sequences."""
-        return {"label": float((_labels(batch) != IGNORED).sum())}
+        """The weights of the labels that there are, together; where classes are equal, the number of labelled sequences."""
+        known = _labels(batch)[_labels(batch) != IGNORED]
+        return {"label": float(len(known)) if self._equal else float(self._classes[known.cpu()].sum())}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """The cross-entropy of the labels."""
-        return {"label": cross_entropy(self.logits(batch), _labels(batch), self.weights(batch)["label"])}
+        """The cross-entropy of the labels; with weights for the classes hits are not counted, since weights are no numbers."""
+        logits, labels, weight = self.logits(batch), _labels(batch), self.weights(batch)["label"]
+        if self._equal and self._smoothing == 0:
+            return {"label": cross_entropy(logits, labels, weight)}
+        loss = weighed_cross_entropy(logits, labels, weight, self._classes.to(logits.device), self._smoothing)
+        return {"label": loss if self._equal else dataclasses.replace(loss, hits=None)}
 
     def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """One logit per label for each sequence."""
@@ -133,7 +168,7 @@ class Classify(Task[Example, ClassPrediction]):
         return ClassPrediction(self.labels[index], index, dict(zip(self.labels, probabilities, strict=True)))
 
     def score(self, results: Iterable[tuple[Example, ClassPrediction]]) -> Metrics:
-        """Accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats).
+        """Accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats), neither smoothed nor weighed.
 
         Raises:
             DataError: an example without a label or with one that is none of the model's; no example at all.
@@ -154,7 +189,7 @@ class Classify(Task[Example, ClassPrediction]):
         return float(prediction.label == example.label)
 
 
-def encode_texts(examples: Many[Example], targets: Many[Targets], tokenizer: Tokenizer, length: int) -> list[Input]:
+def encode_texts(examples: Many[Texts], targets: Many[Targets], tokenizer: Tokenizer, length: int) -> list[Input]:
     """Single texts and pairs, each with its target under the name "label"; at most `length` tokens with specials."""
     firsts = tokenizer.encode([example.text for example in examples])
     seconds = iter(tokenizer.encode([example.text_b for example in examples if example.text_b is not None]))
@@ -165,12 +200,17 @@ def encode_texts(examples: Many[Example], targets: Many[Targets], tokenizer: Tok
 
 
 def _input(a: Ids, b: Ids | None, target: Targets, tokenizer: Tokenizer, length: int) -> Input:
+    bare, cut = fitted(a, b, tokenizer.specials, length)
+    return Input((Sequence(bare.ids, bare.segments, {"label": target}),), len(a) + (0 if b is None else len(b)), cut)
+
+
+def fitted(a: Ids, b: Ids | None, specials: Specials, length: int) -> tuple[Sequence, int]:
+    """A text or a pair with its special tokens, at most `length` in all, and how many tokens were cut."""
     if b is None:
-        keep, tokens = (min(len(a), length - SPECIALS_SINGLE), 0), len(a)
-    else:
-        keep, tokens = truncated(len(a), len(b), length - SPECIALS_PAIR), len(a) + len(b)
-    bare = assemble(a[: keep[0]], None if b is None else b[: keep[1]], tokenizer.specials)
-    return Input((Sequence(bare.ids, bare.segments, {"label": target}),), tokens, tokens - sum(keep))
+        keep = min(len(a), length - SPECIALS_SINGLE)
+        return assemble(a[:keep], None, specials), len(a) - keep
+    first, second = truncated(len(a), len(b), length - SPECIALS_PAIR)
+    return assemble(a[:first], b[:second], specials), len(a) + len(b) - first - second
 
 
 def truncated(a: int, b: int, room: int) -> tuple[int, int]:
@@ -198,3 +238,25 @@ def _index(example: Example, index: Mapping[str, int]) -> int:
 
 def _labels(batch: Batch) -> torch.Tensor:
     return cast(torch.Tensor, cast(LabelTargets, batch.targets["label"]).labels)
+
+
+def balanced(examples: Iterable[Example]) -> tuple[float, ...]:
+    """n / (classes · count) for each label in order, so that all classes weigh the same together and the mean weight is 1.
+
+    Source: scikit-learn, `class_weight="balanced"`; King and Zeng 2001.
+    """
+    counts = Counter(example.label for example in examples if example.label is not None)
+    return tuple(counts.total() / (len(counts) * counts[label]) for label in in_order(counts))
+
+
+def _weights(definition: Classification, labels: Many[str]) -> tuple[float, ...]:
+    weighting, where = definition.weighting, "task.weighting"
+    if weighting == "equal":
+        return (1.0,) * len(labels)
+    if weighting == "balanced":
+        what = "balanced weights are counted when training data is read, and none was read"
+        raise ConfigError(what, where=where, fix="For examples in memory give weighting=balanced(examples).")
+    if len(weighting) != len(labels):
+        what = f"there are {len(weighting)} for {len(labels)} labels ({', '.join(labels)})"
+        raise ConfigError(what, where=where, fix="Give one for each label, in this order.")
+    return weighting

@@ -1,0 +1,19 @@
+"""The squared error of scores, as a sum and a weight (Devlin et al. 2018, section 4.1, for STS-B)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bothways.core.loss import Loss
+
+
+def squared_error(outputs: Float[Tensor, " targets"], scores: Float[Tensor, " targets"], weight: float) -> Loss:
+    """Σ (output − score)², summed in fp32 or finer. `weight` is the number of scores that are not NaN, which count for nothing.
+
+    Divided by its weight it is the mean that transformers trains by where the problem is "regression".
+    """
+    known = ~scores.isnan()
+    difference = outputs.to(torch.promote_types(outputs.dtype, torch.float32)) - scores.nan_to_num(0.0)
+    return Loss((difference.square() * known).sum(), weight)
