@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from bothways.commands.options import AnyTask
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from bothways.recipes.finetuned import Opened
     from bothways.tasks.definition import Metrics, Reading
     from bothways.tasks.task import Pace, Tally
@@ -28,6 +30,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
     device: str = "auto",
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss. Memory does not grow with the data.
+
+    --task likelihood gives the pseudo-perplexity of texts. --task embed goes through all layers and poolings, and tells how
+    well the cosines of pairs agree with their scores.
 
     Parameters
     ----------
@@ -59,28 +64,43 @@ def evaluate(  # noqa: PLR0913 – one option per question
 
     from bothways.commands.progress import asked, watched
     from bothways.recipes.finetuned import open_task
+    from bothways.tasks.embed import Embed
     from bothways.tasks.task import Pace, Tally
 
     opened = open_task(folder, task, length=length, device=device)
     reading = opened.read(file, asked(opened, text=text, text_b=text_b, label=label), labelled=True)
-    tally = Tally()
-    metrics = _evaluated(opened, watched(reading, "evaluating"), Pace(precision), tally, report, names=(folder, file))
+    tally, pace, title = Tally(), Pace(precision), f"{folder} on {file}"
+    shown = watched(reading, "evaluating", printing=False)
+    if isinstance(opened.task, Embed) and report is None:
+        from bothways.commands.embed import sweep_table
+        from bothways.recipes.embedding import sweep
+
+        found = sweep(opened.task, shown.examples, pace, tally)
+        plain, table = found.to_json(), sweep_table(found, title)
+    else:
+        metrics = _evaluated(opened, shown, pace, tally, report, names=(folder, file))
+        plain, table = dict(metrics), _table(metrics, title)
     if tally.cut:
         print(f"warning: {tally}", file=sys.stderr)
     if json:
         from json import dumps
 
-        print(dumps(metrics))
-        return
-    from rich.console import Console
+        print(dumps(plain))
+    else:
+        from rich.console import Console
+
+        Console().print(table)
+
+
+def _table(metrics: Metrics, title: str) -> Table:
     from rich.table import Table
 
-    table = Table(title=f"{folder} on {file}")
+    table = Table(title=title)
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
         table.add_row(name, f"{value:.4f}")
-    Console().print(table)
+    return table
 
 
 def _evaluated(

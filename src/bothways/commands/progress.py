@@ -20,12 +20,16 @@ def asked(opened: Opened, **columns: str | None) -> Any:
     return configs.read(type(opened.task.definition.columns), named, where="columns") if named else None  # type: ignore[attr-defined]
 
 
-def watched(reading: Reading[Any], what: str) -> Reading[Any]:
-    """The same reading, with a bar: how much of the file is read, how many examples, the time left. Gone when it is done."""
-    return dataclasses.replace(reading, examples=_watched(reading, what))
+def watched(reading: Reading[Any], what: str, *, printing: bool = True) -> Reading[Any]:
+    """The same reading, with a bar: how much of the file is read, how many examples, the time left. Gone when it is done.
+
+    Args:
+        printing: whether something is printed meanwhile; on a terminal there is no bar then.
+    """
+    return dataclasses.replace(reading, examples=_watched(reading, what, printing))
 
 
-def _watched(reading: Reading[Any], what: str) -> Iterator[Any]:
+def _watched(reading: Reading[Any], what: str, printing: bool) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -36,7 +40,7 @@ def _watched(reading: Reading[Any], what: str) -> Iterator[Any]:
         TextColumn("{task.fields[count]:,} examples"),
         TimeRemainingColumn(),
     )
-    hidden = not console.is_terminal or sys.stdout.isatty()  # the output would run through the bar
+    hidden = not console.is_terminal or (printing and sys.stdout.isatty())  # the output would run through the bar
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         bar = progress.add_task(what, total=None if reading.share is None else 1.0, count=0)
         for count, example in enumerate(reading.examples, 1):

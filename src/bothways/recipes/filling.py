@@ -1,20 +1,19 @@
-"""What a pre-trained model makes of a hidden word."""
+"""What a pre-trained model makes of hidden words in a corpus: the task `fill`, with the truth beside it."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from bothways.core.batch import pack
 from bothways.core.seeds import rng
 from bothways.core.sequence import Ids
 from bothways.data.corpus import Corpus
 from bothways.model.heads import Model
-from bothways.text.template import assemble
+from bothways.tasks.examples import Example
+from bothways.tasks.fill import Fill, Filling
+from bothways.tasks.task import predict
 from bothways.text.tokenizer import Tokenizer
 
 GUESSES = 3
@@ -39,6 +38,7 @@ class Filled:
 def fill_masks(model: Model, corpus: Corpus, documents: Iterable[int], count: int, seed: int) -> list[Filled]:
     """Hide one word in sentences of these documents and let the model, with a masked head, fill it in."""
     draws, tokenizer = rng(seed, "filling"), corpus.tokenizer
+    fill = Filling(top=GUESSES).task(model, tokenizer, (), model.config.position.most)
     filled = []
     for document in documents:
         sentences = [ids for ids in corpus.sentences_of(int(document)) if 8 <= len(ids) <= 30]
@@ -46,7 +46,7 @@ def fill_masks(model: Model, corpus: Corpus, documents: Iterable[int], count: in
         if places is None or not len(places[1]):
             continue
         ids, whole = places
-        filled.append(_fill(model, ids, int(draws.choice(whole)), tokenizer))
+        filled.append(_fill(fill, ids, int(draws.choice(whole))))
         if len(filled) == count:
             break
     return filled
@@ -63,16 +63,10 @@ def _is_word(token: str) -> bool:
     return len(token) >= 4 and token.isalpha()
 
 
-@torch.no_grad()
-def _fill(model: Model, ids: Ids, at: int, tokenizer: Tokenizer) -> Filled:
-    sequence = assemble(ids, None, tokenizer.specials)
-    hidden = sequence.ids.copy()
-    hidden[at + 1] = tokenizer.specials.mask
-    device = next(model.parameters()).device
-    batch = pack([dataclasses.replace(sequence, ids=hidden)]).to(device)
-    model.eval()
-    x = model.encoder(batch).last[at + 1 : at + 2]
-    probabilities = model.heads["masked"](x, model.encoder.embedding.token.weight)[0].softmax(-1)
-    best = probabilities.topk(GUESSES)
-    guesses = zip((tokenizer.token(int(id)) for id in best.indices), best.values.tolist(), strict=True)
-    return Filled(tokenizer.decode(ids[:at]), tokenizer.decode(ids[at + 1 :]), tokenizer.token(int(ids[at])), tuple(guesses))
+def _fill(fill: Fill, ids: Ids, at: int) -> Filled:
+    tokenizer = fill.tokenizer
+    before, after = tokenizer.decode(ids[:at]), tokenizer.decode(ids[at + 1 :])
+    text = " ".join([before, tokenizer.token(tokenizer.specials.mask), after])
+    ((_, prediction),) = predict(fill, [Example(text)])
+    guesses = tuple((guess.token, guess.probability) for guess in prediction.masks[0])
+    return Filled(before, after, tokenizer.token(int(ids[at])), guesses)

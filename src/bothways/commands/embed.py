@@ -1,0 +1,86 @@
+"""`bothways embed`: texts in, one vector each out, into a file; and the table of `bothways evaluate --task embed`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bothways.recipes.embedding import Sweep
+    from bothways.tasks.embed import Embed, Embedding
+
+
+def embed(
+    folder: str,
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *settings: str,
+    out: Path,
+    text: str | None = None,
+    length: int | None = None,
+    precision: Literal["auto", "fp32", "bf16"] = "fp32",
+    device: str = "auto",
+) -> None:
+    """Make a vector of each text, in the order of the input. Memory does not grow with the number of texts.
+
+    Parameters
+    ----------
+    folder
+        A model folder, one of sentence-transformers, the folder of a run, or a Hub id.
+    file
+        .txt (a text a line), .csv, .tsv, .jsonl, .parquet, hub:owner/name:configuration:split, or - for the standard input.
+    settings
+        pooling=mean, cls or max; layers=[-1], or several; combine=mean or concat; normalised=true. By default as the folder has
+        it, else the mean of the last layer.
+    out
+        vectors.npy, .parquet or .jsonl.
+    text
+        The column of the text.
+    length
+        The longest text in tokens; by default as the folder has it, else all of the model's positions.
+    precision
+        Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    import sys
+
+    from bothways.commands.progress import asked, watched
+    from bothways.core.errors import DataError
+    from bothways.recipes.embedding import check_out, write_vectors
+    from bothways.recipes.finetuned import open_task
+    from bothways.tasks.task import Pace, Tally
+
+    check_out(out)
+    opened = open_task(folder, "embed", length=length, device=device, settings=settings)
+    reading = opened.read(file, asked(opened, text=text), labelled=False)
+    columns = cast("Embedding", reading.definition).columns
+    if columns.text_b is not None:
+        what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"
+        raise DataError(what, where=file, fix="Name one: --text NAME.")
+    tally = Tally()
+    task = cast("Embed", opened.task)
+    predictions = opened.predict(watched(reading, "embedding", printing=False), Pace(precision), tally)
+    width = task.definition.width(task.model)
+    write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
+    if tally.cut:
+        print(f"warning: {tally}", file=sys.stderr)
+    print(f"{tally.examples:,} vectors of {width} components in {out}", file=sys.stderr)
+
+
+def sweep_table(found: Sweep, title: str) -> Table:
+    """Every layer with every pooling, the best one marked."""
+    from rich.table import Table
+
+    table = Table(title=title, caption=f"{found.pairs:,} pairs. anisotropy: the mean cosine of any two texts")
+    for name in ("layer", "pooling", "pearson", "spearman", "anisotropy"):
+        table.add_column(name, justify="left" if name == "pooling" else "right")
+    best = found.best
+    for cell in found.cells:
+        numbers = (cell.correlation.pearson, cell.correlation.spearman, cell.correlation.anisotropy)
+        mark = " ← best" if cell is best else ""
+        table.add_row(str(cell.layer), f"{cell.pooling}{mark}", *(f"{number:.4f}" for number in numbers))
+    return table
