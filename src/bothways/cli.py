@@ -37,6 +37,7 @@ for group, name, home, summary in (
     (app, "finetune", "finetune:finetune", "Fine-tune a model folder on labelled data."),
     (app, "evaluate", "evaluate:evaluate", "Score a fine-tuned model on labelled data."),
     (app, "predict", "predict:predict", "Predict labels with probabilities, as JSON lines."),
+    (app, "embed", "embed:embed", "Make a vector of each text, into .npy, .parquet or .jsonl."),
     (app, "describe", "describe:describe", "Show a model's configuration and count its parameters part by part."),
     (app, "bench", "bench:bench", "Measure this machine against transformers."),
 ):
