@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-FineTask = Literal["classify", "regress", "multilabel", "choice", "tag"]
+FineTask = Literal["classify", "regress", "multilabel", "choice", "tag", "answer"]
 """Tasks that a model can be fine-tuned for: the keys of `tasks.catalogue.TASKS`."""
-AnyTask = Literal["classify", "regress", "multilabel", "choice", "tag", "fill", "likelihood", "embed"]
+AnyTask = Literal["classify", "regress", "multilabel", "choice", "tag", "answer", "fill", "likelihood", "embed"]
 """Every task: the kinds of `tasks.catalogue.AnyDefinition`."""

@@ -141,6 +141,7 @@ class Answer(Task[Question, AnswerPrediction]):
     """A model with the head "span", as a task."""
 
     definition: Answering
+    _last: tuple[str, Encoded] | None = None
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """The number of windows of questions whose answer is known."""
@@ -162,13 +163,19 @@ class Answer(Task[Question, AnswerPrediction]):
 
     def decode(self, example: Question, outputs: Many[Output]) -> AnswerPrediction:
         """The best spans of all windows, and the best one or none as the answer."""
-        (context,) = self.tokenizer.encode_with_offsets([example.context])
+        context = self._tokens(example.context)
         (question,) = self.tokenizer.encode([example.question])
         read, parts = self.definition.plan(len(question), len(context.ids), self.length)
         table = span_scores([output[read + 2 : -1] for output in outputs], parts, self.definition.longest)
         null = min(float(output[0].sum()) for output in outputs)
         found = _texts(example.context, context, best_spans(table, self.definition.n_best))
         return self._prediction(example, found, null)
+
+    def _tokens(self, context: str) -> Encoded:
+        """A context as tokens. Questions on one context mostly follow each other, so the last one is kept."""
+        if self._last is None or self._last[0] != context:
+            self._last = context, self.tokenizer.encode_with_offsets([context])[0]
+        return self._last[1]
 
     def _prediction(self, example: Question, found: Many[tuple[int, int, float]], null: float) -> AnswerPrediction:
         threshold, difference = self.definition.threshold, null - found[0][2] if found else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from bothways.tasks.answer import Answering
 from bothways.tasks.choice import MultipleChoice
 from bothways.tasks.classify import Classification
 from bothways.tasks.embed import Embedding
@@ -13,7 +14,7 @@ from bothways.tasks.multilabel import MultiLabel
 from bothways.tasks.regress import Regression
 from bothways.tasks.tag import Tagging
 
-Trainable = Classification | Regression | MultiLabel | MultipleChoice | Tagging
+Trainable = Classification | Regression | MultiLabel | MultipleChoice | Tagging | Answering
 """The definitions that a model can be fine-tuned for."""
 
 AnyDefinition = Trainable | Filling | Likelihood | Embedding

@@ -42,7 +42,8 @@ def normalised(text: str) -> str:
 
 def unspaced(context: str) -> bool:
     """Whether at least half of the letters of a text are ideographs or kana."""
-    return 2 * len(_UNSPACED.findall(context)) >= max(1, len(_LETTER.findall(context)))
+    count = len(_UNSPACED.findall(context))
+    return count > 0 and 2 * count >= len(_LETTER.findall(context))
 
 
 @dataclass(frozen=True)
