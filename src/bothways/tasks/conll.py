@@ -75,7 +75,9 @@ def _chosen(fields: list[str], word: int, tag: int | None, where: str) -> tuple[
     count = len(fields)
     if any(not -count <= place < count for place in wanted) or (tag is not None and word % count == tag % count):
         what = f"has {count} {'column' if count == 1 else 'columns'} ({' | '.join(fields)[:60]}), and "
-        what += f"column {word} is to be the word" + ("" if tag is None else f", column {'last' if tag < 0 else tag} its tag")
+        what += f"column {word} is to be the word" + (
+            "" if tag is None else f", {'the last' if tag < 0 else f'column {tag}'} its tag"
+        )
         fix = "Each line is a word and its tag, tab or blanks between; name other columns by number: --text 1 --label 3."
         raise DataError(what, where=where, fix=fix)
     return tuple(fields[place] for place in wanted)

@@ -1,0 +1,75 @@
+"""Scores of tags equal seqeval's, by conlleval's rule and by strict IOB2; those of plain tags equal scikit-learn's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.tasks.entities import TagCounts, types_of
+from bothways.tasks.schemes import to_iob2
+
+KINDS = ("LOC", "ORG", "PER")
+LABELS = ("O", *(f"{prefix}-{kind}" for kind in KINDS for prefix in "BI"))
+PAIRS = st.lists(
+    st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=10), min_size=1, max_size=8
+)
+
+
+def counted(truth: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
+    counts = TagCounts(LABELS, entities=True)
+    for expected, found in zip(truth, predicted, strict=True):
+        counts.add(expected, found, 0.5 * len(expected))
+    return counts.scores()
+
+
+@settings(deadline=None)
+@given(PAIRS)
+def test_scores_are_seqevals(sentences: list[list[tuple[str, str]]]) -> None:
+    from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+    from seqeval.scheme import IOB2
+
+    raw = [[tag for tag, _ in sentence] for sentence in sentences]
+    truth, predicted = [list(to_iob2(tags)) for tags in raw], [[tag for _, tag in sentence] for sentence in sentences]
+    scores = counted(truth, predicted)
+    theirs = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
+    for name, metric in theirs.items():
+        assert scores[name] == pytest.approx(metric(truth, predicted, zero_division=0))
+        assert scores[name] == pytest.approx(metric(raw, predicted, zero_division=0))  # conversion changes nothing
+        strict = metric(truth, predicted, mode="strict", scheme=IOB2, zero_division=0)
+        assert scores[f"{name}_strict"] == pytest.approx(strict)
+        occurring = sorted({tag[2:] for tags in [*truth, *predicted] for tag in tags if tag != "O"})
+        if occurring:
+            of_types = metric(truth, predicted, average=None, zero_division=0)
+            assert [scores[f"{name}/{kind}"] for kind in occurring] == pytest.approx(list(of_types))
+    assert scores["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+    assert scores["loss"] == 0.5
+
+
+def test_a_broken_prediction_counts_for_conlleval_and_not_for_strict_iob2() -> None:
+    scores = counted([["O", "B-PER", "I-PER"]], [["O", "I-PER", "I-PER"]])
+    assert (scores["f1"], scores["f1/PER"], scores["f1_strict"]) == (1.0, 1.0, 0.0)
+    assert scores["f1/LOC"] == scores["recall/LOC"] == scores["precision/LOC"] == 0.0
+    assert scores["accuracy"] == pytest.approx(2 / 3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1, max_size=30))
+def test_scores_of_plain_tags_are_scikit_learns(pairs: list[tuple[str, str]]) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+
+    truth, predicted = zip(*pairs, strict=True)
+    counts = TagCounts("abc", entities=False)
+    counts.add(truth[:5], predicted[:5], 1.0)
+    counts.add(truth[5:], predicted[5:], 2.0)
+    assert counts.words == len(pairs)
+    expected = {
+        "f1": f1_score(truth, predicted, average="macro", zero_division=0.0),
+        "accuracy": accuracy_score(truth, predicted),
+        "loss": 3 / len(pairs),
+    }
+    assert counts.scores() == pytest.approx(expected)
+
+
+def test_types_in_order() -> None:
+    assert types_of(["I-b", "O", "B-a", "NN", "B-b", "I"]) == ("_", "a", "b")

@@ -1,0 +1,127 @@
+"""Schemes of tags: one rule for the entities of all, conversion, detection, and what breaks them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.tasks.schemes import Chunk, Scheme, Spelling, chunks, find_scheme, flaws, part_of, strangers, to_iob2
+
+WELL_KNOWN: dict[Spelling, list[str]] = {
+    # "U.N. official Rolf Ekeus heads for New York , Paris Lyon" – two entities of one type side by side
+    "iob1": ["I-ORG", "O", "I-PER", "I-PER", "O", "O", "I-LOC", "I-LOC", "O", "I-LOC", "B-LOC"],
+    "iob2": ["B-ORG", "O", "B-PER", "I-PER", "O", "O", "B-LOC", "I-LOC", "O", "B-LOC", "B-LOC"],
+    "bioes": ["S-ORG", "O", "B-PER", "E-PER", "O", "O", "B-LOC", "E-LOC", "O", "S-LOC", "S-LOC"],
+}
+BILOU = ["U-ORG", "O", "B-PER", "L-PER", "O", "O", "B-LOC", "L-LOC", "O", "U-LOC", "U-LOC"]
+ENTITIES = [
+    Chunk("ORG", 0, 1), Chunk("PER", 2, 4), Chunk("LOC", 6, 8), Chunk("LOC", 9, 10), Chunk("LOC", 10, 11),
+]  # fmt: skip
+
+PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.sampled_from(["PER", "LOC", "A-B"])), max_size=6)
+TAGS = st.lists(st.sampled_from(["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("X", "Y"))]), max_size=12)
+
+
+@pytest.mark.parametrize("tags", [*WELL_KNOWN.values(), BILOU], ids=[*WELL_KNOWN, "bilou"])
+def test_the_same_entities_in_every_scheme(tags: list[str]) -> None:
+    assert chunks(tags) == ENTITIES
+    assert to_iob2(tags) == tuple(WELL_KNOWN["iob2"])
+
+
+@pytest.mark.parametrize("scheme", WELL_KNOWN)
+def test_schemes_are_found(scheme: Spelling) -> None:
+    assert find_scheme([["O", "O"], WELL_KNOWN[scheme]]) == scheme
+    assert flaws(WELL_KNOWN[scheme], scheme) == []
+
+
+def test_of_schemes_that_both_fit_iob2_is_taken_and_other_tags_are_plain() -> None:
+    assert find_scheme([["O"], []]) == "iob2"
+    assert find_scheme([BILOU]) == "bioes"
+    assert find_scheme([["I-X", "B-X"], ["B-X"]]) == "iob2"  # each is broken once
+    assert find_scheme([["I-X"], ["I-X", "B-X"], ["B-X"]]) == "iob1"
+    assert find_scheme([["B-X"], ["NN"]]) == "plain"
+    assert to_iob2(["NN", "I-X"]) == ("NN", "I-X")
+    assert chunks(["NN", "I-X"]) == [Chunk("X", 1, 2)]
+
+
+def test_bare_tags_are_of_a_type_without_a_name() -> None:
+    assert to_iob2(["I", "I", "O", "S"]) == ("B-_", "I-_", "O", "B-_")
+    assert part_of("O") == ("O", "")
+    assert part_of("M-a-b") == ("I", "a-b")
+    assert part_of("O-PER") is part_of("b-PER") is part_of("B_PER") is part_of("") is None
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme", "places"),
+    [
+        (["O", "I-X", "I-X"], "iob2", [1]),
+        (["I-X"], "iob2", [0]),
+        (["B-X", "I-Y", "I-Y"], "iob2", [1]),
+        (["B-X", "I-X", "B-X", "O"], "iob2", []),
+        (["B-X"], "iob1", [0]),
+        (["I-Y", "B-X", "B-X"], "iob1", [1]),
+        (["B-X", "O"], "bioes", [0]),
+        (["B-X", "I-X"], "bioes", [1]),
+        (["E-X"], "bioes", [0]),
+        (["S-X", "I-X", "E-X", "S-X"], "bioes", [1]),
+        (["B-X", "E-Y"], "bioes", [0, 1]),
+        (["B-X", "I-X", "I-X", "E-X", "B-Y", "E-Y"], "bioes", []),
+    ],
+)
+def test_broken_sequences(tags: list[str], scheme: Spelling, places: list[int]) -> None:
+    assert flaws(tags, scheme) == places
+
+
+def test_tags_of_another_scheme() -> None:
+    assert strangers(["O", "B-X", "E-X", "S-X", "NN"], "iob2") == {"E-X", "S-X", "NN"}
+    assert strangers(["O", "B-X", "L-X", "U-X"], "bioes") == set()
+
+
+def spelled(entities: list[tuple[int, int, str]], scheme: Scheme) -> list[str]:
+    """Entities after gaps of so many words, in a scheme."""
+    tags: list[str] = []
+    for gap, length, kind in entities:
+        tags += ["O"] * gap
+        touching = bool(tags) and tags[-1].endswith(f"-{kind}")
+        body = [f"I-{kind}"] * length
+        if scheme == "iob2" or (scheme == "iob1" and touching):
+            body[0] = f"B-{kind}"
+        if scheme == "bioes":
+            body[0], body[-1] = f"B-{kind}", f"E-{kind}"
+            body = [f"S-{kind}"] if length == 1 else body
+        tags += body
+    return tags
+
+
+@settings(deadline=None)
+@given(PLACES)
+def test_well_formed_tags_mean_what_was_spelled(entities: list[tuple[int, int, str]]) -> None:
+    at, expected = 0, []
+    for gap, length, kind in entities:
+        expected.append(Chunk(kind, at + gap, at + gap + length))
+        at += gap + length
+    for scheme in ("iob1", "iob2", "bioes"):
+        tags = spelled(entities, scheme)
+        assert chunks(tags) == expected
+        assert flaws(tags, scheme) == []
+        assert list(to_iob2(tags)) == spelled(entities, "iob2")
+
+
+@settings(deadline=None)
+@given(TAGS)
+def test_any_tags_become_sound_iob2_with_the_same_entities(tags: list[str]) -> None:
+    converted = to_iob2(tags)
+    assert chunks(converted) == chunks(tags)
+    assert flaws(converted, "iob2") == []
+    assert to_iob2(converted) == converted
+    # A word is outside afterwards if and only if it was.
+    assert [tag == "O" for tag in converted] == [tag == "O" for tag in tags]
+
+
+@settings(deadline=None)
+@given(TAGS)
+def test_entities_are_those_of_seqeval(tags: list[str]) -> None:
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    assert [(c.type, c.begin, c.end - 1) for c in chunks(tags)] == get_entities(tags)

@@ -1,0 +1,231 @@
+"""Tagged words from columns, tables and running text."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.core.errors import DataError
+from bothways.tasks.tagged import NEIGHBOURS, TagColumns, TagExample, open_tagged, with_neighbours
+
+CONLL = """-DOCSTART- -X- O O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+
+Peter NNP B-NP B-PER
+# NN I-NP I-PER
+
+-DOCSTART- -X- O O
+
+End NN B-NP O
+"""
+
+
+GUESS = TagColumns()
+
+
+def opened(source: object, asked: TagColumns = GUESS, usual: TagColumns = GUESS, labelled: bool = True):  # type: ignore[no-untyped-def]
+    result = open_tagged(str(source), asked, usual, labelled=labelled)
+    return result.columns, list(result.examples), result.share
+
+
+def read(source: object, asked: TagColumns = GUESS, labelled: bool = True) -> list[TagExample]:
+    return [example for _, example in opened(source, asked, labelled=labelled)[1]]
+
+
+def write(file: Path, text: str) -> Path:
+    file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
+    return file
+
+
+@pytest.mark.parametrize("name", ["a.conll", "a.txt", "a.bio.gz", "a.train", "a"])
+def test_columns_of_words_and_tags(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path / name, CONLL)
+    columns, found, share = opened(file)
+    assert columns == TagColumns()
+    assert [document for document, _ in found] == [1, 1, 2]
+    assert [example for _, example in found] == [
+        TagExample(("EU", "rejects"), ("B-ORG", "O"), f"{file}:3"),
+        TagExample(("Peter", "#"), ("B-PER", "I-PER"), f"{file}:6"),
+        TagExample(("End",), ("O",), f"{file}:11"),
+    ]
+    assert share is not None
+    assert share() == 1.0
+
+
+def test_other_columns_by_number(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.conll", CONLL)
+    columns, found, _ = opened(file, TagColumns(label="1"))
+    assert columns == TagColumns(None, "1")
+    assert found[0][1].tags == ("NNP", "VBZ")
+    assert opened(file, usual=columns)[1] == found
+    assert opened(file, usual=TagColumns("tokens", "ner_tags"))[1][0][1].tags == ("B-ORG", "O")  # names of a table
+
+
+def test_tabs_blanks_line_ends_and_comments(tmp_path: Path) -> None:
+    text = "# newdoc id = 1\n# sent_id = 1\n# text = a b\n1\ta b\t_\tX\r\n2\t\t_\tY\r\n \r\n\r\n# newdoc\n# id 7\n1\t#\tz\tO"
+    (_, first), (_, second) = opened(write(tmp_path / "a.conllu", text), TagColumns("1", "3"))[1]
+    assert (second.words, second.tags) == (("#",), ("O",))
+    assert (first.words, first.tags, first.where) == (("a b", ""), ("X", "Y"), f"{tmp_path / 'a.conllu'}:4")
+    file = write(tmp_path / "b.conll", "# newdoc\n# NN\n#tag  O \n\n\n# newdoc\nx O\n")
+    (_, first), (_, second) = opened(file)[1]
+    assert (first.words, first.tags) == (("#", "#tag"), ("NN", "O"))
+    assert (second.words, second.where) == (("x",), f"{file}:7")
+    assert [document for document, _ in opened(file)[1]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "message"),
+    [
+        (
+            "EU B-ORG\nrejects\n",
+            TagColumns(),
+            r":2: has 1 column \(rejects\), and column 0 is to be the word, the last its tag",
+        ),
+        ("EU B-ORG\n", TagColumns(label="2"), r":1: has 2 columns \(EU \| B-ORG\), and .* column 2 its tag"),
+        ("EU B-ORG\n", TagColumns(text="1"), r":1: has 2 columns"),
+        ("EU B-ORG\n", TagColumns(text="word"), r": has columns by number, and text = 'word' is none"),
+        ("\n-DOCSTART- O\n\n", TagColumns(), r": holds no word"),
+        ("", TagColumns(), r": holds no word"),
+    ],
+)
+def test_columns_that_cannot_be(tmp_path: Path, text: str, asked: TagColumns, message: str) -> None:
+    file = write(tmp_path / "a.conll", text)
+    with pytest.raises(DataError, match=f"^{file}{message}"):
+        read(file, asked)
+
+
+def test_words_without_tags(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.conll", "EU\nrejects O\n")
+    assert read(file, labelled=False) == [TagExample(("EU", "rejects"), None, f"{file}:1")]
+    file = write(tmp_path / "a.txt", "1 EU\n2 rejects\n")
+    assert read(file, TagColumns("1"), labelled=False) == [TagExample(("EU", "rejects"), None, f"{file}:1")]
+    with pytest.raises(DataError, match=r"has 1 column \(EU\), and column 1 is to be the word\n"):
+        read(write(tmp_path / "a.conll", "EU\n"), TagColumns("1"), labelled=False)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.conll: no such file"):
+        read(tmp_path / "none.conll")
+
+
+def test_lines_of_text(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.txt", "Anna lives.\n\nIn Oslo\n")
+    columns, found, _ = opened(file, usual=TagColumns("tokens", "tags"), labelled=False)
+    assert columns == TagColumns("tokens", "tags")  # as in training
+    assert [document for document, _ in found] == [0, 1, 1]
+    assert [example for _, example in found] == [
+        TagExample(("Anna", "lives", "."), None, f"{file}:1", "Anna lives.", (0, 5, 10)),
+        TagExample((), None, f"{file}:2", "", ()),
+        TagExample(("In", "Oslo"), None, f"{file}:3", "In Oslo", (0, 3)),
+    ]
+
+
+def test_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def given_(text: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+    given_("Anna lives\n")
+    assert read("-", labelled=False)[0].words == ("Anna", "lives")
+    given_("Anna B-PER\nlives O\n")
+    assert read("-") == [TagExample(("Anna", "lives"), ("B-PER", "O"), "stdin:1")]
+    given_('{"t": ["Anna", "lives"]}\n')
+    assert read("-", TagColumns("t"), labelled=False) == [TagExample(("Anna", "lives"), None, "stdin:1")]
+    given_('{"t": "Anna lives"}\n')
+    assert read("-", TagColumns("t"), labelled=False)[0].starts == (0, 5)
+
+
+def write_rows(file: Path, rows: list[dict[str, object]]) -> Path:
+    if file.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        return file
+    return write(file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize(("words", "tags"), [("words", "tags"), ("tokens", "ner_tags"), ("tokens", "labels")])
+def test_tables_of_lists(tmp_path: Path, name: str, words: str, tags: str) -> None:
+    rows = [{words: ["EU", "rejects"], tags: ["B-ORG", "O"], "pos_tags": [1, 2], "text": "EU rejects"}]
+    file = write_rows(tmp_path / name, rows)
+    columns, found, _ = opened(file)
+    assert columns == TagColumns(words, tags)
+    (example,) = (example for _, example in found)
+    assert (example.words, example.tags) == (("EU", "rejects"), ("B-ORG", "O"))
+    assert example.where.startswith(str(file))
+    assert opened(file, TagColumns(label="pos_tags"))[1][0][1].tags == ("1", "2")
+    assert opened(file, usual=TagColumns(words, "pos_tags"))[1][0][1].tags == ("1", "2")
+    assert opened(file, labelled=False)[0] == TagColumns(words)
+
+
+def test_documents_of_a_table(tmp_path: Path) -> None:
+    rows = [{"words": [word], "tags": ["O"], "page": page} for word, page in (("a", 1), ("b", 1), ("c", 2))]
+    file = write_rows(tmp_path / "a.jsonl", rows)
+    asked = TagColumns(document="page")
+    columns, found, _ = opened(file, asked)
+    assert columns == TagColumns("words", "tags", "page")
+    assert str(columns) == "text = 'words', label = 'tags', document = 'page'"
+    assert [document for document, _ in found] == [1, 1, 2]
+    assert [e.before for e in with_neighbours(iter(opened(file, usual=columns)[1]))] == [(), (("a",),), ()]
+    assert [document for document, _ in opened(file)[1]] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "message"),
+    [
+        ({"words": ["a", "b"], "tags": ["O"]}, TagColumns(), r":1: has 2 words and 1 tags"),
+        ({"words": "a b", "tags": ["O"]}, TagColumns(), r":1: column 'words' holds a text, not a list of words"),
+        ({"words": ["a", None], "tags": ["O"]}, TagColumns(), r":1: column 'words' holds a list with NoneType and str"),
+        ({"words": ["a"], "tags": "O"}, TagColumns(), r":1: column 'tags' holds a text, not a list of tags"),
+        ({"words": ["a"], "tags": None}, TagColumns(), r":1: column 'tags' holds NoneType, not a list of tags"),
+        ({"words": ["a"], "tags": ["O"]}, TagColumns("w"), r": has no column 'w'; it has words, tags"),
+        ({"words": ["a"], "tags": ["O"]}, TagColumns(document="d"), r": has no column 'd'"),
+        ({"words": ["a"], "x": ["O"]}, TagColumns(), r": no column is called like tags; there are words, x"),
+        ({"words": ["a"], "tags": [], "labels": []}, TagColumns(), r": several columns may hold the tags"),
+    ],
+)
+def test_rows_that_cannot_be(tmp_path: Path, row: dict[str, object], asked: TagColumns, message: str) -> None:
+    file = write_rows(tmp_path / "a.jsonl", [row])
+    with pytest.raises(DataError, match=f"^{file}{message}"):
+        read(file, asked)
+
+
+def test_a_row_that_lacks_a_column(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", [{"words": ["a"], "tags": ["O"]}, {"words": ["a"]}])
+    with pytest.raises(DataError, match=r"a\.jsonl:2: the row has no column 'tags'; it has words"):
+        read(file)
+
+
+def test_a_list_of_words_goes_before_its_text(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", [{"tokens": ["a"], "text": "a"}])
+    assert opened(file, labelled=False)[0] == TagColumns("tokens")
+    file = write_rows(tmp_path / "b.jsonl", [{"text": "a b"}])
+    assert read(file, labelled=False)[0].words == ("a", "b")
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=6))
+def test_spans_slice_the_text_back_into_words(words: list[str]) -> None:
+    example = TagExample(tuple(words))
+    assert [example.whole[begin:end] for begin, end in example.spans] == words
+
+
+def test_neighbours_are_of_the_document_and_no_more_than_can_be_read() -> None:
+    made = [(number // 500, TagExample((str(number),) * 3, ("O",) * 3)) for number in range(600)]
+    found = list(with_neighbours(iter([*made, (None, TagExample(("x",)))])))
+    assert [example.words for example in found[:-1]] == [example.words for _, example in made]
+    assert found[0].before == found[499].after == found[500].before == found[-1].before == ()
+    assert found[1].before == (("0",) * 3,)
+    enough = -(-NEIGHBOURS // 3)
+    assert found[300].before == tuple((str(number),) * 3 for number in range(300 - enough, 300))
+    assert found[300].after == tuple((str(number),) * 3 for number in range(301, 301 + enough))
