@@ -17,6 +17,9 @@ SHOWN = 600
 GUESSES = 3
 """Answers of the model that are shown for an example."""
 
+SURE = 0.8
+"""From this probability of a wrong answer on, it may be the given one that is wrong."""
+
 
 class Analyst(Generic[E, P]):
     """Counts what is worth knowing of the predictions of a task. Subclasses define the methods that raise.

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.recipes.analysis.analyst import Analyst, clipped, guesses, reliability
+from bothways.recipes.analysis.analyst import SURE, Analyst, clipped, guesses, reliability
 from bothways.report import sections as s
 from bothways.tasks.calibration import Calibration
 from bothways.tasks.examples import Example
@@ -15,8 +15,6 @@ from bothways.tasks.predictions import ClassPrediction
 
 MOST = 20
 """Classes that a confusion matrix shows; the rarer ones are taken together."""
-SURE = 0.8
-"""Above this probability of a wrong class, the label may be what is wrong."""
 REST = "all others"
 
 
