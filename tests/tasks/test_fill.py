@@ -1,0 +1,167 @@
+"""Filling masks: probabilities are transformers', joint fillings are products of its conditionals, texts keep their form."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy_masked import log_probabilities, make_masked, make_masked_text
+from toy_task import VOCABULARY
+
+from bothways.core.errors import ConfigError, DataError
+from bothways.tasks.examples import Example
+from bothways.tasks.fill import Filling
+from bothways.tasks.task import Pace, evaluate, predict
+
+MASK = VOCABULARY.index("[MASK]")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    return make_masked(tmp_path_factory.mktemp("masked"))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_tokens_and_probabilities_are_those_of_transformers(made: tuple, training: bool) -> None:
+    """Also in training mode: predictions are without dropout, and the mode stays. By its model, and by its pipeline."""
+    import transformers
+
+    model, tokenizer, theirs = made
+    draw = random.Random()
+    texts = [make_masked_text(draw, 8, masks) for masks in (1, 1, 2, 3, 1, 4)]
+    task = Filling(top=6).task(model, tokenizer, (), 24).train(training)
+    found = [p for _, p in predict(task, [Example(text) for text in texts], Pace(tokens=40, window=4))]
+    assert task.training is training
+    model.eval()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend, mask_token="[MASK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    fast.model_input_names = ["input_ids", "attention_mask"]
+    pipeline = transformers.pipeline("fill-mask", model=theirs, tokenizer=fast, top_k=6, device="cpu")
+    for text, prediction in zip(texts, found, strict=True):
+        logs = log_probabilities(theirs, fast(text)["input_ids"])
+        places = [at for at, id in enumerate(fast(text)["input_ids"]) if id == MASK]
+        assert len(prediction.masks) == len(places)
+        by_pipeline = pipeline(text)
+        rows = by_pipeline if isinstance(by_pipeline[0], list) else [by_pipeline]
+        for place, mask, row in zip(places, prediction.masks, rows, strict=True):
+            order = np.argsort(-logs[place])[:6]
+            assert [guess.token for guess in mask] == [VOCABULARY[id] for id in order]
+            assert [guess.token for guess in mask] == [guess["token_str"].strip() for guess in row]
+            np.testing.assert_allclose([guess.probability for guess in mask], np.exp(logs[place][order]), rtol=1e-4)
+            np.testing.assert_allclose([guess.probability for guess in mask], [guess["score"] for guess in row], rtol=1e-4)
+
+
+def test_a_single_mask_is_filled_jointly_as_alone(made: tuple) -> None:
+    model, tokenizer, _ = made
+    ((_, prediction),) = predict(Filling().task(model, tokenizer, (), 24), [Example("ape [MASK] cat")])
+    assert [f.tokens for f in prediction.fillings] == [(guess.token,) for guess in prediction.masks[0]]
+    np.testing.assert_allclose(
+        [f.probability for f in prediction.fillings], [guess.probability for guess in prediction.masks[0]], rtol=1e-5
+    )
+
+
+def test_two_masks_together_are_the_best_of_all_pairs(made: tuple) -> None:
+    """With a beam as wide as the vocabulary nothing is lost, so all pairs can be tried."""
+    model, tokenizer, theirs = made
+    width = len(VOCABULARY)
+    ((_, prediction),) = predict(Filling(top=width).task(model, tokenizer, (), 24), [Example("ape [MASK] cat [MASK] dog")])
+    ids = [2, 5, MASK, 7, MASK, 8, 3]
+    first = log_probabilities(theirs, ids)[2]
+    pairs = {}
+    for a in range(width):
+        ids[2] = a
+        second = log_probabilities(theirs, ids)[4]
+        pairs |= {(VOCABULARY[a], VOCABULARY[b]): first[a] + second[b] for b in range(width)}
+    best = sorted(pairs, key=lambda pair: -pairs[pair])[:width]
+    assert [f.tokens for f in prediction.fillings] == best
+    np.testing.assert_allclose([math.log(f.probability) for f in prediction.fillings], [pairs[p] for p in best], atol=1e-4)
+
+
+def test_fillings_of_many_masks_are_products_of_conditionals(made: tuple) -> None:
+    model, tokenizer, theirs = made
+    draw = random.Random()
+    examples = [Example(make_masked_text(draw, 6, masks)) for masks in (3, 4, 2)]
+    for example, prediction in predict(Filling(top=3).task(model, tokenizer, (), 24), examples):
+        logs = [math.log(f.probability) for f in prediction.fillings]
+        assert logs == sorted(logs, reverse=True)
+        assert len({f.tokens for f in prediction.fillings}) == 3
+        ids = [2, *tokenizer.encode([example.text])[0].tolist(), 3]
+        places = [at for at, id in enumerate(ids) if id == MASK]
+        for filling, log in zip(prediction.fillings, logs, strict=True):
+            filled, total = list(ids), 0.0
+            for place, token in zip(places, filling.tokens, strict=True):
+                id = VOCABULARY.index(token)
+                total += log_probabilities(theirs, filled)[place][id]
+                filled[place] = id
+            assert log == pytest.approx(total, abs=1e-4)
+
+
+def test_the_text_stays_as_it_was_typed(made: tuple) -> None:
+    """Only masks are replaced: case and white space stay, and a piece of a word joins the word before it."""
+    model, tokenizer, _ = made
+    task = Filling(top=len(VOCABULARY)).task(model, tokenizer, (), 24)
+    ((_, single), (_, double)) = predict(task, [Example("  APE\t[MASK], Cat  "), Example("[MASK][MASK] Elk")])
+    texts = {f.tokens[0]: f.text for f in single.fillings}
+    assert len(texts) == len(VOCABULARY)
+    for token, text in texts.items():
+        assert text == ("  APEs, Cat  " if token == "##s" else f"  APE\t{token}, Cat  ")
+    assert single.text == single.fillings[0].text
+    for filling in double.fillings:
+        a, b = (token.removeprefix("##") for token in filling.tokens)
+        assert filling.text == f"{a}{b} Elk"
+
+
+def test_a_long_text_is_cut_to_a_window_around_its_masks(made: tuple) -> None:
+    model, tokenizer, _ = made
+    task = Filling().task(model, tokenizer, (), 12)
+    words = [VOCABULARY[5 + at % 10] for at in range(60)]
+    for first, last, window in (
+        (0, 3, (0, 10)),
+        (30, 34, (27, 37)),
+        (31, 40, (31, 41)),
+        (57, 59, (50, 60)),
+        (20, 20, (15, 25)),
+    ):
+        masked = [("[MASK]" if at in (first, last) else word) for at, word in enumerate(words)]
+        (made_of,) = task.encode([Example(" ".join(masked))])
+        assert (made_of.tokens, made_of.cut) == (60, 50)
+        ids = made_of.sequences[0].ids.tolist()
+        assert ids == [2, *(VOCABULARY.index(word) for word in masked[slice(*window)]), 3]
+        index = made_of.sequences[0].targets["masked"].index  # type: ignore[attr-defined]
+        assert [ids[at] for at in index] == [MASK] * len({first, last})
+    (whole,) = task.encode([Example("ape [MASK]")])
+    assert whole.cut == 0
+
+
+def test_what_cannot_be_filled_is_refused(made: tuple) -> None:
+    model, tokenizer, _ = made
+    task = Filling().task(model, tokenizer, (), 12)
+    with pytest.raises(DataError, match=r"^t\.txt:3: the text holds no \[MASK\]\n  Write \[MASK\]"):
+        task.encode([Example("ape [MASK]"), Example("ape", where="t.txt:3")])
+    with pytest.raises(DataError, match=r"^t\.txt:4: its masks span 11 tokens, and the model reads 10 at once"):
+        task.encode([Example("[MASK] " + "ape " * 9 + "[MASK]", where="t.txt:4")])
+    with pytest.raises(DataError, match="fillings cannot be scored\n  .*--task likelihood"):
+        evaluate(task, [Example("ape [MASK]")])
+    with pytest.raises(ConfigError, match=r"^top: must be at least 1, not 0"):
+        Filling(top=0)
+    with pytest.raises(ConfigError, match=r"^top: must be at most the 16 tokens"):
+        Filling(top=17).task(model, tokenizer, (), 12)
+
+
+def test_the_head_computes_at_masks_alone(made: tuple) -> None:
+    model, tokenizer, _ = made
+    rows = []
+    handle = model.heads["masked"].register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    try:
+        examples = [Example(" ".join(pair)) for pair in itertools.product(["ape bee cat", "dog"], ["[MASK]", "[MASK] elk"])]
+        list(predict(Filling().task(model, tokenizer, (), 24), examples))
+    finally:
+        handle.remove()
+    assert rows == [4]
+    assert torch.is_grad_enabled()
