@@ -64,6 +64,7 @@ class Answering(Definition[Question, AnswerPrediction]):
 
     metric: ClassVar[str] = "f1_best"
     length: ClassVar[int] = 384
+    window: ClassVar[int] = 1024
 
     columns: QuestionColumns = SQUAD
     query: int = 64
@@ -105,6 +106,15 @@ class Answering(Definition[Question, AnswerPrediction]):
     def check(self, train: Many[Question], dev: Many[Question]) -> list[Finding]:
         """Texts, ids, answers, and what training and development data share."""
         return check_questions(train, dev, self.unfound, self.threshold)
+
+    def baseline(self, train: Many[Question], scored: Many[Question]) -> Metrics:
+        """What giving no answer reaches; nothing where all questions are alike in that."""
+        share = sum(example.impossible is True for example in scored) / max(1, len(scored))
+        return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
+
+    def answer(self, prediction: AnswerPrediction) -> str:
+        """The text."""
+        return prediction.text
 
     def encode(self, examples: Many[Question], tokenizer: Tokenizer, labels: Many[str], length: int) -> list[Input]:
         """The windows of each question; a context is tokenized once for all of its questions."""

@@ -1,0 +1,95 @@
+"""Windows, tokens of characters, and the best spans against a search through all pairs, as Google's code has it."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.tasks.spans import Window, best_spans, characters, covering, span_scores, windows
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 25))
+def test_windows_are_googles(tokens: int, room: int, stride: int) -> None:
+    expected, start = [], 0
+    while True:  # the loop of convert_examples_to_features in run_squad.py
+        length = min(tokens - start, room)
+        expected.append(Window(start, start + length))
+        if start + length == tokens:
+            break
+        start += min(length, stride)
+    assert windows(tokens, room, stride) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=8), st.integers(0, 40), st.integers(1, 8))
+def test_the_tokens_of_characters_are_those_that_share_one(gaps: list[tuple[int, int]], start: int, size: int) -> None:
+    offsets, at = [], 0
+    for gap, width in gaps:
+        offsets.append((at + gap, at + gap + width))
+        at += gap + width
+    sharing = [place for place, (begin, end) in enumerate(offsets) if begin < start + size and end > start]
+    found = covering(np.array(offsets, dtype=np.int64).reshape(-1, 2), start, start + size)
+    assert found == ((sharing[0], sharing[-1]) if sharing else None)
+
+
+def test_characters_keep_marks_and_leave_white_space() -> None:
+    text = " cafe\u0301 noir \u05e9\u05c1\u05dc\u05d5\u05dd"
+    offsets = np.array([(0, 5), (6, 11), (11, 13), (14, 17)], dtype=np.int64)
+    assert [text[slice(*characters(text, offsets, place, place))] for place in range(4)] == [
+        "cafe\u0301",
+        "noir",
+        "\u05e9\u05c1",
+        "\u05dc\u05d5\u05dd",
+    ]
+
+
+def google(scores: list[np.ndarray], parts: list[Window], longest: int) -> dict[tuple[int, int], float]:
+    """Every span that run_squad.py could name, had it no limit of 20 starts and ends: its first token has the most context in
+    the span's window."""
+    found = {}
+    for score, part in zip(scores, parts, strict=True):
+        for first in range(part.start, part.stop):
+            best, chosen = -1.0, None
+            for other in parts:  # _check_is_max_context
+                if other.start <= first < other.stop:
+                    size = other.stop - other.start
+                    context = min(first - other.start, other.stop - 1 - first) + 0.01 * size
+                    if chosen is None or context > best:
+                        best, chosen = context, other
+            for last in range(first, min(first + longest, part.stop)) if chosen == part else ():
+                found[first, last] = score[first - part.start, 0] + score[last - part.start, 1]
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 25), st.integers(1, 12), st.integers(1, 14), st.integers(1, 9), st.integers(1, 30), st.integers(0, 999))
+def test_spans_are_all_of_googles_and_those_that_windows_cut(
+    tokens: int, room: int, stride: int, longest: int, count: int, seed: int
+) -> None:
+    rng, parts = np.random.default_rng(seed), windows(tokens, room, stride)
+    scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
+    table = span_scores(scores, parts, longest)
+    every = best_spans(table, tokens * longest)
+    found = {(first, last): score for first, last, score in every}
+    theirs = google(scores, parts, longest)
+    assert found.items() >= theirs.items()
+    inside = {
+        (first, last)
+        for part in parts
+        for first in range(part.start, part.stop)
+        for last in range(first, min(first + longest, part.stop))
+    }
+    assert found.keys() == inside
+    if len(parts) == 1:
+        assert found == theirs
+    assert [score for *_, score in every] == sorted(found.values(), reverse=True)
+    assert best_spans(table, count) == every[:count]
+
+
+def test_of_equal_spans_the_first_comes_first() -> None:
+    table = span_scores([np.zeros((4, 2), dtype=np.float32)], [Window(0, 4)], 2)
+    assert [span[:2] for span in best_spans(table, 20)] == [(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)]
+
+
+def test_nothing_has_no_span() -> None:
+    assert best_spans(span_scores([np.zeros((0, 2), dtype=np.float32)], windows(0, 5, 2), 3), 20) == []
