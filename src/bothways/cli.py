@@ -38,6 +38,9 @@ for group, name, home, summary in (
     (app, "evaluate", "evaluate:evaluate", "Score a fine-tuned model on labelled data."),
     (app, "predict", "predict:predict", "Predict labels with probabilities, as JSON lines."),
     (app, "embed", "embed:embed", "Make a vector of each text, into .npy, .parquet or .jsonl."),
+    (app, "reproduce", "reproduce:reproduce", "Run the paper's experiments, measured beside published."),
+    (app, "search", "search:search", "Fine-tune over a grid of settings, keep the best model."),
+    (app, "compare", "compare:compare", "Compare two fine-tuned models: is the difference chance?"),
     (app, "describe", "describe:describe", "Show a model's configuration and count its parameters part by part."),
     (app, "bench", "bench:bench", "Measure this machine against transformers."),
 ):

@@ -1,0 +1,66 @@
+"""`bothways reproduce`: the paper's fine-tuning experiments, measured beside published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+
+def reproduce(  # noqa: PLR0913 – one option per question
+    benchmark: Literal["glue", "squad", "swag", "ner"],
+    *overrides: str,
+    model: str,
+    data: str,
+    out: Path = Path("reproduced"),
+    tasks: str | None = None,
+    seeds: int | None = None,
+    grid: Literal["paper", "none"] = "paper",
+    limit: int | None = None,
+    dry_run: bool = False,
+    device: str = "auto",
+) -> None:
+    """Run the paper's fine-tuning experiments, and show the results beside the published ones.
+
+    First it says what that would take: runs, examples, tokens, and time at this machine's speed. A run that was stopped goes on
+    with the same command.
+
+    Parameters
+    ----------
+    benchmark
+        glue (table 1), squad (tables 2 and 3), swag (table 4) or ner (table 7).
+    overrides
+        Settings by dotted path over the paper's, such as training.microbatch_tokens=4096.
+    model
+        A model folder, the folder of a pre-training run, or a Hub id.
+    data
+        The benchmark's folder as distributed, or for GLUE hub:owner/name, its data set on the Hub.
+    out
+        Where runs, results.json, report.html and the files for leaderboards go.
+    tasks
+        Those to run, by name, with commas between; by default all that have data.
+    seeds
+        Runs of each setting; by default as many as the paper has.
+    grid
+        paper tries every setting of the paper's grid, none only one of them.
+    limit
+        Only the first so many training examples, which is said beside the results.
+    dry_run
+        Only say what it would take.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    from rich.console import Console
+
+    from bothways.recipes.reproduce import benchmarks
+    from bothways.recipes.reproduce.experiment import Request
+    from bothways.report.terminal import show
+
+    console = Console(stderr=True)
+    chosen = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
+    request = Request(model, data, out, chosen, seeds, grid, limit, overrides)
+    done = benchmarks.reproduce(benchmark, request, dry_run=dry_run, device=device, console=console)
+    if done is None:
+        return
+    show(done.report, Console())
+    for file in (*done.files, out / "results.json", out / "report.html"):
+        console.print(f"Written: {file}", highlight=False, soft_wrap=True)

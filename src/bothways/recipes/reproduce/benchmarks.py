@@ -1,0 +1,102 @@
+"""The benchmarks of the paper, and how one of them is run from its plan to its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from typing_extensions import assert_never
+
+from bothways.core.errors import DataError
+from bothways.recipes.reproduce import glue, ner, squad, swag
+from bothways.recipes.reproduce.cost import estimate, table
+from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Request
+from bothways.recipes.reproduce.leaderboard import write_submission
+from bothways.recipes.reproduce.outcome import report_of, write_results
+from bothways.recipes.reproduce.runner import Outcome, run
+from bothways.report.html import write_html
+from bothways.report.sections import Report
+from bothways.report.terminal import render
+
+Benchmark = Literal["glue", "squad", "swag", "ner"]
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """What is left of it.
+
+    Attributes:
+        report: measured beside published.
+        files: what was written beside `results.json` and `report.html`.
+    """
+
+    report: Report
+    files: tuple[Path, ...]
+
+
+def reproduce(
+    benchmark: Benchmark, request: Request, *, dry_run: bool = False, device: str = "auto", console: Console | None = None
+) -> Reproduced | None:
+    """Run a benchmark as the paper does; what is finished in `request.out` is not run again.
+
+    Args:
+        dry_run: only say what it would take; the result is none then.
+        console: where costs and progress are said; none for nowhere.
+
+    Raises:
+        ConfigError: a task that the benchmark does not have, or a setting that cannot be.
+        DataError: data that cannot be read, or none for any of the tasks.
+        KeyboardInterrupt: interrupted; the same call goes on.
+        ResourceError: `request.out` holds results of other settings or data.
+    """
+    console = console or Console(quiet=True)
+    planned = plan_of(benchmark, request)
+    experiments = [entry for entry in planned.experiments if isinstance(entry, Experiment)]
+    for entry in planned.experiments:
+        if isinstance(entry, NotRun):
+            console.print(f"{entry.name} is not run: {entry.reason}", highlight=False, soft_wrap=True)
+    if not experiments:
+        raise DataError("holds the data of none of the tasks", where=request.data, fix="Give the folder as distributed.")
+    with console.status("counting what it would take …"):
+        costs, rate = estimate(experiments, request.out, device=device)
+    console.print(render(table(costs, rate)))
+    if dry_run:
+        return None
+    outcomes: list[Outcome] = []
+    for experiment in experiments:
+        outcomes.append(run(experiment, request.out, device=device, console=console))
+        write_results(request, planned, outcomes)
+    files = _finish(benchmark, request, outcomes, device)
+    report = report_of(request, planned, outcomes, device=device)
+    write_html(report, request.out / "report.html")
+    return Reproduced(report, tuple(files))
+
+
+def plan_of(benchmark: Benchmark, request: Request) -> Plan:
+    """What a benchmark has to run."""
+    match benchmark:
+        case "glue":
+            return glue.plan(request)
+        case "squad":
+            return squad.plan(request)
+        case "swag":
+            return swag.plan(request)
+        case "ner":
+            return ner.plan(request)
+        case _:
+            assert_never(benchmark)
+
+
+def _finish(benchmark: Benchmark, request: Request, outcomes: list[Outcome], device: str) -> list[Path]:
+    """What is handed in elsewhere."""
+    match benchmark:
+        case "glue":
+            return write_submission(request, outcomes, device=device)
+        case "squad":
+            return squad.write_predictions(request, outcomes, device=device)
+        case "swag" | "ner":
+            return []
+        case _:
+            assert_never(benchmark)

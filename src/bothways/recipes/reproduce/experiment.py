@@ -1,0 +1,176 @@
+"""An experiment of the paper: a task, a grid of settings, and restarts; and what was asked of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from bothways.core import config as configs
+from bothways.core.errors import ConfigError
+from bothways.core.files import replace_file
+from bothways.data.packing import Examples
+from bothways.data.streams import COMPRESSED
+from bothways.recipes.finetune_setup import FinetuneConfig
+from bothways.recipes.fitting import paper
+from bothways.recipes.reproduce.published import Published
+from bothways.tasks.catalogue import Trainable
+from bothways.training.optim import BertAdam
+from bothways.training.state import Epochs
+
+Restarts = Literal["best", "mean"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        model: a model folder, the folder of a pre-training run, or a Hub id.
+        data: the benchmark's folder as distributed, or its data set on the Hub.
+        out: where runs and results go.
+        tasks: names of those to run; empty for all.
+        seeds: runs of a setting; none for as many as the paper has.
+        grid: the paper's grid, or one setting of it.
+        limit: training examples, the first ones; none for all, as the paper has it.
+        overrides: settings by dotted path, over the paper's.
+    """
+
+    model: str
+    data: str
+    out: Path
+    tasks: tuple[str, ...] = ()
+    seeds: int | None = None
+    grid: Literal["paper", "none"] = "paper"
+    limit: int | None = None
+    overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"must be at least 1, not {value}", where=name)
+
+    def chosen(self, known: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the benchmark's tasks that are asked for, in its order. ConfigError for another one."""
+        for name in self.tasks:
+            if name not in known:
+                raise ConfigError(f"{name!r} is none of its tasks: {', '.join(known)}", where="tasks")
+        return tuple(name for name in known if not self.tasks or name in self.tasks)
+
+    @property
+    def departures(self) -> tuple[str, ...]:
+        """In what a run departs from the paper's protocol."""
+        result = [*self.overrides]
+        if self.limit is not None:
+            result.append(f"only the first {self.limit:,} training examples")
+        if self.grid == "none":
+            result.append("one setting in place of the grid")
+        return tuple(result)
+
+
+def find(request: Request, *names: str) -> str | None:
+    """The first of these files that the data has, plain or compressed; none for none of them."""
+    folder = Path(request.data).expanduser()
+    files = (folder / f"{name}{suffix}" for name in names for suffix in ("", *COMPRESSED))
+    return next((str(file) for file in files if file.is_file()), None)
+
+
+def write_rows(place: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """JSON lines, for a run to read."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(file: Path) -> None:
+        with file.open("w", encoding="utf8", newline="\n") as stream:
+            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+    replace_file(place, write)
+    return place
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A task that can be run.
+
+    Attributes:
+        name: of the task.
+        grid: the settings to try, the first seed in each.
+        seeds: runs of a setting.
+        restarts: "best" runs every setting with every seed and takes the best run on dev data; "mean" chooses the setting by
+            its first seed, and takes the mean of that setting's runs.
+        others: data that the best weights are scored on beside dev, by a name that their metrics begin with.
+        notes: what there is to know about its data.
+    """
+
+    name: str
+    grid: tuple[FinetuneConfig, ...]
+    seeds: int = 1
+    restarts: Restarts = "best"
+    others: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> int:
+        """How many runs it takes."""
+        match self.restarts:
+            case "best":
+                return len(self.grid) * self.seeds
+            case "mean":
+                return len(self.grid) + self.seeds - 1
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A task that cannot be run, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A benchmark that is ready to run.
+
+    Attributes:
+        title: of the benchmark, with its section in the paper.
+        experiments: in the order of the paper.
+        columns: of the comparison with the paper: the task and the metric that each shows.
+        averaged: the columns whose mean is a column "average"; empty for none.
+        published: the paper's rows.
+        notes: how to read the comparison.
+    """
+
+    title: str
+    experiments: tuple[Experiment | NotRun, ...]
+    columns: Mapping[str, tuple[str, str]]
+    published: tuple[Published, ...]
+    averaged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting of the paper's grid; `length` in tokens is none for the task's usual one."""
+
+    rate: float
+    batch: int
+    epochs: float
+    length: int | None = None
+
+
+def settings_of(
+    request: Request, task: Trainable, point: Point, train: Path | str, dev: Path | str, metric: str | None = None
+) -> FinetuneConfig:
+    """The paper's settings for one run, scored once, at its end, as google-research/bert does."""
+    method = paper(task)
+    training = dataclasses.replace(
+        method.training, until=Epochs(point.epochs), optimiser=BertAdam(lr=point.rate), evaluate=None
+    )
+    method = dataclasses.replace(method, training=training, batch=Examples(point.batch), metric=metric)
+    if point.length is not None:
+        method = dataclasses.replace(method, length=point.length)
+    base = FinetuneConfig(model=request.model, train=str(train), dev=str(dev), **vars(method))
+    return configs.load(FinetuneConfig, base=base, overrides=request.overrides)

@@ -1,0 +1,67 @@
+"""CoNLL-2003 as Devlin et al. 2018 fine-tune on it (section 5.3, table 7).
+
+As much of the document around each sentence as fits, no CRF, a tag from the first token of each word. The setting is chosen on
+dev from the grid of appendix A.3 by one run each; its F1 is the mean of five restarts. Use a cased model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from bothways.core.files import replace_file
+from bothways.data.streams import Tally, read_lines
+from bothways.recipes.reproduce import published
+from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Point, Request, find, settings_of
+from bothways.tasks.tag import Tagging
+
+NAME = "CoNLL-2003"
+FILES = {"train": ("eng.train", "train.txt"), "dev": ("eng.testa", "valid.txt"), "test": ("eng.testb", "test.txt")}
+"""What the splits are called, by the shared task and elsewhere."""
+LENGTH = 512
+GRID = tuple(
+    Point(rate, batch, epochs, LENGTH) for batch in (16, 32) for rate in (5e-5, 3e-5, 2e-5) for epochs in (2.0, 3.0, 4.0)
+)
+ALONE = Point(5e-5, 32, 3.0, LENGTH)
+"""The setting without a grid."""
+SEEDS = 5
+COLUMNS = {"dev": (NAME, "f1"), "test": (NAME, "test/f1")}
+
+
+def plan(request: Request) -> Plan:
+    """The one experiment, of columns with the word first and the tag last, documents begun by -DOCSTART-."""
+    request.chosen((NAME,))
+    return Plan("Named entities, CoNLL-2003 (section 5.3, table 7)", (_experiment(request),), COLUMNS, published.NER)
+
+
+def _experiment(request: Request) -> Experiment | NotRun:
+    found = {split: find(request, *names) for split, names in FILES.items()}
+    train, dev, test = found["train"], found["dev"], found["test"]
+    if train is None or dev is None:
+        return NotRun(NAME, f"no {FILES['train' if train is None else 'dev'][0]} in {request.data}")
+    source: Path | str = train
+    if request.limit is not None:
+        source = request.out / "data" / f"train-{request.limit}.conll"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        lines = "".join(
+            f"{line}\n" for line in first_sentences((line for _, line in read_lines(Path(train), Tally())), request.limit)
+        )
+        replace_file(source, lambda file: file.write_text(lines, encoding="utf8"))
+    definition = dataclasses.replace(Tagging(), context="document")
+    points = GRID if request.grid == "paper" else (ALONE,)
+    grid = tuple(settings_of(request, definition, point, source, dev) for point in points)
+    others = {} if test is None else {"test": test}
+    return Experiment(NAME, grid, request.seeds or SEEDS, "mean", others)
+
+
+def first_sentences(lines: Iterable[str], count: int) -> Iterator[str]:
+    """The lines of the first sentences; an empty line ends one, and "-DOCSTART-" is none."""
+    inside, seen = False, 0
+    for line in lines:
+        yield line
+        ends = inside and not line.strip()
+        inside = bool(line.strip()) and not line.startswith("-DOCSTART-")
+        seen += ends
+        if seen == count:
+            return

@@ -1,0 +1,153 @@
+"""What a benchmark came to, beside what the paper published: `results.json` and a report."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence as Many
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from typing_extensions import assert_never
+
+import bothways
+from bothways.core.files import replace_file
+from bothways.core.hardware import choose_device, describe
+from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Request
+from bothways.recipes.reproduce.runner import Outcome, Result
+from bothways.report import sections as s
+
+MEASURED = "this run"
+
+
+def measured(plan: Plan, outcomes: Many[Outcome]) -> dict[str, float]:
+    """The comparison's columns in the paper's units; those of tasks that were not run are absent, so is then the average."""
+    metrics = {outcome.experiment.name: outcome.metrics for outcome in outcomes}
+    row = {
+        column: 100 * metrics[task][metric]
+        for column, (task, metric) in plan.columns.items()
+        if metric in metrics.get(task, {})
+    }
+    return row | average(row, plan.averaged)
+
+
+def average(row: dict[str, float], averaged: Many[str]) -> dict[str, float]:
+    """The mean of the averaged columns under "average", if all of them are there."""
+    if not averaged or any(column not in row for column in averaged):
+        return {}
+    return {"average": statistics.fmean(row[column] for column in averaged)}
+
+
+def write_results(request: Request, plan: Plan, outcomes: Many[Outcome]) -> Path:
+    """`results.json`: measured and published, every cell, and what was not run."""
+    file = request.out / "results.json"
+    done = {outcome.experiment.name: outcome for outcome in outcomes}
+    values = {
+        "benchmark": plan.title,
+        "model": request.model,
+        "data": request.data,
+        "departures": list(request.departures),
+        "measured": measured(plan, outcomes),
+        "published": [{"system": row.system, "table": row.table, **row.values} for row in plan.published],
+        "tasks": {entry.name: _entry(entry, done.get(entry.name)) for entry in plan.experiments},
+        "bothways": bothways.__version__,
+    }
+    request.out.mkdir(parents=True, exist_ok=True)
+    replace_file(file, lambda place: place.write_text(json.dumps(values, indent=1, ensure_ascii=False), encoding="utf8"))
+    return file
+
+
+def _entry(entry: Experiment | NotRun, outcome: Outcome | None) -> dict[str, Any]:
+    match entry:
+        case NotRun(_, reason):
+            return {"run": False, "reason": reason}
+        case Experiment():
+            if outcome is None:
+                return {"run": False, "reason": "not yet"}
+            return {
+                "run": True,
+                "metrics": outcome.metrics,
+                "mean of": [str(result.folder) for result in outcome.counted],
+                "best": str(outcome.best.folder),
+                "notes": list(entry.notes),
+                "cells": [vars(result) | {"folder": str(result.folder)} for result in outcome.results],
+            }
+        case _:
+            assert_never(entry)
+
+
+def report_of(request: Request, plan: Plan, outcomes: Many[Outcome], *, device: str = "auto") -> s.Report:
+    """The report of what was run."""
+    run, every = len(outcomes), len(plan.experiments)
+    headline = f"{plan.title}: {run} of {every} tasks run."
+    lead = f"{request.model}, fine-tuned on {request.data}."
+    if request.departures:
+        lead += f" Not the paper's protocol: {'; '.join(request.departures)}."
+    return s.Report(
+        "The paper's experiments, run again",
+        headline,
+        lead,
+        (
+            _comparison(plan, outcomes),
+            _tasks(plan, outcomes),
+            s.Details("Every run", (_cells(outcomes),)),
+        ),
+        f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe(_device(device))}",
+    )
+
+
+def _device(name: str) -> torch.device:
+    return choose_device(name)
+
+
+def _comparison(plan: Plan, outcomes: Many[Outcome]) -> s.Table:
+    columns = [*plan.columns, *(["average"] if plan.averaged else [])]
+    row = measured(plan, outcomes)
+    rows: list[list[s.Cell]] = [[MEASURED, *(_points(row.get(c)) for c in columns)]]
+    rows += [[f"{p.system} ({p.table})", *(_points(p.values.get(c)) for c in columns)] for p in plan.published]
+    note = " ".join(plan.notes)
+    if len(columns) <= len(rows):
+        return s.Table("Measured and published", ["", *columns], rows, note=note)
+    # The longer side goes down the page.
+    turned: list[list[s.Cell]] = [[column, *(row[place] for row in rows)] for place, column in enumerate(columns, 1)]
+    return s.Table("Measured and published", ["", *(str(row[0]) for row in rows)], turned, note=note)
+
+
+def _points(value: float | None) -> s.Cell:
+    return None if value is None else round(value, 1)
+
+
+def _tasks(plan: Plan, outcomes: Many[Outcome]) -> s.Table:
+    done = {outcome.experiment.name: outcome for outcome in outcomes}
+    rows = [_task(entry, done.get(entry.name)) for entry in plan.experiments]
+    return s.Table("Every task", ["task", "result", "from", "remarks"], rows)
+
+
+def _task(entry: Experiment | NotRun, outcome: Outcome | None) -> list[s.Cell]:
+    match entry:
+        case NotRun(name, reason):
+            return [name, "not run", None, reason]
+        case Experiment(name) if outcome is None:
+            return [name, "not run", None, "not yet"]
+        case Experiment(name):
+            assert outcome is not None
+            of = f"mean of {len(outcome.counted)}: " if len(outcome.counted) > 1 else ""
+            return [name, _words(outcome.metrics), of + outcome.best.folder.name, "; ".join(entry.notes)]
+        case _:
+            assert_never(entry)
+
+
+def _words(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if not name.endswith("loss"))
+
+
+def _cells(outcomes: Many[Outcome]) -> s.Table:
+    rows: list[list[s.Cell]] = [_cell(outcome, result) for outcome in outcomes for result in outcome.results]
+    return s.Table("Every run", ["task", "run", "result", "steps", "seconds"], rows)
+
+
+def _cell(outcome: Outcome, result: Result) -> list[s.Cell]:
+    words = _words(dict(result.metrics)) + (" (failed)" if result.failure else "")
+    return [outcome.experiment.name, result.folder.name, words, result.steps, round(result.seconds)]

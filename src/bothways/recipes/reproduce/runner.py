@@ -1,0 +1,181 @@
+"""Experiments, cell by cell: each cell is a fine-tuning run in its own folder, with its result beside it.
+
+A cell that is finished is read from its result, an interrupted one goes on. Of all the cells of an experiment only the best one
+keeps its weights, and no finished one keeps checkpoints: thirty-six of Base would take a hundred gigabytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bothways.core import config as configs
+from bothways.core.errors import ResourceError
+from bothways.core.files import digest, replace_file
+from bothways.recipes.finetune import Finetuned, finetune
+from bothways.recipes.finetune_setup import FinetuneConfig
+from bothways.recipes.reproduce.experiment import Experiment
+from bothways.tasks.definition import Definition
+from bothways.tasks.task import evaluate
+from bothways.training.checkpoint import checkpoints
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a cell came to.
+
+    Attributes:
+        folder: of the cell; `folder / "model"` is there for the best cell alone.
+        settings: of the run, in plain values.
+        data: the sha256 of its files, by name.
+        metrics: of the dev data, and of the other data under "name/metric".
+        value: of the metric that settings are chosen by, turned so that more is better.
+        steps, seconds: of the run.
+        failure: why the run is to be thought of as failed; empty if nothing says so.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    data: Mapping[str, str]
+    metrics: Mapping[str, float]
+    value: float
+    steps: int
+    seconds: float
+    failure: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment came to.
+
+    Attributes:
+        results: of every cell that was run.
+        counted: those that its metrics are the mean of: the best one, or all restarts of the best setting.
+    """
+
+    experiment: Experiment
+    results: tuple[Result, ...]
+    counted: tuple[Result, ...]
+
+    @property
+    def best(self) -> Result:
+        """The best cell, which has kept its weights."""
+        return best_of(self.results)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Means over the cells that count."""
+        names = self.counted[0].metrics
+        return {name: sum(result.metrics[name] for result in self.counted) / len(self.counted) for name in names}
+
+
+def best_of(results: tuple[Result, ...] | list[Result]) -> Result:
+    """The first of the best."""
+    return max(results, key=lambda result: result.value)
+
+
+def cell_folder(out: Path, experiment: Experiment, settings: FinetuneConfig) -> Path:
+    """A folder for each cell, named by what cells differ in."""
+    batch, until = settings.batch.n, str(settings.training.until).replace(" ", "-")
+    return out / "runs" / experiment.name / f"lr{settings.training.optimiser.lr:g}-batch{batch}-{until}-seed{settings.seed}"
+
+
+def cells(experiment: Experiment) -> Iterator[FinetuneConfig]:
+    """The settings of all cells that are known before any is run."""
+    for settings in experiment.grid:
+        for seed in range(experiment.seeds if experiment.restarts == "best" else 1):
+            yield dataclasses.replace(settings, seed=settings.seed + seed)
+
+
+def run(experiment: Experiment, out: Path, *, device: str, console: Console) -> Outcome:
+    """Run what is not yet run; errors as `recipes.finetune`.
+
+    Raises:
+        KeyboardInterrupt: a run was interrupted, and has saved.
+        ResourceError: a cell's folder holds the result of other settings or other data, or the best one has lost its weights.
+    """
+    results: list[Result] = []
+    for settings in cells(experiment):
+        results.append(_cell(experiment, settings, out, len(results), device, console))
+        _keep_best(results)
+    counted = [best_of(results)]
+    if experiment.restarts == "mean":
+        chosen = experiment.grid[results.index(counted[0])]
+        for seed in range(1, experiment.seeds):
+            again = dataclasses.replace(chosen, seed=chosen.seed + seed)
+            counted.append(_cell(experiment, again, out, len(results), device, console))
+            results.append(counted[-1])
+            _keep_best(results)
+    outcome = Outcome(experiment, tuple(results), tuple(counted))
+    if not (outcome.best.folder / "model").exists():
+        what = "is the best run, but its weights are gone: when they were dropped, another one was better"
+        raise ResourceError(what, where=outcome.best.folder, fix="Delete this folder to run it again.")
+    return outcome
+
+
+def _cell(experiment: Experiment, settings: FinetuneConfig, out: Path, number: int, device: str, console: Console) -> Result:
+    folder = cell_folder(out, experiment, settings)
+    found = finished(experiment, settings, out)
+    place = f"{experiment.name}, run {number + 1} of {experiment.cells}: {folder.name}"
+    if found is not None:
+        console.print(f"{place}: done before", highlight=False, soft_wrap=True)
+        return found
+    console.print(place, highlight=False, soft_wrap=True)
+    done = finetune(settings, folder, resume=True, device=device, console=None if number else console)
+    if done.folder is None:
+        raise KeyboardInterrupt
+    result = _scored(done, experiment, settings, folder)
+    if number and result.failure:
+        console.print(f"warning: {result.failure}", highlight=False, soft_wrap=True)
+    values = {name: value for name, value in vars(result).items() if name != "folder"}
+    replace_file(folder / RESULT, lambda file: file.write_text(json.dumps(values, indent=1), encoding="utf8"))
+    for checkpoint in checkpoints(folder):
+        shutil.rmtree(checkpoint)
+    return result
+
+
+def _scored(done: Finetuned, experiment: Experiment, settings: FinetuneConfig, folder: Path) -> Result:
+    definition: Definition[Any, Any] = done.task.definition
+    metrics = dict(done.metrics)
+    for name, source in experiment.others.items():
+        reading = definition.read(source)
+        metrics |= {f"{name}/{metric}": value for metric, value in evaluate(done.task, reading.examples).items()}
+    lowest = definition.directions(done.task.labels)[settings.chosen_by] == "lowest"
+    value = done.metrics[settings.chosen_by] * (-1 if lowest else 1)
+    plain, data = _wanted(experiment, settings)
+    failure = str(done.failure or "")
+    return Result(folder, plain, data, metrics, value, done.progress.steps, done.progress.seconds, failure)
+
+
+def finished(experiment: Experiment, settings: FinetuneConfig, out: Path) -> Result | None:
+    """The result of a cell that was run before; ResourceError if it is of other settings or other data."""
+    folder = cell_folder(out, experiment, settings)
+    if not (folder / RESULT).is_file():
+        return None
+    result = Result(folder, **json.loads((folder / RESULT).read_text(encoding="utf8")))
+    if (result.settings, result.data) != _wanted(experiment, settings):
+        what = "holds the result of other settings or of other data"
+        raise ResourceError(what, where=folder, fix="Choose another --out, or delete this folder to run it again.")
+    return result
+
+
+def _wanted(experiment: Experiment, settings: FinetuneConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    sources = {"train": settings.train, "dev": str(settings.dev), **experiment.others}
+    data = {name: digest(Path(source)) for name, source in sources.items()}
+    return json.loads(json.dumps(configs.to_dict(settings))), data
+
+
+def _keep_best(results: list[Result]) -> None:
+    best = best_of(results)
+    for result in results:
+        if result is not best:
+            shutil.rmtree(result.folder / "model", ignore_errors=True)

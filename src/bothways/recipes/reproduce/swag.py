@@ -1,0 +1,38 @@
+"""SWAG as Devlin et al. 2018 fine-tune on it (section 4.4, table 4): three epochs, a rate of 2e-5, batch 16."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bothways.recipes.reproduce import published
+from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Point, Request, find, settings_of, write_rows
+from bothways.tasks.choice import MultipleChoice
+
+NAME = "SWAG"
+POINT = Point(2e-5, 16, 3.0)
+COLUMNS = {"dev": (NAME, "accuracy")}
+NOTES = ("The labels of the test set are not public; these runs are on dev.",)
+
+
+def plan(request: Request) -> Plan:
+    """The one experiment, of files called train.csv and val.csv, as SWAG's authors have them."""
+    request.chosen((NAME,))
+    return Plan("SWAG (section 4.4, table 4)", (_experiment(request),), COLUMNS, published.SWAG, notes=NOTES)
+
+
+def _experiment(request: Request) -> Experiment | NotRun:
+    train, dev = find(request, "train.csv", "train.jsonl"), find(request, "val.csv", "val.jsonl")
+    if train is None or dev is None:
+        return NotRun(NAME, f"no {'train' if train is None else 'val'}.csv in {request.data}")
+    source: Path | str = train
+    if request.limit is not None:
+        source = write_rows(request.out / "data" / f"train-{request.limit}.jsonl", _rows(train, request.limit))
+    return Experiment(NAME, (settings_of(request, MultipleChoice(), POINT, source, dev),), request.seeds or 1)
+
+
+def _rows(train: str, limit: int) -> Iterator[dict[str, Any]]:
+    for example in itertools.islice(MultipleChoice().read(train).examples, limit):
+        yield {"context": example.context, "endings": list(example.endings), "label": example.label}
