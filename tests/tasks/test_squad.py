@@ -1,0 +1,161 @@
+"""Questions from files in SQuAD's form and from tables; answers that do not stand where they should; every mistake named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bothways.core.errors import DataError
+from bothways.tasks.squad import Question, QuestionColumns, located, open_questions
+
+CONTEXT = "The cat sat on the mat. The cat slept."
+
+
+def squad(*qas: Any, context: Any = CONTEXT) -> dict[str, Any]:
+    return {"version": "v2.0", "data": [{"title": "Cats", "paragraphs": [{"context": context, "qas": list(qas)}]}]}
+
+
+def write(file: Path, tree: Any) -> Path:
+    text = json.dumps(tree, ensure_ascii=False)
+    match file.suffix:
+        case ".gz":
+            file.write_bytes(gzip.compress(text.encode()))
+        case ".xz":
+            file.write_bytes(lzma.compress(text.encode()))
+        case _:
+            file.write_text(text, encoding="utf8")
+    return file
+
+
+ANSWER = {"text": "cat", "answer_start": 4}
+TREE = squad(
+    {"id": "a", "question": "Who sat?", "answers": [ANSWER, {"text": "The cat", "answer_start": 0}]},
+    {"id": "b", "question": "Who flew?", "answers": [], "is_impossible": True, "plausible_answers": [ANSWER]},
+    {"id": 3, "question": "Who slept?", "answers": [{"text": "cat", "answer_start": 28}], "is_impossible": False},
+    {"id": "d", "question": "Who ran?", "answers": []},
+    {"question": "Who?"},
+)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".json.xz"])
+def test_files_in_squads_form(tmp_path: Path, suffix: str) -> None:
+    file = write(tmp_path / f"dev{suffix}", TREE)
+    place = f"{file}:data[0].paragraphs[0]"
+    found, share = open_questions(str(file))
+    assert share is None
+    assert list(found) == [
+        Question("a", "Who sat?", CONTEXT, (("cat", 4), ("The cat", 0)), False, f"{place}:a"),
+        Question("b", "Who flew?", CONTEXT, (), True, f"{place}:b"),
+        Question("3", "Who slept?", CONTEXT, (("cat", 28),), False, f"{place}:3"),
+        Question("d", "Who ran?", CONTEXT, (), True, f"{place}:d"),
+        Question("5", "Who?", CONTEXT, (), None, f"{place}:5"),
+    ]
+    bare = list(open_questions(str(file), labelled=False)[0])
+    assert all((question.answers, question.impossible) == ((), None) for question in bare)
+    assert [question.annotated for question in list(open_questions(str(file))[0])] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize(
+    ("given", "answers", "impossible"),
+    [
+        ({"text": ["cat", "mat"], "answer_start": [4, 19]}, (("cat", 4), ("mat", 19)), False),
+        ({"text": [], "answer_start": []}, (), True),
+        ([{"text": "cat", "answer_start": 4}], (("cat", 4),), False),
+        ([{"text": "cat"}], (("cat", -1),), False),
+        (["cat", " "], (("cat", -1),), False),
+        ("cat", (("cat", -1),), False),
+        ("", (), None),
+        (None, (), None),
+        ([], (), True),
+    ],
+)
+def test_rows_of_any_form(tmp_path: Path, given: Any, answers: Any, impossible: bool | None) -> None:
+    row = {"frage": "Who?", "context": CONTEXT, "answers": given}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "id": "x"}) + "\n", encoding="utf8")
+    found, share = open_questions(str(file), QuestionColumns(question="frage"))
+    expected = [Question(id, "Who?", CONTEXT, answers, impossible, f"{file}:{id_line}") for id, id_line in (("1", 1), ("x", 2))]
+    assert list(found) == expected
+    assert share is not None
+    assert share() == 1
+
+
+def test_parquet_and_csv(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = {"id": ["a"], "question": ["Who?"], "context": [CONTEXT], "answers": [{"text": ["cat"], "answer_start": [4]}]}
+    parquet.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    (tmp_path / "rows.csv").write_text(f"question,context,answers\nWho?,{CONTEXT},cat\n")
+    for name, start in (("rows.parquet", 4), ("rows.csv", -1)):
+        (question,) = open_questions(str(tmp_path / name))[0]
+        assert (question.question, question.context, question.answers) == ("Who?", CONTEXT, (("cat", start),))
+
+
+def test_questions_alone(tmp_path: Path) -> None:
+    file = tmp_path / "new.jsonl"
+    file.write_text(json.dumps({"question": "Who?", "context": None}) + "\n")
+    assert list(open_questions(str(file), labelled=False)[0]) == [Question("1", "Who?", "", where=f"{file}:1")]
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ([], r"bad\.json: is a JSON list, not an object"),
+        ({"rows": []}, r"bad\.json: has no list 'data'; it has rows"),
+        ({}, r"bad\.json: has no list 'data'; it has nothing"),
+        ({"data": [1]}, r"data\[0\]: is a JSON int, not an object"),
+        ({"data": [{"paragraphs": ["x"]}]}, r"data\[0\]\.paragraphs\[0\]: is a JSON str"),
+        ({"data": [{"paragraphs": [{}]}]}, r"data\[0\]\.paragraphs\[0\]: has no list 'qas'"),
+        ({"data": []}, r"bad\.json: holds no question"),
+        (squad("x"), r"paragraphs\[0\]\.qas\[0\]: is a JSON str"),
+        (squad({"question": 3, "id": "a"}), r"paragraphs\[0\]:a: 'question' holds int, not text"),
+        (squad({"question": "Who?", "id": "a"}, context=["x"]), r":a: 'context' holds list, not text"),
+        (squad({"question": "Who?", "answers": 3}), r":1: answers that have no form known here: 3"),
+        (squad({"question": "Who?", "answers": [3]}), r":1: answers that have no form known here: \[3\]"),
+        (squad({"question": "Who?", "answers": {"text": ["a"], "answer_start": []}}), r":1: answers that have no form"),
+        (squad({"question": "Who?", "is_impossible": "no"}), r":1: 'is_impossible' holds 'no'"),
+    ],
+)
+def test_strange_files_are_refused(tmp_path: Path, tree: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(open_questions(str(write(tmp_path / "bad.json", tree)))[0])
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"data":\n [}')
+    with pytest.raises(DataError, match=r"bad\.json:2: is not JSON: .* at column 3\n"):
+        list(open_questions(str(tmp_path / "bad.json"))[0])
+    with pytest.raises(DataError, match=r"none\.json: no such file"):
+        list(open_questions(str(tmp_path / "none.json"))[0])
+    (tmp_path / "rows.jsonl").write_text('{"question": "Who?", "text": "x"}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl: has no column 'context'; it has question, text"):
+        open_questions(str(tmp_path / "rows.jsonl"))
+    with pytest.raises(DataError, match=r"rows\.jsonl: has no column 'answers'"):
+        open_questions(str(tmp_path / "rows.jsonl"), QuestionColumns(context="text"))
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "place"),
+    [
+        ("cat", 4, 4),
+        ("cat", 0, 4),
+        ("cat", 15, 4),
+        ("cat", 17, 28),
+        ("cat", 16, 4),
+        ("cat", 99, 28),
+        ("cat", -1, 4),
+        ("dog", 4, None),
+    ],
+)
+def test_answers_are_found_where_they_are(text: str, start: int, place: int | None) -> None:
+    assert located(CONTEXT, text, start) == place
+
+
+def test_columns_are_told() -> None:
+    assert str(QuestionColumns()) == "question = 'question', context = 'context', answers = 'answers', id = 'id'"

@@ -1,0 +1,222 @@
+"""Exact match, F1 and thresholds against the official formulas, written again from their description."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import string
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.tasks.squad import Question
+from bothways.tasks.squad_metrics import Grade, Graded, best_threshold, grade, normalised, unspaced
+
+
+def english(*answers: str, impossible: bool | None = None) -> Question:
+    return Question("q", "Who?", "The cat sat on a mat.", tuple((answer, 0) for answer in answers), impossible)
+
+
+def chinese(*answers: str) -> Question:
+    return Question("q", "谁？", "大莱龙铁路位于山东省 Shandong。", tuple((answer, 0) for answer in answers))
+
+
+def official_words(text: str) -> list[str]:
+    """Lower case; without punctuation; without articles; split at white space."""
+    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    return [word for word in re.sub(r"\b(a|an|the)\b", " ", kept).split() if word]
+
+
+def official_f1(text: str, right: str) -> float:
+    found, wanted = official_words(text), official_words(right)
+    if not found or not wanted:
+        return float(found == wanted)
+    shared = sum(min(found.count(word), wanted.count(word)) for word in set(found))
+    if shared == 0:
+        return 0.0
+    precision, recall = shared / len(found), shared / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Cat!", "cat"),
+        ("an apple, a day", "apple day"),
+        ("theatre another", "theatre another"),
+        ("U.S.", "us"),
+        ("a-b", "ab"),
+        ("The", ""),
+        ("«the» cat", "« » cat"),
+        ("Ünter\tden\nLinden ", "ünter den linden"),
+        ("the_end", "theend"),
+    ],
+)
+def test_normalised(text: str, expected: str) -> None:
+    assert normalised(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "exact", "f1"),
+    [
+        ("the Cat", ("cat.",), 1, 1),
+        ("black cat", ("cat",), 0, 2 / 3),
+        ("cat", ("dog", "black cat", "cat sat there"), 0, 2 / 3),
+        ("cat", ("dog", "CAT"), 1, 1),
+        ("cat cat cat", ("cat cat dog",), 0, 2 / 3),
+        ("dog", ("cat",), 0, 0),
+        ("", ("cat",), 0, 0),
+        ("", (), 1, 1),
+        ("cat", (), 0, 0),
+        ("the", (), 1, 1),  # nothing is left of it
+        ("", ("the", "a!"), 1, 1),  # nothing is left of any right answer
+        ("cat", ("the", "cat"), 1, 1),
+        ("", ("the", "cat"), 0, 0),  # one that nothing is left of does not count beside others
+    ],
+)
+def test_grades_of_words(text: str, answers: tuple[str, ...], exact: float, f1: float) -> None:
+    found = grade(text, english(*answers))
+    assert (found.exact, found.f1) == (exact, pytest.approx(f1))
+
+
+WORDS = ["the", "a", "cat", "Cat!", "dog", "mat", "sat-on", "U.S.", "an", "42"]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=6), st.lists(st.lists(st.sampled_from(WORDS), max_size=6), max_size=3))
+def test_grades_equal_the_official_formulas(found: list[str], rights: list[list[str]]) -> None:
+    text, answers = " ".join(found), [" ".join(right) for right in rights]
+    golds = [answer for answer in answers if official_words(answer)] or [""]
+    expected = Grade(
+        max(float(official_words(text) == official_words(gold)) for gold in golds),
+        max(official_f1(text, gold) for gold in golds),
+    )
+    result = grade(text, english(*answers))
+    assert (result.exact, result.f1) == (expected.exact, pytest.approx(expected.f1))
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "exact", "f1"),
+    [
+        ("山东省", ("山东省",), 1, 1),
+        ("《山东省》。", ("山东，省",), 1, 1),
+        ("山东", ("山东省",), 0, 2 * (2 / 2) * (2 / 3) / (2 / 2 + 2 / 3)),
+        ("东山省", ("山东省",), 0, 1 / 3),  # runs, not sets
+        ("山西东省", ("山东省",), 0, 2 * 2 / 7),
+        ("北京", ("山东省",), 0, 0),
+        ("北京", ("山东省", "北京市"), 0, 0.8),
+        ("1998年", ("1998",), 0, 2 / 3),
+        ("SHANDONG province", ("Shandong",), 0, 2 / 3),
+        ("shandong", (" Shandong ",), 1, 1),
+        ("", ("山东",), 0, 0),
+        ("", (), 1, 1),
+        ("山", (), 0, 0),
+        ("，", ("。",), 1, 1),
+    ],
+)
+def test_grades_of_characters(text: str, answers: tuple[str, ...], exact: float, f1: float) -> None:
+    found = grade(text, chinese(*answers))
+    assert (found.exact, found.f1) == (exact, pytest.approx(f1))
+
+
+@given(st.text("山东省市京", max_size=7), st.text("山东省市京", max_size=7))
+def test_runs_are_the_longest(text: str, right: str) -> None:
+    pieces = {text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1)}
+    run = max((len(piece) for piece in pieces if piece in right), default=0)
+    expected = float(text == right) if not text or not right else 2 * run / (len(text) + len(right))
+    assert grade(text, chinese(right)).f1 == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        ("The cat sat.", False),
+        ("大莱龙铁路 in Shandong", False),
+        ("大莱龙铁路 SD", True),
+        ("これはペンです", True),
+        ("𠀀𠀁", True),
+        ("1998", False),
+        ("", False),
+    ],
+)
+def test_texts_without_spaces(context: str, expected: bool) -> None:
+    assert unspaced(context) is expected
+
+
+def random_graded(rng: random.Random, count: int, ties: bool) -> tuple[Graded, list[Question], list[str], list[float]]:
+    graded, questions, bests, differences = Graded(), [], [], []
+    for _ in range(count):
+        question = english(impossible=True) if rng.random() < 0.5 else english("black cat", "dog", impossible=False)
+        best = rng.choice(["black cat", "cat", "mouse", ""] if ties else ["black cat", "cat", "mouse"])
+        difference = float(rng.randint(-3, 3)) if ties else rng.uniform(-5, 5)
+        graded.add(question, best if rng.random() < 0.7 else "", best, difference)
+        questions.append(question)
+        bests.append(best)
+        differences.append(difference)
+    return graded, questions, bests, differences
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 10), st.booleans(), st.integers(0, 9999))
+def test_the_best_threshold_is_the_best_of_all(count: int, ties: bool, seed: int) -> None:
+    graded, questions, bests, differences = random_graded(random.Random(seed), count, ties)
+
+    def f1_at(threshold: float) -> float:
+        given = ["" if difference > threshold else best for best, difference in zip(bests, differences, strict=True)]
+        return float(np.mean([grade(text, question).f1 for text, question in zip(given, questions, strict=True)]))
+
+    threshold, best = best_threshold(graded.difference, graded.given_f1, graded.none)
+    assert f1_at(threshold) == pytest.approx(best)
+    assert best == pytest.approx(max(f1_at(place) for place in (-math.inf, *differences)))
+    assert all(abs(threshold - difference) > 0 for difference in differences)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 9999))
+def test_the_best_f1_is_that_of_the_official_search(count: int, seed: int) -> None:
+    """find_best_thresh of SQuAD 2.0: every question has a best answer that is not empty, and no two have one difference."""
+    graded, questions, bests, differences = random_graded(random.Random(seed), count, ties=False)
+    score = best = float(sum(question.impossible is True for question in questions))
+    for place in sorted(range(count), key=differences.__getitem__):
+        score += -1 if questions[place].impossible else grade(bests[place], questions[place]).f1
+        best = max(best, score)
+    assert best_threshold(graded.difference, graded.given_f1, graded.none)[1] == pytest.approx(best / count)
+
+
+def test_metrics_are_means_over_their_questions() -> None:
+    graded, none = Graded(), english(impossible=True)
+    rows = [  # question, prediction, best answer, difference
+        (english("black cat"), "black cat", "black cat", -4.0),
+        (english("black cat"), "cat", "cat", -1.0),
+        (english("black cat"), "", "black cat", 0.5),
+        (none, "", "mouse", 3.0),
+        (none, "mouse", "mouse", -2.0),
+    ]
+    for row in rows:
+        graded.add(*row)
+    assert len(graded) == 5
+    metrics = graded.metrics()
+    assert metrics == pytest.approx(
+        {
+            "em": 2 / 5,
+            "f1": (1 + 2 / 3 + 0 + 1 + 0) / 5,
+            "f1_best": (1 + 2 / 3 + 1 + 1 + 0) / 5,  # answer up to 0.5
+            "em_best": 3 / 5,
+            "threshold_best": 1.75,
+            "em_no": 1 / 2,
+            "em_has": 1 / 3,
+            "f1_has": (1 + 2 / 3) / 3,
+        }
+    )
+
+
+def test_metrics_where_every_question_has_an_answer_and_where_none_has() -> None:
+    graded, empty = Graded(), Graded()
+    graded.add(english("cat"), "cat", "cat", 5.0)
+    graded.add(english("cat"), "black cat", "black cat", -5.0)
+    assert graded.metrics() == pytest.approx({"em": 0.5, "f1": 5 / 6, "f1_best": 5 / 6})
+    empty.add(english(impossible=True), "cat", "cat", 1.5)
+    expected = {"em": 0.0, "f1": 0.0, "f1_best": 1.0, "em_best": 1.0, "threshold_best": 0.5, "em_no": 0.0}
+    assert empty.metrics() == pytest.approx(expected)
