@@ -148,7 +148,7 @@ def test_layers_that_are_not_there_are_refused(made: tuple) -> None:
     for layer in (3, -4):
         with pytest.raises(ConfigError, match=rf"^layers: the model has layers 0 \(the embeddings\) to 2, .* not {layer}"):
             Embedding(layers=(-1, layer)).task(model, tokenizer, (), 24)
-    with pytest.raises(ConfigError, match="^layers: must name at least one layer"):
+    with pytest.raises(ConfigError, match=r"^layers: must name at least one layer"):
         Embedding(layers=())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,7 +145,7 @@ def test_what_cannot_be_filled_is_refused(made: tuple) -> None:
         task.encode([Example("ape [MASK]"), Example("ape", where="t.txt:3")])
     with pytest.raises(DataError, match=r"^t\.txt:4: its masks span 11 tokens, and the model reads 10 at once"):
         task.encode([Example("[MASK] " + "ape " * 9 + "[MASK]", where="t.txt:4")])
-    with pytest.raises(DataError, match="fillings cannot be scored\n  .*--task likelihood"):
+    with pytest.raises(DataError, match=r"fillings cannot be scored\n  .*--task likelihood"):
         evaluate(task, [Example("ape [MASK]")])
     with pytest.raises(ConfigError, match=r"^top: must be at least 1, not 0"):
         Filling(top=0)

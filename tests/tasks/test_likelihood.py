@@ -61,10 +61,10 @@ def test_it_is_that_of_a_plain_loop(made: tuple, variant: str, training: bool) -
 
 def test_hiding_the_rest_of_a_word_matters_inside_words_only(made: tuple) -> None:
     model, tokenizer, _ = made
-    pair = [
-        [p for _, p in predict(Likelihood(variant=v).task(model, tokenizer, (), 24), [Example("ape bees dog")])][0]  # type: ignore[arg-type]
-        for v in ("original", "word_l2r")
-    ]
+    pair = []
+    for variant in ("original", "word_l2r"):
+        task = Likelihood(variant=variant).task(model, tokenizer, (), 24)  # type: ignore[arg-type]
+        pair += [prediction for _, prediction in predict(task, [Example("ape bees dog")])]
     same = [a == pytest.approx(b, abs=1e-5) for a, b in zip(*(p.log_likelihoods for p in pair), strict=True)]
     assert pair[0].tokens == ("ape", "bee", "##s", "dog")
     assert same == [True, False, True, True]

