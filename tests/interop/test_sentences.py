@@ -80,7 +80,7 @@ def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalise
     opened = open_task(str(place), settings={"normalised": True})
     assert opened.task.definition == Embedding(pooling=pooling, normalised=True)
     assert opened.task.length == 12
-    assert read_sentences(place) == (Embedding(pooling=pooling, normalised=normalised), 12)
+    assert read_sentences(place, 20) == (Embedding(pooling=pooling, normalised=normalised), 12)
 
 
 def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
 def test_a_folder_without_these_files_says_nothing(tmp_path: Path) -> None:
     task = made(tmp_path / "vocabulary")
     save_model(tmp_path / "model", task.model, task.tokenizer)
-    assert read_sentences(tmp_path / "model") is None
+    assert read_sentences(tmp_path / "model", 20) is None
     opened = open_task(str(tmp_path / "model"), "embed")
     assert (opened.task.definition, opened.task.length) == (Embedding(), 20)
 
@@ -139,11 +139,11 @@ def test_a_length_is_found_wherever_it_stands(tmp_path: Path) -> None:
     place = tmp_path / "model"
     save_sentences(place, task)
     (place / "bothways.json").unlink()
-    for said, tokenizer, expected in ((7, 9, 7), (None, 9, 9), (None, 10**30, 20), (None, None, None)):
+    for said, tokenizer, expected in ((7, 9, 7), (21, 9, 20), (None, 9, 9), (None, 10**30, 20), (None, None, 20)):
         (place / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": said}))
         config = json.loads((place / "tokenizer_config.json").read_text()) | {"model_max_length": tokenizer}
         (place / "tokenizer_config.json").write_text(json.dumps(config))
-        found = read_sentences(place)
+        found = read_sentences(place, 20)
         assert found is not None
         assert found[1] == expected
 

@@ -28,8 +28,11 @@ _STEM = "pooling_mode_"
 _HOW = "Here are understood: Transformer, then Pooling by cls, mean or max, then perhaps Normalize."
 
 
-def read_sentences(folder: Path) -> tuple[Embedding, int | None] | None:
+def read_sentences(folder: Path, positions: int) -> tuple[Embedding, int] | None:
     """What the files of sentence-transformers in a folder say, and the longest text in tokens; none where there are none.
+
+    Args:
+        positions: of the model, which no text is longer than.
 
     Raises:
         FolderError: a file is damaged, or asks for what is not understood here.
@@ -42,7 +45,7 @@ def read_sentences(folder: Path) -> tuple[Embedding, int | None] | None:
         raise FolderError(f"its modules are {', '.join(kinds) or 'none'}", where=folder / MODULES, fix=_HOW)
     _check_prompt(folder / PROGRAM)
     pooling = _pooling(folder / chain[1][1] / "config.json")
-    return Embedding(pooling=pooling, normalised=len(kinds) == 3), _longest(folder)
+    return Embedding(pooling=pooling, normalised=len(kinds) == 3), min(positions, _longest(folder) or positions)
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:
@@ -75,7 +78,7 @@ def _check_prompt(file: Path) -> None:
 
 
 def _longest(folder: Path) -> int | None:
-    """The longest text in tokens: as said for the module, else for the tokenizer, where it means none if it is huge."""
+    """The longest text in tokens: as said for the module, else for the tokenizer, where a huge number stands for none."""
     raw = read_json(folder / TRANSFORMER) if (folder / TRANSFORMER).is_file() else {}
     if raw.get("do_lower_case"):
         what = "lower-cases texts before they are tokenized"
@@ -83,8 +86,7 @@ def _longest(folder: Path) -> int | None:
     length = raw.get("max_seq_length")
     if length is None and (folder / "tokenizer_config.json").is_file():
         length = read_json(folder / "tokenizer_config.json").get("model_max_length")
-    positions = read_json(folder / "config.json").get("max_position_embeddings")
-    return min(length, positions) if isinstance(length, int) and isinstance(positions, int) else None
+    return length if isinstance(length, int) else None
 
 
 def save_sentences(folder: str | Path, task: Embed, card: Card | None = None) -> None:

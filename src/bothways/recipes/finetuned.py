@@ -114,7 +114,7 @@ def _record(loaded: Loaded, task: str | None) -> Record:
     ours = configs.read(_Said, said, where=RECORD)
     if ours.task is not None and task in (None, ours.task.name):
         return Record(ours.task, ours.length)
-    theirs = read_sentences(loaded.folder) if task in (None, "embed") else None
+    theirs = read_sentences(loaded.folder, loaded.model.config.position.most) if task in (None, "embed") else None
     if theirs is not None:
         return Record(*theirs)
     return Record(_definition(loaded, task), ours.length)
