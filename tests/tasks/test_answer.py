@@ -1,0 +1,407 @@
+"""Answering: windows as Google feeds them, losses and gradients as transformers has them, packed as alone, and every answer
+found again from ideal scores, in every script."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import random
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from toy_task import WORDS, make_text, make_tokenizer
+
+from bothways.core import config as configs
+from bothways.core.batch import SpanTargets, pack
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.sequence import Sequence
+from bothways.model.config import EncoderConfig, Learned
+from bothways.model.heads import Model
+from bothways.model.heads import Span as SpanHead
+from bothways.tasks.answer import Answer, Answering
+from bothways.tasks.predictions import AnswerPrediction
+from bothways.tasks.squad import Question, QuestionColumns
+from bothways.tasks.task import Pace, evaluate, predict
+from bothways.text.files import Specials
+from bothways.text.tokenizer import Tokenizer
+
+LENGTH, ALWAYS = 24, Answering()
+
+
+def make_task(folder: Path, definition: Answering = ALWAYS, length: int = LENGTH, dropout: float = 0.1) -> Answer:
+    torch.manual_seed(3)
+    tokenizer = make_tokenizer(folder)
+    config = EncoderConfig(
+        tokenizer.size, 16, 2, 2, 32, position=Learned(64), initial_range=0.3, dropout=dropout, attention_dropout=dropout
+    )
+    return definition.task(Model(config, definition.heads((), None)), tokenizer, (), length)
+
+
+def make_questions(count: int, seed: int = 0, longest: int = 40) -> list[Question]:
+    """Questions on random words; every third has no answer."""
+    draw, questions = random.Random(seed), []
+    for number in range(count):
+        words = make_text(draw, longest).split()
+        first = draw.randrange(len(words))
+        answer = " ".join(words[first : first + draw.randint(1, 3)])
+        start = len(" ".join(words[:first])) + (first > 0)
+        answers = () if number % 3 == 2 else ((answer, start),)
+        question = make_text(draw, 8)
+        questions.append(Question(f"q{number}", question, " ".join(words), answers, not answers, f"made:{number}"))
+    return questions
+
+
+def targets_of(sequence: Sequence) -> tuple[int, int, float]:
+    targets = sequence.targets["span"]
+    assert isinstance(targets, SpanTargets)
+    return int(targets.start[0]), int(targets.end[0]), float(targets.weight[0])
+
+
+def google(question: list[int], context: list[int], span: tuple[int, int] | None, length: int, stride: int, query: int):  # type: ignore[no-untyped-def]
+    """convert_examples_to_features of run_squad.py: ids, segments, start and end of each window."""
+    question = question[:query]
+    room, start = length - len(question) - 3, 0
+    while True:
+        size = min(len(context) - start, room)
+        ids = [2, *question, 3, *context[start : start + size], 3]
+        segments = [0] * (len(question) + 2) + [1] * (size + 1)
+        places = (0, 0)
+        if span is not None and span[0] >= start and span[1] <= start + size - 1:
+            places = (span[0] - start + len(question) + 2, span[1] - start + len(question) + 2)
+        yield ids, segments, places
+        if start + size == len(context):
+            return
+        start += min(size, stride)
+
+
+def test_questions_become_what_google_feeds(tmp_path: Path) -> None:
+    tokenizer, definition = make_tokenizer(tmp_path), Answering(query=5, stride=6)
+    questions = make_questions(60)
+    vocabulary = {word: tokenizer.id(word) for word in WORDS}
+    for question, item in zip(questions, definition.encode(questions, tokenizer, (), 20), strict=True):
+        query, context = ([vocabulary[word] for word in text.split()] for text in (question.question, question.context))
+        span = None
+        for text, start in question.answers:
+            first = len(question.context[:start].split())
+            span = (first, first + len(text.split()) - 1)
+        expected = list(google(query, context, span, 20, 6, 5))  # type: ignore[arg-type]
+        assert len(item.sequences) == len(expected)
+        for sequence, (ids, segments, places) in zip(item.sequences, expected, strict=True):
+            assert (sequence.ids.tolist(), sequence.segments.tolist()) == (ids, segments)
+            assert targets_of(sequence) == (*places, 1.0)
+        assert (item.tokens, item.cut) == (len(query) + len(context), max(0, len(query) - 5))
+
+
+def test_what_is_not_known_has_no_weight(tmp_path: Path) -> None:
+    tokenizer, context = make_tokenizer(tmp_path), "ape bee \u200d cat bee"
+    answers = {
+        (): (0, 0, 0.0),
+        (("fox", 0),): (0, 0, 0.0),
+        (("\u200d", 8),): (0, 0, 0.0),  # no token has it
+        (("bee", 0),): (4, 4, 1.0),  # not where it should be; the nearest one
+        (("bee", 12),): (6, 6, 1.0),
+        ((" cat ", 9), ("ape", 0)): (5, 5, 1.0),  # the first answer, without white space
+        (("at be", 11),): (5, 6, 1.0),  # the tokens that share a character
+    }
+    for known, expected in answers.items():
+        (item,) = Answering().encode([Question("q", "dog", context, known)], tokenizer, (), 20)
+        assert targets_of(item.sequences[0]) == expected
+
+
+def test_a_long_question_leaves_half_to_the_context(tmp_path: Path) -> None:
+    question = Question("q", "ape " * 50, "bee " * 9)
+    (item,) = Answering().encode([question], make_tokenizer(tmp_path), (), 13)
+    assert [len(sequence) for sequence in item.sequences] == [13, 12]
+    assert item.cut == 45
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_losses_and_gradients_equal_those_of_transformers(tmp_path: Path, training: bool) -> None:
+    from transformers import AutoModelForQuestionAnswering
+
+    from bothways.interop.folder import save_model
+
+    task = make_task(tmp_path / "tokenizer", dropout=0.0).train(training)
+    save_model(tmp_path / "model", task.model, task.tokenizer)
+    theirs, report = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "model", output_loading_info=True)
+    theirs.train(training)
+    assert type(theirs).__name__ == "BertForQuestionAnswering"
+    assert not any(report.values())
+    sequences = [sequence for item in task.encode(make_questions(8, seed=9)) for sequence in item.sequences]
+    batch = pack(sequences)
+    assert len(sequences) > 12
+    assert task.weights(batch) == {"span": float(len(sequences))}
+    loss = task(batch)["span"]
+    total = torch.zeros(())
+    alone = []
+    for sequence in sequences:
+        start, end, _ = (torch.tensor([place]) for place in targets_of(sequence))
+        ids, segments = (torch.from_numpy(part).long()[None] for part in (sequence.ids, sequence.segments))
+        output = theirs(input_ids=ids, token_type_ids=segments, start_positions=start, end_positions=end)
+        total = total + output.loss
+        alone.append(torch.stack([output.start_logits[0], output.end_logits[0]], 1))
+    torch.testing.assert_close(task.scores(batch), torch.cat(alone), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(loss.total, total, atol=1e-4, rtol=1e-5)
+    loss.total.backward()
+    total.backward()
+    mine, peers = task.model.heads["span"], theirs.qa_outputs
+    assert isinstance(mine, nn.Module)
+    for ours, other in (
+        (mine.dense, peers),
+        (task.model.encoder.blocks[0].mlp.up, theirs.bert.encoder.layer[0].intermediate.dense),
+        (task.model.encoder.embedding.token, theirs.bert.embeddings.word_embeddings),
+    ):
+        torch.testing.assert_close(ours.weight.grad, other.weight.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_predictions_are_those_of_each_question_alone_and_in_order(tmp_path: Path) -> None:
+    task, questions = make_task(tmp_path, Answering(stride=5, threshold=0.0)), make_questions(60, seed=3)
+    alone = [next(predict(task, [question]))[1] for question in questions]
+    for pace in (Pace(), Pace(tokens=40), Pace(window=7)):
+        results = list(predict(task, questions, pace))
+        assert [question for question, _ in results] == questions
+        for (_, found), expected in zip(results, alone, strict=True):
+            assert found.spans[0].score == pytest.approx(expected.spans[0].score, abs=1e-4)
+            assert found.confidence == pytest.approx(expected.confidence, abs=1e-4)
+            assert (found.id, found.text, found.start) == (expected.id, expected.text, expected.start)
+
+
+def ideal(sequences: tuple[Sequence, ...]) -> list[np.ndarray]:
+    """What a perfect model says of each window."""
+    outputs = []
+    for sequence in sequences:
+        start, end, _ = targets_of(sequence)
+        scores = np.random.default_rng(len(sequence)).uniform(-1, 0, (len(sequence), 2)).astype(np.float32)
+        scores[start, 0] = scores[end, 1] = 9.0
+        outputs.append(scores)
+    return outputs
+
+
+# Letters with marks composed and not, from right to left, without spaces; joined emoji, a flag, a mark of direction.
+LETTERS = [
+    *"aBéßİñяלم7½.-，語中ष",
+    *("e\u0301", "q\u0308\u0323", "ש\u05c1", "ر\u064e", "क\u094d", "ก\u0e49", "か\u3099"),
+    *("👩\u200d🚀", "❤\ufe0f", "🇩🇪", "\u200f"),
+]
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[str, int, int]:
+    """A context of words in any script, and the first and the last character of some of them."""
+    words = draw(st.lists(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=4).map("".join), min_size=1, max_size=14))
+    context, places = "", []
+    for word in words:
+        context += draw(st.sampled_from(["", " ", "  ", "\n", "\u00a0"]))
+        places.append((len(context), len(context) + len(word)))
+        context += word
+    first = draw(st.integers(0, len(words) - 1))
+    last = draw(st.integers(first, len(words) - 1))
+    return context, places[first][0], places[last][1]
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
+    """WordPiece cased and uncased, byte-level BPE and Unigram, each with every letter."""
+    folder = tmp_path_factory.mktemp("scripts")
+    letters = sorted({character for letter in LETTERS for character in (*letter, *letter.lower())} - {"\u200f", "\u200d"})
+    tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters))
+    made = [make_tokenizer(folder / str(lower), tokens, lower) for lower in (True, False)]
+    return [*made, byte_level(), unigram(letters)]
+
+
+def byte_level() -> Tokenizer:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: id for id, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *alphabet])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend, Specials(0, 1, 2, 3, 4))
+
+
+def unigram(letters: list[str]) -> Tokenizer:
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+
+    pieces = [(token, 0.0) for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")]
+    backend = tokenizers.Tokenizer(models.Unigram([*pieces, ("▁", -2.0), *((letter, -3.0) for letter in letters)], unk_id=1))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    return Tokenizer(backend, Specials(0, 1, 2, 3, 4))
+
+
+@settings(max_examples=120, deadline=None)
+@given(texts(), st.integers(0, 3), st.integers(6, 40), st.integers(1, 12), st.integers(1, 12))
+def test_every_answer_is_found_again(
+    scripts: list[Tokenizer], drawn: tuple[str, int, int], which: int, length: int, stride: int, longest: int
+) -> None:
+    """An answer that is in a window, and not too long, is the best span by far; what it lacks is what no token has."""
+    context, start, end = drawn
+    definition, tokenizer = Answering(query=3, stride=stride, longest=longest), scripts[which]
+    question = Question("q", "a", context, ((context[start:end], start),))
+    (item,) = definition.encode([question], tokenizer, (), length)
+    (encoded,) = tokenizer.encode_with_offsets([context])
+    own = [place for place, (a, b) in enumerate(encoded.offsets.tolist()) if b > start and a < end]
+    inside = [targets_of(sequence)[:2] for sequence in item.sequences if targets_of(sequence)[0] > 0]
+    for sequence in item.sequences:
+        first, last, _ = targets_of(sequence)
+        assert first == 0 or sequence.ids[first : last + 1].tolist() == encoded.ids[own].tolist()
+    config = EncoderConfig(tokenizer.size, 8, 1, 1, 8, position=Learned(64))
+    task = definition.task(Model(config, (SpanHead(),)), tokenizer, (), length)
+    found = task.decode(question, ideal(item.sequences))
+    for span in found.spans:
+        assert context[span.start : span.end] == span.text == span.text.strip()
+    best = max((span.score for span in found.spans), default=0.0)
+    if not inside or len(own) > longest:
+        assert best <= 9
+        return
+    assert found.start is not None
+    assert found.end is not None
+    assert best == 18
+    begin, stop = encoded.offsets[own[0], 0], encoded.offsets[own[-1], 1]
+    assert context[begin:stop].strip() in found.text
+    if start <= begin and stop <= end:
+        assert start <= found.start < found.end <= end
+        lacking = context[start : found.start] + context[found.end : end]
+        assert all(unicodedata.category(character)[0] in "CZ" for character in lacking)
+
+
+def outputs_of(*rows: tuple[float, float]) -> list[np.ndarray]:
+    return [np.array(rows, dtype=np.float32)]
+
+
+CONTEXT = "ape bee ape cat"
+ONE = Question("q7", "dog", CONTEXT, (("bee", 4),), False)
+SCORES = outputs_of((1.0, 1.0), (0, 0), (0, 0), (3, 1), (0, 2.5), (2, 3.5), (-9, -9), (0, 0))
+"""[CLS] dog [SEP] ape bee ape cat [SEP]: the best are "ape bee ape" with 6.5, "ape bee" and "ape" (5.5; the second one)."""
+
+
+def test_predictions_have_their_probabilities(tmp_path: Path) -> None:
+    task = make_task(tmp_path, Answering(n_best=4))
+    found = task.decode(ONE, SCORES)
+    assert [(span.text, span.start, span.end, span.score) for span in found.spans] == [
+        ("ape bee ape", 0, 11, 6.5),
+        ("ape bee", 0, 7, 5.5),
+        ("ape", 8, 11, 5.5),
+    ]  # the fourth best is the other "ape" (4), which is that text again
+    weights = np.exp([6.5, 5.5, 5.5])
+    assert [span.probability for span in found.spans] == pytest.approx((weights / weights.sum()).tolist())
+    assert (found.id, found.text, found.start, found.end) == ("q7", "ape bee ape", 0, 11)
+    assert found.confidence == found.spans[0].probability
+    assert found.null_difference == 2.0 - 6.5
+    assert task.grade(ONE, found) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("threshold", "text"), [(-4.6, ""), (-4.5, "ape bee ape"), (0.0, "ape bee ape")])
+def test_no_answer_is_given_above_the_threshold(tmp_path: Path, threshold: float, text: str) -> None:
+    task = make_task(tmp_path, Answering(threshold=threshold))
+    found = task.decode(ONE, SCORES)
+    assert found.text == text
+    assert found.best == "ape bee ape"
+    weights = np.exp([*(span.score for span in found.spans), 2.0])
+    expected = weights[0 if text else -1] / weights.sum()
+    assert found.confidence == pytest.approx(expected, rel=1e-5)
+    assert (found.start is None, found.end is None) == (not text, not text)
+    shown = json.loads(json.dumps(found.to_json()))
+    assert list(shown) == ["id", "text", "start", "end", "confidence", "null_difference", "spans"]
+    assert shown["spans"][0].keys() == {"text", "start", "end", "score", "probability"}
+
+
+def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path: Path) -> None:
+    task = make_task(tmp_path, Answering(stride=2), length=8)
+    question = Question("q", "dog", "ape bee cat dog elk fox", (), True)
+    outputs = [np.zeros((8, 2), dtype=np.float32), np.zeros((8, 2), dtype=np.float32)]
+    outputs[0][0], outputs[1][0] = (1.0, 4.0), (-3.0, 1.0)
+    outputs[1][4, 0] = outputs[1][5, 1] = 2.0
+    found = task.decode(question, outputs)
+    assert (found.text, found.null_difference) == ("dog elk", -6.0)
+
+
+def test_longer_answers_are_not_given(tmp_path: Path) -> None:
+    found = make_task(tmp_path, Answering(longest=2)).decode(ONE, SCORES)
+    assert (found.text, found.spans[0].score) == ("ape bee", 5.5)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.5])
+@pytest.mark.parametrize("context", ["", "  ", "\u200d"])
+def test_a_context_without_a_token_has_no_answer(tmp_path: Path, context: str, threshold: float | None) -> None:
+    task = make_task(tmp_path, Answering(threshold=threshold))
+    ((_, found),) = predict(task, [Question("q", "", context)])
+    assert found == AnswerPrediction("q", "", None, None, 1.0, 0.0, ())
+    assert found.best == ""
+
+
+def test_the_threshold_is_chosen_where_questions_have_no_answer(tmp_path: Path) -> None:
+    task, questions = make_task(tmp_path), make_questions(60, seed=5)
+    results = list(predict(task, questions))
+    metrics = task.score(iter(results))
+    tuned = task.tuned(iter(results))
+    assert tuned == dataclasses.replace(task.definition, threshold=metrics["threshold_best"])
+    assert configs.read(Answering, configs.to_dict(tuned)) == tuned
+    task.definition = tuned
+    after = evaluate(task, questions)
+    assert after["f1"] == pytest.approx(metrics["f1_best"]) == pytest.approx(after["f1_best"])
+    assert metrics["f1"] < after["f1"]
+    assert task.tuned(predict(task, questions)) == tuned
+    answered = [question for question in questions if question.answers]
+    task.definition = Answering()
+    assert task.tuned(predict(task, answered)) is task.definition
+    assert task.score(predict(task, answered)).keys() == {"em", "f1", "f1_best"}
+
+
+def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    with pytest.raises(DataError, match=r"^a\.json:q: it is not known what is right"):
+        evaluate(task, [Question("q", "ape", "bee", where="a.json:q")])
+    with pytest.raises(DataError, match="no question to score"):
+        evaluate(task, [])
+
+
+def test_what_the_task_asks_of_a_model() -> None:
+    definition = Answering()
+    assert definition.heads((), None) == (SpanHead(),)
+    assert definition.labels([ONE]) == ()
+    assert definition.texts(ONE) == ("dog", CONTEXT)
+    assert definition.metric in definition.directions(())
+    assert definition.length == 384
+    with pytest.raises(ConfigError, match=r"^dropout: the head of this task has none"):
+        definition.heads((), 0.1)
+
+
+@pytest.mark.parametrize("name", ["query", "stride", "longest", "n_best"])
+def test_settings_of_nothing_are_refused(name: str) -> None:
+    changes: dict[str, Any] = {name: 0}
+    with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
+        Answering(**changes)
+
+
+def test_what_no_answer_reaches() -> None:
+    none, definition = Question("q", "dog", CONTEXT, (), True), Answering()
+    assert definition.baseline([], [ONE, none, none, none]) == {"f1": 0.75, "em": 0.75, "f1_best": 0.75}
+    assert definition.baseline([], [ONE]) == definition.baseline([], [none]) == {}
+    assert definition.answer(AnswerPrediction("q", "ape", 0, 3, 1.0, 0.0, ())) == "ape"
+
+
+def test_a_table_is_read_with_the_columns_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"frage": "dog", "context": "ape", "answers": "ape"}\n')
+    asked = QuestionColumns(question="frage")
+    reading = Answering().read(str(tmp_path / "rows.jsonl"), asked)
+    assert reading.definition == Answering(asked)
+    assert [question.question for question in reading.examples] == ["dog"]
+    again = reading.definition.read(str(tmp_path / "rows.jsonl"), labelled=False)
+    assert [question.annotated for question in again.examples] == [False]
+
+
+def test_tasks_can_be_copied(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    before = list(predict(task, [ONE]))
+    assert list(predict(copy.deepcopy(task), [ONE])) == before
