@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.commands.options import FineTask
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-    from bothways.recipes.finetune import Finetuned
+    from bothways.recipes.finetune import FinetuneConfig, Finetuned
+    from bothways.recipes.series import Series
 
 
 def finetune(  # noqa: PLR0913 – one option per question a run answers
@@ -25,6 +27,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     out: Path = Path("finetuned"),
     recipe: Literal["modern", "paper"] = "modern",
     config: Path | None = None,
+    seeds: str | None = None,
     resume: bool = False,
     device: str = "auto",
 ) -> None:
@@ -58,8 +61,10 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         modern is AdamW; paper is Adam without bias correction, as BERT's own code has it.
     config
         A TOML file with settings; options and overrides win over it.
+    seeds
+        Several runs: how many, such as 5, or their seeds, such as 3,14,15. Each has a folder seed-N; model/ is the best one's.
     resume
-        Go on from the newest checkpoint in the run's folder.
+        Go on from the newest checkpoint in the run's folder; of several runs, leave out those that are finished.
     device
         auto, cpu, cuda or cuda:N.
     """
@@ -67,24 +72,20 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
 
     from rich.console import Console
 
-    from bothways.core import config as configs
-    from bothways.core.trees import merge, parse_overrides
     from bothways.recipes import finetune as job
-    from bothways.recipes.fitting import RECIPES
-    from bothways.tasks.catalogue import TASKS
+    from bothways.recipes.seeds import finetune_seeds, parse_seeds
+    from bothways.recipes.series import Place
     from bothways.training.interrupt import resume_command
     from bothways.training.parallel import is_main, plan_here
 
     console = Console(stderr=True)
     columns = {k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None}
     options = {"model": model, "train": train, "dev": dev, "task": {"columns": columns} if columns else None}
-    method = RECIPES[recipe](TASKS[task]())
-    settings = configs.load(
-        job.FinetuneConfig,
-        base=job.FinetuneConfig(model=model, train=train, **vars(method)),
-        file=config,
-        overrides=merge(parse_overrides(overrides), {k: v for k, v in options.items() if v is not None}),
-    )
+    settings = settings_from(options, overrides, task, recipe, config)
+    if seeds is not None:
+        series = finetune_seeds(settings, parse_seeds(seeds, settings.seed), Place(out, resume, device, console))
+        conclude(series, out, console)
+        return
     done = job.finetune(settings, out, resume=resume, device=device, console=console)
     if not is_main(plan_here()):
         return
@@ -94,7 +95,68 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         raise KeyboardInterrupt
     if done.metrics:
         Console().print(_table(done))
+        console.print(f"What it does well and badly: {out / 'report.html'}", highlight=False, soft_wrap=True)
     console.print(f"The model is in {done.folder}. Try it: bothways predict {out} FILE", highlight=False, soft_wrap=True)
+
+
+def settings_from(
+    options: dict[str, Any], overrides: tuple[str, ...], task: FineTask, recipe: Literal["modern", "paper"], file: Path | None
+) -> FinetuneConfig:
+    """The settings of a recipe, changed by a file, then by overrides and options; options that are None say nothing."""
+    from bothways.core import config as configs
+    from bothways.core.trees import merge, parse_overrides
+    from bothways.recipes.finetune import FinetuneConfig
+    from bothways.recipes.fitting import RECIPES
+    from bothways.tasks.catalogue import TASKS
+
+    method = RECIPES[recipe](TASKS[task]())
+    return configs.load(
+        FinetuneConfig,
+        base=FinetuneConfig(model=options["model"], train=options["train"], **vars(method)),
+        file=file,
+        overrides=merge(parse_overrides(overrides), {k: v for k, v in options.items() if v is not None}),
+    )
+
+
+def conclude(series: Series, out: Path, console: Console) -> None:
+    """Print what the runs of a series came to; raises KeyboardInterrupt if the last of them was interrupted."""
+    import sys
+
+    from rich.console import Console as Output
+
+    from bothways.training.interrupt import resume_command
+    from bothways.training.parallel import is_main, plan_here
+
+    if not is_main(plan_here()):
+        return
+    if not series.finished:
+        console.print(f"Saved. To go on: {resume_command(sys.argv[1:])}", highlight=False, soft_wrap=True)
+        raise KeyboardInterrupt
+    Output().print(_series_table(series))
+    if series.best is not None:
+        said = f"The best model, of {series.best.name}, is in {out / 'model'}. Try it: bothways predict {out} FILE"
+        console.print(said, highlight=False, soft_wrap=True)
+
+
+def _series_table(series: Series) -> Table:
+    from rich.table import Table
+
+    from bothways.recipes.seeds import spread
+
+    table, summary = Table(title=f"{len(series.runs)} runs, scored on the dev data"), spread(series)
+    metric = summary.metric if summary else "metric"
+    table.add_column("run", overflow="fold")
+    table.add_column(metric, justify="right")
+    table.add_column("failed")
+    for run in series.runs:
+        value = f"{run.metrics[metric]:.4f}" if run.metrics else "–"
+        table.add_row(run.name + (" (best)" if run is series.best else ""), value, "; ".join(run.failed))
+    if summary:
+        table.add_section()
+        for name in ("mean", "median", "deviation"):
+            table.add_row(name, f"{getattr(summary, name):.4f}", "")
+        table.add_row("failed runs", f"{summary.failed} of {len(series.runs)}", "")
+    return table
 
 
 def _table(done: Finetuned) -> Table:

@@ -6,7 +6,8 @@
     ├── TokenizerError    a vocabulary or tokenizer file that cannot be used
     ├── FolderError       a model folder that cannot be read or written
     ├── CheckpointError   a checkpoint that is corrupt, foreign or of another run
-    └── ResourceError     no room on the disk, no permission, a folder in use, no such device
+    ├── ResourceError     no room on the disk, no permission, a folder in use, no such device
+    └── DivergedError     a loss or a gradient that is not finite
 
 The command line prints the message alone, without a traceback, and exits with status 2.
 """
@@ -56,3 +57,7 @@ class CheckpointError(BothwaysError):
 
 class ResourceError(BothwaysError):
     """No room on the disk, no permission, a folder in use, no such device."""
+
+
+class DivergedError(BothwaysError):
+    """A loss or a gradient that is not finite: this run is lost, another seed or rate may not be."""

@@ -2,7 +2,7 @@
 
 The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, `config.toml` as resolved, and at the end
 `model/`: a Hugging Face folder (BertForSequenceClassification, say, `id2label`, tokenizer, model card) with the training's
-record in `bothways.json`.
+record in `bothways.json`; beside it `report.html`, what the model does well and badly on the dev data.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from bothways.data.loader import Share, ahead
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
 from bothways.model.ledger import BACKWARD, forward_flops
+from bothways.recipes.analysis.survey import analyse_encoded, write_report
+from bothways.recipes.cards import data_of, limits_of_finetuned
 from bothways.recipes.failure import Failure
 from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
-from bothways.recipes.fitting import conclude, loader, score
+from bothways.recipes.fitting import conclude, dev_windows, loader, score
 from bothways.recipes.stability import Stability, rules
 from bothways.tasks.definition import Metrics
 from bothways.tasks.preflight import Finding, places
@@ -127,6 +129,9 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -
     metrics, failed = conclude(task, data, settings)
     done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failed)
     _save(done, prepared)
+    if settings.dev is not None:
+        analysis = analyse_encoded(task, dev_windows(data))
+        write_report(task, analysis, folder / "report.html", model=str(folder), data=settings.dev)
     return done
 
 
@@ -140,6 +145,7 @@ def _peak(prepared: Prepared, device: torch.device, plan: Plan) -> Peak:
 def _save(done: Finetuned, prepared: Prepared) -> None:
     settings, data, definition = prepared.settings, prepared.data, done.task.definition
     assert done.folder is not None
+    chosen = settings.chosen_by
     record = {
         "task": configs.to_dict(definition),
         "length": settings.length,
@@ -148,6 +154,7 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
         "steps": done.progress.steps,
         "seconds": round(done.progress.seconds, 1),
         "metrics": dict(done.metrics),
+        "chosen_by": {"metric": chosen, "direction": definition.directions(data.labels)[chosen]},
         "early": done.progress.early,
         "failure": list(done.failure.reasons) if done.failure else [],
     }
@@ -156,7 +163,6 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
         summary=_summary(done, data.labels),
         settings={
             "base model": settings.model,
-            **{f"{name} data": f"{source.name}, {source.examples} examples" for name, source in prepared.sources.items()},
             "length": settings.length,
             "batch": _words(settings.batch),
             "optimiser": _words(settings.training.optimiser),
@@ -166,6 +172,8 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
             **_told(settings),
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
+        data=data_of(prepared.sources),
+        limits=limits_of_finetuned(settings.length, settings.seed, done.findings, bool(data.dev)),
     )
     save_model(
         done.folder,

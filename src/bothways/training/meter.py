@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import Batch
-from bothways.core.errors import BothwaysError
+from bothways.core.errors import DivergedError
 from bothways.core.loss import Loss
 from bothways.training.parallel import Plan, gather
 from bothways.training.state import Progress
@@ -89,7 +89,7 @@ class Meter:
         """What was added since the last reading, which it then forgets.
 
         Raises:
-            BothwaysError: a loss or the gradient norm was not finite; says which and at what step.
+            DivergedError: a loss or the gradient norm was not finite; says which and at what step.
         """
         assert self._broken is not None, "a step was added since the last reading"
         broken = gather(self._plan, self._broken.cpu()).amin(0).tolist()
@@ -125,7 +125,7 @@ def _check(names: list[str | None], broken: list[float]) -> None:
     """Refuse values that are not finite, given the step at which each first was so (infinite if none)."""
     step, first = min(broken), names[broken.index(min(broken))]
     if math.isfinite(step):
-        raise BothwaysError(
+        raise DivergedError(
             f"the {'gradient norm' if first is None else f'loss {first!r}'} is not finite",
             where=f"step {int(step)}",
             fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; resume from the last checkpoint.",

@@ -1,0 +1,67 @@
+"""`bothways compare`: two fine-tuned models on the same labelled data, and whether their difference may be chance."""
+
+from __future__ import annotations
+
+from bothways.commands.options import FineTask
+
+
+def compare(  # noqa: PLR0913 – one option per question
+    a: str,
+    b: str,
+    data: str,
+    *,
+    task: FineTask | None = None,
+    text: str | None = None,
+    text_b: str | None = None,
+    label: str | None = None,
+    json: bool = False,
+    device: str = "auto",
+) -> None:
+    """Compare two fine-tuned models example by example: mean difference, permutation test, bootstrap interval.
+
+    Parameters
+    ----------
+    a
+        A model folder, the folder of a run, or of a run with --seeds, whose grades are averaged.
+    b
+        The other one.
+    data
+        Labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
+    task
+        What to compare them in; by default what the first was trained for.
+    text
+        The column of the text, or of the first of two; by default as in training.
+    text_b
+        The column of the second text.
+    label
+        The column of the label.
+    json
+        Write one JSON object instead of a sentence and a table.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    from bothways.commands.progress import asked
+    from bothways.recipes.comparison import compare as run
+    from bothways.recipes.comparison import folders
+    from bothways.recipes.finetuned import open_task
+
+    named = {"text": text, "text_b": text_b, "label": label}
+    columns = asked(open_task(folders(a)[0], task, device="cpu"), **named) if any(named.values()) else None
+    found = run(a, b, data, columns, device=device, task=task)
+    if json:
+        from dataclasses import asdict
+        from json import dumps
+
+        print(dumps(asdict(found)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"Grades on {data}")
+    for name in ("model", "runs", "mean grade", "deviation over seeds"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for side in (found.a, found.b):
+        table.add_row(side.name, str(len(side.grades)), f"{side.mean:.4f}", f"{side.deviation:.4f}")
+    console = Console()
+    console.print(table)
+    console.print(str(found), highlight=False, soft_wrap=True, markup=False)

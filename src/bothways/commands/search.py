@@ -1,0 +1,69 @@
+"""`bothways search`: fine-tuning over a grid of settings, or over trials that optuna proposes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from bothways.commands.options import FineTask
+
+
+def search(  # noqa: PLR0913 – one option per question
+    model: str,
+    train: str,
+    *overrides: str,
+    dev: str,
+    task: FineTask = "classify",
+    grid: str = "paper",
+    trials: int | None = None,
+    space: str = "training.optimiser.lr=1e-5..1e-4:log batch.n=16,32 training.until='2 epochs,3 epochs,4 epochs'",
+    out: Path = Path("search"),
+    recipe: Literal["modern", "paper"] = "modern",
+    config: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+) -> None:
+    """Fine-tune with every combination of some settings, and keep the model that is best on the dev data.
+
+    Each combination is a run in a folder of its own.
+
+    Parameters
+    ----------
+    model
+        A model folder, the folder of a pre-training run, or a Hub id.
+    train
+        Labelled data, as for finetune.
+    overrides
+        Settings that all runs share, by dotted path.
+    dev
+        Labelled data by which the runs are compared.
+    task
+        What the model is to do.
+    grid
+        paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or "key=value,value key=value".
+    trials
+        So many runs that optuna proposes from --space, instead of a grid. Needs bothways[search].
+    space
+        What to search: "key=low..high", "key=low..high:log" or "key=value,value", with spaces between.
+    out
+        A folder for all runs; model/ in it is the best one's, search.json says what all came to.
+    recipe
+        modern is AdamW; paper is Adam without bias correction, as BERT's own code has it.
+    config
+        A TOML file with settings; options and overrides win over it.
+    resume
+        Leave out the runs that are finished, and go on with the one that was interrupted.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    from rich.console import Console
+
+    from bothways.commands.finetune import conclude, settings_from
+    from bothways.recipes.search import parse_grid, search_grid, search_trials
+    from bothways.recipes.series import Place
+
+    console = Console(stderr=True)
+    settings = settings_from({"model": model, "train": train, "dev": dev}, overrides, task, recipe, config)
+    place = Place(out, resume, device, console)
+    series = search_grid(settings, parse_grid(grid), place) if trials is None else search_trials(settings, space, trials, place)
+    conclude(series, out, console)

@@ -1,0 +1,83 @@
+"""One fine-tuning with several seeds: how much of a result is luck.
+
+For the large model on small sets the paper takes the best of several restarts on the dev data (Devlin et al. 2018, section
+4.1). The spread is what such a number leaves out: Dodge et al. 2020, Mosbach et al. 2020.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from bothways.core.errors import ConfigError
+from bothways.recipes.finetune import FinetuneConfig
+from bothways.recipes.series import Place, Series, run_all, write_report
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The metric over the seeds; runs that diverged have none.
+
+    Attributes:
+        metric: by which the best run is chosen.
+        mean, median, best: of it.
+        deviation: the standard deviation, with n − 1; 0 for a single run.
+        failed: how many runs failed or diverged; those that only failed are among the numbers.
+    """
+
+    metric: str
+    mean: float
+    median: float
+    best: float
+    deviation: float
+    failed: int
+
+
+def parse_seeds(text: str, first: int = 0) -> tuple[int, ...]:
+    """ "5" → five seeds from `first` on; "3,14,15" → these; "7," → this one.
+
+    Raises:
+        ConfigError: it is neither, a number of seeds below 1, or a seed twice.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 1 and not parts[-1]:
+        parts.pop()
+    elif len(parts) == 1 and parts[0].isdecimal() and int(parts[0]) > 0:
+        return tuple(range(first, first + int(parts[0])))
+    seeds = tuple(int(part) for part in parts if part.isdecimal())
+    if "," not in text or len(seeds) != len(parts) or len(set(seeds)) != len(seeds):
+        fix = "Write how many, such as 5, or which, such as 3,14,15."
+        raise ConfigError(f"{text!r} are no seeds", where="seeds", fix=fix)
+    return seeds
+
+
+def finetune_seeds(settings: FinetuneConfig, seeds: Many[int], place: Place) -> Series:
+    """Fine-tune once per seed, in `seed-N`; `model` is the best one's, `seeds.json` says what all came to.
+
+    A seed is that of the head and, unless `order_seed` holds that fixed, of the order of the data and dropout. Errors are those
+    of `series.run_all`.
+    """
+    runs = ((f"seed-{seed}", dataclasses.replace(settings, seed=seed)) for seed in seeds)
+    series = run_all(runs, place)
+    if series.finished:
+        summary = spread(series)
+        write_report(place.out / "seeds.json", dataclasses.asdict(summary) if summary else {}, series.runs)
+    return series
+
+
+def spread(series: Series) -> Spread | None:
+    """The metric over the runs; none if all diverged."""
+    best = series.best
+    if best is None:
+        return None
+    values = [run.metrics[best.metric] for run in series.scored]
+    return Spread(
+        best.metric,
+        statistics.fmean(values),
+        statistics.median(values),
+        best.metrics[best.metric],
+        statistics.stdev(values) if len(values) > 1 else 0.0,
+        sum(bool(run.failed) for run in series.runs),
+    )

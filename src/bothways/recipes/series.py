@@ -1,0 +1,158 @@
+"""Several fine-tuning runs beside each other: one folder each, the best one's model copied, all of it resumable.
+
+A series is of seeds (`recipes.seeds`) or of settings (`recipes.search`). A run that is finished is not run again; one that
+diverges counts as failed, and the series goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bothways.core import config as configs
+from bothways.core.errors import ConfigError, DivergedError, ResourceError
+from bothways.core.files import new_folder, replace_file
+from bothways.interop.folder import RECORD
+from bothways.interop.weights import read_json
+from bothways.recipes.finetune import FinetuneConfig, finetune
+from bothways.tasks.definition import Direction, Metrics
+from bothways.training.folder import MARK
+from bothways.training.parallel import is_main, plan_here
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of a series came to.
+
+    Attributes:
+        name: of its folder.
+        metrics: of the dev data; empty for a run that diverged.
+        failed: why it is to be thought of as failed; empty if nothing says so.
+        metric, direction: by which it is compared.
+    """
+
+    name: str
+    metrics: Metrics
+    failed: tuple[str, ...] = ()
+    metric: str = ""
+    direction: Direction = "highest"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs in their order.
+
+    Attributes:
+        runs: those that came to their end.
+        finished: whether all did; if not, the last one was interrupted.
+    """
+
+    runs: tuple[Outcome, ...]
+    finished: bool = True
+
+    @property
+    def scored(self) -> tuple[Outcome, ...]:
+        """The runs that have metrics."""
+        return tuple(run for run in self.runs if run.metrics)
+
+    @property
+    def best(self) -> Outcome | None:
+        """The run with the best metric, of equals the first; none if none has any."""
+        return min(self.scored, key=_order, default=None)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how the runs of a series run.
+
+    Attributes:
+        out: the folder of all of them.
+        resume: go on with what is there; without, none of the runs may be there.
+        console: where warnings go; none for nowhere.
+    """
+
+    out: Path
+    resume: bool = False
+    device: str = "auto"
+    console: Console | None = None
+
+
+def _order(run: Outcome) -> float:
+    value = run.metrics[run.metric]
+    return value if run.direction == "lowest" else -value
+
+
+def run_all(runs: Iterable[tuple[str, FinetuneConfig]], place: Place) -> Series:
+    """Run settings one after another, each in the folder of its name, and copy the best one's model to `model`.
+
+    Raises:
+        ConfigError: there is no dev data, or a run was finished with other settings.
+        ResourceError: `out` is the folder of a single run.
+        BothwaysError: what `finetune` raises, but for a loss that is not finite.
+    """
+    done: list[Outcome] = []
+    for name, settings in runs:
+        outcome = run_one(name, settings, place)
+        if outcome is None:
+            return Series(tuple(done), finished=False)
+        done.append(outcome)
+    series = Series(tuple(done))
+    keep_best(series, place)
+    return series
+
+
+def run_one(name: str, settings: FinetuneConfig, place: Place) -> Outcome | None:
+    """Run one of a series, unless it is finished; none if it was interrupted."""
+    if settings.dev is None:
+        raise ConfigError("several runs are compared by dev data, and there is none", where="dev", fix="Give --dev.")
+    if (place.out / MARK).exists():
+        fix = "Choose another folder."
+        raise ResourceError("is the folder of a single run, where several are to have theirs", where=place.out, fix=fix)
+    folder = place.out / name
+    if place.resume and (folder / "model" / RECORD).exists():
+        return _finished(name, settings, folder / "model" / RECORD)
+    if place.console is not None and is_main(plan_here()):
+        place.console.print(f"{name}:", highlight=False)
+    try:
+        done = finetune(settings, folder, resume=place.resume, device=place.device, console=place.console)
+    except DivergedError as error:
+        return Outcome(name, {}, (str(error).replace("\n", " "),))
+    if not done.progress.finished(settings.training.until):
+        return None
+    metric, failure = settings.chosen_by, done.failure
+    direction = done.task.definition.directions(done.task.labels)[metric]
+    return Outcome(name, done.metrics, failure.reasons if failure else (), metric, direction)
+
+
+def _finished(name: str, settings: FinetuneConfig, record: Path) -> Outcome:
+    """What the record of a finished run says."""
+    said = read_json(record)
+    mine = json.loads(json.dumps(configs.to_dict(settings)))
+    if said.get("settings") != mine:
+        fix = "Give the settings that it was run with, or choose another folder."
+        raise ConfigError("this run was finished with other settings", where=str(record.parent.parent), fix=fix)
+    return Outcome(name, said["metrics"], tuple(said["failure"]), **said["chosen_by"])
+
+
+def keep_best(series: Series, place: Place) -> None:
+    """Copy the best run's model to the folder `model` of the series."""
+    if series.best is None or not is_main(plan_here()):
+        return
+    with new_folder(place.out / "model") as hidden:
+        for file in (place.out / series.best.name / "model").iterdir():
+            shutil.copy2(file, hidden / file.name)
+
+
+def write_report(file: Path, summary: Mapping[str, Any], runs: Many[Outcome]) -> None:
+    """A summary and the runs, as JSON."""
+    if is_main(plan_here()):
+        values = {**summary, "runs": [dataclasses.asdict(run) for run in runs]}
+        replace_file(file, lambda hidden: hidden.write_text(json.dumps(values, indent=1) + "\n", encoding="utf8"))

@@ -1,0 +1,108 @@
+"""The paired comparison against enumeration, and two folders on one file."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_folder import VOCABULARY, make_examples, make_tokenizer, write_tsv
+
+from bothways.core.errors import DataError
+from bothways.interop.folder import save_model
+from bothways.model.config import EncoderConfig, Learned
+from bothways.model.heads import Labels, Model, Pooled
+from bothways.recipes.comparison import Side, compare, contrast, folders
+from bothways.recipes.finetuned import open_task
+from bothways.tasks.examples import Columns
+
+A, B = Side("a", (0.5,)), Side("b", (0.5,))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=10))
+def test_the_p_value_is_that_of_all_flips(pairs: list[tuple[bool, bool]]) -> None:
+    left, right = (np.array(column, dtype=np.float64) for column in zip(*pairs, strict=True))
+    found = contrast(A, B, left, right)
+    difference = right - left
+    means = [np.mean(difference * signs) for signs in itertools.product((1, -1), repeat=len(pairs))]
+    # scipy doubles the smaller tail; the distribution is symmetric, so it is the share beyond, on both sides.
+    expected = 1.0 if not difference.any() else np.mean(np.abs(means) >= abs(difference.mean()) - 1e-12)
+    assert found.p_value == pytest.approx(min(1.0, float(expected)), abs=1e-9)
+    assert found.difference == pytest.approx(float(difference.mean()))
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(60):
+        left, right = (rng.random(60) < 0.6).astype(float), (rng.random(60) < 0.75).astype(float)
+        low, high = contrast(A, B, left, right).interval
+        covered += low <= 0.15 <= high
+    assert covered >= 51  # 95 % of 60 is 57; three standard deviations are 5
+
+
+def test_the_sentence_says_who_is_better_or_that_nobody_is() -> None:
+    ones, zeros = np.ones(40), np.zeros(40)
+    assert str(contrast(A, B, zeros, ones)).startswith(
+        "b is better than a on these examples: B − A is +1.0000 (95 % interval +1"
+    )
+    assert str(contrast(A, B, ones, zeros)).startswith("a is better than b on these examples: B − A is -1.0000")
+    assert str(contrast(A, B, ones, ones)).startswith("No difference is shown between a and b: +0.0000 (95 % interval")
+    assert contrast(A, B, ones, ones).p_value == 1
+    assert contrast(A, B, ones, zeros, seed=3) == contrast(A, B, ones, zeros, seed=3)
+
+
+def test_a_side_has_its_spread() -> None:
+    side = Side("a", (0.5, 0.7, 0.9))
+    assert (side.mean, side.deviation) == (pytest.approx(0.7), pytest.approx(0.2))
+    assert A.deviation == 0
+
+
+def make_model(folder: Path, seed: int) -> str:
+    import torch
+
+    torch.manual_seed(seed)
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32), initial_range=0.5)
+    model = Model(encoder, (Pooled(), Labels(2)))
+    save_model(folder, model, make_tokenizer(folder.parent / "tokenizer"), labels=("neg", "pos"))
+    return str(folder)
+
+
+def test_folders_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    file = str(write_tsv(tmp_path / "test.tsv", make_examples(50, 2)))
+    one = make_model(tmp_path / "one", 0)
+    for seed in (1, 2):
+        make_model(tmp_path / "many" / f"seed-{seed}" / "model", seed)
+    (tmp_path / "many" / "seed-9").mkdir()  # one that has not come to its end
+    many = str(tmp_path / "many")
+    assert folders(many) == [str(tmp_path / "many" / f"seed-{seed}") for seed in (1, 2)]
+    found = compare(one, many, file, device="cpu")
+    for side in (found.a, found.b):
+        expected = []
+        for folder in folders(side.name):
+            opened = open_task(folder, device="cpu")
+            expected.append(opened.evaluate(opened.read(file, labelled=True))["accuracy"])
+        assert side.grades == pytest.approx(expected)
+    assert found.examples == 50
+    assert found.difference == pytest.approx(found.b.mean - found.a.mean)
+    same = compare(one, one, file, Columns("sentence", None, "label"), device="cpu")
+    assert (same.difference, same.p_value) == (0.0, 1.0)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bothways.recipes import comparison
+
+    one = make_model(tmp_path / "one", 0)
+    (tmp_path / "empty.tsv").write_text("sentence\tlabel\n")
+    with pytest.raises(DataError, match=r"empty\.tsv: "):
+        compare(one, one, str(tmp_path / "empty.tsv"), device="cpu")
+    (tmp_path / "bare.jsonl").write_text('{"sentence": "good", "label": "pos"}\n{"sentence": "bad", "label": null}\n')
+    with pytest.raises(DataError, match="has no label"):
+        compare(one, one, str(tmp_path / "bare.jsonl"), device="cpu")
+    file, prints = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2))), iter(("x", "y"))
+    monkeypatch.setattr(comparison, "fingerprint", lambda examples: next(prints))
+    with pytest.raises(DataError, match="read other examples from it"):
+        compare(one, one, file, device="cpu")

@@ -1,0 +1,118 @@
+"""Failed runs: each sign on a case that is made for it, and none on a run that learns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import accuracy_score, f1_score, log_loss
+from toy_folder import VOCABULARY, make_examples, make_tokenizer
+
+from bothways.model.config import EncoderConfig, Learned
+from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of_training
+from bothways.recipes.fitting import Labelled, Method, adam, fit_task, label
+from bothways.tasks.classify import Classification
+from bothways.tasks.definition import Definition
+from bothways.tasks.examples import Example
+from bothways.training.optim import AdamW
+from bothways.training.state import Epochs
+
+SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Labelled:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return label(Classification(), tokenizer, make_examples(160, 0), make_examples(60, 1), 16)
+
+
+def method(rate: float, epochs: float) -> Method:
+    training = dataclasses.replace(adam(), until=Epochs(epochs), optimiser=AdamW(lr=rate), precision="fp32")
+    return Method(training, 16)
+
+
+def test_a_run_that_learns_has_not_failed(data: Labelled) -> None:
+    done = fit_task(SMALL, data, method(3e-3, 8.0), device="cpu")
+    assert done.metrics["accuracy"] > 0.9
+    assert done.failure is None
+
+
+def test_a_rate_that_is_far_too_high_is_found_out(data: Labelled) -> None:
+    done = fit_task(SMALL, data, method(3.0, 2.0), device="cpu")
+    assert done.failure is not None
+    text = str(done.failure)
+    assert text.startswith("this run has probably failed: it answers '")
+    assert "for all 60 dev examples; its accuracy on the dev data, 0." in text
+    assert "its training loss, " in text
+    for hint in ("--seeds", "training.optimiser.lr", "warmup", "adamw"):
+        assert hint in text
+
+
+def test_without_dev_data_the_training_loss_speaks(data: Labelled) -> None:
+    bare = label(Classification(), data.tokenizer, make_examples(160, 0), [], 16)
+    done = fit_task(SMALL, bare, method(1e-9, 1.0), device="cpu")
+    assert done.failure is not None
+    (reason,) = done.failure.reasons
+    assert reason.startswith("its training loss, ")
+
+
+def labelled(*counts: int) -> list[Example]:
+    return [Example("x", None, name) for name, count in zip("abc", counts, strict=False) for _ in range(count)]
+
+
+def test_the_baseline_is_that_of_sklearns_dummies() -> None:
+    train, dev = labelled(5, 9, 2), labelled(4, 3, 6)
+    x, truth, answers = [[0]] * len(train), [e.label for e in train], [e.label for e in dev]
+    most, prior = DummyClassifier(strategy="most_frequent"), DummyClassifier(strategy="prior")
+    predicted = most.fit(x, truth).predict([[0]] * len(dev))
+    found = Classification().baseline(train, dev)
+    assert found["accuracy"] == pytest.approx(accuracy_score(answers, predicted))
+    assert found["f1_macro"] == pytest.approx(f1_score(answers, predicted, average="macro", zero_division=0.0))
+    assert found["mcc"] == 0
+    probabilities = prior.fit(x, truth).predict_proba([[0]] * len(dev))
+    assert found["loss"] == pytest.approx(log_loss(answers, probabilities, labels=list("abc")))
+    entropy = -sum(count / 16 * math.log(count / 16) for count in (5, 9, 2))
+    assert Classification().baseline(train, train)["loss"] == pytest.approx(entropy)
+
+
+def answers_of(*labels: str) -> Answers:
+    class Plain(Definition[str, str]):
+        def answer(self, prediction: str) -> str:
+            return prediction
+
+    seen = Answers(Plain())
+    assert [prediction for _, prediction in seen.seen([("x", answer) for answer in labels])] == list(labels)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("value", "baseline", "direction", "answers", "signs"),
+    [
+        (0.6, {"m": 0.5}, "highest", "ab", 0),
+        (0.5, {"m": 0.5}, "highest", "ab", 1),
+        (0.6, {"m": 0.5}, "lowest", "ab", 1),
+        (0.4, {"m": 0.5}, "lowest", "ab", 0),
+        (0.6, {"m": 0.5}, "highest", "aaa", 1),
+        (0.5, {"m": 0.5}, "highest", "aaa", 2),
+        (0.5, {}, "highest", "ab", 0),  # nothing is known of a constant answer
+        (0.5, {}, "highest", "bb", 1),
+        (1.0, {"m": 1.0, "accuracy": 1.0}, "highest", "aa", 0),  # one answer is right for all
+        (0.5, {"m": 0.4}, "highest", "a", 0),  # a single example
+    ],
+)
+def test_signs_of_scores(value: float, baseline: dict[str, float], direction, answers: str, signs: int) -> None:  # type: ignore[no-untyped-def]
+    assert len(signs_of_scores({"m": value}, baseline, "m", direction, answers_of(*answers))) == signs
+
+
+@pytest.mark.parametrize(("loss", "usual", "signs"), [(0.69, 0.6931, 1), (0.8, 0.6931, 1), (0.6, 0.6931, 0), (0.1, None, 0)])
+def test_signs_of_training(loss: float, usual: float | None, signs: int) -> None:
+    assert len(signs_of_training(loss, {} if usual is None else {"loss": usual})) == signs
+
+
+def test_a_task_without_a_baseline_of_its_own_knows_none() -> None:
+    plain = Definition[str, str]()
+    assert plain.baseline([], []) == {}
+    assert plain.answer("x") != plain.answer("y")
+    assert "one; two. Try" in str(Failure(("one", "two")))

@@ -1,0 +1,254 @@
+"""Several runs: with seeds and over grids; finished ones are not run again, lost ones are told, the best one is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import signal
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from toy_folder import make_examples, make_folder, write_tsv
+
+from bothways.cli import INTERRUPTED, app
+from bothways.core.errors import BothwaysError, ConfigError, DivergedError, ResourceError
+from bothways.interop.folder import load_model
+from bothways.recipes import finetune as job
+from bothways.recipes import series as engine
+from bothways.recipes.finetune import FinetuneConfig
+from bothways.recipes.fitting import adam
+from bothways.recipes.search import GRIDS, cells, folder_name, parse_grid, search_grid, search_trials
+from bothways.recipes.seeds import finetune_seeds, parse_seeds, spread
+from bothways.recipes.series import Outcome, Place, Series
+from bothways.training.optim import AdamW
+from bothways.training.state import Epochs, Steps
+
+FAST = dataclasses.replace(adam(), until=Steps(4), evaluate=None, optimiser=AdamW(lr=3e-3), precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
+    folder = tmp_path_factory.mktemp("files")
+    return FinetuneConfig(
+        model=str(make_folder(folder / "bert")),
+        train=str(write_tsv(folder / "train.tsv", make_examples(96, 0))),
+        dev=str(write_tsv(folder / "dev.tsv", make_examples(40, 1))),
+        length=16,
+        training=FAST,
+    )
+
+
+def test_seeds_run_once_each_and_the_best_is_kept(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, device="cpu")
+    series = finetune_seeds(base, (0, 3), place)
+    values = [run.metrics["accuracy"] for run in series.runs]
+    assert [run.name for run in series.runs] == ["seed-0", "seed-3"]
+    assert series.best is not None
+    assert series.best.metrics["accuracy"] == max(values)
+    kept, best = (load_model(tmp_path / name / "model").model for name in (".", series.best.name))
+    assert all(torch.equal(tensor, best.state_dict()[name]) for name, tensor in kept.state_dict().items())
+    report = json.loads((tmp_path / "seeds.json").read_text())
+    assert report["mean"] == pytest.approx(statistics.fmean(values))
+    assert report["deviation"] == pytest.approx(statistics.stdev(values))
+    assert report["best"] == max(values)
+    assert [run["metrics"]["accuracy"] for run in report["runs"]] == values
+
+    with pytest.raises(ResourceError, match="holds the checkpoints of an earlier run"):
+        finetune_seeds(base, (0, 3), place)
+    ran, real = list[str](), engine.finetune
+
+    def counting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        ran.append(folder.name)
+        return real(settings, folder, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "finetune", counting)
+    again = finetune_seeds(base, (0, 3, 4), dataclasses.replace(place, resume=True))
+    assert ran == ["seed-4"]
+    assert again.runs[:2] == series.runs
+    with pytest.raises(ConfigError, match=r"seed-0: this run was finished with other settings"):
+        finetune_seeds(dataclasses.replace(base, length=12), (0,), dataclasses.replace(place, resume=True))
+
+
+def test_a_run_that_diverges_is_told_and_the_others_go_on(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = engine.finetune
+
+    def diverging(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        if settings.seed == 1:
+            raise DivergedError("the loss is not finite", where="step 3", fix="Lower the rate.")
+        return real(settings, folder, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "finetune", diverging)
+    series = finetune_seeds(base, (1, 2), Place(tmp_path, device="cpu"))
+    assert series.runs[0] == Outcome("seed-1", {}, ("step 3: the loss is not finite   Lower the rate.",))
+    assert series.best is series.runs[1]
+    summary = spread(series)
+    assert summary is not None
+    assert (summary.failed, summary.deviation) == (1 + bool(series.runs[1].failed), 0.0)
+    assert spread(finetune_seeds(base, (1,), Place(tmp_path / "lost", device="cpu"))) is None
+    assert not (tmp_path / "lost" / "model").exists()
+
+
+def test_a_loss_that_is_not_finite_is_such_an_error(base: FinetuneConfig, tmp_path: Path) -> None:
+    wild = dataclasses.replace(FAST, optimiser=AdamW(lr=1e30), clip_norm=None)
+    series = finetune_seeds(dataclasses.replace(base, training=wild), (0,), Place(tmp_path, device="cpu"))
+    assert series.best is None
+    assert "is not finite" in series.runs[0].failed[0]
+
+
+def test_the_order_decides_what_is_best() -> None:
+    runs = tuple(Outcome(name, {"loss": value}, (), "loss", "lowest") for name, value in (("a", 2.0), ("b", 1.0), ("c", 1.0)))
+    best = Series(runs).best
+    assert best is not None
+    assert best.name == "b"
+
+
+def test_a_series_needs_dev_data_and_a_folder_of_its_own(base: FinetuneConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^dev: several runs are compared by dev data"):
+        finetune_seeds(dataclasses.replace(base, dev=None), (0,), Place(tmp_path))
+    (tmp_path / ".run").touch()
+    with pytest.raises(ResourceError, match="is the folder of a single run"):
+        finetune_seeds(base, (0,), Place(tmp_path))
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("3", (0, 1, 2)), ("7,", (7,)), ("3, 14,15", (3, 14, 15)), ("1", (0,))])
+def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+    assert parse_seeds("2", 5) == (5, 6)
+
+
+@pytest.mark.parametrize("text", ["0", "x", "1,x", "1,1", "", ",", "-1"])
+def test_what_are_no_seeds_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^seeds: .* are no seeds\n  Write how many"):
+        parse_seeds(text)
+
+
+def test_the_grids_are_those_of_the_paper(base: FinetuneConfig) -> None:
+    found = [settings for _, settings in cells(base, GRIDS["paper"])]
+    assert {(s.batch.n, s.training.optimiser.lr, s.training.until) for s in found} == {
+        (n, lr, Epochs(epochs)) for n in (16, 32) for lr in (5e-5, 3e-5, 2e-5) for epochs in (2.0, 3.0, 4.0)
+    }
+    assert len({name for name, _ in cells(base, GRIDS["paper"])}) == len(found) == 18
+    glue = [settings for _, settings in cells(base, parse_grid("glue"))]
+    assert [s.training.optimiser.lr for s in glue] == [5e-5, 4e-5, 3e-5, 2e-5]
+    assert {(s.batch.n, s.training.until) for s in glue} == {(32, Epochs(3.0))}
+
+
+def test_grids_can_be_written() -> None:
+    assert parse_grid("training.until='2 epochs, 3 epochs' batch.n=16") == {
+        "training.until": ("2 epochs", "3 epochs"),
+        "batch.n": ("16",),
+    }
+    assert folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2-epochs,c=..-x"
+    for text in ("nonsense", "a=", "a=1 a=2", "=3"):
+        with pytest.raises(ConfigError, match=r"^grid: .* is no part of a grid \(paper, glue have names\)"):
+            parse_grid(text)
+    with pytest.raises(ConfigError, match=r"^grid: is empty"):
+        parse_grid(" ")
+
+
+def test_a_wrong_setting_stops_before_any_run(base: FinetuneConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"batch\.m: unknown key"):
+        search_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, Place(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_grid_is_searched(base: FinetuneConfig, tmp_path: Path) -> None:
+    series = search_grid(
+        base, parse_grid("training.optimiser.lr=1e-7,5e-3"), Place(tmp_path, device="cpu", console=Console(quiet=True))
+    )
+    assert [run.name for run in series.runs] == ["training.optimiser.lr=1e-7", "training.optimiser.lr=5e-3"]
+    report = json.loads((tmp_path / "search.json").read_text())
+    assert series.best is not None
+    assert report["best"] == series.best.name
+    assert (tmp_path / "model" / "config.json").exists()
+
+
+def test_trials_without_optuna_are_refused(base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ResourceError, match=r"optuna, .* is not installed\n  pip install 'bothways\[search\]'"):
+        search_trials(base, "batch.n=16", 1, Place(tmp_path))
+
+
+SPACE = "training.optimiser.lr=1e-5..5e-3:log batch.n=16..48 length=12,16"
+
+
+@pytest.mark.filterwarnings("default")
+def test_trials_are_proposed_again_when_resumed(base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    series = search_trials(base, SPACE, 2, Place(tmp_path, device="cpu"))
+    found = [FinetuneConfig(**vars(base)) for _ in series.runs]
+    assert len(found) == 2
+    ran, real = list[str](), engine.finetune
+
+    def counting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        ran.append(folder.name)
+        assert 1e-5 <= settings.training.optimiser.lr <= 5e-3
+        assert 16 <= settings.batch.n <= 48
+        assert settings.length in (12, 16)
+        return real(settings, folder, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "finetune", counting)
+    again = search_trials(base, SPACE, 3, Place(tmp_path, resume=True, device="cpu"))
+    assert ran == ["trial-2"]
+    assert again.runs[:2] == series.runs
+
+
+@pytest.mark.parametrize("values", ["x..1e-3", "1e-3..1e-5", "0..1e-3:log"])
+def test_ranges_that_are_none_are_refused(base: FinetuneConfig, tmp_path: Path, values: str) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(ConfigError, match=r"^space\.training\.optimiser\.lr: .* is no range"):
+        search_trials(base, f"training.optimiser.lr={values}", 1, Place(tmp_path))
+
+
+def words(base: FinetuneConfig, *more: str) -> list[str]:
+    return [base.model, base.train, "--dev", str(base.dev), "--device", "cpu", "length=16", "training.until=2 steps", *more]
+
+
+def test_the_commands(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["finetune", *words(base, "--out", "many", "--seeds", "2")]
+    monkeypatch.setattr("sys.argv", ["bothways", *line])
+    score = job.score
+
+    def interrupting(*arguments: object):  # type: ignore[no-untyped-def]
+        signal.raise_signal(signal.SIGTERM)
+        return score(*arguments)
+
+    monkeypatch.setattr(job, "score", interrupting)
+    with pytest.raises(SystemExit) as status:
+        app([*line, "training.until=8 steps", "training.evaluate=2 steps"], result_action="return_value")
+    assert status.value.code == INTERRUPTED
+    assert "Saved. To go on: bothways finetune" in capsys.readouterr().err
+    monkeypatch.setattr(job, "score", score)
+    app([*line, "training.until=8 steps", "training.evaluate=2 steps", "--resume"], result_action="return_value")
+    output = capsys.readouterr()
+    for word in ("seed-0", "seed-1", "(best)", "mean", "median", "deviation", "failed runs"):
+        assert word in output.out
+    assert "is in many/model" in output.err
+    search = ["search", *words(base, "--grid", "training.optimiser.lr=1e-4,1e-3", "--out", "grid")]
+    app(search, result_action="return_value")
+    assert "2 runs, scored on the dev data" in capsys.readouterr().out
+    app(["compare", "many", "grid", str(base.dev), "--device", "cpu"], result_action="return_value")
+    shown = capsys.readouterr().out
+    assert "Grades on" in shown
+    assert "95 % interval" in shown
+    app(
+        ["compare", "many", "grid", str(base.dev), "--label", "label", "--text", "sentence", "--json"],
+        result_action="return_value",
+    )
+    values = json.loads(capsys.readouterr().out)
+    assert values["examples"] == 40
+    assert not math.isnan(values["p_value"])
+    with pytest.raises(BothwaysError):
+        app(["compare", "many", "nowhere", str(base.dev)], result_action="return_value")
