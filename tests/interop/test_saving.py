@@ -76,6 +76,9 @@ def test_the_folder_holds_a_card_and_a_record(tmp_path: Path) -> None:
     assert "| steps | 10 |" in lines
     assert r"| text | a \| b c |" in lines
     assert "| accuracy | 0.8765 |" in lines
+    assert f"| torch | {torch.__version__} |" in lines
+    assert "| format | Hugging Face transformers, BertForMaskedLM |" in lines
+    assert not {"## Limits", "## Data"} & set(lines)
     assert any("BertForMaskedLM.from_pretrained" in line for line in lines)
     assert json.loads((tmp_path / "ours" / "bothways.json").read_text()) == {"bothways": bothways.__version__}
     assert sorted(file.name for file in (tmp_path / "ours").iterdir()) == [

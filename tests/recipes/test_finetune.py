@@ -27,6 +27,7 @@ from bothways.recipes import finetune as job
 from bothways.recipes.finetune import FinetuneConfig, Finetuned, finetune
 from bothways.recipes.finetuned import open_task
 from bothways.recipes.fitting import adam
+from bothways.report.sections import readable
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import fingerprint
 from bothways.tasks.examples import Columns, Example
@@ -119,6 +120,17 @@ def test_the_record_says_how_the_model_was_made(done: tuple[Finetuned, Path, str
     assert "bert fine-tuned on train.tsv" in card
     assert f"| dev accuracy | {result.metrics['accuracy']:.4g} |" in card
     assert "| optimiser | adamw, lr 0.003, " in card
+    assert f"| train | {files.train}, 320 examples, sha256 {record['data']['train']['sha256']} |" in card
+    assert "- It was trained on sequences of at most 16 tokens." in card
+    assert "- This is one run, of seed 0; other seeds" in card
+    assert "- The weights were chosen by the metrics above" in card
+
+
+def test_the_run_folder_has_a_report_on_the_dev_data(done: tuple[Finetuned, Path, str]) -> None:
+    result, folder, _ = done
+    page = (folder / "report.html").read_text(encoding="utf8")
+    assert f"accuracy {readable(result.metrics['accuracy'])} on 80 examples" in page
+    assert "The hardest examples" in page
 
 
 def test_evaluating_the_folder_gives_the_metrics_of_the_run(done: tuple[Finetuned, Path, str], files: Files) -> None:

@@ -177,11 +177,17 @@ def loader(data: Labelled, method: Method, learner: Learner, seed: int, share: S
     return Loader(source, learner.prepare, method.batch, method.microbatch_tokens, seed, share)
 
 
+def dev_windows(data: Labelled, size: int = PACE.window) -> Iterator[tuple[list[Any], list[Input]]]:
+    """The dev examples with what they became, in parts."""
+    for start in range(0, len(data.dev), size):
+        part = slice(start, start + size)
+        yield list(data.dev_examples[part]), list(data.dev[part])
+
+
 def predictions(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Iterator[tuple[Any, Any]]:
     """The dev examples with their predictions, in windows, so that no more predictions than one window's are held."""
-    for start in range(0, len(data.dev), pace.window):
-        part = slice(start, start + pace.window)
-        yield from predict_encoded(task, data.dev_examples[part], data.dev[part], pace)
+    for examples, inputs in dev_windows(data, pace.window):
+        yield from predict_encoded(task, examples, inputs, pace)
 
 
 def score(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Metrics:

@@ -33,6 +33,7 @@ from bothways.interop.folder import load_model, save_model
 from bothways.model.heads import Head, Masked, Model, Pair, Pooled
 from bothways.model.ledger import BACKWARD, forward_flops
 from bothways.objectives.pretraining import Pretraining
+from bothways.recipes.cards import data_of_corpus, limits_of_pretrained
 from bothways.recipes.settings import Phase, PretrainConfig
 from bothways.tasks.preflight import Finding, Load, check_machine, check_model, settle
 from bothways.training import run
@@ -270,6 +271,8 @@ def save_pretrained(done: Pretrained, settings: PretrainConfig, corpus: Corpus, 
         f"Pre-trained with bothways on {corpus.manifest.counts.documents:,} documents, {done.progress.tokens:,} tokens read.",
         flatten(configs.to_dict(settings)),
         done.metrics,
+        data_of_corpus(corpus, fingerprint(corpus)),
+        limits_of_pretrained(settings.encoder, (phase.length for phase in settings.phases), done.progress.tokens, corpus),
     )
     record = {"pretraining": configs.to_dict(settings), "corpus": fingerprint(corpus), "metrics": dict(done.metrics)}
     save_model(folder, done.learner.model, corpus.tokenizer, card=card, extra=record)

@@ -1,0 +1,69 @@
+"""What a model card says of limits and data, from what a run knows of itself.
+
+Nothing is claimed that was not looked at: language and domain are those of the data, which nobody here reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from bothways.data.corpus import Corpus
+from bothways.model.config import EncoderConfig
+from bothways.tasks.preflight import Finding
+
+if TYPE_CHECKING:
+    from bothways.recipes.finetune_setup import Source
+
+UNSEEN = "Language and domain are those of its data; how it does on others was not measured."
+
+
+def data_of(sources: Mapping[str, Source]) -> dict[str, object]:
+    """Each data set by its use: name, size, and the sha256 of its texts and answers."""
+    return {name: f"{source.name}, {source.examples:,} examples, sha256 {source.sha256}" for name, source in sources.items()}
+
+
+def limits_of_finetuned(length: int, seed: int, findings: Iterable[Finding], scored: bool) -> tuple[str, ...]:
+    """What one cannot rely on a fine-tuned model for.
+
+    Args:
+        length: the most tokens that it reads of a text.
+        findings: of the preflight; its warnings are of this model as well as of its training.
+        scored: whether there was dev data.
+    """
+    chosen = "The weights were chosen by the metrics above, so on new data expect somewhat less."
+    warnings = (f"{finding.what[:1].upper()}{finding.what[1:]}." for finding in findings if finding.severity == "warning")
+    return (
+        UNSEEN,
+        f"It was trained on sequences of at most {length} tokens.",
+        *(said.replace("..", ".") for said in warnings),
+        chosen if scored else "Nothing was measured: there was no dev data.",
+        f"This is one run, of seed {seed}; other seeds give somewhat other metrics.",
+    )
+
+
+def limits_of_pretrained(encoder: EncoderConfig, lengths: Iterable[int], tokens: int, corpus: Corpus) -> tuple[str, ...]:
+    """What one cannot rely on a pre-trained model for.
+
+    Args:
+        lengths: of the sequences that it was trained on.
+        tokens: that were read.
+    """
+    longest, epochs = max(lengths), tokens / max(1, corpus.manifest.counts.tokens)
+    unread = encoder.position.most - longest
+    return (
+        UNSEEN,
+        "It predicts masked tokens; for anything else it is to be fine-tuned.",
+        f"It was trained on sequences of at most {longest} tokens"
+        + (f"; the last {unread} of its positions are as they were at the start." if unread > 0 else "."),
+        f"It has read {tokens:,} tokens, {epochs:.2g} times its corpus; BERT itself read about 1.3 · 10¹¹.",
+        "What is in its text, true or not, fair or not, it may repeat: nothing was filtered for that.",
+    )
+
+
+def data_of_corpus(corpus: Corpus, fingerprint: str) -> dict[str, object]:
+    """Sizes, origins and fingerprint of a corpus."""
+    counts = corpus.manifest.counts
+    size = f"{counts.documents:,} documents, {counts.sentences:,} sentences, {counts.tokens:,} tokens"
+    origins = ", ".join(origin.name for origin in corpus.manifest.origins) or "not known"
+    return {"corpus": size, "from": origins, "sha256": fingerprint}

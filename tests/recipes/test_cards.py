@@ -1,0 +1,44 @@
+"""What cards say: data with fingerprints, limits from what the run knows."""
+
+from __future__ import annotations
+
+from bothways.data.corpus import Corpus
+from bothways.interop.card import Card, render
+from bothways.model.config import EncoderConfig, Learned
+from bothways.recipes.cards import UNSEEN, data_of, data_of_corpus, limits_of_finetuned, limits_of_pretrained
+from bothways.recipes.finetune_setup import Source
+from bothways.tasks.preflight import Finding
+
+FINDINGS = (
+    Finding("balance", "warning", "97 % of the training examples are 'x'"),
+    Finding("time", "note", "about a minute"),
+)
+
+
+def test_warnings_of_the_preflight_are_limits_and_notes_are_not() -> None:
+    limits = limits_of_finetuned(128, 7, FINDINGS, scored=True)
+    assert limits[0] == UNSEEN
+    assert "97 % of the training examples are 'x'." in limits
+    assert not any("minute" in limit for limit in limits)
+    assert "of seed 7" in limits[-1]
+    assert "Nothing was measured: there was no dev data." in limits_of_finetuned(128, 7, (), scored=False)
+
+
+def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) -> None:
+    encoder = EncoderConfig(30, 16, 1, 2, 32, position=Learned(64))
+    tokens = 2 * corpus.manifest.counts.tokens
+    limits = limits_of_pretrained(encoder, (16, 48), tokens, corpus)
+    assert any("at most 48 tokens; the last 16 of its positions are as they were at the start." in limit for limit in limits)
+    assert any("2 times its corpus" in limit for limit in limits)
+    assert any(limit.endswith("at most 64 tokens.") for limit in limits_of_pretrained(encoder, (64,), tokens, corpus))
+
+
+def test_the_card_has_sections_for_data_and_limits(corpus: Corpus) -> None:
+    data = {**data_of({"train": Source("a.tsv", 1234, "abc")}), **data_of_corpus(corpus, "def")}
+    text = render(Card("T", data=data, limits=("One\nthing.", "Another.")), "BertModel", ())
+    assert "## Limits\n\n- One thing.\n- Another.\n" in text
+    assert "| train | a.tsv, 1,234 examples, sha256 abc |" in text
+    assert "| corpus | 150 documents, " in text
+    assert "| from | not known |" in text
+    assert "| sha256 | def |" in text
+    assert "## Versions" in text
