@@ -115,9 +115,9 @@ def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float
         case Labels(count):
             return 2 * count * h / length
         case Tags(count):
-            return 2 * count * h
+            return 2.0 * count * h
         case Span():
-            return 2 * 2 * h
+            return 2.0 * 2 * h
         case Choice():
             return 2 * h / length
         case _:
