@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bothways.recipes.reproduce import published
@@ -27,12 +26,12 @@ def _experiment(request: Request) -> Experiment | NotRun:
     train, dev = find(request, "train.csv", "train.jsonl"), find(request, "val.csv", "val.jsonl")
     if train is None or dev is None:
         return NotRun(NAME, f"no {'train' if train is None else 'val'}.csv in {request.data}")
-    source: Path | str = train
-    if request.limit is not None:
-        source = write_rows(request.out / "data" / f"train-{request.limit}.jsonl", _rows(train, request.limit))
-    return Experiment(NAME, (settings_of(request, MultipleChoice(), POINT, source, dev),), request.seeds or 1)
+    if request.limit is not None:  # both are written anew: the columns of dev are read as those of training
+        train = str(write_rows(request.out / "data" / f"train-{request.limit}.jsonl", _rows(train, request.limit)))
+        dev = str(write_rows(request.out / "data" / "val.jsonl", _rows(dev)))
+    return Experiment(NAME, (settings_of(request, MultipleChoice(), POINT, train, dev),), request.seeds or 1)
 
 
-def _rows(train: str, limit: int) -> Iterator[dict[str, Any]]:
-    for example in itertools.islice(MultipleChoice().read(train).examples, limit):
+def _rows(source: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    for example in itertools.islice(MultipleChoice().read(source).examples, limit):
         yield {"context": example.context, "endings": list(example.endings), "label": example.label}

@@ -1,0 +1,238 @@
+"""SQuAD, SWAG and CoNLL-2003 as the paper has them, from files to results; the arithmetic of restarts and of costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from toy_folder import make_folder
+
+from bothways.core.errors import ConfigError
+from bothways.recipes.finetune_setup import prepare
+from bothways.recipes.finetuned import open_task
+from bothways.recipes.reproduce import benchmarks, cost, ner, runner, squad, swag
+from bothways.recipes.reproduce.benchmarks import reproduce
+from bothways.recipes.reproduce.experiment import Experiment, NotRun, Request
+from bothways.recipes.reproduce.outcome import report_of, write_results
+from bothways.recipes.reproduce.runner import Outcome, Result
+from bothways.training.state import Epochs, Steps
+
+QUICK = ("length=16", "training.precision=fp32", "training.optimiser.lr=3e-3")
+PLENTY = (*QUICK, "training.until=2 steps")
+
+
+def questions(count: int, impossible: bool) -> dict[str, Any]:
+    words = ("film", "play", "rain", "men")
+    asked = []
+    for number in range(count):
+        word, none = words[number % 4], impossible and number % 3 == 0
+        answers = [] if none else [{"text": word, "answer_start": f"the old {' '.join(words)}".index(word)}]
+        asked.append({"id": f"q{number}", "question": f"was it {word}", "answers": answers, "is_impossible": none})
+    return {"data": [{"title": "t", "paragraphs": [{"context": f"the old {' '.join(words)}", "qas": asked}]}]}
+
+
+SWAG = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n" + "".join(
+    f'{i},v,{i},"the film, it",the film,it,gold,"is ""good"", fine",is bad,ends,was rain,{i % 4}\n' for i in range(8)
+)
+SENTENCES = (
+    "-DOCSTART- -X- O O\n\nthe DT O O\nfilm NN O B-MISC\n\nold JJ O B-LOC\nmen NN O O\n\n"
+    "-DOCSTART- -X- O O\n\nrain NN O B-LOC\n\n"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    make_folder(folder / "bert")
+    for version, impossible in (("v1.1", False), ("v2.0", True)):
+        for split, count in (("train", 12), ("dev", 6)):
+            file = folder / "squad" / f"{split}-{version}.json"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(questions(count, impossible)), encoding="utf8")
+    for name in ("swag/train.csv", "swag/val.csv"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(SWAG, encoding="utf8")
+    for name in ("ner/eng.train", "ner/eng.testa", "ner/eng.testb"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(SENTENCES, encoding="utf8")
+    return folder
+
+
+def request_of(place: Path, name: str, out: Path, **changes: Any) -> Request:
+    base = Request(str(place / "bert"), str(place / name), out, overrides=PLENTY)
+    return dataclasses.replace(base, **changes)
+
+
+def grid_of(entry: Experiment | NotRun) -> list[tuple[float, int, Any, int]]:
+    assert isinstance(entry, Experiment)
+    return [(s.training.optimiser.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
+
+
+def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
+    def planned(module: Any, name: str) -> tuple[Experiment | NotRun, ...]:
+        return module.plan(request_of(place, name, tmp_path, overrides=())).experiments  # type: ignore[no-any-return]
+
+    first, second = planned(squad, "squad")
+    assert (grid_of(first), grid_of(second)) == ([(5e-5, 32, Epochs(3.0), 384)], [(5e-5, 48, Epochs(2.0), 384)])
+    assert grid_of(planned(swag, "swag")[0]) == [(2e-5, 16, Epochs(3.0), 128)]
+    (tagged,) = planned(ner, "ner")
+    assert isinstance(tagged, Experiment)
+    assert {point[:3] for point in grid_of(tagged)} == {
+        (rate, batch, Epochs(epochs)) for rate in (5e-5, 3e-5, 2e-5) for batch in (16, 32) for epochs in (2.0, 3.0, 4.0)
+    }
+    assert (tagged.seeds, tagged.restarts, tagged.cells) == (5, "mean", 18 + 4)
+    assert all(settings.task.context == "document" for settings in tagged.grid)  # type: ignore[union-attr]
+    (alone,) = ner.plan(request_of(place, "ner", tmp_path, grid="none", overrides=())).experiments
+    assert grid_of(alone) == [(5e-5, 32, Epochs(3.0), 512)]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "reasons"),
+    [
+        ("squad", ["no train-v1.1.json in ", "no train-v2.0.json in "]),
+        ("swag", ["no train.csv in "]),
+        ("ner", ["no eng.train in "]),
+    ],
+)
+def test_absent_data_is_said(benchmark: benchmarks.Benchmark, reasons: list[str], tmp_path: Path) -> None:
+    planned = benchmarks.plan_of(benchmark, Request("bert", str(tmp_path), tmp_path))
+    assert [entry.reason for entry in planned.experiments if isinstance(entry, NotRun)] == [r + str(tmp_path) for r in reasons]
+    with pytest.raises(ConfigError, match=r"tasks: 'other' is none of its tasks: "):
+        benchmarks.plan_of(benchmark, Request("bert", str(tmp_path), tmp_path, ("other",)))
+
+
+def test_absent_dev_data_is_said(tmp_path: Path) -> None:
+    for name in ("train-v1.1.json", "train.csv", "eng.train"):
+        (tmp_path / name).touch()
+    for module, reason in ((squad, "no dev-v1.1.json in "), (swag, "no val.csv in "), (ner, "no eng.testa in ")):
+        entry = module.plan(Request("bert", str(tmp_path), tmp_path)).experiments[0]
+        assert entry == NotRun(entry.name, reason + str(tmp_path))
+
+
+def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path) -> None:
+    done = reproduce("squad", request_of(place, "squad", tmp_path, limit=9), device="cpu")
+    assert done is not None
+    assert [file.name for file in done.files] == [
+        "predictions-v1.1.json", "null_odds-v1.1.json", "predictions-v2.0.json", "null_odds-v2.0.json",
+    ]  # fmt: skip
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["measured"]) == {"1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"}
+    assert results["measured"]["2.0 F1"] == 100 * results["tasks"]["v2.0"]["metrics"]["f1"]
+    opened = open_task(results["tasks"]["v2.0"]["best"], device="cpu")
+    assert opened.task.definition.threshold is not None  # type: ignore[attr-defined]
+    dev = str(place / "squad" / "dev-v2.0.json")
+    expected = {p.id: (p.text, p.null_difference) for _, p in opened.predict(opened.read(dev, labelled=False))}
+    texts, odds = (json.loads((tmp_path / f"{what}-v2.0.json").read_text()) for what in ("predictions", "null_odds"))
+    assert {id: (texts[id], odds[id]) for id in texts} == expected
+    assert list(texts) == [f"q{number}" for number in range(6)]
+    rows = [json.loads(line) for line in (tmp_path / "data" / "train-v2.0-9.jsonl").read_text().splitlines()]
+    assert len(rows) == 9
+    assert rows[0]["answers"] == {"text": [], "answer_start": []}
+    assert rows[1]["answers"] == {"text": ["play"], "answer_start": [13]}
+
+
+def test_swag_is_run(place: Path, tmp_path: Path) -> None:
+    assert reproduce("swag", request_of(place, "swag", tmp_path, limit=6), device="cpu") is not None
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["measured"] == {"dev": 100 * results["tasks"]["SWAG"]["metrics"]["accuracy"]}
+    rows = [json.loads(line) for line in (tmp_path / "data" / "train-6.jsonl").read_text().splitlines()]
+    assert len(rows) == 6
+    assert rows[1] == {
+        "context": "the film", "endings": ['it is "good", fine', "it is bad", "it ends", "it was rain"], "label": 1,
+    }  # fmt: skip
+
+
+def test_ner_takes_the_mean_of_the_restarts_of_the_best_setting(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = tuple(dataclasses.replace(ner.ALONE, batch=batch) for batch in (1, 2))
+    monkeypatch.setattr(ner, "GRID", points)
+    heard = Console(file=io.StringIO(), width=200)
+    request = request_of(place, "ner", tmp_path, seeds=2, limit=2)
+    assert reproduce("ner", request, device="cpu", console=heard) is not None
+    entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["CoNLL-2003"]
+    assert len(entry["cells"]) == 3
+    grid, again = entry["cells"][:2], entry["cells"][2]
+    chosen = max(grid, key=lambda cell: cell["value"])
+    assert entry["mean of"] == [chosen["folder"], again["folder"]]
+    assert again["settings"]["batch"] == chosen["settings"]["batch"]
+    assert [cell["settings"]["seed"] for cell in entry["cells"]] == [0, 0, 1]
+    for metric in ("f1", "test/f1", "loss"):
+        assert entry["metrics"][metric] == pytest.approx((chosen["metrics"][metric] + again["metrics"][metric]) / 2)
+    assert (tmp_path / "data" / "train-2.conll").read_text() == SENTENCES[: SENTENCES.index("-DOCSTART-", 1)]
+    assert "-DOCSTART- -X- O O\n\nrain" in "".join(f"{line}\n" for line in ner.first_sentences(SENTENCES.splitlines(), 9))
+
+
+def test_the_cost_is_what_the_runs_will_read(place: Path, tmp_path: Path) -> None:
+    overrides = (*QUICK, "length=14")
+    planned = squad.plan(request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3))
+    (experiment,) = planned.experiments
+    assert isinstance(experiment, Experiment)
+    (costs,), rate = cost.estimate([experiment], tmp_path, device="cpu")
+    settings = experiment.grid[0]
+    import torch
+
+    data = prepare(settings, tmp_path / "run", torch.device("cpu")).data
+    dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
+    assert (costs.runs, costs.done, costs.examples, costs.tokens) == (3, 0, 12, pytest.approx(data.tokens))
+    assert costs.work == pytest.approx(3 * (2 * data.tokens + dev / 3))
+    assert rate > 0
+    shown = cost.table([costs, dataclasses.replace(costs, name="other", done=3, work=0.0)], 100.0)
+    assert shown.rows[-1][:3] == ["all", 6, 3]
+    assert shown.rows[1][-1] == "0:00:00"
+
+
+def test_the_cost_of_a_run_that_epochs_do_not_measure_is_that_of_one(place: Path, tmp_path: Path) -> None:
+    (experiment,) = squad.plan(request_of(place, "squad", tmp_path, tasks=("v1.1",))).experiments
+    assert isinstance(experiment, Experiment)
+    assert experiment.grid[0].training.until == Steps(2)
+    (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")
+    assert costs.tokens < costs.work < 2 * costs.tokens
+
+
+def fake(place: Path, value: float, **changes: Any) -> Result:
+    base = Result(place, {}, {}, {"f1": value, "em": 0.5}, value, 1, 1.0, "")
+    return dataclasses.replace(base, **changes)
+
+
+def test_what_is_not_yet_run_and_what_has_failed_is_shown(place: Path, tmp_path: Path) -> None:
+    request = request_of(place, "squad", tmp_path, data=str(place / "squad"))
+    planned = squad.plan(request)
+    first, second = planned.experiments
+    assert isinstance(first, Experiment)
+    results = (fake(tmp_path / "a", 0.25, failure="bad"), fake(tmp_path / "b", 0.75))
+    outcomes = [Outcome(first, results, results[1:])]
+    values = json.loads(write_results(request, planned, outcomes).read_text())
+    assert values["tasks"][second.name] == {"run": False, "reason": "not yet"}
+    assert values["measured"] == {"1.1 EM": 50.0, "1.1 F1": 75.0}
+    report = report_of(request, planned, outcomes, device="cpu")
+    comparison, tasks, details = report.sections
+    assert comparison.columns == ["", "1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"]  # type: ignore[union-attr]
+    assert comparison.rows[0] == ["this run", 50.0, 75.0, None, None]  # type: ignore[union-attr]
+    assert tasks.rows[1] == ["v2.0", "not run", None, "not yet"]  # type: ignore[union-attr]
+    assert details.sections[0].rows[0][2] == "f1 0.25, em 0.5 (failed)"  # type: ignore[union-attr]
+    gone = report_of(request, dataclasses.replace(planned, experiments=(NotRun("v1.1", "no data"),)), [], device="cpu")
+    assert gone.sections[1].rows == [["v1.1", "not run", None, "no data"]]  # type: ignore[union-attr]
+    assert "training.until=2 steps; " not in gone.lead
+    assert "training.until=2 steps" in gone.lead
+
+
+def test_a_metric_that_is_better_when_lower_chooses_the_lowest(place: Path, tmp_path: Path) -> None:
+    request = request_of(place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "metric=loss"))
+    assert reproduce("swag", request, device="cpu") is not None
+    entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["SWAG"]
+    assert entry["metrics"]["loss"] == min(cell["metrics"]["loss"] for cell in entry["cells"])
+
+
+def test_a_restart_that_failed_is_said(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: Callable[..., Result] = runner._scored
+    monkeypatch.setattr(runner, "_scored", lambda *a: dataclasses.replace(scored(*a), failure="it has failed"))
+    heard = Console(file=io.StringIO(), width=200)
+    assert reproduce("swag", request_of(place, "swag", tmp_path, seeds=2), device="cpu", console=heard) is not None
+    assert heard.file.getvalue().count("warning: it has failed") == 1  # type: ignore[attr-defined]
