@@ -124,7 +124,7 @@ def run_one(name: str, settings: FinetuneConfig, place: Place) -> Outcome | None
     try:
         done = finetune(settings, folder, resume=place.resume, device=place.device, console=place.console)
     except DivergedError as error:
-        return Outcome(name, {}, (str(error).replace("\n", " "),))
+        return Outcome(name, {}, (" ".join(str(error).split()),))
     if not done.progress.finished(settings.training.until):
         return None
     metric, failure = settings.chosen_by, done.failure
@@ -155,4 +155,5 @@ def write_report(file: Path, summary: Mapping[str, Any], runs: Many[Outcome]) ->
     """A summary and the runs, as JSON."""
     if is_main(plan_here()):
         values = {**summary, "runs": [dataclasses.asdict(run) for run in runs]}
+        file.parent.mkdir(parents=True, exist_ok=True)  # all runs may have diverged before they wrote anything
         replace_file(file, lambda hidden: hidden.write_text(json.dumps(values, indent=1) + "\n", encoding="utf8"))
