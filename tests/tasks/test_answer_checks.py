@@ -1,0 +1,71 @@
+"""What questions can have wrong, each in one finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bothways.tasks.answer import Answering
+from bothways.tasks.preflight import Finding
+from bothways.tasks.squad import Question
+
+CONTEXT = "The cat sat on the mat. The cat slept."
+GOOD = Question("a", "Who sat?", CONTEXT, (("cat", 4),), False, "t.json:a")
+OTHER = Question("a", "Who slept?", CONTEXT, (("cat", 28),), False, "d.json:a")
+NONE = Question("n", "Who flew?", CONTEXT, (), True, "t.json:n")
+
+
+def check(train: list[Question], dev: list[Question], definition: Answering = Answering()) -> list[Finding]:  # noqa: B008
+    return definition.check(train, dev)
+
+
+def test_nothing_is_said_of_good_data() -> None:
+    assert check([GOOD], [OTHER]) == []
+    assert check([GOOD], []) == []
+
+
+def test_rows_that_cannot_be_used() -> None:
+    train = [GOOD, replace(GOOD, where="t.json:again"), replace(GOOD, id="e", question=" "), replace(GOOD, id="f", context="")]
+    findings = check(train, [replace(OTHER, answers=())])
+    assert [(finding.check, finding.severity) for finding in findings[:4]] == [("rows", "error")] * 4
+    assert [finding.what for finding in findings[:4]] == [
+        "1 questions have an empty question: t.json:a",
+        "1 questions have an empty context: t.json:a",
+        "2 questions share their id with others: t.json:a, t.json:again",
+        "1 questions have no answer and are not said to be impossible: d.json:a",
+    ]
+
+
+def test_answers_that_are_not_where_they_should_be() -> None:
+    away = replace(GOOD, id="b", where="t.json:b", answers=(("dog", 4), ("cat", 4)))
+    moved = replace(GOOD, id="c", where="t.json:c", answers=(("cat", 5),))
+    anywhere = replace(GOOD, id="d", answers=((" cat ", 3), ("dog", 1)))
+    nowhere = replace(GOOD, id="e", answers=(("cat", -1),))
+    skipped, shifted = check([GOOD, away, moved, anywhere, nowhere], [replace(away, id="z")])[:2]
+    assert (skipped.check, skipped.severity, skipped.fix) == ("labels", "warning", None)
+    assert skipped.what.startswith("1 of 5 training questions have an answer that does not stand in their context, and are not")
+    assert skipped.what.endswith("not learned from: t.json:b ('dog')")
+    assert shifted.severity == "note"
+    assert shifted.what.startswith("1 training answers do not begin where it is said; the nearest")
+    assert shifted.what.endswith("t.json:c ('cat')")
+    (refused,) = check([GOOD, away], [], Answering(unfound="error"))
+    assert (refused.severity, refused.fix) == ("error", "Mend these answers, or set task.unfound=skip.")
+
+
+def test_questions_without_an_answer() -> None:
+    other = replace(NONE, question="Who barked?")
+    (note,) = check([GOOD, NONE], [OTHER, other])
+    assert note == Finding(
+        "balance", "note", "no answer is right for 50.0% of the training questions and 50.0% of the dev questions"
+    )
+    for dev in ([], [OTHER]):
+        _, warning = check([GOOD, NONE], dev)
+        assert (warning.check, warning.severity, warning.where) == ("labels", "warning", "task.threshold")
+        assert [finding.severity for finding in check([GOOD, NONE], dev, Answering(threshold=0.0))] == ["note"]
+    _, hard = check([GOOD], [OTHER, other])
+    assert hard.what.startswith("there are dev questions without an answer, but no training question is")
+
+
+def test_questions_that_training_and_dev_data_share() -> None:
+    (finding,) = check([GOOD], [replace(GOOD, id="z", where="d.json:z"), OTHER])
+    assert (finding.check, finding.severity) == ("overlap", "warning")
+    assert finding.what == "1 of 2 dev questions are in the training data too, word for word: d.json:z"
