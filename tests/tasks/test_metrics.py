@@ -1,15 +1,16 @@
-"""Metrics from counts equal scikit-learn's on the arrays themselves."""
+"""Metrics from counts equal scikit-learn's on the arrays themselves, correlations scipy's."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import stats
 from sklearn import metrics
 
-from bothways.tasks.metrics import classification
+from bothways.tasks.metrics import best_thresholds, classification, correlation, multilabel
 
 
 def _correlation(truth: NDArray[np.int64], predicted: NDArray[np.int64], count: int) -> float:
@@ -35,3 +36,61 @@ def test_counts_give_what_the_arrays_give(case: tuple[int, list[tuple[int, int]]
         true_positives, wrong = ((truth == 1) & (predicted == 1)).sum(), (truth != predicted).sum()
         expected["f1"] = 2 * true_positives / (2 * true_positives + wrong) if true_positives + wrong else 0.0
     assert classification(confusion) == pytest.approx(expected)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 30), st.integers(1, 5), st.floats(0, 1), st.integers(0, 999))
+def test_counts_of_several_labels_give_what_the_arrays_give(rows: int, labels: int, share: float, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    truth, given = draw.random((2, rows, labels)) < share
+    found = multilabel((truth & given).sum(0), (truth ^ given).sum(0))
+    for name in ("micro", "macro"):
+        wanted = metrics.f1_score(truth.astype(int), given.astype(int), average=name, zero_division=0.0)
+        # scikit-learn takes one column for two classes; it is the F1 of the second that is meant.
+        if labels == 1:
+            wanted = metrics.f1_score(truth[:, 0], given[:, 0], zero_division=0.0)
+        assert found[f"f1_{name}"] == pytest.approx(wanted)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 25), st.floats(0, 1), st.integers(0, 999), st.booleans())
+def test_thresholds_are_the_best_that_there_are(rows: int, share: float, seed: int, coarse: bool) -> None:
+    draw = np.random.default_rng(seed)
+    truth = (draw.random((rows, 3)) < share).astype(np.int64)
+    probabilities = draw.random((rows, 3))
+    probabilities = probabilities.round(1) if coarse else probabilities
+    thresholds = best_thresholds(truth, probabilities)
+    for y, p, threshold in zip(truth.T, probabilities.T, thresholds, strict=True):
+        scores = {cut: metrics.f1_score(y, p >= cut, zero_division=0.0) for cut in (threshold, 2.0, *p)}
+        assert scores[threshold] == pytest.approx(max(scores.values()))
+        assert 0 <= threshold <= 1
+        # Elsewhere rounding moves nothing across.
+        assert (threshold == 0 or threshold not in p) if y.any() else threshold == 0.5
+
+
+def test_of_equally_good_thresholds_the_nearest_to_one_half_is_taken() -> None:
+    truth, probabilities = np.array([[0], [1]]), np.array([[0.2], [0.9]])
+    assert best_thresholds(truth, probabilities) == (pytest.approx(0.55),)
+    assert best_thresholds(np.array([[1], [1], [0], [0]]), np.array([[0.9], [0.2], [0.6], [0.1]])) == (pytest.approx(0.15),)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 40), st.integers(0, 999), st.booleans())
+def test_correlations_are_scipys(rows: int, seed: int, ties: bool) -> None:
+    draw = np.random.default_rng(seed)
+    truth, predicted = draw.normal(size=(2, rows))
+    truth = truth.round() + np.arange(rows) % 2 if ties else truth
+    if np.ptp(truth) == 0:
+        truth[0] += 1
+    found = correlation(truth, predicted)
+    ranks = [stats.rankdata(column) for column in (truth, predicted)]
+    assert found["pearson"] == pytest.approx(np.corrcoef(truth, predicted)[0, 1])
+    assert found["spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert found["mse"] == pytest.approx(metrics.mean_squared_error(truth, predicted))
+
+
+def test_what_does_not_vary_correlates_with_nothing() -> None:
+    flat, rising = np.ones(4), np.arange(4.0)
+    for pair in ((flat, rising), (rising, flat), (rising[:1], rising[:1])):
+        assert {name: correlation(*pair)[name] for name in ("pearson", "spearman")} == {"pearson": 0.0, "spearman": 0.0}
+    assert correlation(flat + 1e-16 * rising, rising)["mse"] == pytest.approx(1.5)

@@ -1,0 +1,107 @@
+"""Losses of weighed classes, choices, scores and several labels against torch's, in double precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from bothways.core.batch import IGNORED
+from bothways.objectives.losses import choice_cross_entropy, cross_entropy, weighed_cross_entropy
+from bothways.objectives.multilabel import binary_cross_entropy
+from bothways.objectives.regression import squared_error
+
+SEEDS = st.integers(0, 999)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 30), classes=st.integers(1, 9), smoothing=st.sampled_from([0.0, 0.1, 0.7]), seed=SEEDS)
+def test_weighed_and_smoothed_cross_entropy_is_torchs(rows: int, classes: int, smoothing: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, classes, dtype=torch.float64, generator=generator) * 5
+    labels = torch.randint(classes, (rows,), generator=generator)
+    labels[1:][torch.rand(rows - 1, generator=generator) < 0.3] = IGNORED
+    weights = torch.rand(classes, dtype=torch.float64, generator=generator) + 0.1
+    mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    kept = labels[labels != IGNORED]
+    found = weighed_cross_entropy(mine, labels, float(weights[kept].sum()), weights, smoothing)
+    mean = F.cross_entropy(theirs, labels, weights, ignore_index=IGNORED, label_smoothing=smoothing)
+    torch.testing.assert_close(found.total / found.weight, mean)
+    (found.total / found.weight).backward()
+    mean.backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+    assert int(found.hits) == int((logits.argmax(1) == labels).sum())
+
+
+def test_equal_weights_without_smoothing_are_the_plain_loss() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(9, 4), torch.tensor([0, 1, 2, 3, IGNORED, 0, 1, IGNORED, 2])
+    plain, weighed = cross_entropy(logits, labels, 7.0), weighed_cross_entropy(logits, labels, 7.0, torch.ones(4))
+    torch.testing.assert_close(weighed.total, plain.total)
+    assert int(weighed.hits) == int(plain.hits)
+    assert weighed_cross_entropy(logits.bfloat16(), labels, 7.0, torch.ones(4), 0.1).total.dtype == torch.float32
+
+
+@settings(max_examples=30, deadline=None)
+@given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=SEEDS)
+def test_choices_are_a_softmax_over_each_question(counts: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(sum(counts), dtype=torch.float64, generator=generator) * 8
+    labels = torch.tensor([int(torch.randint(count, (), generator=generator)) for count in counts])
+    labels[torch.rand(len(counts), generator=generator) < 0.2] = IGNORED
+    mine, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    found = choice_cross_entropy(mine, torch.tensor(counts), labels, 3.0)
+    wanted, hits = torch.zeros((), dtype=torch.float64), 0
+    for part, label in zip(theirs.split(counts), labels, strict=True):
+        if label != IGNORED:
+            wanted = wanted + F.cross_entropy(part[None], label[None])
+            hits += int(part.argmax() == label)
+    torch.testing.assert_close(found.total, wanted)
+    assert (found.weight, int(found.hits)) == (3.0, hits)
+    found.total.backward()
+    if wanted.requires_grad:
+        wanted.backward()
+    torch.testing.assert_close(mine.grad, torch.zeros_like(scores) if theirs.grad is None else theirs.grad)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 20), seed=SEEDS)
+def test_squared_error_is_torchs(rows: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    outputs, scores = torch.randn(2, rows, dtype=torch.float64, generator=generator) * 3
+    scores[torch.rand(rows, generator=generator) < 0.3] = torch.nan
+    mine, theirs = outputs.clone().requires_grad_(), outputs.clone().requires_grad_()
+    found, known = squared_error(mine, scores, 2.0), ~scores.isnan()
+    wanted = F.mse_loss(theirs[known], scores[known], reduction="sum")
+    torch.testing.assert_close(found.total, wanted)
+    assert (found.weight, found.hits) == (2.0, None)
+    found.total.backward()
+    wanted.backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 20), labels=st.integers(1, 6), scale=st.sampled_from([1.0, 200.0]), seed=SEEDS)
+def test_binary_cross_entropy_is_the_formula(rows: int, labels: int, scale: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, labels, dtype=torch.float64, generator=generator) * scale
+    truth = torch.randint(2, (rows, labels), generator=generator).double()
+    truth[torch.rand(rows, generator=generator) < 0.3] = torch.nan
+    mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    known = ~truth.isnan()
+    found = binary_cross_entropy(mine, truth, 5.0)
+    z, y = theirs[known], truth[known]
+    wanted = -(y * F.logsigmoid(z) + (1 - y) * F.logsigmoid(-z)).sum()
+    torch.testing.assert_close(found.total, wanted)
+    assert (found.weight, int(found.hits)) == (5.0, int(((logits > 0) == (truth == 1))[known].sum()))
+    found.total.backward()
+    wanted.backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_are_in_single_precision_or_finer(dtype: torch.dtype) -> None:
+    assert squared_error(torch.ones(3, dtype=dtype), torch.ones(3), 3.0).total.dtype == torch.float32
+    assert binary_cross_entropy(torch.ones(3, 2, dtype=dtype), torch.ones(3, 2), 6.0).total.dtype == torch.float32

@@ -1,0 +1,184 @@
+"""Several labels: equal to transformers' multi-label class, thresholds from development data, lists read from any file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
+from pyarrow import parquet
+from sklearn import metrics as sklearn
+from toy_task import VOCABULARY, make_text, make_tokenizer
+
+from bothways.core import config as configs
+from bothways.core.errors import ConfigError, DataError
+from bothways.model.config import EncoderConfig, Learned
+from bothways.model.heads import Model
+from bothways.tasks.examples import Columns
+from bothways.tasks.multilabel import LabelAll, MultiExample, MultiLabel
+from bothways.tasks.predictions import MultiPrediction
+from bothways.tasks.task import Pace, evaluate, predict
+
+LABELS = ("x", "y", "z")
+PLAIN = MultiLabel()
+
+
+def make_labeller(folder: Path, definition: MultiLabel = PLAIN, labels: tuple[str, ...] = LABELS) -> LabelAll:
+    torch.manual_seed(7)
+    config = EncoderConfig(
+        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=0.0, attention_dropout=0.0
+    )
+    return definition.task(Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16)
+
+
+def make_labelled(count: int, seed: int = 0) -> list[MultiExample]:
+    draw = random.Random(seed)
+    return [
+        MultiExample(
+            make_text(draw, 8),
+            make_text(draw, 8) if number % 2 else None,
+            tuple(label for label in LABELS if draw.random() < 0.4),
+            f"made:{number}",
+        )
+        for number in range(count)
+    ]
+
+
+def truth_of(examples: list[MultiExample]) -> np.ndarray:
+    return np.array([[label in (e.labels or ()) for label in LABELS] for e in examples])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training: bool) -> None:
+    task, examples = make_labeller(tmp_path / "tokenizer").train(training), make_labelled(12)
+    theirs = make_theirs(task, tmp_path / "model", "BertForSequenceClassification").train(training)
+    assert theirs.config.problem_type == "multi_label_classification"
+    inputs = task.encode(examples)
+    labels = torch.from_numpy(truth_of(examples)).float()
+    expected = theirs(**padded_inputs(inputs), labels=labels)
+    loss = task(batch_of(inputs))["label"]
+    torch.testing.assert_close(task.logits(batch_of(inputs)), expected.logits, rtol=1e-4, atol=1e-5)
+    assert loss.weight == 36
+    assert loss.total.item() / loss.weight == pytest.approx(expected.loss.item(), rel=1e-5)
+    assert int(loss.hits) == int(((expected.logits > 0) == (labels > 0)).sum())
+    (loss.total / loss.weight).backward()
+    expected.loss.backward()
+    check_gradients(task, theirs, tmp_path / "gradients")
+
+
+def test_a_batch_is_the_sum_of_its_examples(tmp_path: Path) -> None:
+    task = make_labeller(tmp_path)
+    inputs = task.encode([*make_labelled(9), MultiExample("ape"), MultiExample("bee", None, ())])
+    assert task.weights(batch_of(inputs)) == {"label": 30.0}
+    check_sum(task, inputs)
+
+
+def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(tmp_path: Path) -> None:
+    task, examples = make_labeller(tmp_path), make_labelled(50, 3)
+    alone = [next(predict(task, [example]))[1] for example in examples]
+    for pace in (Pace(), Pace(tokens=40, window=7)):
+        for (_, made), expected in zip(predict(task, examples, pace), alone, strict=True):
+            assert made.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
+    truth, p = truth_of(examples), np.array([[*made.probabilities.values()] for made in alone])
+    assert [made.labels for made in alone] == [tuple(np.array(LABELS)[row >= 0.5]) for row in p]
+    found = evaluate(task, iter(examples))
+    expected = {
+        "f1_micro": sklearn.f1_score(truth, p >= 0.5, average="micro"),
+        "f1_macro": sklearn.f1_score(truth, p >= 0.5, average="macro"),
+        "exact": sklearn.accuracy_score(truth, p >= 0.5),
+        "loss": np.mean([sklearn.log_loss(truth[:, at], p[:, at]) for at in range(3)]),
+    }
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert {*MultiLabel().directions(LABELS)} == {*found}
+    loss = task(batch_of(task.encode(examples)))["label"]
+    assert found["loss"] == pytest.approx(loss.total.item() / loss.weight, rel=1e-4)
+    assert sum(task.grade(e, made) for e, made in zip(examples, alone, strict=True)) / 50 == pytest.approx(found["exact"])
+
+
+def test_thresholds_are_tuned_and_used(tmp_path: Path) -> None:
+    task, examples = make_labeller(tmp_path), make_labelled(60, 4)
+    before = evaluate(task, examples)
+    task.definition = task.tuned(predict(task, examples))
+    assert len(task.definition.thresholds) == 3
+    after, truth = evaluate(task, examples), truth_of(examples)
+    p = np.array([[*made.probabilities.values()] for _, made in predict(task, examples)])
+    best = [max(sklearn.f1_score(truth[:, at], p[:, at] >= cut) for cut in p[:, at]) for at in range(3)]
+    assert after["f1_macro"] == pytest.approx(np.mean(best))
+    assert after["f1_macro"] > before["f1_macro"]
+    assert configs.read(MultiLabel, json.loads(json.dumps(configs.to_dict(task.definition)))) == task.definition
+    assert make_labeller(tmp_path).tuned([]) == MultiLabel()
+    strict = make_labeller(tmp_path, MultiLabel(thresholds=(0.0, 1.0, 1.0)))
+    assert {made.labels for _, made in predict(strict, examples)} == {("x",)}
+
+
+def test_a_certain_mistake_costs_much_and_not_everything(tmp_path: Path) -> None:
+    made = MultiPrediction(("x",), {"x": 1.0, "y": 0.0, "z": 0.0})
+    assert make_labeller(tmp_path).score([(MultiExample("t", None, ()), made)])["loss"] == pytest.approx(36.84 / 3, abs=0.01)
+    assert made.to_json() == {"labels": ["x"], "probabilities": {"x": 1.0, "y": 0.0, "z": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("value", "labels"),
+    [
+        (["b", "a", "b"], ("a", "b")), ([], ()), ("", ()), ("b, a", ("a", "b")), ("a", ("a",)), (None, None),
+        ([2, 10, "x"], ("2", "10", "x")), (3, ("3",)), (" , ", ()), ([None, "a"], ("a",)),
+    ],
+)  # fmt: skip
+def test_labels_of_any_form(tmp_path: Path, value: object, labels: tuple[str, ...] | None) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "t", "labels": value}))
+    (example,) = MultiLabel().read(str(tmp_path / "a.jsonl")).examples
+    assert example.labels == labels
+
+
+def test_files_of_every_kind(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("text\ttext_b\tlabels\nape\tbee\tred;blue\ncat\tdog\t\n")
+    reading = MultiLabel(separator=";").read(str(tmp_path / "a.tsv"))
+    assert reading.definition == MultiLabel(Columns("text", "text_b", "labels"), ";")
+    first, second = reading.examples
+    assert first == MultiExample("ape", "bee", ("blue", "red"), f"{tmp_path}/a.tsv:2")
+    assert second.labels == ()
+    assert MultiLabel().labels([first, second, MultiExample("t")]) == ("blue", "red")
+    assert [e.labels for e in MultiLabel().read(str(tmp_path / "a.tsv"), labelled=False).examples] == [None, None]
+    parquet.write_table(pyarrow.table({"text": ["t", "u"], "labels": [["b", "a"], None]}), tmp_path / "a.parquet")
+    assert [e.labels for e in MultiLabel().read(str(tmp_path / "a.parquet")).examples] == [("a", "b"), None]
+    (tmp_path / "b.jsonl").write_text('{"text": "t", "labels": [["a"]]}')
+    with pytest.raises(DataError, match=r"b\.jsonl:1: column 'labels' holds list, not a label"):
+        list(MultiLabel().read(str(tmp_path / "b.jsonl")).examples)
+    assert MultiLabel().texts(first) == ("ape", "bee")
+    assert MultiLabel().texts(MultiExample("ape")) == ("ape",)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    task = make_labeller(tmp_path)
+    with pytest.raises(DataError, match=r"^m:2: has no labels, so it cannot be scored"):
+        evaluate(task, [MultiExample("ape", None, None, "m:2")])
+    with pytest.raises(DataError, match=r"^m:3: label 'w' is none of the model's: x, y, z"):
+        task.encode([MultiExample("ape", None, ("x", "w"), "m:3")])
+    with pytest.raises(DataError, match="no example to score"):
+        evaluate(task, [])
+    with pytest.raises(ConfigError, match=r"^separator: must not be empty"):
+        MultiLabel(separator="")
+    with pytest.raises(ConfigError, match=r"^thresholds: must lie in \[0, 1\], not \[0\.5, 1\.5\]"):
+        MultiLabel(thresholds=(0.5, 1.5))
+    with pytest.raises(ConfigError, match=r"^task\.thresholds: there are 2 for 3 labels"):
+        make_labeller(tmp_path, MultiLabel(thresholds=(0.5, 0.5)))
+
+
+def test_the_usual_labels_are_what_one_answers_without_reading(tmp_path: Path) -> None:
+    train, dev = make_labelled(40, 5), make_labelled(30, 6)
+    train = [dataclasses.replace(e, labels=(*{*(e.labels or ()), *(["x"] if at % 3 else [])},)) for at, e in enumerate(train)]
+    share = truth_of(train).mean(0)
+    constant = MultiPrediction(
+        tuple(name for name, part in zip(LABELS, share, strict=True) if part > 0.5),
+        dict(zip(LABELS, share.tolist(), strict=True)),
+    )
+    assert constant.labels == ("x",)
+    expected = make_labeller(tmp_path).score([(e, constant) for e in dev])
+    assert MultiLabel().baseline(train, dev) == pytest.approx(dict(expected))
+    assert MultiLabel().answer(constant) == ("x",)
