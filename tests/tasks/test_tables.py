@@ -110,8 +110,9 @@ def test_standard_input_is_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
-    rows = {"text": ["a", "b", "c"], "label": [1, 0, -1]}
+    label = datasets.ClassLabel(names=["no", "yes"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": label, "tags": datasets.List(label)})
+    rows = {"text": ["a", "b", "c"], "label": [1, 0, -1], "tags": [[0, 1], [], [-1]]}
     asked = []
 
     def load(*arguments: object, **options: object) -> object:
@@ -120,10 +121,10 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     table = open_table("hub:owner/name:cola:validation")
-    assert [(row.values["label"], row.where) for row in table.rows] == [
-        ("yes", "hub:owner/name:cola:validation:row 1"),
-        ("no", "hub:owner/name:cola:validation:row 2"),
-        (None, "hub:owner/name:cola:validation:row 3"),
+    assert [(row.values["label"], row.values["tags"], row.where) for row in table.rows] == [
+        ("yes", ["no", "yes"], "hub:owner/name:cola:validation:row 1"),
+        ("no", [], "hub:owner/name:cola:validation:row 2"),
+        (None, [None], "hub:owner/name:cola:validation:row 3"),
     ]
     assert asked == [(("owner/name", "cola"), {"split": "validation", "streaming": True})]
 

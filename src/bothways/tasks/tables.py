@@ -209,11 +209,21 @@ def _hub_rows(source: str) -> Iterator[Row]:
     repository, config, split = parse_hub_name(source.removeprefix(HUB))
     try:
         data = load_dataset(repository, config, split=split, streaming=True)
-        classes = {name: kind.names for name, kind in (data.features or {}).items() if isinstance(kind, ClassLabel)}
+        features = data.features or {}
+        classes = {name: kind.names for name, kind in features.items() if isinstance(kind, ClassLabel)}
+        # A feature of lists of classes, such as tags of words, holds the class as its own feature.
+        lists = {name: kind.feature.names for name, kind in features.items() if _lists_classes(kind)}
         for number, values in enumerate(data, 1):
             named = {name: names[values[name]] if values[name] >= 0 else None for name, names in classes.items()}
+            named |= {name: [names[place] if place >= 0 else None for place in values[name]] for name, names in lists.items()}
             yield Row({**values, **named}, f"{source}:row {number}")
     except (OSError, ValueError) as error:
         what = f"cannot be read: {str(error).splitlines()[0]}"
         fix = f"Check the name, {HUB}owner/name[:configuration][:split], and the connection."
         raise DataError(what, where=source, fix=fix) from error
+
+
+def _lists_classes(kind: Any) -> bool:
+    from datasets import ClassLabel
+
+    return isinstance(getattr(kind, "feature", None), ClassLabel)
