@@ -37,6 +37,7 @@ for group, name, home, summary in (
     (app, "finetune", "finetune:finetune", "Fine-tune a model folder on labelled data."),
     (app, "evaluate", "evaluate:evaluate", "Score a fine-tuned model on labelled data."),
     (app, "predict", "predict:predict", "Predict labels with probabilities, as JSON lines."),
+    (app, "features", "features:features", "Tag words with a BiLSTM on a frozen encoder's vectors."),
     (app, "embed", "embed:embed", "Make a vector of each text, into .npy, .parquet or .jsonl."),
     (app, "reproduce", "reproduce:reproduce", "Run the paper's experiments, measured beside published."),
     (app, "search", "search:search", "Fine-tune over a grid of settings, keep the best model."),

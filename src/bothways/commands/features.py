@@ -1,0 +1,85 @@
+"""`bothways features`: tagging with a frozen encoder, as in the paper's section 5.3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bothways.recipes.features import FeatureBased
+
+Layers = Literal["embeddings", "second_to_last", "last", "weighted_last_four", "concat_last_four", "weighted_all"]
+"""As `model.layers.LayerChoice`, spelled out so that the command line starts without the library behind it."""
+
+
+def features(
+    model: str,
+    train: str,
+    *overrides: str,
+    dev: str,
+    layers: Layers = "concat_last_four",
+    out: Path = Path("features"),
+    json: bool = False,
+    device: str = "auto",
+) -> None:
+    """Train a BiLSTM on a model's frozen vectors of words, and score its tags.
+
+    The vectors are computed once and kept in the folder; another choice of layers computes what is not there yet. The
+    fine-tuned counterpart is bothways finetune --task tag.
+
+    Parameters
+    ----------
+    model
+        A model folder, the folder of a run, or a Hub id.
+    train
+        Words with tags: columns as of CoNLL, .jsonl, .parquet, or hub:owner/name:configuration:split.
+    overrides
+        Settings by dotted path, such as tagger.hidden=256 training.until="10 epochs" task.context=sentence seed=1.
+    dev
+        Data of the same kind, by which the best weights are chosen.
+    layers
+        Which of the encoder's layers are read, and how they become one vector: the choices of the paper's table 7.
+    out
+        The folder of the vectors: words × layers × width × 4 bytes.
+    json
+        Write one JSON object instead of a table.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    from rich.console import Console
+
+    from bothways.core import config as configs
+    from bothways.core.trees import merge, parse_overrides
+    from bothways.recipes.features import FeatureConfig, feature_based
+
+    options = {"model": model, "train": train, "dev": dev, "layers": layers}
+    settings = configs.load(
+        FeatureConfig,
+        base=FeatureConfig(model=model, train=train, dev=dev),
+        overrides=merge(parse_overrides(overrides), options),
+    )
+    with Console(stderr=True).status("computing features …") as status:
+        done = feature_based(
+            settings, out, device=device, on_step=lambda at: status.update(f"training, {at.epochs:.1f} epochs done …")
+        )
+    if json:
+        from json import dumps
+
+        print(dumps({"layers": layers, "metrics": dict(done.metrics), "shares": list(done.shares)}))
+    else:
+        Console().print(_table(done))
+
+
+def _table(done: FeatureBased) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"Frozen features: {done.layers}")
+    table.add_column("metric on the dev data")
+    table.add_column("value", justify="right")
+    for name, value in done.metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    for place, share in enumerate(done.shares, 1):
+        table.add_row(f"share of layer {place} of {len(done.shares)}", f"{share:.3f}")
+    return table
