@@ -21,7 +21,8 @@ from bothways.recipes.fitting import Labelled, Method, adam, fit_task, label, st
 from bothways.recipes.stability import Stability, is_pretrained, level, rules, steady
 from bothways.tasks.classify import Classification
 from bothways.training.optim import AdamW, Rule
-from bothways.training.state import Epochs, Steps
+from bothways.training.schedule import Constant
+from bothways.training.state import Steps
 
 FAST = dataclasses.replace(adam(), until=Steps(12), evaluate=Steps(3), optimiser=AdamW(lr=3e-3), precision="fp32")
 METHOD = Method(FAST, 16)
@@ -144,12 +145,14 @@ def test_the_pull_is_of_pretrained_parts() -> None:
 def test_a_strong_pull_keeps_a_run_at_its_start(folder: Path, data: Labelled) -> None:
     def distance(pull: float) -> float:
         start = load_model(folder).model
-        method = dataclasses.replace(METHOD, stability=Stability(pull=pull))
+        even = dataclasses.replace(FAST, schedule=Constant(), evaluate=None)
+        method = dataclasses.replace(METHOD, training=even, stability=Stability(pull=pull))
         done = fit_task(start, data, method, device="cpu").task.model.encoder
         pairs = zip(done.parameters(), start.encoder.parameters(), strict=True)
         return sum((a - b).square().sum().item() for a, b in pairs)
 
-    assert distance(100.0) < 0.3 * distance(0.0)
+    # 0.9 of the way back in each step: what is left is about one step of Adam, beside twelve.
+    assert distance(300.0) < 0.3 * distance(0.0)
 
 
 def test_seeds_of_the_head_and_of_the_order_are_two(folder: Path, data: Labelled) -> None:
@@ -235,4 +238,3 @@ def test_random_weights_have_no_start_to_keep(data: Labelled, name: str) -> None
     method = dataclasses.replace(METHOD, stability=Stability(**{name: value}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=rf"^stability\.{name}: is about pre-trained weights"):
         fit_task(shape(2), data, method, device="cpu")
-    assert Epochs(3.0) == adam().until
