@@ -46,7 +46,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finetuned, Path]:
         train=str(write_iob1(folder / "train.conll", 160, 0)),
         dev=str(write_iob1(folder / "dev.conll", 20, 1)),
         length=12,
-        training=dataclasses.replace(adam(), until=Epochs(5.0), optimiser=AdamW(lr=3e-3), evaluate=Epochs(2.5), precision="fp32"),
+        training=dataclasses.replace(
+            adam(), until=Epochs(5.0), optimiser=AdamW(lr=3e-3), evaluate=Epochs(2.5), precision="fp32"
+        ),
         task=Tagging(context="document"),
     )
     return finetune(settings, folder / "run", device="cpu"), folder
