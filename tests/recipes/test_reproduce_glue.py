@@ -230,9 +230,9 @@ def test_a_benchmark_from_files_to_the_leaderboard(place: Path, tmp_path: Path) 
     results = json.loads((tmp_path / "results.json").read_text())
     cola, mnli, qqp = (results["tasks"][name] for name in ("CoLA", "MNLI", "QQP"))
     assert results["tasks"]["WNLI"]["run"] is False
-    assert results["measured"]["CoLA"] == 100 * cola["metrics"]["mcc"]
-    assert results["measured"]["MNLI-mm"] == 100 * mnli["metrics"]["dev_mismatched/accuracy"]
-    assert "average" not in results["measured"]
+    assert results["measured"]["this run"]["CoLA"] == 100 * cola["metrics"]["mcc"]
+    assert results["measured"]["this run"]["MNLI-mm"] == 100 * mnli["metrics"]["dev_mismatched/accuracy"]
+    assert "average" not in results["measured"]["this run"]
     assert qqp["notes"] == ["2 rows of train lack a text or a label, and are left out"]
     kept = [Path(cell["folder"]) for cell in cola["cells"] if (Path(cell["folder"]) / "model").exists()]
     assert kept == [Path(cola["best"])]

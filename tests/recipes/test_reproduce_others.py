@@ -14,13 +14,15 @@ from rich.console import Console
 from toy_folder import make_folder
 
 from bothways.core.errors import ConfigError
+from bothways.recipes.features import FeatureConfig, feature_based
 from bothways.recipes.finetune_setup import prepare
 from bothways.recipes.finetuned import open_task
 from bothways.recipes.reproduce import benchmarks, cost, ner, runner, squad, swag
 from bothways.recipes.reproduce.benchmarks import reproduce
-from bothways.recipes.reproduce.experiment import Experiment, NotRun, Request
+from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Request
 from bothways.recipes.reproduce.outcome import report_of, write_results
 from bothways.recipes.reproduce.runner import Outcome, Result
+from bothways.tasks.features import BiLSTMTagger
 from bothways.training.state import Epochs, Steps
 
 QUICK = ("length=16", "training.precision=fp32", "training.optimiser.lr=3e-3")
@@ -69,26 +71,31 @@ def request_of(place: Path, name: str, out: Path, **changes: Any) -> Request:
     return dataclasses.replace(base, **changes)
 
 
-def grid_of(entry: Experiment | NotRun) -> list[tuple[float, int, Any, int]]:
+def grid_of(entry: Experiment | Frozen | NotRun) -> list[tuple[float, int, Any, int]]:
     assert isinstance(entry, Experiment)
     return [(s.training.optimiser.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
 
 
 def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
-    def planned(module: Any, name: str) -> tuple[Experiment | NotRun, ...]:
+    def planned(module: Any, name: str) -> tuple[Experiment | Frozen | NotRun, ...]:
         return module.plan(request_of(place, name, tmp_path, overrides=())).experiments  # type: ignore[no-any-return]
 
     first, second = planned(squad, "squad")
     assert (grid_of(first), grid_of(second)) == ([(5e-5, 32, Epochs(3.0), 384)], [(5e-5, 48, Epochs(2.0), 384)])
     assert grid_of(planned(swag, "swag")[0]) == [(2e-5, 16, Epochs(3.0), 128)]
-    (tagged,) = planned(ner, "ner")
+    tagged, *frozen = planned(ner, "ner")
     assert isinstance(tagged, Experiment)
     assert {point[:3] for point in grid_of(tagged)} == {
         (rate, batch, Epochs(epochs)) for rate in (5e-5, 3e-5, 2e-5) for batch in (16, 32) for epochs in (2.0, 3.0, 4.0)
     }
     assert (tagged.seeds, tagged.restarts, tagged.cells) == (5, "mean", 18 + 4)
     assert all(settings.task.context == "document" for settings in tagged.grid)  # type: ignore[union-attr]
-    (alone,) = ner.plan(request_of(place, "ner", tmp_path, grid="none", overrides=())).experiments
+    alone, *_ = ner.plan(request_of(place, "ner", tmp_path, grid="none", overrides=())).experiments
+    assert [type(entry) for entry in frozen] == [Frozen, Frozen, Frozen, NotRun, NotRun, Frozen]
+    assert frozen[3] == NotRun("sum-last-four", "'weighted_last_four' needs more blocks than the encoder's 2")
+    assert isinstance(frozen[2], Frozen)
+    assert (frozen[2].seeds, frozen[2].settings.layers, frozen[2].settings.task.context) == (5, "last", "document")
+    assert (frozen[2].settings.tagger.hidden, frozen[2].settings.tagger.depth) == (768, 2)
     assert grid_of(alone) == [(5e-5, 32, Epochs(3.0), 512)]
 
 
@@ -97,7 +104,7 @@ def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
     [
         ("squad", ["no train-v1.1.json in ", "no train-v2.0.json in "]),
         ("swag", ["no train.csv in "]),
-        ("ner", ["no eng.train in "]),
+        ("ner", ["no eng.train in "] * 7),
     ],
 )
 def test_absent_data_is_said(benchmark: benchmarks.Benchmark, reasons: list[str], tmp_path: Path) -> None:
@@ -122,8 +129,8 @@ def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path
         "predictions-v1.1.json", "null_odds-v1.1.json", "predictions-v2.0.json", "null_odds-v2.0.json",
     ]  # fmt: skip
     results = json.loads((tmp_path / "results.json").read_text())
-    assert set(results["measured"]) == {"1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"}
-    assert results["measured"]["2.0 F1"] == 100 * results["tasks"]["v2.0"]["metrics"]["f1"]
+    assert set(results["measured"]["this run"]) == {"1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"}
+    assert results["measured"]["this run"]["2.0 F1"] == 100 * results["tasks"]["v2.0"]["metrics"]["f1"]
     opened = open_task(results["tasks"]["v2.0"]["best"], device="cpu")
     assert opened.task.definition.threshold is not None  # type: ignore[attr-defined]
     dev = str(place / "squad" / "dev-v2.0.json")
@@ -140,7 +147,7 @@ def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path
 def test_swag_is_run(place: Path, tmp_path: Path) -> None:
     assert reproduce("swag", request_of(place, "swag", tmp_path, limit=6), device="cpu") is not None
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["measured"] == {"dev": 100 * results["tasks"]["SWAG"]["metrics"]["accuracy"]}
+    assert results["measured"] == {"this run": {"dev": 100 * results["tasks"]["SWAG"]["metrics"]["accuracy"]}}
     rows = [json.loads(line) for line in (tmp_path / "data" / "train-6.jsonl").read_text().splitlines()]
     assert len(rows) == 6
     assert rows[1] == {
@@ -154,7 +161,7 @@ def test_ner_takes_the_mean_of_the_restarts_of_the_best_setting(
     points = tuple(dataclasses.replace(ner.ALONE, batch=batch) for batch in (1, 2))
     monkeypatch.setattr(ner, "GRID", points)
     heard = Console(file=io.StringIO(), width=200)
-    request = request_of(place, "ner", tmp_path, seeds=2, limit=2)
+    request = request_of(place, "ner", tmp_path, seeds=2, limit=2, tasks=("CoNLL-2003",))
     assert reproduce("ner", request, device="cpu", console=heard) is not None
     entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["CoNLL-2003"]
     assert len(entry["cells"]) == 3
@@ -167,6 +174,35 @@ def test_ner_takes_the_mean_of_the_restarts_of_the_best_setting(
         assert entry["metrics"][metric] == pytest.approx((chosen["metrics"][metric] + again["metrics"][metric]) / 2)
     assert (tmp_path / "data" / "train-2.conll").read_text() == SENTENCES[: SENTENCES.index("-DOCSTART-", 1)]
     assert "-DOCSTART- -X- O O\n\nrain" in "".join(f"{line}\n" for line in ner.first_sentences(SENTENCES.splitlines(), 9))
+
+
+def test_frozen_features_are_the_mean_of_bilstms(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ner, "TAGGER", BiLSTMTagger(4, 1))
+    request = request_of(place, "ner", tmp_path, seeds=2, tasks=("last",))
+    heard = Console(file=io.StringIO(), width=200)
+    assert reproduce("ner", request, dry_run=True, device="cpu", console=heard) is None
+    assert not (tmp_path / "runs").exists()
+    done = reproduce("ner", request, device="cpu", console=heard)
+    assert done is not None
+    assert "2 BiLSTMs on frozen features come on top" in heard.file.getvalue()  # type: ignore[attr-defined]
+    results = json.loads((tmp_path / "results.json").read_text())
+    cells = results["tasks"]["last"]["cells"]
+    assert [cell["settings"]["seed"] for cell in cells] == [0, 1]
+    mean = sum(cell["metrics"]["f1"] for cell in cells) / 2
+    assert results["measured"] == {"this run, last": {"dev": pytest.approx(100 * mean)}}
+    settings = FeatureConfig(
+        model=request.model,
+        train=str(place / "ner" / "eng.train"),
+        dev=str(place / "ner" / "eng.testa"),
+        layers="last",
+        tagger=BiLSTMTagger(4, 1),
+        seed=1,
+    )
+    again = feature_based(settings, tmp_path / "again", device="cpu")
+    assert cells[1]["metrics"] == dict(again.metrics)
+    monkeypatch.setattr("bothways.recipes.reproduce.frozen.fit_features", None)
+    assert reproduce("ner", request, device="cpu", console=heard) is not None
+    assert "last, run 2 of 2: done before" in heard.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_cost_is_what_the_runs_will_read(place: Path, tmp_path: Path) -> None:
@@ -210,7 +246,7 @@ def test_what_is_not_yet_run_and_what_has_failed_is_shown(place: Path, tmp_path:
     outcomes = [Outcome(first, results, results[1:])]
     values = json.loads(write_results(request, planned, outcomes).read_text())
     assert values["tasks"][second.name] == {"run": False, "reason": "not yet"}
-    assert values["measured"] == {"1.1 EM": 50.0, "1.1 F1": 75.0}
+    assert values["measured"] == {"this run": {"1.1 EM": 50.0, "1.1 F1": 75.0}}
     report = report_of(request, planned, outcomes, device="cpu")
     comparison, tasks, details = report.sections
     assert comparison.columns == ["", "1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"]  # type: ignore[union-attr]

@@ -12,7 +12,8 @@ from typing_extensions import assert_never
 from bothways.core.errors import DataError
 from bothways.recipes.reproduce import glue, ner, squad, swag
 from bothways.recipes.reproduce.cost import estimate, table
-from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Request
+from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Plan, Request
+from bothways.recipes.reproduce.frozen import run_frozen
 from bothways.recipes.reproduce.leaderboard import write_submission
 from bothways.recipes.reproduce.outcome import report_of, write_results
 from bothways.recipes.reproduce.runner import Outcome, run
@@ -53,25 +54,42 @@ def reproduce(
     """
     console = console or Console(quiet=True)
     planned = plan_of(benchmark, request)
-    experiments = [entry for entry in planned.experiments if isinstance(entry, Experiment)]
-    for entry in planned.experiments:
-        if isinstance(entry, NotRun):
-            console.print(f"{entry.name} is not run: {entry.reason}", highlight=False, soft_wrap=True)
-    if not experiments:
-        raise DataError("holds the data of none of the tasks", where=request.data, fix="Give the folder as distributed.")
-    with console.status("counting what it would take …"):
-        costs, rate = estimate(experiments, request.out, device=device)
-    console.print(render(table(costs, rate)))
+    _say_costs(planned, request, device, console)
     if dry_run:
         return None
     outcomes: list[Outcome] = []
-    for experiment in experiments:
-        outcomes.append(run(experiment, request.out, device=device, console=console))
+    for entry in planned.experiments:
+        match entry:
+            case Experiment():
+                outcomes.append(run(entry, request.out, device=device, console=console))
+            case Frozen():
+                outcomes.append(run_frozen(entry, request.out, device=device, console=console))
+            case NotRun():
+                continue
+            case _:
+                assert_never(entry)
         write_results(request, planned, outcomes)
     files = _finish(benchmark, request, outcomes, device)
     report = report_of(request, planned, outcomes, device=device)
     write_html(report, request.out / "report.html")
     return Reproduced(report, tuple(files))
+
+
+def _say_costs(plan: Plan, request: Request, device: str, console: Console) -> None:
+    for entry in plan.experiments:
+        if isinstance(entry, NotRun):
+            console.print(f"{entry.name} is not run: {entry.reason}", highlight=False, soft_wrap=True)
+    experiments = [entry for entry in plan.experiments if isinstance(entry, Experiment)]
+    frozen = [entry for entry in plan.experiments if isinstance(entry, Frozen)]
+    if not experiments and not frozen:
+        raise DataError("holds the data of none of the tasks", where=request.data, fix="Give the folder as distributed.")
+    if experiments:
+        with console.status("counting what it would take …"):
+            costs, rate = estimate(experiments, request.out, device=device)
+        console.print(render(table(costs, rate)))
+    if frozen:
+        runs = sum(entry.seeds for entry in frozen)
+        console.print(f"{runs} BiLSTMs on frozen features come on top, whose time is not forecast.", highlight=False)
 
 
 def plan_of(benchmark: Benchmark, request: Request) -> Plan:

@@ -14,6 +14,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.files import replace_file
 from bothways.data.packing import Examples
 from bothways.data.streams import COMPRESSED
+from bothways.recipes.features import FeatureConfig
 from bothways.recipes.finetune_setup import FinetuneConfig
 from bothways.recipes.fitting import paper
 from bothways.recipes.reproduce.published import Published
@@ -123,11 +124,29 @@ class Experiment:
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """A task that is run on a frozen encoder's vectors; its result is the mean of its restarts.
+
+    Attributes:
+        settings: of the run with the first seed.
+    """
+
+    name: str
+    settings: FeatureConfig
+    seeds: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class NotRun:
     """A task that cannot be run, and why."""
 
     name: str
     reason: str
+
+
+MEASURED = "this run"
+"""The row of the comparison that most benchmarks have alone."""
 
 
 @dataclass(frozen=True)
@@ -137,15 +156,17 @@ class Plan:
     Attributes:
         title: of the benchmark, with its section in the paper.
         experiments: in the order of the paper.
-        columns: of the comparison with the paper: the task and the metric that each shows.
+        columns: of the comparison with the paper.
+        measured: its rows that are measured here, by name: for each column the task and the metric that it shows.
         averaged: the columns whose mean is a column "average"; empty for none.
         published: the paper's rows.
         notes: how to read the comparison.
     """
 
     title: str
-    experiments: tuple[Experiment | NotRun, ...]
-    columns: Mapping[str, tuple[str, str]]
+    experiments: tuple[Experiment | Frozen | NotRun, ...]
+    columns: tuple[str, ...]
+    measured: Mapping[str, Mapping[str, tuple[str, str]]]
     published: tuple[Published, ...]
     averaged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

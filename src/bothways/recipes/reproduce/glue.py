@@ -20,7 +20,7 @@ from bothways.core.errors import DataError
 from bothways.data.documents import HUB
 from bothways.data.streams import COMPRESSED, Tally, read_lines
 from bothways.recipes.reproduce import published
-from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Point, Request, settings_of, write_rows
+from bothways.recipes.reproduce.experiment import MEASURED, Experiment, NotRun, Plan, Point, Request, settings_of, write_rows
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.examples import Columns
 from bothways.tasks.tables import open_table
@@ -147,7 +147,15 @@ def plan(request: Request) -> Plan:
     """GLUE's experiments; the data that they need is written to `out/data`. DataError for a file that is not GLUE's."""
     chosen = request.chosen(tuple(task.name for task in TASKS_OF_GLUE))
     experiments = tuple(_experiment(task, request) for task in TASKS_OF_GLUE if task.name in chosen)
-    return Plan("GLUE (section 4.1, table 1)", experiments, COLUMNS, published.GLUE, published.AVERAGED, NOTES)
+    return Plan(
+        "GLUE (section 4.1, table 1)",
+        experiments,
+        tuple(COLUMNS),
+        {MEASURED: COLUMNS},
+        published.GLUE,
+        published.AVERAGED,
+        NOTES,
+    )
 
 
 def _experiment(task: GlueTask, request: Request) -> Experiment | NotRun:

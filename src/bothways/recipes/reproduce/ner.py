@@ -10,10 +10,17 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from bothways.core.errors import ConfigError
 from bothways.core.files import replace_file
 from bothways.data.streams import Tally, read_lines
+from bothways.interop.hub import resolve
+from bothways.interop.settings import read_settings
+from bothways.model.layers import LayerChoice, chosen_layers
+from bothways.recipes.features import FeatureConfig
+from bothways.recipes.finetune_setup import model_folder
 from bothways.recipes.reproduce import published
-from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Point, Request, find, settings_of
+from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Plan, Point, Request, find, settings_of
+from bothways.tasks.features import BiLSTMTagger
 from bothways.tasks.tag import Tagging
 
 NAME = "CoNLL-2003"
@@ -26,20 +33,36 @@ GRID = tuple(
 ALONE = Point(5e-5, 32, 3.0, LENGTH)
 """The setting without a grid."""
 SEEDS = 5
-COLUMNS = {"dev": (NAME, "f1"), "test": (NAME, "test/f1")}
+CHOICES: dict[str, LayerChoice] = {
+    "embeddings": "embeddings",
+    "second-to-last": "second_to_last",
+    "last": "last",
+    "sum-last-four": "weighted_last_four",
+    "concat-last-four": "concat_last_four",
+    "sum-all": "weighted_all",
+}
+"""The feature-based rows of table 7, as tasks."""
+TAGGER = BiLSTMTagger()
+"""Two layers of 768, as the paper has them."""
+MEASURED = {
+    "this run, fine-tuned": {"dev": (NAME, "f1"), "test": (NAME, "test/f1")},
+    **{f"this run, {choice}": {"dev": (choice, "f1")} for choice in CHOICES},
+}
 
 
 def plan(request: Request) -> Plan:
     """The one experiment, of columns with the word first and the tag last, documents begun by -DOCSTART-."""
-    request.chosen((NAME,))
-    return Plan("Named entities, CoNLL-2003 (section 5.3, table 7)", (_experiment(request),), COLUMNS, published.NER)
+    title = "Named entities, CoNLL-2003 (section 5.3, table 7)"
+    experiments = tuple(_experiment(name, request) for name in request.chosen((NAME, *CHOICES)))
+    measured = {row: cells for row, cells in MEASURED.items() if any(e.name == cells["dev"][0] for e in experiments)}
+    return Plan(title, experiments, ("dev", "test"), measured, published.NER)
 
 
-def _experiment(request: Request) -> Experiment | NotRun:
+def _experiment(name: str, request: Request) -> Experiment | Frozen | NotRun:
     found = {split: find(request, *names) for split, names in FILES.items()}
     train, dev, test = found["train"], found["dev"], found["test"]
     if train is None or dev is None:
-        return NotRun(NAME, f"no {FILES['train' if train is None else 'dev'][0]} in {request.data}")
+        return NotRun(name, f"no {FILES['train' if train is None else 'dev'][0]} in {request.data}")
     source: Path | str = train
     if request.limit is not None:
         source = request.out / "data" / f"train-{request.limit}.conll"
@@ -49,10 +72,22 @@ def _experiment(request: Request) -> Experiment | NotRun:
         )
         replace_file(source, lambda file: file.write_text(lines, encoding="utf8"))
     definition = dataclasses.replace(Tagging(), context="document")
+    if name != NAME:
+        return _frozen(name, request, FeatureConfig(model=request.model, train=str(source), dev=dev, task=definition))
     points = GRID if request.grid == "paper" else (ALONE,)
     grid = tuple(settings_of(request, definition, point, source, dev) for point in points)
     others = {} if test is None else {"test": test}
     return Experiment(NAME, grid, request.seeds or SEEDS, "mean", others)
+
+
+def _frozen(name: str, request: Request, base: FeatureConfig) -> Frozen | NotRun:
+    """Without the overrides, which are about fine-tuning."""
+    choice = CHOICES[name]
+    try:
+        chosen_layers(choice, read_settings(resolve(model_folder(request.model))).encoder.depth)
+    except ConfigError as error:
+        return NotRun(name, error.what)
+    return Frozen(name, dataclasses.replace(base, layers=choice, tagger=TAGGER), request.seeds or SEEDS)
 
 
 def first_sentences(lines: Iterable[str], count: int) -> Iterator[str]:

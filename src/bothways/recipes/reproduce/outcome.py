@@ -15,22 +15,21 @@ from typing_extensions import assert_never
 import bothways
 from bothways.core.files import replace_file
 from bothways.core.hardware import choose_device, describe
-from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Request
+from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Plan, Request
 from bothways.recipes.reproduce.runner import Outcome, Result
 from bothways.report import sections as s
 
-MEASURED = "this run"
 
-
-def measured(plan: Plan, outcomes: Many[Outcome]) -> dict[str, float]:
-    """The comparison's columns in the paper's units; those of tasks that were not run are absent, so is then the average."""
+def measured(plan: Plan, outcomes: Many[Outcome]) -> dict[str, dict[str, float]]:
+    """The comparison's measured rows, in the paper's units; those of tasks that were not run are absent, as is the average."""
     metrics = {outcome.experiment.name: outcome.metrics for outcome in outcomes}
-    row = {
-        column: 100 * metrics[task][metric]
-        for column, (task, metric) in plan.columns.items()
-        if metric in metrics.get(task, {})
+    rows = {
+        name: {
+            column: 100 * metrics[task][metric] for column, (task, metric) in cells.items() if metric in metrics.get(task, {})
+        }
+        for name, cells in plan.measured.items()
     }
-    return row | average(row, plan.averaged)
+    return {name: row | average(row, plan.averaged) for name, row in rows.items()}
 
 
 def average(row: dict[str, float], averaged: Many[str]) -> dict[str, float]:
@@ -59,11 +58,11 @@ def write_results(request: Request, plan: Plan, outcomes: Many[Outcome]) -> Path
     return file
 
 
-def _entry(entry: Experiment | NotRun, outcome: Outcome | None) -> dict[str, Any]:
+def _entry(entry: Experiment | Frozen | NotRun, outcome: Outcome | None) -> dict[str, Any]:
     match entry:
         case NotRun(_, reason):
             return {"run": False, "reason": reason}
-        case Experiment():
+        case Experiment() | Frozen():
             if outcome is None:
                 return {"run": False, "reason": "not yet"}
             return {
@@ -104,8 +103,8 @@ def _device(name: str) -> torch.device:
 
 def _comparison(plan: Plan, outcomes: Many[Outcome]) -> s.Table:
     columns = [*plan.columns, *(["average"] if plan.averaged else [])]
-    row = measured(plan, outcomes)
-    rows: list[list[s.Cell]] = [[MEASURED, *(_points(row.get(c)) for c in columns)]]
+    here = measured(plan, outcomes).items()
+    rows: list[list[s.Cell]] = [[name, *(_points(row.get(c)) for c in columns)] for name, row in here]
     rows += [[f"{p.system} ({p.table})", *(_points(p.values.get(c)) for c in columns)] for p in plan.published]
     note = " ".join(plan.notes)
     if len(columns) <= len(rows):
@@ -125,14 +124,13 @@ def _tasks(plan: Plan, outcomes: Many[Outcome]) -> s.Table:
     return s.Table("Every task", ["task", "result", "from", "remarks"], rows)
 
 
-def _task(entry: Experiment | NotRun, outcome: Outcome | None) -> list[s.Cell]:
+def _task(entry: Experiment | Frozen | NotRun, outcome: Outcome | None) -> list[s.Cell]:
     match entry:
         case NotRun(name, reason):
             return [name, "not run", None, reason]
-        case Experiment(name) if outcome is None:
-            return [name, "not run", None, "not yet"]
-        case Experiment(name):
-            assert outcome is not None
+        case Experiment(name) | Frozen(name):
+            if outcome is None:
+                return [name, "not run", None, "not yet"]
             of = f"mean of {len(outcome.counted)}: " if len(outcome.counted) > 1 else ""
             return [name, _words(outcome.metrics), of + outcome.best.folder.name, "; ".join(entry.notes)]
         case _:

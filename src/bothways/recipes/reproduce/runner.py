@@ -21,7 +21,7 @@ from bothways.core.errors import ResourceError
 from bothways.core.files import digest, replace_file
 from bothways.recipes.finetune import Finetuned, finetune
 from bothways.recipes.finetune_setup import FinetuneConfig
-from bothways.recipes.reproduce.experiment import Experiment
+from bothways.recipes.reproduce.experiment import Experiment, Frozen
 from bothways.tasks.definition import Definition
 from bothways.tasks.task import evaluate
 from bothways.training.checkpoint import checkpoints
@@ -62,13 +62,13 @@ class Outcome:
         counted: those that its metrics are the mean of: the best one, or all restarts of the best setting.
     """
 
-    experiment: Experiment
+    experiment: Experiment | Frozen
     results: tuple[Result, ...]
     counted: tuple[Result, ...]
 
     @property
     def best(self) -> Result:
-        """The best cell, which has kept its weights."""
+        """The best cell, which has kept its weights if it was fine-tuned."""
         return best_of(self.results)
 
     @property
@@ -136,8 +136,7 @@ def _cell(experiment: Experiment, settings: FinetuneConfig, out: Path, number: i
     result = _scored(done, experiment, settings, folder)
     if number and result.failure:
         console.print(f"warning: {result.failure}", highlight=False, soft_wrap=True)
-    values = {name: value for name, value in vars(result).items() if name != "folder"}
-    replace_file(folder / RESULT, lambda file: file.write_text(json.dumps(values, indent=1), encoding="utf8"))
+    write_result(result)
     for checkpoint in checkpoints(folder):
         shutil.rmtree(checkpoint)
     return result
@@ -151,25 +150,39 @@ def _scored(done: Finetuned, experiment: Experiment, settings: FinetuneConfig, f
         metrics |= {f"{name}/{metric}": value for metric, value in evaluate(done.task, reading.examples).items()}
     lowest = definition.directions(done.task.labels)[settings.chosen_by] == "lowest"
     value = done.metrics[settings.chosen_by] * (-1 if lowest else 1)
-    plain, data = _wanted(experiment, settings)
+    plain, data = identity(settings, _sources(experiment, settings))
     failure = str(done.failure or "")
     return Result(folder, plain, data, metrics, value, done.progress.steps, done.progress.seconds, failure)
 
 
 def finished(experiment: Experiment, settings: FinetuneConfig, out: Path) -> Result | None:
     """The result of a cell that was run before; ResourceError if it is of other settings or other data."""
-    folder = cell_folder(out, experiment, settings)
+    return read_result(cell_folder(out, experiment, settings), settings, _sources(experiment, settings))
+
+
+def write_result(result: Result) -> None:
+    """Into its folder; with it there, the cell is finished."""
+    values = {name: value for name, value in vars(result).items() if name != "folder"}
+    replace_file(result.folder / RESULT, lambda file: file.write_text(json.dumps(values, indent=1), encoding="utf8"))
+
+
+def read_result(folder: Path, settings: Any, sources: Mapping[str, str]) -> Result | None:
+    """The result in a folder, if there is one; ResourceError if it is of other settings or other data."""
     if not (folder / RESULT).is_file():
         return None
     result = Result(folder, **json.loads((folder / RESULT).read_text(encoding="utf8")))
-    if (result.settings, result.data) != _wanted(experiment, settings):
+    if (result.settings, result.data) != identity(settings, sources):
         what = "holds the result of other settings or of other data"
         raise ResourceError(what, where=folder, fix="Choose another --out, or delete this folder to run it again.")
     return result
 
 
-def _wanted(experiment: Experiment, settings: FinetuneConfig) -> tuple[dict[str, Any], dict[str, str]]:
-    sources = {"train": settings.train, "dev": str(settings.dev), **experiment.others}
+def _sources(experiment: Experiment, settings: FinetuneConfig) -> dict[str, str]:
+    return {"train": settings.train, "dev": str(settings.dev), **experiment.others}
+
+
+def identity(settings: Any, sources: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What a result is of: its settings in plain values, and the sha256 of its files by name."""
     data = {name: digest(Path(source)) for name, source in sources.items()}
     return json.loads(json.dumps(configs.to_dict(settings))), data
 

@@ -15,7 +15,17 @@ from typing import Any
 from bothways.core.files import replace_file
 from bothways.recipes.finetuned import open_task
 from bothways.recipes.reproduce import published
-from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Point, Request, find, settings_of, write_rows
+from bothways.recipes.reproduce.experiment import (
+    MEASURED,
+    Experiment,
+    NotRun,
+    Plan,
+    Point,
+    Request,
+    find,
+    settings_of,
+    write_rows,
+)
 from bothways.recipes.reproduce.runner import Outcome
 from bothways.tasks.answer import Answering
 from bothways.tasks.squad import Question
@@ -35,7 +45,14 @@ def plan(request: Request) -> Plan:
     """Both versions, of files called train-v1.1.json and dev-v1.1.json."""
     chosen = request.chosen(tuple(VERSIONS))
     experiments = tuple(_experiment(version, request) for version in chosen)
-    return Plan("SQuAD (sections 4.2 and 4.3, tables 2 and 3)", experiments, COLUMNS, published.SQUAD, notes=NOTES)
+    return Plan(
+        "SQuAD (sections 4.2 and 4.3, tables 2 and 3)",
+        experiments,
+        tuple(COLUMNS),
+        {MEASURED: COLUMNS},
+        published.SQUAD,
+        notes=NOTES,
+    )
 
 
 def _experiment(version: str, request: Request) -> Experiment | NotRun:
@@ -61,7 +78,7 @@ def write_predictions(request: Request, outcomes: Iterable[Outcome], *, device: 
     files = []
     for outcome in outcomes:
         name, best = outcome.experiment.name, outcome.best.folder
-        found = list(_predictions(best, str(outcome.experiment.grid[0].dev), device))
+        found = list(_predictions(best, find(request, f"dev-{name}.json") or "", device))
         for what, values in (
             ("predictions", {id: text for id, text, _ in found}),
             ("null_odds", {id: x for id, _, x in found}),

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from bothways.recipes.reproduce import published
-from bothways.recipes.reproduce.experiment import Experiment, NotRun, Plan, Point, Request, find, settings_of, write_rows
+from bothways.recipes.reproduce.experiment import (
+    MEASURED,
+    Experiment,
+    NotRun,
+    Plan,
+    Point,
+    Request,
+    find,
+    settings_of,
+    write_rows,
+)
 from bothways.tasks.choice import MultipleChoice
 
 NAME = "SWAG"
@@ -19,7 +29,9 @@ NOTES = ("The labels of the test set are not public; these runs are on dev.",)
 def plan(request: Request) -> Plan:
     """The one experiment, of files called train.csv and val.csv, as SWAG's authors have them."""
     request.chosen((NAME,))
-    return Plan("SWAG (section 4.4, table 4)", (_experiment(request),), COLUMNS, published.SWAG, notes=NOTES)
+    return Plan(
+        "SWAG (section 4.4, table 4)", (_experiment(request),), tuple(COLUMNS), {MEASURED: COLUMNS}, published.SWAG, notes=NOTES
+    )
 
 
 def _experiment(request: Request) -> Experiment | NotRun:
