@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def evaluate(  # noqa: PLR0913 – one option per question
     folder: str,
     file: str,
-    *,
+    *settings: str,
     task: AnyTask | None = None,
     text: str | None = None,
     text_b: str | None = None,
@@ -40,6 +40,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
         Labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
+    settings
+        Of the task, such as variant=word_l2r for likelihood.
     task
         What to do; by default what the model was trained for.
     text
@@ -67,7 +69,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.tasks.embed import Embed
     from bothways.tasks.task import Pace, Tally
 
-    opened = open_task(folder, task, length=length, device=device)
+    opened = open_task(folder, task, length=length, device=device, settings=settings)
     reading = opened.read(file, asked(opened, text=text, text_b=text_b, label=label), labelled=True)
     tally, pace, title = Tally(), Pace(precision), f"{folder} on {file}"
     shown = watched(reading, "evaluating", printing=False)
