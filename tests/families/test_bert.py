@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bothways.core.errors import ConfigError, FolderError
 from bothways.families import bert
 from bothways.families.catalogue import PRESETS, family_for, family_named, preset
+from bothways.families.translation import ACTIVATIONS
 from bothways.model.config import EncoderConfig, Learned, PostNorm, PreNorm
 
 CLASSES = {"bert": transformers.BertConfig, "megatron-bert": transformers.MegatronBertConfig}
@@ -48,25 +49,25 @@ def draw(seed: int, model_type: str) -> EncoderConfig:
 def test_settings_go_there_and_back(model_type: str, seed: int) -> None:
     """Through transformers' class, so that a setting it does not know, or reads otherwise, is found."""
     config, family = draw(seed, model_type), FAMILIES[model_type]
-    written = family.write(config)
+    written = family.translation.write(config)
     assert written is not None
     theirs = CLASSES[model_type](**written)
-    assert family.read(theirs.to_dict(), "config.json") == config
-    assert family.read(written, "config.json") == config
+    assert family.translation.read(theirs.to_dict(), "config.json") == config
+    assert family.translation.read(written, "config.json") == config
     assert family_for(config) is family
 
 
 @pytest.mark.parametrize("model_type", CLASSES)
 def test_absent_settings_mean_what_they_mean_in_transformers(model_type: str) -> None:
     family, theirs = FAMILIES[model_type], CLASSES[model_type]()
-    assert family.read({}, "config.json") == family.read(theirs.to_dict(), "config.json")
+    assert family.translation.read({}, "config.json") == family.translation.read(theirs.to_dict(), "config.json")
 
 
 def test_unknown_settings_are_left_out() -> None:
-    assert bert.BERT.read({"gradient_checkpointing": True, "_name_or_path": "x"}, "config.json") == bert.base()
+    assert bert.BERT.translation.read({"gradient_checkpointing": True, "_name_or_path": "x"}, "config.json") == bert.base()
 
 
-@pytest.mark.parametrize(("name", "activation"), sorted(bert._ACTIVATIONS.items()))
+@pytest.mark.parametrize(("name", "activation"), sorted(ACTIVATIONS.items()))
 def test_activations_are_the_functions_of_these_names(name: str, activation: str) -> None:
     from bothways.model.block import activate
 
@@ -104,7 +105,7 @@ def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
 )
 def test_what_cannot_be_said_here_is_refused_by_name(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(FolderError, match=re.escape(f"some/config.json: {message}")):
-        bert.BERT.read(setting, "some/config.json")
+        bert.BERT.translation.read(setting, "some/config.json")
 
 
 def test_what_cannot_be_said_there_has_no_family() -> None:

@@ -114,8 +114,9 @@ def _said(value: object) -> str:
     if not dataclasses.is_dataclass(value):
         return str(value)
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    kind = fields.pop("kind")
-    return f"{kind} ({', '.join(f'{name} {content}' for name, content in fields.items())})" if fields else kind
+    kind = fields.pop("kind", "")
+    held = ", ".join(f"{name} {_said(content)}" for name, content in fields.items())
+    return f"{kind} ({held})" if kind and held else kind or held
 
 
 def _parameters(found: _Found) -> Table:

@@ -10,14 +10,13 @@ two functions is 5e-4.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from bothways.core.errors import ConfigError, FolderError
-from bothways.families.family import Architecture, Family, HeadKind, read_choice, read_number
+from bothways.families.family import Architecture, Family, HeadKind
 from bothways.families.keys import KeyTable, Rename, Rule, Stack, Tie
-from bothways.model.config import Activation, EncoderConfig, Learned, PostNorm, PreNorm
+from bothways.families.translation import Translation
+from bothways.model.config import EncoderConfig, PreNorm
 
 UNCASED = 30_522
 CASED = 28_996
@@ -83,74 +82,35 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     "megatron-bert-345m": megatron,
 }
 
-_NUMBERS = {
-    "vocab": "vocab_size",
-    "width": "hidden_size",
-    "depth": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "inner": "intermediate_size",
-    "segments": "type_vocab_size",
-    "norm_epsilon": "layer_norm_eps",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "initial_range": "initializer_range",
-}
-_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-# What these settings may say; anything else is another model.
-_FIXED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+
+def encoder_rules(stem: str) -> tuple[Rule, ...]:
+    """Names of the encoder's tensors but for the LayerNorms, in BERT and in what was made from its code."""
+    layer = f"{stem}.encoder.layer.{{}}"
+    return (
+        Rename("encoder.embedding.token", f"{stem}.embeddings.word_embeddings"),
+        Rename("encoder.embedding.position", f"{stem}.embeddings.position_embeddings"),
+        Rename("encoder.embedding.segment", f"{stem}.embeddings.token_type_embeddings"),
+        Stack(
+            "encoder.blocks.{}.attention.qkv",
+            tuple(f"{layer}.attention.self.{name}" for name in ("query", "key", "value")),
+        ),
+        Rename("encoder.blocks.{}.attention.out", f"{layer}.attention.output.dense"),
+        Rename("encoder.blocks.{}.mlp.up", f"{layer}.intermediate.dense"),
+        Rename("encoder.blocks.{}.mlp.down", f"{layer}.output.dense"),
+    )
 
 
-def _read(defaults: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    for key, value in _FIXED.items():
-        read_choice(raw, key, {value: value}, value, where)
-    numbers = {ours: read_number(raw, theirs, getattr(defaults, ours), where) for ours, theirs in _NUMBERS.items()}
-    most = read_number(raw, "max_position_embeddings", defaults.position.most, where)
-    activation = read_choice(raw, "hidden_act", _ACTIVATIONS, defaults.activation, where)
-    pad = None if raw.get("pad_token_id", 0) is None else read_number(raw, "pad_token_id", 0, where)
-    try:
-        return replace(defaults, **numbers, position=Learned(most), activation=activation, pad=pad)
-    except ConfigError as error:
-        raise FolderError(f"{error.where}: {error.what}", where=where, fix=error.fix) from error
-
-
-def _write(order: PostNorm | PreNorm, config: EncoderConfig) -> dict[str, Any] | None:
-    if config.order != order or not config.segments:
-        return None
-    activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
-    return {
-        **{theirs: getattr(config, ours) for ours, theirs in _NUMBERS.items()},
-        "max_position_embeddings": config.position.most,
-        "hidden_act": activation,
-        "pad_token_id": config.pad,
-        "position_embedding_type": "absolute",
-        "tie_word_embeddings": True,
-    }
+def post_norm_rules(stem: str) -> tuple[Rule, ...]:
+    """Names of the LayerNorms in post-norm order."""
+    return (
+        Rename("encoder.embedding.norm", f"{stem}.embeddings.LayerNorm"),
+        Rename("encoder.blocks.{}.attention_norm", f"{stem}.encoder.layer.{{}}.attention.output.LayerNorm"),
+        Rename("encoder.blocks.{}.mlp_norm", f"{stem}.encoder.layer.{{}}.output.LayerNorm"),
+    )
 
 
 _COMMON: tuple[Rule, ...] = (
-    Rename("encoder.embedding.token", "bert.embeddings.word_embeddings"),
-    Rename("encoder.embedding.position", "bert.embeddings.position_embeddings"),
-    Rename("encoder.embedding.segment", "bert.embeddings.token_type_embeddings"),
-    Stack(
-        "encoder.blocks.{}.attention.qkv",
-        (
-            "bert.encoder.layer.{}.attention.self.query",
-            "bert.encoder.layer.{}.attention.self.key",
-            "bert.encoder.layer.{}.attention.self.value",
-        ),
-    ),
-    Rename("encoder.blocks.{}.attention.out", "bert.encoder.layer.{}.attention.output.dense"),
-    Rename("encoder.blocks.{}.mlp.up", "bert.encoder.layer.{}.intermediate.dense"),
-    Rename("encoder.blocks.{}.mlp.down", "bert.encoder.layer.{}.output.dense"),
+    *encoder_rules("bert"),
     Rename("heads.pooler.dense", "bert.pooler.dense"),
     Rename("heads.masked.dense", "cls.predictions.transform.dense"),
     Rename("heads.masked.norm", "cls.predictions.transform.LayerNorm"),
@@ -164,16 +124,12 @@ _COMMON: tuple[Rule, ...] = (
     Tie("encoder.embedding.token.weight", "cls.predictions.decoder.weight", part="heads.masked"),
     Tie("heads.masked.bias", "cls.predictions.decoder.bias", part="heads.masked"),
 )
-_POST: tuple[Rule, ...] = (
-    Rename("encoder.embedding.norm", "bert.embeddings.LayerNorm"),
-    Rename("encoder.blocks.{}.attention_norm", "bert.encoder.layer.{}.attention.output.LayerNorm"),
-    Rename("encoder.blocks.{}.mlp_norm", "bert.encoder.layer.{}.output.LayerNorm"),
-)
 _PRE: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.attention_norm", "bert.encoder.layer.{}.attention.ln"),
     Rename("encoder.blocks.{}.mlp_norm", "bert.encoder.layer.{}.ln"),
     Rename("encoder.norm", "bert.encoder.ln"),
 )
+_CONSTANT = {"position_embedding_type": "absolute", "tie_word_embeddings": True}
 _COMPUTED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
     ("ForPreTraining", frozenset({"masked", "pooler", "pair"})),
@@ -193,15 +149,13 @@ def _architectures(stem: str) -> tuple[Architecture, ...]:
 
 BERT = Family(
     model_type="bert",
-    keys=KeyTable("bert.", _COMMON + _POST, _COMPUTED),
+    keys=KeyTable("bert.", _COMMON + post_norm_rules("bert"), _COMPUTED),
     architectures=_architectures("Bert"),
-    read=functools.partial(_read, base()),
-    write=functools.partial(_write, PostNorm()),
+    translation=Translation(base(), constant=_CONSTANT),
 )
 MEGATRON_BERT = Family(
     model_type="megatron-bert",
     keys=KeyTable("bert.", _COMMON + _PRE, _COMPUTED),
     architectures=_architectures("MegatronBert"),
-    read=functools.partial(_read, megatron()),
-    write=functools.partial(_write, PreNorm()),
+    translation=Translation(megatron(), constant=_CONSTANT),
 )

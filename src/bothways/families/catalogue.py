@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
-from bothways.families import bert
+from bothways.families import albert, bert, distilbert, electra, roberta
 from bothways.families.family import Family
 from bothways.model.config import EncoderConfig
 
-FAMILIES: tuple[Family, ...] = (bert.BERT, bert.MEGATRON_BERT)
-PRESETS: dict[str, Callable[[], EncoderConfig]] = {**bert.PRESETS}
+FAMILIES: tuple[Family, ...] = (
+    bert.BERT,
+    bert.MEGATRON_BERT,
+    roberta.ROBERTA,
+    roberta.XLM_ROBERTA,
+    distilbert.DISTILBERT,
+    albert.ALBERT,
+    electra.ELECTRA,
+)
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    **bert.PRESETS,
+    **roberta.PRESETS,
+    **distilbert.PRESETS,
+    **albert.PRESETS,
+    **electra.PRESETS,
+}
 
 
 def family_named(model_type: str) -> Family | None:
@@ -18,9 +32,10 @@ def family_named(model_type: str) -> Family | None:
     return next((family for family in FAMILIES if family.model_type == model_type), None)
 
 
-def family_for(config: EncoderConfig) -> Family | None:
-    """The first family that can express this configuration."""
-    return next((family for family in FAMILIES if family.write(config) is not None), None)
+def family_for(config: EncoderConfig, vocabulary: str | None = None) -> Family | None:
+    """The first family that can express this configuration; one of this kind of vocabulary goes before the others."""
+    able = [family for family in FAMILIES if family.translation.write(config) is not None]
+    return next((family for family in able if vocabulary and family.vocabulary == vocabulary), next(iter(able), None))
 
 
 def preset(name: str) -> EncoderConfig:

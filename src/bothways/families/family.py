@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
-from bothways.core.errors import FolderError
 from bothways.families.keys import KeyTable
-from bothways.model.config import EncoderConfig
+from bothways.families.translation import Translation
 
-HeadKind = Literal["masked", "pooler", "pair", "labels", "tags", "span", "choice"]
+HeadKind = Literal["masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced"]
+
+DROPOUTS: dict[HeadKind, tuple[str, float | None]] = {
+    "labels": ("classifier_dropout", None),
+    "tags": ("classifier_dropout", None),
+    "choice": ("classifier_dropout", None),
+}
+"""As in BERT."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +40,17 @@ class Family:
     model_type: as `config.json` has it.
     keys: weight names.
     architectures: its classes, one for each set of heads that a folder can hold.
-    read: (`config.json` as a tree, its path for messages) → our configuration; FolderError for what it cannot say.
-    write: our configuration → the settings of `config.json`; none if the family cannot express it.
+    translation: its settings.
+    vocabulary: the model of its tokenizers ("Unigram"), where that alone tells it from another family; else none.
+    dropouts: for heads with a dropout of their own, the setting and what it means if it is absent: none for the encoder's.
     """
 
     model_type: str
     keys: KeyTable
     architectures: tuple[Architecture, ...]
-    read: Callable[[Mapping[str, Any], str], EncoderConfig]
-    write: Callable[[EncoderConfig], dict[str, Any] | None]
+    translation: Translation
+    vocabulary: str | None = None
+    dropouts: Mapping[HeadKind, tuple[str, float | None]] = field(default_factory=lambda: DROPOUTS)
 
     def architecture_named(self, names: Iterable[str]) -> Architecture | None:
         """The first of these classes that the family has."""
@@ -53,20 +61,3 @@ class Family:
         """The class with exactly these heads."""
         wanted = frozenset(heads)
         return next((architecture for architecture in self.architectures if architecture.heads == wanted), None)
-
-
-def read_number(raw: Mapping[str, Any], key: str, default: int | float, where: str) -> Any:
-    """A setting that must be a number of the default's type; one that is absent has the default."""
-    value, kind = raw.get(key, default), type(default)
-    if isinstance(value, bool) or not isinstance(value, (int, kind)):
-        raise FolderError(f"{key} must be {'a number' if kind is float else 'a whole number'}, not {value!r}", where=where)
-    return kind(value)
-
-
-def read_choice(raw: Mapping[str, Any], key: str, allowed: Mapping[Any, Any], default: Any, where: str) -> Any:
-    """What a setting that must be one of the keys of `allowed` means; one that is absent has the default."""
-    value = raw.get(key, default)
-    if not isinstance(value, str | bool) or value not in allowed:
-        choices = ", ".join(map(repr, allowed))
-        raise FolderError(f"{key} {value!r} has no counterpart here: it must be one of {choices}", where=where)
-    return allowed[value]

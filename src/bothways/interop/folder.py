@@ -29,7 +29,7 @@ from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
 from bothways.interop.settings import Problem, Settings, label_name, read_settings
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
-from bothways.model.heads import Choice, Head, Labels, Masked, Model, Pair, Pooled, Span, Tags, build_head
+from bothways.model.heads import Choice, Head, Labels, Masked, Model, Pair, Pooled, Replaced, Span, Tags, build_head
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
@@ -105,9 +105,10 @@ def heads_of(settings: Settings, names: Iterable[str]) -> tuple[Head, ...]:
         table = settings.family.keys
         rules = [table.origin(table.full_name(name)) for name in names]
         kinds = {head_of(rule.ours) for rule in rules if rule is not None and rule.ours not in table.shared}
-    count, dropout = len(settings.labels), settings.label_dropout
+    count, rate = len(settings.labels), settings.dropouts.get
     every: tuple[Head, ...] = (
-        Masked(), Pooled(), Pair(), Labels(count, dropout), Tags(count, dropout), Span(), Choice(dropout),
+        Masked(), Pooled(), Pair(), Labels(count, rate("labels")), Tags(count, rate("tags")), Span(), Choice(rate("choice")),
+        Replaced(),
     )  # fmt: skip
     return tuple(head for head in every if head.kind in kinds)
 
@@ -187,7 +188,7 @@ def save_model(
         ResourceError: there is no room or no permission; an older model then stays as it was.
     """
     place = Path(folder)
-    family, architecture = _counterpart(model, place)
+    family, architecture = _counterpart(model, None if tokenizer is None else tokenizer.kind, place)
     settings = _settings(family, architecture, model, labels, problem, place)
     if tokenizer is not None and tokenizer.size > model.config.vocab:
         what = f"the tokenizer has {tokenizer.size} ids, the model's embedding {model.config.vocab} rows"
@@ -205,8 +206,8 @@ def save_model(
         _write_weights(hidden / "model.safetensors", model, family.keys, architecture.bare)
 
 
-def _counterpart(model: Model, place: Path) -> tuple[Family, Architecture]:
-    family = family_for(model.config)
+def _counterpart(model: Model, vocabulary: str | None, place: Path) -> tuple[Family, Architecture]:
+    family = family_for(model.config, vocabulary)
     if family is None:
         names = ", ".join(family.model_type for family in FAMILIES)
         fix = "An encoder without segments, for one, is none of them."
@@ -224,7 +225,7 @@ def _settings(
 ) -> dict[str, Any]:
     """The content of `config.json`."""
     settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
-    settings |= family.write(model.config) or {}
+    settings |= family.translation.write(model.config) or {}
     head = next((head for head in model.specification if isinstance(head, Labels | Tags | Choice)), None)
     count = head.count if isinstance(head, Labels | Tags) else 0
     if problem == "single_label_classification" and count == 1:
@@ -239,7 +240,9 @@ def _settings(
             "label2id": {name: at for at, name in enumerate(names)},
         }
     if head is not None:
-        said = {"classifier_dropout": head.dropout, "problem_type": problem}
+        key, default = family.dropouts.get(head.kind, ("", None))
+        rate = model.config.dropout if head.dropout is None and default is not None else head.dropout
+        said = {"problem_type": problem} | ({key: rate} if key else {})
         settings |= {key: value for key, value in said.items() if value is not None}
     return settings
 

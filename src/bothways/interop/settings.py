@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 
 from bothways.core.errors import FolderError
 from bothways.families.catalogue import FAMILIES, family_named
-from bothways.families.family import Architecture, Family, read_choice, read_number
+from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.translation import read_choice, read_number
 from bothways.interop.weights import read_json
 from bothways.model.config import EncoderConfig
 
@@ -24,7 +25,7 @@ class Settings:
     encoder: the shape.
     architecture: the class that it names, if that is one of the family's here.
     labels: names of a label head's outputs, in order.
-    label_dropout: on the vector that such a head reads; none means the encoder's.
+    dropouts: of heads that have one of their own, by kind; none means the encoder's.
     problem: what such a head is for, if it is said.
     """
 
@@ -32,7 +33,7 @@ class Settings:
     encoder: EncoderConfig
     architecture: Architecture | None
     labels: tuple[str, ...]
-    label_dropout: float | None
+    dropouts: Mapping[HeadKind, float | None]
     problem: Problem | None
 
 
@@ -56,12 +57,16 @@ def read_settings(folder: Path) -> Settings:
     problems = {name: name for name in get_args(Problem)}
     return Settings(
         family,
-        family.read(raw, where),
+        family.translation.read(raw, where),
         family.architecture_named(map(str, architectures)),
         _labels(raw, where),
-        None if raw.get("classifier_dropout") is None else read_number(raw, "classifier_dropout", 0.0, where),
+        {kind: _dropout(raw, key, default, where) for kind, (key, default) in family.dropouts.items()},
         None if raw.get("problem_type") is None else read_choice(raw, "problem_type", problems, "", where),
     )
+
+
+def _dropout(raw: Mapping[str, Any], key: str, default: float | None, where: str) -> float | None:
+    return default if raw.get(key) is None else float(read_number(raw, key, 0.0, where))
 
 
 def label_name(at: int) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,9 +16,11 @@ from bothways.model.dropout import Dropout
 from bothways.model.kernels import attend
 
 
-def activate(name: Activation, x: Tensor) -> Tensor:
+def activate(name: Activation | Literal["tanh"], x: Tensor) -> Tensor:
     """The named activation; "gelu" is x·Φ(x) exactly, "gelu_tanh" Hendrycks and Gimpel's approximation."""
     match name:
+        case "tanh":
+            return torch.tanh(x)
         case "gelu":
             return F.gelu(x)
         case "gelu_tanh":
@@ -68,16 +73,17 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width, config.norm_epsilon)
         self.mlp = FeedForward(config)
         self.mlp_norm = nn.LayerNorm(config.width, config.norm_epsilon)
-        self.dropout = Dropout(config.dropout)
+        self.attention_dropout = Dropout(config.dropout_at("attention"))
+        self.mlp_dropout = Dropout(config.dropout_at("mlp"))
 
     def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, "tokens width"]:
-        drop, first, second = self.dropout, self.attention_norm, self.mlp_norm
+        first, second = self.attention_norm, self.mlp_norm
         match self.order:
             case PostNorm():
-                x = first(x + drop(self.attention(x, layout)))
-                return second(x + drop(self.mlp(x)))  # type: ignore[no-any-return]
+                x = first(x + self.attention_dropout(self.attention(x, layout)))
+                return second(x + self.mlp_dropout(self.mlp(x)))  # type: ignore[no-any-return]
             case PreNorm():
-                x = x + drop(self.attention(first(x), layout))
-                return x + drop(self.mlp(second(x)))  # type: ignore[no-any-return]
+                x = x + self.attention_dropout(self.attention(first(x), layout))
+                return x + self.mlp_dropout(self.mlp(second(x)))  # type: ignore[no-any-return]
             case _:
                 assert_never(self.order)

@@ -2,30 +2,84 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
+import math
+
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
-from bothways.model.config import EncoderConfig, PostNorm
+from bothways.model.config import EncoderConfig, Learned, PostNorm, Sinusoidal
 from bothways.model.dropout import Dropout
 
 
 class Embedding(nn.Module):
-    """The sum of three learned vectors per token, then (post-norm) LayerNorm, then dropout."""
+    """The sum of the vectors of a token, its position and its segment, then (post-norm) LayerNorm, then dropout.
+
+    Where they are narrower than the encoder, a dense layer takes them to its width (Lan et al. 2019, section 3.1).
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.token = nn.Embedding(config.vocab, config.width)
-        self.position = nn.Embedding(config.position.most, config.width)
-        self.segment = nn.Embedding(config.segments, config.width) if config.segments else None
+        width = config.embedding_width
+        self.token = nn.Embedding(config.vocab, width)
+        self.position = positions(config.position, width)
+        self.segment = nn.Embedding(config.segments, width) if config.segments else None
         normed = isinstance(config.order, PostNorm)
-        self.norm = nn.LayerNorm(config.width, config.norm_epsilon) if normed else nn.Identity()
-        self.dropout = Dropout(config.dropout)
+        self.norm = nn.LayerNorm(width, config.norm_epsilon) if normed else nn.Identity()
+        self.dropout = Dropout(config.dropout_at("embedding"))
+        self.project = nn.Identity() if config.embedding is None else nn.Linear(width, config.width)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens width"]:
         """Raises IndexError for an id, segment or position outside its table; the caller checks inputs before."""
         x = self.token(batch.ids) + self.position(batch.layout.positions)
         if self.segment is not None:
             x = x + self.segment(batch.segments)
-        result: Tensor = self.dropout(self.norm(x))
+        result: Tensor = self.project(self.dropout(self.norm(x)))
         return result
+
+
+class LearnedPositions(nn.Embedding):
+    """A row for each position, after `offset` others."""
+
+    def __init__(self, config: Learned, width: int) -> None:
+        super().__init__(config.most + config.offset, width)
+        self.offset = config.offset
+
+    def forward(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
+        return super().forward(positions + self.offset if self.offset else positions)
+
+
+class SinusoidalPositions(nn.Module):
+    """sin(p / 10000^(2i/width)) and cos of the same, computed once."""
+
+    table: Tensor
+
+    def __init__(self, config: Sinusoidal, width: int) -> None:
+        super().__init__()
+        self.register_buffer("table", sinusoids(config, width), persistent=False)
+
+    def forward(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
+        return self.table[positions]
+
+
+def positions(config: Learned | Sinusoidal, width: int) -> nn.Module:
+    """The module that makes a vector of each position."""
+    match config:
+        case Learned():
+            return LearnedPositions(config, width)
+        case Sinusoidal():
+            return SinusoidalPositions(config, width)
+        case _:
+            assert_never(config)
+
+
+def sinusoids(config: Sinusoidal, width: int) -> Float[Tensor, "most width"]:
+    """The table of fixed positions (Vaswani et al. 2017, section 3.5); an odd width ends with a sine."""
+    pairs = math.ceil(width / 2)
+    rates = torch.exp(torch.arange(pairs, dtype=torch.float64) * (-2 * math.log(10_000) / width))
+    angles = torch.arange(config.most, dtype=torch.float64)[:, None] * rates
+    joined = torch.stack if config.interleaved else torch.cat
+    both = joined([angles.sin(), angles.cos()], -1).flatten(1)
+    return both[:, :width].float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.model.block import Block
-from bothways.model.config import EncoderConfig, PreNorm
+from bothways.model.config import EncoderConfig, PreNorm, Sharing
 from bothways.model.embedding import Embedding
 from bothways.model.init import initialise
 
@@ -18,7 +19,7 @@ from bothways.model.init import initialise
 class Hidden:
     """Attributes:
     last: the vector of every token after the last block `(tokens, width)`.
-    layers: if asked for, the embeddings and then the output of each block; `layers[-1]` is `last`.
+    layers: if asked for, the embeddings and then the output of each layer; `layers[-1]` is `last`.
     """
 
     last: Float[Tensor, "tokens width"]
@@ -37,17 +38,33 @@ class Encoder(nn.Module):
         self.config = config
         self.width = config.width
         self.embedding = Embedding(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(_blocks(config, config.sharing))
         final = isinstance(config.order, PreNorm)
         self.norm = nn.LayerNorm(config.width, config.norm_epsilon) if final else nn.Identity()
         initialise(self, config.initial_range)
 
+    def layer(self, number: int) -> list[nn.Module]:
+        """The blocks of a layer, one after the other: one of its own, or those of its group."""
+        depth, sharing = self.config.depth, self.config.sharing
+        if sharing is None:
+            return [self.blocks[number]]
+        group = self.blocks[int(number / (depth / sharing.groups))]  # in floating point, as ALBERT's code has it
+        return list(group.children())
+
     def forward(self, batch: Batch, keep_layers: bool = False) -> Hidden:
-        """Encode a packed batch; `keep_layers` also returns what each block gave."""
+        """Encode a packed batch; `keep_layers` also returns what each layer gave."""
         x = self.embedding(batch)
         layers = [x]
-        for block in self.blocks:
-            x = block(x, batch.layout)
+        for layer in range(self.config.depth):
+            for block in self.layer(layer):
+                x = block(x, batch.layout)
             layers.append(x)
         layers[-1] = last = self.norm(x)
         return Hidden(last, tuple(layers) if keep_layers else ())
+
+
+def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Module]:
+    if sharing is None:
+        yield from (Block(config) for _ in range(config.depth))
+    else:
+        yield from (nn.ModuleList(Block(config) for _ in range(sharing.inner)) for _ in range(sharing.groups))

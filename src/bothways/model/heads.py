@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.model.block import activate
-from bothways.model.config import EncoderConfig
+from bothways.model.config import EncoderConfig, FromPooler, Own
 from bothways.model.dropout import Dropout
 from bothways.model.encoder import Encoder
 from bothways.model.init import initialise
@@ -98,7 +98,14 @@ class Choice:
         _check_outputs("choice", 1, self.dropout)
 
 
-Head = Masked | Pooled | Pair | Labels | Tags | Span | Choice
+@dataclass(frozen=True)
+class Replaced:
+    """Gives one score per token: that it is not the one that stood there (Clark et al. 2020, section 2)."""
+
+    kind: Literal["replaced"] = "replaced"
+
+
+Head = Masked | Pooled | Pair | Labels | Tags | Span | Choice | Replaced
 
 
 def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
@@ -116,14 +123,14 @@ class MaskedHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.activation = config.activation
-        self.dense = nn.Linear(config.width, config.width)
-        self.norm = nn.LayerNorm(config.width, config.norm_epsilon)
+        self.activation = config.readout.masked or config.activation
+        self.dense = nn.Linear(config.width, config.embedding_width)
+        self.norm = nn.LayerNorm(config.embedding_width, config.norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(config.vocab))
         initialise(self, config.initial_range)
 
     def forward(
-        self, x: Float[Tensor, "targets width"], embedding: Float[Tensor, "vocab width"]
+        self, x: Float[Tensor, "targets width"], embedding: Float[Tensor, "vocab embedded"]
     ) -> Float[Tensor, "targets vocab"]:
         """Vectors at the masked positions, and the encoder's token embedding → logits."""
         x = self.norm(activate(self.activation, self.dense(x)))
@@ -159,8 +166,43 @@ class LabelHead(nn.Module):
         return result
 
 
+class OwnHead(nn.Module):
+    """A dense layer with an activation on [CLS], then one to the outputs, dropout before both or the second.
+
+    Source: RoBERTa's, ELECTRA's and DistilBERT's classification heads.
+    """
+
+    def __init__(self, config: EncoderConfig, own: Own, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.activation = own.activation
+        self.first = Dropout(dropout if own.dropout_first else 0.0)
+        self.dropout = Dropout(dropout)
+        self.inner = nn.Linear(config.width, config.width)
+        self.dense = nn.Linear(config.width, outputs)
+        initialise(self, config.initial_range)
+
+    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
+        result: Tensor = self.dense(self.dropout(activate(self.activation, self.inner(self.first(x)))))
+        return result
+
+
+class ReplacedHead(nn.Module):
+    """A dense layer with the encoder's activation, then one to a score, on each token."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.inner = nn.Linear(config.width, config.width)
+        self.dense = nn.Linear(config.width, 1)
+        initialise(self, config.initial_range)
+
+    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, " rows"]:
+        result: Tensor = self.dense(activate(self.activation, self.inner(x)))
+        return result.squeeze(-1)
+
+
 class Model(nn.Module):
-    """An encoder with heads by name: "masked", "pooler", "pair", "labels", "tags", "span", "choice".
+    """An encoder with heads by name: "masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced".
 
     Args:
         config: the encoder's shape.
@@ -174,6 +216,22 @@ class Model(nn.Module):
         self.encoder = Encoder(config)
         self.heads = nn.ModuleDict({head.kind: build_head(config, head) for head in self.specification})
 
+    def read(
+        self, kind: Literal["pair", "labels", "choice"], x: Float[Tensor, "tokens width"], layout: Layout
+    ) -> Float[Tensor, "sequences labels"]:
+        """What a head of whole sequences makes of them: of the pooled vector, or of [CLS] itself if it reads that."""
+        head = self.heads[kind]
+        result: Tensor = head(x[layout.offsets[:-1]] if isinstance(head, OwnHead) else self.heads["pooler"](x, layout))
+        return result
+
+
+def completed(config: EncoderConfig, heads: Iterable[Head]) -> tuple[Head, ...]:
+    """These heads, and the pooler if one of them reads it."""
+    wanted = tuple(heads)
+    readers = {"pair": FromPooler(), "labels": config.readout.labels, "choice": config.readout.choice}
+    needs = any(isinstance(readers.get(head.kind), FromPooler) for head in wanted)
+    return (Pooled(), *wanted) if needs and Pooled() not in wanted else wanted
+
 
 def build_head(config: EncoderConfig, head: Head) -> nn.Module:
     """The module of a head, with weights as Google starts them."""
@@ -183,12 +241,27 @@ def build_head(config: EncoderConfig, head: Head) -> nn.Module:
         case Pooled():
             return Pooler(config)
         case Pair():
-            return LabelHead(config, 2)
-        case Labels(count, dropout) | Tags(count, dropout):
+            return LabelHead(config, 2, config.readout.pair_dropout)
+        case Labels(count, dropout):
+            return _sequence_head(config, config.readout.labels, count, dropout)
+        case Tags(count, dropout):
             return LabelHead(config, count, config.dropout if dropout is None else dropout)
         case Span():
-            return LabelHead(config, 2)
+            return LabelHead(config, 2, config.readout.span_dropout)
+        case Replaced():
+            return ReplacedHead(config)
         case Choice(dropout):
-            return LabelHead(config, 1, config.dropout if dropout is None else dropout)
+            return _sequence_head(config, config.readout.choice, 1, dropout)
         case _:
             assert_never(head)
+
+
+def _sequence_head(config: EncoderConfig, reads: FromPooler | Own, outputs: int, dropout: float | None) -> nn.Module:
+    rate = config.dropout if dropout is None else dropout
+    match reads:
+        case FromPooler():
+            return LabelHead(config, outputs, rate)
+        case Own():
+            return OwnHead(config, reads, outputs, rate)
+        case _:
+            assert_never(reads)

@@ -97,7 +97,7 @@ class Tokenizer:
             "tokenizer.json": self.backend.to_str(pretty=True),
             "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2),
         }
-        if self._spec["model"]["type"] == "WordPiece":
+        if self.kind == "WordPiece":
             files["vocab.txt"] = "".join(f"{token}\n" for token in self._tokens)
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -145,6 +145,11 @@ class Tokenizer:
         result = np.array(table, dtype=np.bool_)
         result[self.special] = result[self.specials.unknown] = False
         return result
+
+    @property
+    def kind(self) -> str:
+        """The model of the vocabulary: "WordPiece", "BPE", "Unigram" …"""
+        return str(self._spec["model"]["type"])
 
     @functools.cached_property
     def lowercase(self) -> bool:

@@ -1,0 +1,114 @@
+"""ALBERT: narrow embeddings, and layers that share their weights (Lan et al. 2019).
+
+Against BERT: embeddings of 128 features with a dense layer to the width; one group of layers with the same weights, or several,
+and one block to a layer, or several; the pair head tells the order of two segments (SOP), with dropout; no dropout after the
+feed-forward layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.keys import KeyTable, Rename, Rule, Stack, Tie
+from bothways.families.translation import NUMBERS, Translation, read_number
+from bothways.model.config import EncoderConfig, Readout, Sharing
+
+VOCABULARY = 30_000
+
+
+def _sized(depth: int, width: int, heads: int) -> EncoderConfig:
+    """As version 2 has it: without dropout."""
+    return EncoderConfig(
+        VOCABULARY,
+        width,
+        depth,
+        heads,
+        4 * width,
+        activation="gelu_tanh",
+        dropout=0.0,
+        attention_dropout=0.0,
+        embedding=128,
+        sharing=Sharing(),
+        dropped=("embedding", "attention"),
+        readout=Readout(pair_dropout=0.1),
+    )
+
+
+def base() -> EncoderConfig:
+    """12 layers of 768: 11,683,584 parameters without the heads of pre-training."""
+    return _sized(12, 768, 12)
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "albert-base-v2": base,
+    "albert-large-v2": lambda: _sized(24, 1024, 16),
+    "albert-xlarge-v2": lambda: _sized(24, 2048, 16),
+    "albert-xxlarge-v2": lambda: _sized(12, 4096, 64),
+}
+
+
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    sharing = Sharing(read_number(raw, "num_hidden_groups", 1, where), read_number(raw, "inner_group_num", 1, where))
+    rate = read_number(raw, "classifier_dropout_prob", 0.1, where)
+    return replace(config, sharing=sharing, readout=replace(config.readout, pair_dropout=rate))
+
+
+def _write_more(config: EncoderConfig) -> dict[str, Any]:
+    if config.sharing is None:
+        return {}
+    return {
+        "num_hidden_groups": config.sharing.groups,
+        "inner_group_num": config.sharing.inner,
+        "classifier_dropout_prob": config.readout.pair_dropout,
+    }
+
+
+_LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.{}"
+_BLOCK = "encoder.blocks.{}.{}"
+_RULES: tuple[Rule, ...] = (
+    Rename("encoder.embedding.token", "albert.embeddings.word_embeddings"),
+    Rename("encoder.embedding.position", "albert.embeddings.position_embeddings"),
+    Rename("encoder.embedding.segment", "albert.embeddings.token_type_embeddings"),
+    Rename("encoder.embedding.norm", "albert.embeddings.LayerNorm"),
+    Rename("encoder.embedding.project", "albert.encoder.embedding_hidden_mapping_in"),
+    Stack(f"{_BLOCK}.attention.qkv", tuple(f"{_LAYER}.attention.{name}" for name in ("query", "key", "value"))),
+    Rename(f"{_BLOCK}.attention.out", f"{_LAYER}.attention.dense"),
+    Rename(f"{_BLOCK}.attention_norm", f"{_LAYER}.attention.LayerNorm"),
+    Rename(f"{_BLOCK}.mlp.up", f"{_LAYER}.ffn"),
+    Rename(f"{_BLOCK}.mlp.down", f"{_LAYER}.ffn_output"),
+    Rename(f"{_BLOCK}.mlp_norm", f"{_LAYER}.full_layer_layer_norm"),
+    Rename("heads.pooler.dense", "albert.pooler"),
+    Rename("heads.masked.dense", "predictions.dense"),
+    Rename("heads.masked.norm", "predictions.LayerNorm"),
+    Rename("heads.masked.bias", "predictions.bias"),
+    Rename("heads.pair.dense", "sop_classifier.classifier"),
+    Rename("heads.labels.dense", "classifier"),
+    Rename("heads.tags.dense", "classifier"),
+    Rename("heads.choice.dense", "classifier"),
+    Rename("heads.span.dense", "qa_outputs"),
+    Tie("encoder.embedding.token.weight", "predictions.decoder.weight", part="heads.masked"),
+    Tie("heads.masked.bias", "predictions.decoder.bias", part="heads.masked"),
+)
+_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
+    ("ForPreTraining", frozenset({"masked", "pooler", "pair"})),
+    ("ForMaskedLM", frozenset({"masked"})),
+    ("ForSequenceClassification", frozenset({"pooler", "labels"})),
+    ("ForTokenClassification", frozenset({"tags"})),
+    ("ForQuestionAnswering", frozenset({"span"})),
+    ("ForMultipleChoice", frozenset({"pooler", "choice"})),
+    ("Model", frozenset({"pooler"})),
+)
+_DROPOUT = ("classifier_dropout_prob", 0.1)
+
+ALBERT = Family(
+    model_type="albert",
+    keys=KeyTable("albert.", _RULES, ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")),
+    architectures=tuple(Architecture("Albert" + name, heads, bare=name == "Model") for name, heads in _CLASSES),
+    translation=Translation(
+        _sized(12, 4096, 64), numbers=NUMBERS | {"embedding": "embedding_size"}, read_more=_read_more, write_more=_write_more
+    ),
+    dropouts={"labels": _DROPOUT, "tags": _DROPOUT, "choice": _DROPOUT},
+)

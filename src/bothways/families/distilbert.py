@@ -1,0 +1,92 @@
+"""DistilBERT: half of BERT's layers, taught by the whole (Sanh et al. 2019).
+
+Against BERT: no segments and no pooler; heads for whole texts have a dense layer with ReLU of their own on [CLS]; dropout on
+the feed-forward layers, not on attention's output; ε is always 1e-12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bothways.families import bert
+from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.keys import KeyTable, Rename, Rule, Stack, Tie
+from bothways.families.translation import Translation, read_number
+from bothways.model.config import EncoderConfig, Own, Readout
+
+_HEAD = Own("relu")
+
+
+def base(vocab: int = bert.UNCASED) -> EncoderConfig:
+    """6 layers of 768."""
+    shape = replace(bert.base(vocab), depth=6, segments=0, dropped=("embedding", "mlp"))
+    return replace(shape, readout=Readout(labels=_HEAD, choice=_HEAD, span_dropout=0.1))
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "distilbert-base-uncased": base,
+    "distilbert-base-cased": lambda: base(bert.CASED),
+    "distilbert-base-multilingual-cased": lambda: base(bert.MULTILINGUAL_CASED),
+}
+
+
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    return replace(config, readout=replace(config.readout, span_dropout=read_number(raw, "qa_dropout", 0.1, where)))
+
+
+_LAYER = "distilbert.transformer.layer.{}"
+_RULES: tuple[Rule, ...] = (
+    Rename("encoder.embedding.token", "distilbert.embeddings.word_embeddings"),
+    Rename("encoder.embedding.position", "distilbert.embeddings.position_embeddings"),
+    Rename("encoder.embedding.norm", "distilbert.embeddings.LayerNorm"),
+    Stack("encoder.blocks.{}.attention.qkv", tuple(f"{_LAYER}.attention.{name}_lin" for name in "qkv")),
+    Rename("encoder.blocks.{}.attention.out", f"{_LAYER}.attention.out_lin"),
+    Rename("encoder.blocks.{}.attention_norm", f"{_LAYER}.sa_layer_norm"),
+    Rename("encoder.blocks.{}.mlp.up", f"{_LAYER}.ffn.lin1"),
+    Rename("encoder.blocks.{}.mlp.down", f"{_LAYER}.ffn.lin2"),
+    Rename("encoder.blocks.{}.mlp_norm", f"{_LAYER}.output_layer_norm"),
+    Rename("heads.masked.dense", "vocab_transform"),
+    Rename("heads.masked.norm", "vocab_layer_norm"),
+    Rename("heads.masked.bias", "vocab_projector.bias"),
+    Rename("heads.labels.inner", "pre_classifier"),
+    Rename("heads.labels.dense", "classifier"),
+    Rename("heads.choice.inner", "pre_classifier"),
+    Rename("heads.choice.dense", "classifier"),
+    Rename("heads.tags.dense", "classifier"),
+    Rename("heads.span.dense", "qa_outputs"),
+    Tie("encoder.embedding.token.weight", "vocab_projector.weight", part="heads.masked"),
+)
+_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
+    ("ForMaskedLM", frozenset({"masked"})),
+    ("ForSequenceClassification", frozenset({"labels"})),
+    ("ForTokenClassification", frozenset({"tags"})),
+    ("ForQuestionAnswering", frozenset({"span"})),
+    ("ForMultipleChoice", frozenset({"choice"})),
+    ("Model", frozenset()),
+)
+
+DISTILBERT = Family(
+    model_type="distilbert",
+    keys=KeyTable("distilbert.", _RULES, ("distilbert.embeddings.position_ids",)),
+    architectures=tuple(Architecture("DistilBert" + name, heads, bare=name == "Model") for name, heads in _CLASSES),
+    translation=Translation(
+        base(),
+        numbers={
+            "vocab": "vocab_size",
+            "width": "dim",
+            "depth": "n_layers",
+            "heads": "n_heads",
+            "inner": "hidden_dim",
+            "dropout": "dropout",
+            "attention_dropout": "attention_dropout",
+            "initial_range": "initializer_range",
+        },
+        activation="activation",
+        fixed={},
+        read_more=_read_more,
+        write_more=lambda config: {"qa_dropout": config.readout.span_dropout},
+    ),
+    dropouts={"labels": ("seq_classif_dropout", 0.2), "choice": ("seq_classif_dropout", 0.2)},
+)

@@ -1,0 +1,85 @@
+"""ELECTRA: a small generator fills masks, a discriminator tells which tokens were replaced (Clark et al. 2020).
+
+Against BERT: embeddings may be narrower than the encoder, with a dense layer between; no pooler; heads for whole texts have a
+dense layer with GELU of their own on [CLS]. Generator and discriminator are of one family and two classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bothways.families import bert
+from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.keys import KeyTable, Rename, Rule, Tie
+from bothways.families.translation import FIXED, NUMBERS, Translation, read_number
+from bothways.model.config import EncoderConfig, Own, Readout
+
+_READOUT = Readout(labels=Own("gelu", dropout_first=True), choice=Own("gelu"), masked="gelu")
+
+
+def _sized(depth: int, width: int, embedding: int) -> EncoderConfig:
+    shape = replace(bert.base(), depth=depth, width=width, heads=width // 64, inner=4 * width)
+    return replace(shape, embedding=None if embedding == width else embedding, readout=_READOUT)
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "electra-small-discriminator": lambda: _sized(12, 256, 128),
+    "electra-base-discriminator": lambda: _sized(12, 768, 768),
+    "electra-large-discriminator": lambda: _sized(24, 1024, 1024),
+    "electra-small-generator": lambda: _sized(12, 256, 128),
+    "electra-base-generator": lambda: _sized(12, 256, 768),
+    "electra-large-generator": lambda: _sized(24, 256, 1024),
+}
+
+
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    embedding = read_number(raw, "embedding_size", 128, where)
+    return replace(config, embedding=None if embedding == config.width else embedding)
+
+
+_RULES: tuple[Rule, ...] = (
+    *bert.encoder_rules("electra"),
+    *bert.post_norm_rules("electra"),
+    Rename("encoder.embedding.project", "electra.embeddings_project"),
+    Rename("heads.masked.dense", "generator_predictions.dense"),
+    Rename("heads.masked.norm", "generator_predictions.LayerNorm"),
+    Rename("heads.masked.bias", "generator_lm_head.bias"),
+    Rename("heads.replaced.inner", "discriminator_predictions.dense"),
+    Rename("heads.replaced.dense", "discriminator_predictions.dense_prediction"),
+    Rename("heads.labels.inner", "classifier.dense"),
+    Rename("heads.labels.dense", "classifier.out_proj"),
+    Rename("heads.tags.dense", "classifier"),
+    Rename("heads.choice.inner", "sequence_summary.summary"),
+    Rename("heads.choice.dense", "classifier"),
+    Rename("heads.span.dense", "qa_outputs"),
+    Tie("encoder.embedding.token.weight", "generator_lm_head.weight", part="heads.masked"),
+)
+_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
+    ("ForPreTraining", frozenset({"replaced"})),
+    ("ForMaskedLM", frozenset({"masked"})),
+    ("ForSequenceClassification", frozenset({"labels"})),
+    ("ForTokenClassification", frozenset({"tags"})),
+    ("ForQuestionAnswering", frozenset({"span"})),
+    ("ForMultipleChoice", frozenset({"choice"})),
+    ("Model", frozenset()),
+)
+
+ELECTRA = Family(
+    model_type="electra",
+    keys=KeyTable("electra.", _RULES, ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")),
+    architectures=tuple(Architecture("Electra" + name, heads, bare=name == "Model") for name, heads in _CLASSES),
+    translation=Translation(
+        _sized(12, 256, 128),
+        numbers=NUMBERS,
+        fixed=FIXED | {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
+        read_more=_read_more,
+        write_more=lambda config: {"embedding_size": config.embedding_width},
+    ),
+    dropouts={
+        "labels": ("classifier_dropout", None),
+        "tags": ("classifier_dropout", None),
+        "choice": ("summary_last_dropout", 0.1),
+    },
+)

@@ -1,0 +1,100 @@
+"""RoBERTa and XLM-RoBERTa: BERT without next sentence prediction, on more text (Liu et al. 2019; Conneau et al. 2020).
+
+Against BERT: the position table begins with two rows that no token uses, there is one segment, ε is 1e-5, and the head for
+labels has a dense layer of its own on `<s>`. The masked LM head is always GELU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bothways.core.errors import FolderError
+from bothways.families import bert
+from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.keys import KeyTable, Rename, Rule, Tie
+from bothways.families.translation import Translation
+from bothways.model.config import EncoderConfig, Learned, Own, Readout
+
+ENGLISH = 50_265
+MULTILINGUAL = 250_002
+_OFFSET = 2
+
+_READOUT = Readout(labels=Own("tanh", dropout_first=True), masked="gelu")
+
+
+def _as_roberta(shape: EncoderConfig) -> EncoderConfig:
+    return replace(shape, segments=1, position=Learned(512, _OFFSET), norm_epsilon=1e-5, pad=1, readout=_READOUT)
+
+
+def base(vocab: int = ENGLISH) -> EncoderConfig:
+    """12 layers of 768."""
+    return _as_roberta(bert.base(vocab))
+
+
+def large(vocab: int = ENGLISH) -> EncoderConfig:
+    """24 layers of 1024."""
+    return _as_roberta(bert.large(vocab))
+
+
+def distilled() -> EncoderConfig:
+    """6 layers of 768 (Sanh et al. 2019)."""
+    return replace(base(), depth=6)
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "roberta-base": base,
+    "roberta-large": large,
+    "distilroberta-base": distilled,
+    "xlm-roberta-base": lambda: base(MULTILINGUAL),
+    "xlm-roberta-large": lambda: large(MULTILINGUAL),
+}
+
+_RULES: tuple[Rule, ...] = (
+    *bert.encoder_rules("roberta"),
+    *bert.post_norm_rules("roberta"),
+    Rename("heads.pooler.dense", "roberta.pooler.dense"),
+    Rename("heads.masked.dense", "lm_head.dense"),
+    Rename("heads.masked.norm", "lm_head.layer_norm"),
+    Rename("heads.masked.bias", "lm_head.bias"),
+    Rename("heads.labels.inner", "classifier.dense"),
+    Rename("heads.labels.dense", "classifier.out_proj"),
+    Rename("heads.tags.dense", "classifier"),
+    Rename("heads.choice.dense", "classifier"),
+    Rename("heads.span.dense", "qa_outputs"),
+    Tie("encoder.embedding.token.weight", "lm_head.decoder.weight", part="heads.masked"),
+    Tie("heads.masked.bias", "lm_head.decoder.bias", part="heads.masked"),
+)
+_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
+    ("ForMaskedLM", frozenset({"masked"})),
+    ("ForSequenceClassification", frozenset({"labels"})),
+    ("ForTokenClassification", frozenset({"tags"})),
+    ("ForQuestionAnswering", frozenset({"span"})),
+    ("ForMultipleChoice", frozenset({"pooler", "choice"})),
+    ("Model", frozenset({"pooler"})),
+)
+
+
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    """Their positions count from the padding token's id on."""
+    if config.pad is None:
+        raise FolderError("pad_token_id is absent, and positions count from it", where=where)
+    position, offset = config.position, config.pad + 1
+    return replace(config, position=Learned(position.most + _OFFSET - offset, offset))
+
+
+def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
+    return Family(
+        model_type=model_type,
+        keys=KeyTable("roberta.", _RULES, ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")),
+        architectures=tuple(Architecture(stem + name, heads, bare=name == "Model") for name, heads in _CLASSES),
+        translation=Translation(defaults, read_more=_read_more),
+        dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
+    )
+
+
+# What transformers' configuration classes mean by a setting that is absent, which the published sizes do not follow.
+_ABSENT = replace(base(), segments=2, norm_epsilon=1e-12, position=Learned(510, _OFFSET))
+ROBERTA = _family("roberta", "Roberta", _ABSENT)
+XLM_ROBERTA = replace(_family("xlm-roberta", "XLMRoberta", replace(_ABSENT, vocab=30_522)), vocabulary="Unigram")

@@ -1,0 +1,117 @@
+"""The settings of a `config.json` ↔ our configuration, as data: each number under its name there, and what may not differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bothways.core.errors import ConfigError, FolderError
+from bothways.model.config import Activation, EncoderConfig, Learned
+
+NUMBERS = {
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "inner": "intermediate_size",
+    "segments": "type_vocab_size",
+    "norm_epsilon": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "initial_range": "initializer_range",
+}
+"""Our fields by what most families call them."""
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+FIXED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+"""What these settings may say; anything else is another model."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Attributes:
+    defaults: the configuration that a `config.json` without settings means.
+    numbers: their names of our fields.
+    most: their name for the longest input.
+    activation: their name for the activation.
+    fixed: settings that must say this, or nothing.
+    constant: what is written beside.
+    read_more: what else their settings say: (configuration so far, settings, their file) → configuration.
+    write_more: the same, the other way.
+    """
+
+    defaults: EncoderConfig
+    numbers: Mapping[str, str] = field(default_factory=lambda: NUMBERS)
+    most: str = "max_position_embeddings"
+    activation: str = "hidden_act"
+    fixed: Mapping[str, Any] = field(default_factory=lambda: FIXED)
+    constant: Mapping[str, Any] = field(default_factory=lambda: {"tie_word_embeddings": True})
+    read_more: Callable[[EncoderConfig, Mapping[str, Any], str], EncoderConfig] = lambda config, raw, where: config
+    write_more: Callable[[EncoderConfig], dict[str, Any]] = lambda config: {}
+
+    def read(self, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+        """Their settings → our configuration.
+
+        Raises:
+            FolderError: a setting that has no counterpart here, or is malformed.
+        """
+        for key, value in self.fixed.items():
+            read_choice(raw, key, {value: value}, value, where)
+        defaults = self.defaults
+        numbers = {ours: read_number(raw, theirs, getattr(defaults, ours), where) for ours, theirs in self.numbers.items()}
+        most = read_number(raw, self.most, defaults.position.most + _offset(defaults), where)
+        activation = read_choice(raw, self.activation, ACTIVATIONS, defaults.activation, where)
+        pad = None if raw.get("pad_token_id", 0) is None else read_number(raw, "pad_token_id", defaults.pad or 0, where)
+        try:
+            position = replace(defaults.position, most=most - _offset(defaults))
+            return self.read_more(replace(defaults, **numbers, position=position, activation=activation, pad=pad), raw, where)
+        except ConfigError as error:
+            raise FolderError(f"{error.where}: {error.what}", where=where, fix=error.fix) from error
+
+    def write(self, config: EncoderConfig) -> dict[str, Any] | None:
+        """Our configuration → their settings; none if the family cannot say it: reading them would give another one."""
+        if "segments" in self.numbers and not config.segments:
+            return None  # their embedding of segments is always read
+        settings = {
+            **{theirs: getattr(config, ours) for ours, theirs in self.numbers.items()},
+            self.most: config.position.most + _offset(config),
+            self.activation: next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+            "pad_token_id": config.pad,
+            **self.constant,
+            **self.write_more(config),
+        }
+        try:
+            return settings if self.read(settings, "") == config else None
+        except FolderError:
+            return None
+
+
+def _offset(config: EncoderConfig) -> int:
+    return config.position.offset if isinstance(config.position, Learned) else 0
+
+
+def read_number(raw: Mapping[str, Any], key: str, default: int | float, where: str) -> Any:
+    """A setting that must be a number of the default's type; one that is absent has the default."""
+    value, kind = raw.get(key, default), type(default)
+    if isinstance(value, bool) or not isinstance(value, (int, kind)):
+        raise FolderError(f"{key} must be {'a number' if kind is float else 'a whole number'}, not {value!r}", where=where)
+    return kind(value)
+
+
+def read_choice(raw: Mapping[str, Any], key: str, allowed: Mapping[Any, Any], default: Any, where: str) -> Any:
+    """What a setting that must be one of the keys of `allowed` means; one that is absent has the default."""
+    value = raw.get(key, default)
+    if not isinstance(value, str | bool) or value not in allowed:
+        choices = ", ".join(map(repr, allowed))
+        raise FolderError(f"{key} {value!r} has no counterpart here: it must be one of {choices}", where=where)
+    return allowed[value]
