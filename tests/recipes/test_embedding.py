@@ -126,6 +126,13 @@ def test_predict_does_every_task(place: Path, monkeypatch: pytest.MonkeyPatch, c
     total = json.loads(capsys.readouterr().out)
     assert total["pll"] == pytest.approx(sum(row["log_likelihood"] for row in rows), rel=1e-4)
     assert (total["tokens"], total["texts"]) == (sum(len(row["tokens"]) for row in rows), 32)
+    (place / "words.txt").write_text("the films was\n")
+    for verb, more in (("evaluate", ["--json"]), ("predict", [])):
+        said = []
+        for settings in ([], ["variant=word_l2r"]):
+            run(monkeypatch, place, verb, "bert", "words.txt", *settings, "--task", "likelihood", *more)
+            said.append(json.loads(capsys.readouterr().out)["pseudo_perplexity"])
+        assert said[0] != pytest.approx(said[1], rel=1e-3)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the film\na play\n")))
     run(monkeypatch, place, "predict", "bert", "--task", "embed")
     assert [len(json.loads(line)["vector"]) for line in capsys.readouterr().out.splitlines()] == [32, 32]
