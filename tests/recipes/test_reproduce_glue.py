@@ -64,6 +64,8 @@ FILES = {
     "MNLI/test_matched.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n",
     "MNLI/test_mismatched.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n1\tthe play\tgood\n",
     "diagnostic/diagnostic.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n",
+    "STS-B/dev.tsv": "sentence1\tsentence2\tscore\ngood\tfine\t4.5\ngood\tbad\t0.5\nplay\train\t1.5\n",
+    "STS-B/test.tsv": "index\tsentence1\tsentence2\n0\tgood\tfine\n1\tgood\tbad\n",
     "WNLI/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tthe film\tgood\t1\n1\tthe film\tbad\t0\n",
     "WNLI/test.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n1\tthe film\tbad\n",
     "RTE/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tthe film\tgood\tperhaps\n",
@@ -112,6 +114,9 @@ def test_rows_without_all_columns_are_left_out_but_in_test(place: Path, tmp_path
     file, left = glue.write_split(GLUE["QQP"], "train", request_of(place, tmp_path))
     assert [json.loads(line)["text_b"] for line in file.read_text(encoding="utf8").splitlines()] == ["fine film", "bad film"]
     assert left == 2
+    (entry,) = glue.plan(request_of(place, tmp_path, tasks=("QQP",))).experiments
+    assert isinstance(entry, Experiment)
+    assert entry.notes == ("2 rows of train lack a text or a label, and are left out",)
     assert rows(place, "QQP", "test", tmp_path) == [{"text": "good", "text_b": "bad"}, {"text": "only this", "text_b": ""}]
 
 
@@ -221,31 +226,32 @@ def test_the_average_is_the_papers() -> None:
 
 def test_a_benchmark_from_files_to_the_leaderboard(place: Path, tmp_path: Path) -> None:
     heard = Console(file=io.StringIO(), width=200)
-    request = request_of(place, tmp_path, tasks=("CoLA", "MNLI", "QQP", "WNLI"), seeds=2, grid="none")
+    request = request_of(place, tmp_path, tasks=("CoLA", "MNLI", "STS-B", "WNLI"), grid="none")
     done = reproduce("glue", request, device="cpu", console=heard)
     assert done is not None
     said = heard.file.getvalue()  # type: ignore[attr-defined]
     assert "WNLI is not run: no dev.tsv" in said
-    assert "CoLA, run 2 of 2: lr0.003-batch32-3-epochs-seed1" in said
+    assert "CoLA, run 1 of 1: lr0.003-batch32-3-epochs-seed0" in said
     results = json.loads((tmp_path / "results.json").read_text())
-    cola, mnli, qqp = (results["tasks"][name] for name in ("CoLA", "MNLI", "QQP"))
+    cola, mnli, scored = (results["tasks"][name] for name in ("CoLA", "MNLI", "STS-B"))
     assert results["tasks"]["WNLI"]["run"] is False
     assert results["measured"]["this run"]["CoLA"] == 100 * cola["metrics"]["mcc"]
     assert results["measured"]["this run"]["MNLI-mm"] == 100 * mnli["metrics"]["dev_mismatched/accuracy"]
     assert "average" not in results["measured"]["this run"]
-    assert qqp["notes"] == ["2 rows of train lack a text or a label, and are left out"]
-    kept = [Path(cell["folder"]) for cell in cola["cells"] if (Path(cell["folder"]) / "model").exists()]
-    assert kept == [Path(cola["best"])]
-    assert max(cell["metrics"]["mcc"] for cell in cola["cells"]) == cola["metrics"]["mcc"]
+    assert results["measured"]["this run"]["STS-B"] == 100 * scored["metrics"]["spearman"]
     assert not list((tmp_path / "runs").rglob("step-*"))
     files = {file.name for file in done.files}
-    assert files == {"CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "QQP.tsv", "WNLI.tsv"}
+    assert files == {"CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv", "WNLI.tsv"}
     submission = tmp_path / "submission"
     assert (submission / "WNLI.tsv").read_bytes() == b"index\tprediction\n0\t0\n1\t0\n"
     opened = open_task(cola["best"], device="cpu")
     texts = opened.predict(opened.read(str(tmp_path / "data" / "CoLA" / "test.jsonl"), labelled=False))
     expected = "index\tprediction\n" + "".join(f"{i}\t{p.label}\n" for i, (_, p) in enumerate(texts))
     assert (submission / "CoLA.tsv").read_bytes() == expected.encode()
+    opened = open_task(scored["best"], device="cpu")
+    texts = opened.predict(opened.read(str(tmp_path / "data" / "STS-B" / "test.jsonl"), labelled=False))
+    expected = "index\tprediction\n" + "".join(f"{i}\t{min(max(p.score, 0), 5):.3f}\n" for i, (_, p) in enumerate(texts))
+    assert (submission / "STS-B.tsv").read_bytes() == expected.encode()
     assert {line.split("\t")[1] for line in (submission / "MNLI-mm.tsv").read_text().splitlines()[1:]} <= set(
         GLUE["MNLI"].labels
     )
@@ -275,6 +281,10 @@ def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
     assert reproduce("glue", request, device="cpu") is not None
     whole = dataclasses.replace(request, out=tmp_path / "whole")
     assert reproduce("glue", whole, device="cpu") is not None
+    cells = json.loads((whole.out / "results.json").read_text())["tasks"]["CoLA"]
+    kept = [cell["folder"] for cell in cells["cells"] if (Path(cell["folder"]) / "model").exists()]
+    assert kept == [cells["best"]]
+    assert max(cell["metrics"]["mcc"] for cell in cells["cells"]) == cells["metrics"]["mcc"]
     measured = [json.loads((r.out / "results.json").read_text())["measured"] for r in (request, whole)]
     assert measured[0] == measured[1]
 
@@ -307,6 +317,18 @@ def test_the_command_says_what_it_would_take_and_stops_there(
     assert "Written: reproduced/report.html" in shown.err
     app([*words, "--dry-run"], result_action="return_value")
     assert [line.split()[:4] for line in capsys.readouterr().err.splitlines() if " CoLA " in line] == [["CoLA", "2", "2", "4"]]
+
+
+def test_the_command_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bothways.recipes.reproduce.benchmarks.reproduce", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        app(["reproduce", "glue", "--model", "bert", "--data", "glue", "--out", "here"], result_action="return_value")
+    assert "Stopped. What is done is kept in here; the same command goes on" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_leaderboard_takes_scores_from_0_to_5(tmp_path: Path) -> None:

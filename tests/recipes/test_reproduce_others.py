@@ -259,16 +259,14 @@ def test_what_is_not_yet_run_and_what_has_failed_is_shown(place: Path, tmp_path:
     assert "training.until=2 steps" in gone.lead
 
 
-def test_a_metric_that_is_better_when_lower_chooses_the_lowest(place: Path, tmp_path: Path) -> None:
-    request = request_of(place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "metric=loss"))
-    assert reproduce("swag", request, device="cpu") is not None
-    entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["SWAG"]
-    assert entry["metrics"]["loss"] == min(cell["metrics"]["loss"] for cell in entry["cells"])
-
-
-def test_a_restart_that_failed_is_said(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_that_is_better_when_lower_chooses_the_lowest_and_a_restart_that_failed_is_said(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scored: Callable[..., Result] = runner._scored
     monkeypatch.setattr(runner, "_scored", lambda *a: dataclasses.replace(scored(*a), failure="it has failed"))
     heard = Console(file=io.StringIO(), width=200)
-    assert reproduce("swag", request_of(place, "swag", tmp_path, seeds=2), device="cpu", console=heard) is not None
+    request = request_of(place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "metric=loss"))
+    assert reproduce("swag", request, device="cpu", console=heard) is not None
+    entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["SWAG"]
+    assert entry["metrics"]["loss"] == min(cell["metrics"]["loss"] for cell in entry["cells"])
     assert heard.file.getvalue().count("warning: it has failed") == 1  # type: ignore[attr-defined]

@@ -58,7 +58,11 @@ def reproduce(  # noqa: PLR0913 – one option per question
     console = Console(stderr=True)
     chosen = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
     request = Request(model, data, out, chosen, seeds, grid, limit, overrides)
-    done = benchmarks.reproduce(benchmark, request, dry_run=dry_run, device=device, console=console)
+    try:
+        done = benchmarks.reproduce(benchmark, request, dry_run=dry_run, device=device, console=console)
+    except KeyboardInterrupt:
+        console.print(f"Stopped. What is done is kept in {out}; the same command goes on from there.", highlight=False)
+        raise
     if done is None:
         return
     show(done.report, Console())
