@@ -156,6 +156,7 @@ def test_terminal_shows_the_same_figures_but_no_details():
     ]
     expected += [
         "Mixed up",
+        "all 12,345",
         "yes 12,345 1",
         "A cloud: 2 points",
         "the [MASK] sat",

@@ -131,7 +131,7 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -
     _save(done, prepared)
     if settings.dev is not None:
         analysis = analyse_encoded(task, dev_windows(data))
-        write_report(task, analysis, folder / "report.html", model=str(folder), data=settings.dev)
+        write_report(task, analysis, folder / "report.html", model=str(folder), data=settings.dev, training=settings)
     return done
 
 

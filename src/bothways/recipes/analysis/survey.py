@@ -122,19 +122,20 @@ class _Survey:
             yield s.Examples("Examples that may be mislabelled", doubtful, note)
 
 
-def write_report(task: Task[Any, Any], analysis: Analysis, file: Path, *, model: str, data: str) -> None:
+def write_report(task: Task[Any, Any], analysis: Analysis, file: Path, *, model: str, data: str, training: Any = None) -> None:
     """Write an analysis as one HTML page that needs nothing else.
 
     Args:
         model, data: their names.
+        training: the configuration of the run that made the model, if that is known.
 
     Raises:
         ResourceError: the file cannot be written.
     """
-    write_html(report_of(task, analysis, model, data), file)
+    write_html(report_of(task, analysis, model, data, training), file)
 
 
-def report_of(task: Task[Any, Any], analysis: Analysis, model: str, data: str) -> s.Report:
+def report_of(task: Task[Any, Any], analysis: Analysis, model: str, data: str, training: Any = None) -> s.Report:
     """The report of an analysis; see `write_report`."""
     metric = task.definition.metric
     figures = [s.KeyFigure(name.replace("_", " "), s.readable(value)) for name, value in analysis.metrics.items()]
@@ -142,7 +143,7 @@ def report_of(task: Task[Any, Any], analysis: Analysis, model: str, data: str) -
         f"{model} on {data}",
         f"{metric.replace('_', ' ')} {s.readable(analysis.metrics[metric])} on {analysis.examples:,} examples",
         f"What a model for the task {task.definition.name} does well and badly, example by example.",
-        (s.KeyFigures(figures), *analysis.sections, s.Details("Settings", (_settings(task, model, data),))),
+        (s.KeyFigures(figures), *analysis.sections, s.Details("Settings", (_settings(task, model, data, training),))),
         f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe(_device(task))}",
     )
 
@@ -151,8 +152,9 @@ def _device(task: Task[Any, Any]) -> torch.device:
     return next(task.parameters()).device
 
 
-def _settings(task: Task[Any, Any], model: str, data: str) -> s.Table:
+def _settings(task: Task[Any, Any], model: str, data: str, training: Any) -> s.Table:
     tables = {"task": configs.to_dict(task.definition), "encoder": configs.to_dict(task.model.config)}
+    tables |= {} if training is None else {"run": configs.to_dict(training)}
     rows: list[list[s.Cell]] = [["model", model], ["data", data], ["length", task.length], ["labels", ", ".join(task.labels)]]
     rows += [[name, str(value)] for name, value in flatten(tables).items()]
     return s.Table("Settings", ["setting", "value"], rows)
