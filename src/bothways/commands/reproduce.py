@@ -29,7 +29,7 @@ def reproduce(  # noqa: PLR0913 – one option per question
     benchmark
         glue (table 1), squad (tables 2 and 3), swag (table 4) or ner (table 7).
     overrides
-        Settings by dotted path over the paper's, such as training.microbatch_tokens=4096.
+        Settings by dotted path over the paper's, such as microbatch_tokens=4096.
     model
         A model folder, the folder of a pre-training run, or a Hub id.
     data
