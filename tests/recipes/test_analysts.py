@@ -17,7 +17,7 @@ from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
 from bothways.core.errors import ConfigError
 from bothways.model.config import EncoderConfig, Learned
-from bothways.model.heads import Model
+from bothways.model.heads import Model, Pooled
 from bothways.recipes.analysis.analysts import analyst_of
 from bothways.recipes.analysis.answers import NONE, Answers, kind_of
 from bothways.recipes.analysis.choices import Choices
@@ -233,7 +233,8 @@ def test_choices_are_counted_and_shown() -> None:
 def toy_task(folder: Path, definition: Definition[Any, Any], labels: tuple[str, ...]) -> Task[Any, Any]:
     torch.manual_seed(0)
     config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(64), initial_range=0.3)
-    return definition.task(Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 24).eval()
+    heads = {head.kind: head for head in (Pooled(), *definition.heads(labels, None))}
+    return definition.task(Model(config, heads.values()), make_tokenizer(folder), labels, 24).eval()
 
 
 TEXTS = make_examples(30, 3)
@@ -263,6 +264,9 @@ def test_every_trainable_task_has_a_page(
     assert analysis.examples == 30
     write_report(task, analysis, tmp_path / "report.html", model="toy", data="made")
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf8"))
+    shown = page[page.index('class="figures"') : page.index("</dl>")]
+    assert all((name.replace("_", " ") in shown) == ("/" not in name) for name in analysis.metrics)
+    assert all(name in page for name in analysis.metrics)
     for part in (said, "toy on made", "Parts of the data", "The hardest examples", f"task {definition.name}"):
         assert part in page
 

@@ -138,12 +138,18 @@ def write_report(task: Task[Any, Any], analysis: Analysis, file: Path, *, model:
 def report_of(task: Task[Any, Any], analysis: Analysis, model: str, data: str, training: Any = None) -> s.Report:
     """The report of an analysis; see `write_report`."""
     metric = task.definition.metric
-    figures = [s.KeyFigure(name.replace("_", " "), s.readable(value)) for name, value in analysis.metrics.items()]
+    whole = {name: value for name, value in analysis.metrics.items() if "/" not in name}  # "f1/PER" is of a part
+    figures = [s.KeyFigure(name.replace("_", " "), s.readable(value)) for name, value in whole.items()]
+    metrics = s.Table("Metrics", ["metric", "value"], list(analysis.metrics.items()))
     return s.Report(
         f"{model} on {data}",
         f"{metric.replace('_', ' ')} {s.readable(analysis.metrics[metric])} on {analysis.examples:,} examples",
         f"What a model for the task {task.definition.name} does well and badly, example by example.",
-        (s.KeyFigures(figures), *analysis.sections, s.Details("Settings", (_settings(task, model, data, training),))),
+        (
+            s.KeyFigures(figures),
+            *analysis.sections,
+            s.Details("All metrics and settings", (metrics, _settings(task, model, data, training))),
+        ),
         f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe(_device(task))}",
     )
 
