@@ -111,7 +111,7 @@ def test_what_cannot_be_said_here_is_refused_by_name(setting: dict[str, Any], me
 def test_what_cannot_be_said_there_has_no_family() -> None:
     assert family_for(dataclasses.replace(bert.tiny(), segments=0)) is None
     assert family_named("bert") is bert.BERT
-    assert family_named("roberta") is None
+    assert family_named("t5") is None
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
 from bothways.interop.settings import Problem, Settings, label_name, read_settings
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
-from bothways.model.heads import Choice, Head, Labels, Masked, Model, Pair, Pooled, Replaced, Span, Tags, build_head
+from bothways.model.heads import Choice, Head, Labels, Masked, Model, Pair, Pooled, Replaced, Span, Tags, build_head, completed
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
 
     Args:
         source: the folder, or its id on the Hub.
-        heads: which heads the model is to have; none means those that the folder has.
+        heads: which heads the model is to have, with the pooler that they read; none means those that the folder has.
         fresh: kinds among them that start at random, even where the folder holds them: "labels" for a new task.
 
     Raises:
@@ -75,7 +75,7 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
     """
     folder = resolve(source)
     settings, weights = read_settings(folder), open_weights(folder)
-    wanted = heads_of(settings, weights.shapes) if heads is None else tuple(heads)
+    wanted = heads_of(settings, weights.shapes) if heads is None else completed(settings.encoder, heads)
     kinds = {head.kind for head in wanted}
     if not set(fresh) <= kinds:
         raise ConfigError(f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}", where="fresh")

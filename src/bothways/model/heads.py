@@ -206,13 +206,13 @@ class Model(nn.Module):
 
     Args:
         config: the encoder's shape.
-        heads: which heads it has.
+        heads: which heads it has; the pooler comes with those that read it.
     """
 
     def __init__(self, config: EncoderConfig, heads: Iterable[Head]) -> None:
         super().__init__()
         self.config = config
-        self.specification = tuple(heads)
+        self.specification = completed(config, heads)
         self.encoder = Encoder(config)
         self.heads = nn.ModuleDict({head.kind: build_head(config, head) for head in self.specification})
 

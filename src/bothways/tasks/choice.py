@@ -21,7 +21,7 @@ from bothways.core.batch import IGNORED, Batch, ChoiceTargets
 from bothways.core.errors import DataError
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
-from bothways.model.heads import Choice, Head, Model, Pooled
+from bothways.model.heads import Choice, Head, Model
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks.choice_examples import NO_COLUMNS, ChoiceColumns, ChoiceExample, open_choices, read_choices
 from bothways.tasks.classify import fitted
@@ -57,8 +57,8 @@ class MultipleChoice(Definition[ChoiceExample, ChoicePrediction]):
         return ()
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """The pooler and one score for each choice."""
-        return Pooled(), Choice(dropout)
+        """One score for each choice."""
+        return (Choice(dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """Accuracy and loss."""
@@ -95,12 +95,12 @@ class MultipleChoice(Definition[ChoiceExample, ChoicePrediction]):
         return prediction.index
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Choose:
-        """With a model that has the heads "pooler" and "choice"."""
+        """With a model that has the head "choice"."""
         return Choose(self, model, tokenizer, labels, length)
 
 
 class Choose(Task[ChoiceExample, ChoicePrediction]):
-    """A model with the heads "pooler" and "choice", as a task."""
+    """A model with the head "choice", as a task."""
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """The number of questions with a label."""
@@ -113,8 +113,7 @@ class Choose(Task[ChoiceExample, ChoicePrediction]):
 
     def scores(self, batch: Batch) -> Float[Tensor, " choices"]:
         """One score for each choice, question after question."""
-        heads = self.model.heads
-        result: Tensor = heads["choice"](heads["pooler"](self.model.encoder(batch).last, batch.layout))
+        result: Tensor = self.model.read("choice", self.model.encoder(batch).last, batch.layout)
         return result[:, 0]
 
     def outputs(self, batch: Batch) -> list[Output]:

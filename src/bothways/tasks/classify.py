@@ -24,7 +24,7 @@ from bothways.core.batch import IGNORED, Batch, LabelTargets, Targets
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
-from bothways.model.heads import Head, Labels, Model, Pooled
+from bothways.model.heads import Head, Labels, Model
 from bothways.objectives.losses import cross_entropy, weighed_cross_entropy
 from bothways.tasks.checks import Texts, check_examples
 from bothways.tasks.definition import Definition, Direction, Metrics, Reading
@@ -81,8 +81,8 @@ class Classification(Definition[Example, ClassPrediction]):
         return label_names(examples)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """The pooler and an output for each label."""
-        return Pooled(), Labels(max(1, len(labels)), dropout)
+        """An output for each label."""
+        return (Labels(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """ "f1" is of two classes."""
@@ -120,12 +120,12 @@ class Classification(Definition[Example, ClassPrediction]):
         return prediction.label
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Classify:
-        """With a model that has the heads "pooler" and "labels"."""
+        """With a model that has the head "labels"."""
         return Classify(self, model, tokenizer, labels, length)
 
 
 class Classify(Task[Example, ClassPrediction]):
-    """A model with the heads "pooler" and "labels", as a task; arguments as `Task`.
+    """A model with the head "labels", as a task; arguments as `Task`.
 
     Raises:
         ConfigError: another number of weights than labels, or balanced weights that nobody has counted.
@@ -151,9 +151,7 @@ class Classify(Task[Example, ClassPrediction]):
 
     def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """One logit per label for each sequence."""
-        heads = self.model.heads
-        result: Tensor = heads["labels"](heads["pooler"](self.model.encoder(batch).last, batch.layout))
-        return result
+        return self.model.read("labels", self.model.encoder(batch).last, batch.layout)
 
     def outputs(self, batch: Batch) -> list[Output]:
         """The logits of each sequence `(labels)`."""

@@ -79,7 +79,7 @@ class Definition(Generic[E, P]):
         raise NotImplementedError
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """What the model needs; all but the pooler start at random in fine-tuning."""
+        """What the model needs; they start at random in fine-tuning; a pooler that they read comes with the model."""
         raise NotImplementedError
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from bothways.core.batch import Batch, MultiTargets
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.loss import Loss
-from bothways.model.heads import Head, Labels, Model, Pooled
+from bothways.model.heads import Head, Labels, Model
 from bothways.objectives.multilabel import binary_cross_entropy
 from bothways.tasks.classify import encode_texts
 from bothways.tasks.definition import Definition, Direction, Metrics, Reading
@@ -99,8 +99,8 @@ class MultiLabel(Definition[MultiExample, MultiPrediction]):
         return in_order(label for example in examples for label in example.labels or ())
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """The pooler and an output for each label."""
-        return Pooled(), Labels(max(1, len(labels)), dropout)
+        """An output for each label."""
+        return (Labels(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """F1 of all decisions and mean F1 of the labels, the share of examples with exactly their labels, the loss."""
@@ -136,12 +136,12 @@ class MultiLabel(Definition[MultiExample, MultiPrediction]):
         return prediction.labels
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> LabelAll:
-        """With a model that has the heads "pooler" and "labels". ConfigError for another number of thresholds than labels."""
+        """With a model that has the head "labels". ConfigError for another number of thresholds than labels."""
         return LabelAll(self, model, tokenizer, labels, length)
 
 
 class LabelAll(Task[MultiExample, MultiPrediction]):
-    """A model with the heads "pooler" and "labels", as a task; arguments as `Task`."""
+    """A model with the head "labels", as a task; arguments as `Task`."""
 
     definition: MultiLabel
 
@@ -161,9 +161,7 @@ class LabelAll(Task[MultiExample, MultiPrediction]):
 
     def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """One logit per label for each sequence."""
-        heads = self.model.heads
-        result: Tensor = heads["labels"](heads["pooler"](self.model.encoder(batch).last, batch.layout))
-        return result
+        return self.model.read("labels", self.model.encoder(batch).last, batch.layout)
 
     def outputs(self, batch: Batch) -> list[Output]:
         """The logits of each sequence `(labels)`."""

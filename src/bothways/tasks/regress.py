@@ -20,7 +20,7 @@ from torch import Tensor
 from bothways.core.batch import Batch, LabelTargets
 from bothways.core.errors import DataError
 from bothways.core.loss import Loss
-from bothways.model.heads import Head, Labels, Model, Pooled
+from bothways.model.heads import Head, Labels, Model
 from bothways.objectives.regression import squared_error
 from bothways.tasks.checks import check_answered, check_overlap, check_texts
 from bothways.tasks.classify import encode_texts
@@ -60,8 +60,8 @@ class Regression(Definition[Example, Score]):
         return ("score",)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """The pooler and one output."""
-        return Pooled(), Labels(1, dropout)
+        """One output."""
+        return (Labels(1, dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """Correlations, and the mean squared error."""
@@ -92,12 +92,12 @@ class Regression(Definition[Example, Score]):
         return {"spearman": 0.0, "pearson": 0.0, "mse": error, "loss": error}
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Regress:
-        """With a model that has the heads "pooler" and "labels", of one output."""
+        """With a model that has the head "labels", of one output."""
         return Regress(self, model, tokenizer, labels, length)
 
 
 class Regress(Task[Example, Score]):
-    """A model with the heads "pooler" and "labels", of one output, as a task."""
+    """A model with the head "labels", of one output, as a task."""
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """The number of sequences with a score."""
@@ -109,8 +109,7 @@ class Regress(Task[Example, Score]):
 
     def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
         """One score for each sequence."""
-        heads = self.model.heads
-        result: Tensor = heads["labels"](heads["pooler"](self.model.encoder(batch).last, batch.layout))
+        result: Tensor = self.model.read("labels", self.model.encoder(batch).last, batch.layout)
         return result[:, 0]
 
     def outputs(self, batch: Batch) -> list[Output]:
