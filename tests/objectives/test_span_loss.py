@@ -19,7 +19,7 @@ from bothways.objectives.spans import span_loss
     learned=st.floats(0, 1),
     seed=st.integers(0, 999),
 )
-def test_sum_gradient_and_hits_equal_those_of_each_sequence(lengths: list[int], scale: float, learned: float, seed: int) -> None:
+def test_sum_gradient_and_hits_equal_those_of_each_one(lengths: list[int], scale: float, learned: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     layout = Layout.of(lengths)
     scores = torch.randn(layout.tokens, 2, dtype=torch.float64, generator=generator) * scale

@@ -1,0 +1,58 @@
+"""What pre-training is worth: a model folder and the same model from random weights, fine-tuned on the same data.
+
+    python benchmarks/against_scratch.py DATA_FOLDER MODEL_FOLDER CoLA SST-2 [--rates 1e-4 3e-4] [--seeds 3] [--threads 2]
+
+Each contender gets the best of the rates, by the dev data with the first seed; then all seeds run at that rate. Three epochs,
+32 examples a step, AdamW with a tenth of warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import statistics
+from pathlib import Path
+
+import torch
+from finetuning import DATA, Data, read
+
+from bothways.interop.folder import load_model
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import Model, Pooled
+from bothways.recipes.fitting import Labelled, Method, adam, fit_task
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.optim import AdamW
+
+
+def score(start: Model | EncoderConfig, data: Labelled, job: Data, rate: float, seed: int) -> float:
+    """The dev score at the end of one run."""
+    training = dataclasses.replace(adam(), optimiser=AdamW(lr=rate), evaluate=None)
+    return fit_task(start, data, Method(training, job.length, task=job.definition), seed=seed).metrics[job.metric]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("names", nargs="+", choices=DATA)
+    parser.add_argument("--rates", nargs="+", type=float, default=[1e-4, 3e-4])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    trained = load_model(options.model, [Pooled()]).model
+    for name in options.names:
+        data = read(DATA[name], options.data, Tokenizer.load(options.model))
+        for contender, start in (("pre-trained", trained), ("from random weights", trained.config)):
+            first = {rate: score(start, data, DATA[name], rate, 0) for rate in options.rates}
+            best = max(first, key=lambda rate: first[rate])
+            scores = [first[best], *(score(start, data, DATA[name], best, seed) for seed in range(1, options.seeds))]
+            listed = ", ".join(f"{100 * value:.1f}" for value in scores)
+            tried = ", ".join(f"{rate:g}: {100 * value:.1f}" for rate, value in first.items())
+            mean = 100 * statistics.mean(scores)
+            print(f"{name:6} {contender:20} {DATA[name].metric} {mean:.1f} ({listed}) at {best:g} (tried {tried})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
