@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_template import TEMPLATE
 
 from bothways.core.batch import IGNORED
 from bothways.core.errors import ConfigError, DataError
@@ -25,10 +26,8 @@ from bothways.data.loader import Loader, Share, prefetch
 from bothways.data.masking import Masking, Vocabulary, mask
 from bothways.data.packing import Examples, Tokens
 from bothways.data.segments import CorpusSource, FullSentences, NextSentence
-from bothways.text.tokenizer import Specials
 
 SIZE = 400
-SPECIALS = Specials(pad=0, unknown=1, cls=2, sep=3, mask=4)
 SPECIAL = np.isin(np.arange(SIZE), [0, 2, 3, 4])
 VOCABULARY = Vocabulary(SPECIAL, np.zeros(SIZE, dtype=bool), 4)
 
@@ -46,7 +45,7 @@ def corpus_source(segments, views=None, documents=12):
         sentences=sentences,
         documents=np.cumsum([0, *map(len, sizes)]).astype(np.uint64),
     )
-    return CorpusSource(corpus, SPECIALS, segments, np.arange(documents), 5, views)
+    return CorpusSource(corpus, TEMPLATE, segments, np.arange(documents), 5, views)
 
 
 def list_source(lengths, order):

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from toy_template import TEMPLATE
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.learner import Cursor
@@ -22,9 +23,7 @@ from bothways.data import selection
 from bothways.data.nextsentence import PairPlan
 from bothways.data.segments import CorpusSource, FullSentences, NextSentence
 from bothways.data.selection import Selection
-from bothways.text.tokenizer import Specials
 
-SPECIALS = Specials(pad=0, unknown=1, cls=2, sep=3, mask=4)
 # A p-value below this at a fixed seed is a difference, not bad luck.
 SURE = 1e-3
 
@@ -40,7 +39,7 @@ def corpus_of(sizes):
 def source_of(sizes, segments, *, seed=1, chosen=None, views=None):
     corpus = corpus_of(sizes)
     chosen = np.arange(len(sizes)) if chosen is None else np.array(chosen)
-    return CorpusSource(corpus, SPECIALS, segments, chosen, seed, views)
+    return CorpusSource(corpus, TEMPLATE, segments, chosen, seed, views)
 
 
 def epoch_of(source, number=0):
@@ -400,7 +399,7 @@ def test_a_million_documents_take_little_memory_and_time():
     chosen = np.arange(1_000_000)
     tracemalloc.start()
     began = time.perf_counter()
-    source = CorpusSource(corpus, SPECIALS, NextSentence(128), chosen, 1)
+    source = CorpusSource(corpus, TEMPLATE, NextSentence(128), chosen, 1)
     first = [plan for plan, _ in taken(source, Cursor(), 1000)]
     again = [plan for plan, _ in taken(source, Cursor(1), 1000)]
     took, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
@@ -454,7 +453,7 @@ def test_a_corpus_that_contradicts_itself_is_refused():
     for name, value in (("tokens", good.tokens[:-1]), ("sentences", good.sentences[:-1]), ("documents", good.documents[:0])):
         broken = SimpleNamespace(**{**vars(good), name: value})
         with pytest.raises(DataError, match="contradicts itself"):
-            CorpusSource(broken, SPECIALS, FullSentences(16), np.arange(2), 1)
+            CorpusSource(broken, TEMPLATE, FullSentences(16), np.arange(2), 1)
 
 
 def test_documents_that_are_not_there_are_refused():

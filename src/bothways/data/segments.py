@@ -28,7 +28,7 @@ from bothways.data.selection import Arrays, Selection
 
 if TYPE_CHECKING:
     from bothways.core.learner import Cursor
-    from bothways.text.tokenizer import Specials
+    from bothways.text.template import Template
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class CorpusSource:
     def __init__(
         self,
         corpus: Arrays,
-        specials: Specials,
+        template: Template,
         segments: Segments,
         chosen: NDArray[np.integer[Any]],
         seed: int,
@@ -101,10 +101,13 @@ class CorpusSource:
         """
         if views is not None and views < 1:
             raise ConfigError(f"must be at least 1, or absent to plan every epoch anew, not {views}", where="views")
-        self.specials, self.segments, self.seed, self.views = specials, segments, seed, views
+        self.template, self.segments, self.seed, self.views = template, segments, seed, views
         self._tokens = np.asarray(corpus.tokens)
         self._selection = Selection(corpus, chosen)
         self._plans = functools.lru_cache(maxsize=2)(functools.partial(_plan, self._selection, segments, seed))
+        if isinstance(segments, NextSentence) and template.pair != nextsentence.SPECIALS:
+            what = f"next-sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} special tokens there"
+            raise ConfigError(what, where="segments", fix="Use full_sentences segments, as RoBERTa does.")
         if isinstance(segments, NextSentence) and len(self._selection) == 1:
             raise DataError(
                 "next sentence prediction draws its random segments from other documents, and only one document has text",
@@ -136,13 +139,13 @@ class CorpusSource:
 
         match plan:
             case PairPlan():
-                pair = assemble(self._slice(plan.a, plan.a_stop), self._slice(plan.b, plan.b_stop), self.specials)
+                pair = assemble(self._slice(plan.a, plan.a_stop), self._slice(plan.b, plan.b_stop), self.template)
                 return Sequence(pair.ids, pair.segments, {"pair": LabelTargets(np.array([plan.label], dtype=np.int64))})
             case SpanPlan():
                 first, *others = (self._slice(*part) for part in plan.ranges)
-                separator = np.array([self.specials.sep], dtype=np.int32)
+                separator = self.template.after.ids
                 return assemble(
-                    np.concatenate([first, *(x for part in others for x in (separator, part))]), None, self.specials
+                    np.concatenate([first, *(x for part in others for x in (separator, part))]), None, self.template
                 )
             case _:
                 assert_never(plan)

@@ -161,7 +161,7 @@ def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: to
 def _loader(
     settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], phase: Phase, plan: Plan, learner: Pretraining
 ) -> Loader[Any]:
-    source = CorpusSource(corpus, corpus.tokenizer.specials, settings.segments_of(phase), chosen, settings.seed, settings.views)
+    source = CorpusSource(corpus, corpus.tokenizer.template, settings.segments_of(phase), chosen, settings.seed, settings.views)
     share = Share(plan.rank, plan.world)
     return Loader(source, learner.prepare, settings.batch, settings.microbatch_tokens, settings.seed, share)
 

@@ -37,11 +37,8 @@ from bothways.tasks.spans import Window, best_spans, characters, covering, span_
 from bothways.tasks.squad import SQUAD, Question, QuestionColumns, located, open_questions
 from bothways.tasks.squad_metrics import Graded, grade
 from bothways.tasks.task import Input, Output, Task
-from bothways.text.template import assemble
+from bothways.text.template import Template, assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
-
-SPECIALS = 3
-"""[CLS] question [SEP] window [SEP]."""
 
 
 @dataclass(frozen=True)
@@ -127,20 +124,20 @@ class Answering(Definition[Question, AnswerPrediction]):
         ]
 
     def _input(self, example: Question, question: Ids, context: Encoded, tokenizer: Tokenizer, length: int) -> Input:
-        read, parts = self.plan(len(question), len(context.ids), length)
-        span, weight = _target(example, context)
+        read, parts = self.plan(len(question), len(context.ids), length - tokenizer.template.pair)
+        (span, weight), begin = _target(example, context), _begin(tokenizer.template, read)
         sequences = []
         for part in parts:
-            bare = assemble(question[:read], context.ids[part.start : part.stop], tokenizer.specials)
-            start, end = (np.array([place], dtype=np.int64) for place in _positions(span, part, read + 2))
+            bare = assemble(question[:read], context.ids[part.start : part.stop], tokenizer.template)
+            start, end = (np.array([place], dtype=np.int64) for place in _positions(span, part, begin))
             targets = SpanTargets(start, end, np.array([weight], dtype=np.float32))
             sequences.append(Sequence(bare.ids, bare.segments, {"span": targets}))
         return Input(tuple(sequences), len(question) + len(context.ids), len(question) - read)
 
-    def plan(self, question: int, context: int, length: int) -> tuple[int, list[Window]]:
+    def plan(self, question: int, context: int, room: int) -> tuple[int, list[Window]]:
         """How many tokens of a question are read, and the windows of its context, from their numbers of tokens."""
-        read = min(question, self.query, (length - SPECIALS) // 2)
-        return read, windows(context, length - SPECIALS - read, self.stride)
+        read = min(question, self.query, room // 2)
+        return read, windows(context, room - read, self.stride)
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Answer:
         """With a model that has the head "span"."""
@@ -173,10 +170,13 @@ class Answer(Task[Question, AnswerPrediction]):
 
     def decode(self, example: Question, outputs: Many[Output]) -> AnswerPrediction:
         """The best spans of all windows, and the best one or none as the answer."""
-        context = self._tokens(example.context)
+        context, template = self._tokens(example.context), self.tokenizer.template
         (question,) = self.tokenizer.encode([example.question])
-        read, parts = self.definition.plan(len(question), len(context.ids), self.length)
-        table = span_scores([output[read + 2 : -1] for output in outputs], parts, self.definition.longest)
+        read, parts = self.definition.plan(len(question), len(context.ids), self.length - template.pair)
+        begin = _begin(template, read)
+        table = span_scores(
+            [output[begin : len(output) - len(template.last)] for output in outputs], parts, self.definition.longest
+        )
         null = min(float(output[0].sum()) for output in outputs)
         found = _texts(example.context, context, best_spans(table, self.definition.n_best))
         return self._prediction(example, found, null)
@@ -229,6 +229,11 @@ def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None
         span = None if place is None else covering(context.offsets, place, place + len(bare))
         return span, float(span is not None)
     return None, 0.0
+
+
+def _begin(template: Template, question: int) -> int:
+    """The place of the first token of the context, after so many of the question."""
+    return len(template.first) + question + len(template.between)
 
 
 def _positions(span: tuple[int, int] | None, part: Window, first: int) -> tuple[int, int]:

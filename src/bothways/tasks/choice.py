@@ -151,7 +151,7 @@ class Choose(Task[ChoiceExample, ChoicePrediction]):
 def _input(example: ChoiceExample, context: Ids, endings: Many[Ids], tokenizer: Tokenizer, length: int) -> Input:
     if not endings:
         raise DataError("has no ending to choose from", where=example.where, fix="Complete the row, or take it out.")
-    bare, cuts = zip(*(fitted(context, ending, tokenizer.specials, length) for ending in endings), strict=True)
+    bare, cuts = zip(*(fitted(context, ending, tokenizer.template, length) for ending in endings), strict=True)
     right = example.label if example.label in range(len(endings)) else IGNORED
     targets = ChoiceTargets(np.array([len(endings)], dtype=np.int64), np.array([right], dtype=np.int64))
     ids, segments = np.concatenate([s.ids for s in bare]), np.concatenate([s.segments for s in bare])

@@ -33,12 +33,8 @@ from bothways.tasks.metrics import classification
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.preflight import Finding
 from bothways.tasks.task import Input, Output, Task
-from bothways.text.files import Specials
-from bothways.text.template import assemble
+from bothways.text.template import Template, assemble
 from bothways.text.tokenizer import Tokenizer
-
-SPECIALS_SINGLE, SPECIALS_PAIR = 2, 3
-"""[CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
 
 
 @dataclass(frozen=True)
@@ -198,17 +194,17 @@ def encode_texts(examples: Many[Texts], targets: Many[Targets], tokenizer: Token
 
 
 def _input(a: Ids, b: Ids | None, target: Targets, tokenizer: Tokenizer, length: int) -> Input:
-    bare, cut = fitted(a, b, tokenizer.specials, length)
+    bare, cut = fitted(a, b, tokenizer.template, length)
     return Input((Sequence(bare.ids, bare.segments, {"label": target}),), len(a) + (0 if b is None else len(b)), cut)
 
 
-def fitted(a: Ids, b: Ids | None, specials: Specials, length: int) -> tuple[Sequence, int]:
+def fitted(a: Ids, b: Ids | None, template: Template, length: int) -> tuple[Sequence, int]:
     """A text or a pair with its special tokens, at most `length` in all, and how many tokens were cut."""
     if b is None:
-        keep = min(len(a), length - SPECIALS_SINGLE)
-        return assemble(a[:keep], None, specials), len(a) - keep
-    first, second = truncated(len(a), len(b), length - SPECIALS_PAIR)
-    return assemble(a[:first], b[:second], specials), len(a) + len(b) - first - second
+        keep = min(len(a), length - template.single)
+        return assemble(a[:keep], None, template), len(a) - keep
+    first, second = truncated(len(a), len(b), length - template.pair)
+    return assemble(a[:first], b[:second], template), len(a) + len(b) - first - second
 
 
 def truncated(a: int, b: int, room: int) -> tuple[int, int]:

@@ -37,9 +37,6 @@ from bothways.tasks.untrained import Untrained
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
-SPECIALS = 2
-"""[CLS] A [SEP]."""
-
 Pooling = Literal["cls", "mean", "max"]
 STS = Columns("sentence1", "sentence2", "score")
 """The columns of the Semantic Textual Similarity benchmark, as GLUE has it."""
@@ -83,7 +80,8 @@ class Embedding(Untrained[VectorPrediction]):
         """[CLS] A [SEP], and a sequence of its own for a second text; the end of a long text is cut."""
         texts = tokenizer.encode([text for example in examples for text in self.texts(example)])
         rows = iter(texts)
-        return [_input([next(rows) for _ in self.texts(example)], tokenizer, length - SPECIALS) for example in examples]
+        room = length - tokenizer.template.single
+        return [_input([next(rows) for _ in self.texts(example)], tokenizer, room) for example in examples]
 
     def width(self, model: Model) -> int:
         """Components of a vector."""
@@ -100,7 +98,7 @@ class Embedding(Untrained[VectorPrediction]):
 
 
 def _input(texts: Many[Ids], tokenizer: Tokenizer, room: int) -> Input:
-    sequences = tuple(assemble(ids[:room], None, tokenizer.specials) for ids in texts)
+    sequences = tuple(assemble(ids[:room], None, tokenizer.template) for ids in texts)
     tokens, kept = sum(map(len, texts)), sum(min(len(ids), room) for ids in texts)
     return Input(sequences, tokens, tokens - kept)
 

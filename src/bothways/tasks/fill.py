@@ -35,9 +35,6 @@ from bothways.tasks.untrained import Untrained, counts_of, vocabulary_logits
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
-SPECIALS = 2
-"""[CLS] A [SEP]."""
-
 
 @dataclass(frozen=True)
 class Filling(Untrained[FillPrediction]):
@@ -77,7 +74,7 @@ class Filling(Untrained[FillPrediction]):
 
 
 def _input(example: Example, ids: Ids, tokenizer: Tokenizer, length: int) -> Input:
-    masks, room = np.flatnonzero(ids == tokenizer.specials.mask), length - SPECIALS
+    masks, room = np.flatnonzero(ids == tokenizer.specials.mask), length - tokenizer.template.single
     mask = tokenizer.token(tokenizer.specials.mask)
     if not len(masks):
         raise DataError(f"the text holds no {mask}", where=example.where, fix=f"Write {mask} where a token is to be found.")
@@ -86,8 +83,8 @@ def _input(example: Example, ids: Ids, tokenizer: Tokenizer, length: int) -> Inp
         what = f"its masks span {last - first + 1} tokens, and the model reads {room} at once"
         raise DataError(what, where=example.where, fix="Shorten the text between them.")
     start = max(0, min((first + last + 1 - room) // 2, len(ids) - room))
-    bare = assemble(ids[start : start + room], None, tokenizer.specials)
-    index = (masks - start + 1).astype(np.int64)
+    bare = assemble(ids[start : start + room], None, tokenizer.template)
+    index = (masks - start + len(tokenizer.template.before)).astype(np.int64)
     targets = {"masked": TokenTargets(index, np.full(len(index), tokenizer.specials.mask, dtype=np.int64))}
     return Input((Sequence(bare.ids, bare.segments, targets),), len(ids), max(0, len(ids) - room))
 

@@ -29,7 +29,6 @@ from bothways.core.sequence import Sequence
 from bothways.model.heads import Head, Masked, Model
 from bothways.tasks.definition import Metrics
 from bothways.tasks.examples import NOT_NAMED, Columns, Example
-from bothways.tasks.fill import SPECIALS
 from bothways.tasks.predictions import LikelihoodPrediction
 from bothways.tasks.task import Input, Output, Task
 from bothways.tasks.untrained import ROWS, Untrained, counts_of, vocabulary_logits
@@ -73,22 +72,23 @@ class Likelihood(Untrained[LikelihoodPrediction]):
             fix = "Find out what belongs there: --task fill."
             raise DataError(f"the text holds {tokenizer.token(mask)}, which has no likelihood", where=example.where, fix=fix)
         sequences = []
-        for start in range(0, len(text.ids), length - SPECIALS):
-            part = slice(start, start + length - SPECIALS)
-            bare = assemble(text.ids[part], None, tokenizer.specials)
-            for index in self._hidden(text.words[part]):
+        first, room = len(tokenizer.template.before), length - tokenizer.template.single
+        for start in range(0, len(text.ids), room):
+            part = slice(start, start + room)
+            bare = assemble(text.ids[part], None, tokenizer.template)
+            for index in self._hidden(text.words[part], first):
                 targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
                 sequences.append(Sequence(bare.ids, bare.segments, targets))
         return Input(tuple(sequences), len(text.ids), 0)
 
-    def _hidden(self, words: NDArray[np.int32]) -> list[NDArray[np.int64]]:
-        """The places that are hidden to predict each token, itself first; words `(tokens)`, places with [CLS] as 0."""
-        starts = np.arange(1, len(words) + 1)
+    def _hidden(self, words: NDArray[np.int32], first: int) -> list[NDArray[np.int64]]:
+        """The places that are hidden to predict each token, itself first; words `(tokens)`, the first at place `first`."""
+        starts = np.arange(first, len(words) + first)
         match self.variant:
             case "original":
                 stops = starts + 1
             case "word_l2r":
-                stops = np.searchsorted(words, words, side="right") + 1
+                stops = np.searchsorted(words, words, side="right") + first
             case _:
                 assert_never(self.variant)
         return [np.arange(start, stop, dtype=np.int64) for start, stop in zip(starts, stops, strict=True)]

@@ -42,9 +42,6 @@ from bothways.tasks.windows import owners, window_starts
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
-SPECIALS = 2
-"""[CLS] and [SEP]."""
-
 
 @dataclass(frozen=True)
 class Tagging(Definition[TagExample, TagPrediction]):
@@ -130,7 +127,7 @@ class Tagging(Definition[TagExample, TagPrediction]):
             tags = self.gold(example, labels) or (None,) * len(example.words)
             targets = np.array([IGNORED if tag is None else index[tag] for tag in tags], dtype=np.int64)
             before, after = ([rows[words].ids for words in some] for some in (example.before, example.after))
-            row, room = rows[example.words], length - SPECIALS
+            row, room = rows[example.words], length - tokenizer.template.single
             sequences, cut = self._windows(_surrounded(row, before, after, room), targets, tokenizer, room)
             results.append(Input(sequences, len(row.ids), cut))
         return results
@@ -139,14 +136,15 @@ class Tagging(Definition[TagExample, TagPrediction]):
         self, row: _Row, labels: NDArray[np.int64], tokenizer: Tokenizer, room: int
     ) -> tuple[tuple[Sequence, ...], int]:
         """The windows that some word needs, at least one; and how many tokens lie in none: the end of a word without end."""
+        first = len(tokenizer.template.before)
         starts = window_starts(len(row.ids), room, self.stride or max(1, room // 2))
         owner = owners(row.places, starts, room)
         used = np.unique(owner) if len(owner) else np.zeros(1, dtype=np.int64)
         sequences = []
         for window in used:
             mine, start = owner == window, int(starts[window])
-            bare = assemble(row.ids[start : start + room], None, tokenizer.specials)
-            target = TokenTargets(row.places[mine] - start + 1, labels[mine])  # 1 for [CLS]
+            bare = assemble(row.ids[start : start + room], None, tokenizer.template)
+            target = TokenTargets(row.places[mine] - start + first, labels[mine])
             sequences.append(Sequence(bare.ids, bare.segments, {"tag": target}))
         return tuple(sequences), _missed(starts[used], len(row.ids), room)
 

@@ -1,18 +1,101 @@
-"""[CLS] A [SEP] and [CLS] A [SEP] B [SEP]: how texts become one input (Devlin et al. 2018, figure 2)."""
+"""How texts become one input: [CLS] A [SEP] and [CLS] A [SEP] B [SEP] in BERT (Devlin et al. 2018, figure 2).
+
+Which special tokens stand where, and which segment each token belongs to, is read off the tokenizer's own post-processor:
+RoBERTa has `<s> A </s></s> B </s>`, all of one segment.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import tokenizers
+from numpy.typing import NDArray
 
 from bothways.core.sequence import Ids, Sequence
-from bothways.text.files import Specials
 
 
-def assemble(a: Ids, b: Ids | None, specials: Specials) -> Sequence:
-    """One or two texts `(n)`, `(m)` → [CLS] A [SEP] (B [SEP]); segment 0 up to the first [SEP], 1 after it."""
-    first = [[specials.cls], a, [specials.sep]]
-    second = [] if b is None else [b, [specials.sep]]
-    ids = np.concatenate([*first, *second]).astype(np.int32)
-    segments = np.zeros(len(ids), dtype=np.int8)
-    segments[len(a) + 2 :] = 1
-    return Sequence(ids, segments)
+@dataclass(frozen=True)
+class Gap:
+    """The special tokens at one place: their ids and their segments, `(n)` each."""
+
+    ids: Ids
+    segments: NDArray[np.int8]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Template:
+    """Special tokens around a text and around two.
+
+    Attributes:
+        before, after: a single text.
+        first, between, last: a pair.
+        segments: of A and B in a pair.
+    """
+
+    before: Gap
+    after: Gap
+    first: Gap
+    between: Gap
+    last: Gap
+    segments: tuple[int, int] = (0, 1)
+
+    @property
+    def single(self) -> int:
+        """Special tokens around one text."""
+        return len(self.before) + len(self.after)
+
+    @property
+    def pair(self) -> int:
+        """Special tokens around two texts."""
+        return len(self.first) + len(self.between) + len(self.last)
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer, opening: int, closing: int) -> Template:
+        """What the backend puts around a text and around two; without a post-processor, [CLS] and [SEP] of these ids."""
+        if backend.post_processor is None:
+            bos, eos = _token(opening), _token(closing)
+            return cls(bos, eos, bos, eos, _token(closing, 1))
+        word = next(token for token in backend.get_vocab() if len(backend.encode(token, add_special_tokens=False).ids))
+        alone, both = backend.encode(word), backend.encode(word, word)
+        a, pair = np.array(_owners(alone)), np.array(_owners(both))
+        (one,), (first,), (second,) = (np.flatnonzero(owner)[:1] for owner in (a == 0, pair == 0, pair == 1))
+        end, middle, stop = (int(np.flatnonzero(owner)[-1]) + 1 for owner in (a == 0, pair == 0, pair == 1))
+        return cls(
+            _gap(alone, 0, int(one)),
+            _gap(alone, end, len(a)),
+            _gap(both, 0, int(first)),
+            _gap(both, middle, int(second)),
+            _gap(both, stop, len(pair)),
+            (int(both.type_ids[first]), int(both.type_ids[second])),
+        )
+
+
+def assemble(a: Ids, b: Ids | None, template: Template) -> Sequence:
+    """One or two texts `(n)`, `(m)` → them with their special tokens, and the segment of each token."""
+    t = template
+    if b is None:
+        parts = [t.before.ids, a, t.after.ids]
+        segments = [t.before.segments, np.zeros(len(a), dtype=np.int8), t.after.segments]
+    else:
+        own = [np.full(len(ids), segment, dtype=np.int8) for ids, segment in zip((a, b), t.segments, strict=True)]
+        parts = [t.first.ids, a, t.between.ids, b, t.last.ids]
+        segments = [t.first.segments, own[0], t.between.segments, own[1], t.last.segments]
+    return Sequence(np.concatenate(parts).astype(np.int32), np.concatenate(segments))
+
+
+def _token(id: int, segment: int = 0) -> Gap:
+    return Gap(np.array([id], dtype=np.int32), np.array([segment], dtype=np.int8))
+
+
+def _owners(encoding: tokenizers.Encoding) -> list[int]:
+    """The text that each token comes from; −1 for a special token."""
+    return [-1 if owner is None else owner for owner in encoding.sequence_ids]
+
+
+def _gap(encoding: tokenizers.Encoding, start: int, stop: int) -> Gap:
+    part = slice(start, stop)
+    return Gap(np.array(encoding.ids[part], dtype=np.int32), np.array(encoding.type_ids[part], dtype=np.int8))

@@ -28,6 +28,7 @@ from bothways.core.errors import DataError, ResourceError, TokenizerError
 from bothways.core.sequence import Ids
 from bothways.text.files import Specials, load_backend, tokenizer_config
 from bothways.text.pieces import PieceTable, cutter
+from bothways.text.template import Template
 
 __all__ = ["Encoded", "Specials", "Tokenizer"]
 
@@ -145,6 +146,11 @@ class Tokenizer:
         result = np.array(table, dtype=np.bool_)
         result[self.special] = result[self.specials.unknown] = False
         return result
+
+    @functools.cached_property
+    def template(self) -> Template:
+        """What stands around a text, and around two."""
+        return Template.of(self.backend, self.specials.cls, self.specials.sep)
 
     @property
     def kind(self) -> str:
