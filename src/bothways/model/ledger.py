@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing_extensions import assert_never
 
 from bothways.model.config import EncoderConfig, FromPooler, Learned, Own, PostNorm
-from bothways.model.heads import Choice, Head, Labels, Masked, Pair, Pooled, Replaced, Span, Tags
+from bothways.model.heads import Choice, Head, Labels, Masked, Pair, Pooled, Replaced, Span, Tags, completed
 
 BACKWARD = 2
 """The backward pass multiplies twice for each matrix of the forward one: gradients of the input and of the weights."""
@@ -52,7 +52,7 @@ class Ledger:
 
 
 def ledger(config: EncoderConfig, heads: Iterable[Head] = ()) -> Ledger:
-    """Every parameter of the encoder and of these heads."""
+    """Every parameter of the encoder and of these heads, with the pooler if they read it."""
     v, h, n, i, e = config.vocab, config.width, config.blocks, config.inner, config.embedding_width
     letter = "H" if config.embedding is None else "E"
     # Post-norm has one after the embedding, pre-norm one after the last block.
@@ -69,7 +69,7 @@ def ledger(config: EncoderConfig, heads: Iterable[Head] = ()) -> Ledger:
         Entry("feed-forward biases", "L·(I + H)", n * (i + h)),
         Entry("LayerNorms", "2·L·2·H + 2·H" if other == h else "2·L·2·H + 2·E", 2 * n * 2 * h + 2 * other),
     )
-    return Ledger((*encoder, *(_entry(config, head) for head in heads)))
+    return Ledger((*encoder, *(_entry(config, head) for head in completed(config, heads))))
 
 
 def _entry(config: EncoderConfig, head: Head) -> Entry:
@@ -118,7 +118,7 @@ def forward_flops(config: EncoderConfig, heads: Iterable[Head], length: int, pre
     h, n = config.width, config.steps
     blocks = n * (2 * (4 * h * h + 2 * h * config.inner) + 4 * h * length)
     projection = 0 if config.embedding is None else 2 * config.embedding * h
-    return projection + blocks + sum(_head_flops(config, head, length, predicted) for head in heads)
+    return projection + blocks + sum(_head_flops(config, head, length, predicted) for head in completed(config, heads))
 
 
 def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float) -> float:
