@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,12 @@ def test_every_public_name_is_there() -> None:
         _ = bothways.Bert
 
 
+def processor_time() -> float:
+    """Of the processes that have ended: it does not grow when others use the machine."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def test_import_and_help_are_light() -> None:
     heavy = {"torch", "datasets", "transformers", "matplotlib"}
     code = f"import sys, bothways, bothways.cli; print(sorted({heavy} & set(sys.modules)))"
@@ -68,9 +74,9 @@ def test_import_and_help_are_light() -> None:
     assert done.stdout.strip() == "[]"
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = processor_time()
         shown = subprocess.run([sys.executable, "-m", "bothways", "--help"], capture_output=True, text=True, check=True).stdout
-        seconds.append(time.perf_counter() - start)
+        seconds.append(processor_time() - start)
     assert min(seconds) < 0.5
     assert all(verb in shown for verb in ("quickstart", "tokenizer", "corpus", "pretrain", "finetune", "predict", "describe"))
 
