@@ -278,6 +278,12 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: 
         open_task(str(tmp_path / "model"))
 
 
+def test_a_folder_of_others_with_one_output_gives_scores(tmp_path: Path) -> None:
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    save_model(tmp_path / "model", Model(encoder, (Labels(1),)), make_tokenizer(tmp_path / "tokenizer"))
+    assert open_task(str(tmp_path / "model")).task.definition.name == "regress"
+
+
 def test_unseen_labels_stop_an_evaluation(done: tuple[Finetuned, Path, str], tmp_path: Path) -> None:
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood\tpos\nrain\twet\n")
     classifier = open_task(str(done[1]))

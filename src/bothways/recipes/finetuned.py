@@ -125,10 +125,12 @@ def _definition(loaded: Loaded, task: str | None) -> AnyDefinition:
     if task is not None:
         return configs.read(_Said, {"task": {"kind": task}}).task or Classification()
     held = set(loaded.model.heads)
+    # A single output without a word about it is a score, as in transformers.
+    problem = loaded.problem or ("regression" if len(loaded.labels) == 1 else None)
     for cls in TASKS.values():
         definition = cls()
         own = {head.kind for head in definition.heads(loaded.labels, None)}
-        if own <= held and (definition.problem is None or loaded.problem in (None, definition.problem)):
+        if own <= held and (definition.problem is None or problem in (None, definition.problem)):
             return definition
     what = f"is for no task that is known: its heads are {_heads(loaded)}"
     fix = f"{_HOW} Or name a task that needs no training, such as --task embed."
