@@ -84,6 +84,10 @@ def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
     return (f"its training loss, {loss:.4f}, is not below that of always giving the label frequencies, {usual:.4f}",)
 
 
+def _said(answer: Hashable) -> str:
+    return " and ".join(sorted(map(repr, answer))) or "nothing" if isinstance(answer, frozenset) else repr(answer)
+
+
 def signs_of_scores(
     metrics: Metrics, baseline: Metrics, metric: str, direction: Direction, answers: Answers
 ) -> tuple[str, ...]:
@@ -94,7 +98,7 @@ def signs_of_scores(
         return ()
     signs = []
     if answers.alike and answers.count > 1:
-        signs.append(f"it answers {answers.first!r} for all {answers.count:,} dev examples")
+        signs.append(f"it answers {_said(answers.first)} for all {answers.count:,} dev examples")
     if worse:
         signs.append(f"its {metric} on the dev data, {value:.4f}, is not better than that of a constant answer, {usual:.4f}")
     return tuple(signs)
