@@ -282,7 +282,7 @@ def _broken(tmp_path: Path, name: str) -> Path:
     ("name", "kind", "says"),
     [
         ("nothing", TokenizerError, "no such file or folder"),
-        ("empty folder", TokenizerError, "neither tokenizer.json nor vocab.txt"),
+        ("empty folder", TokenizerError, "holds no tokenizer: none of tokenizer.json, vocab.txt"),
         ("binary", TokenizerError, "is not UTF-8 text"),
         ("empty", TokenizerError, "has 1 tokens, fewer than the 5 special tokens"),
         ("no mask", TokenizerError, r"lacks special tokens: \[MASK\] or <mask>"),

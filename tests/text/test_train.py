@@ -71,8 +71,10 @@ def test_scores_do_not_keep_the_order_of_a_hash_table():
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path, kind):
     tokenizer = train(TEXT, kind)
-    assert [tokenizer.token(id) for id in range(5)] == BERT_NAMES
-    assert tokenizer.specials.pad == 0
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if isinstance(kind, ByteBPE) else BERT_NAMES
+    assert [tokenizer.token(id) for id in range(5)] == names
+    cls, pad, sep = (0, 1, 2) if isinstance(kind, ByteBPE) else (2, 0, 3)
+    assert tokenizer.specials.pad == pad
     assert tokenizer.size <= kind.size
     assert isinstance(kind, Unigram) or tokenizer.size == kind.size
     tokenizer.save(tmp_path)
@@ -80,7 +82,11 @@ def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path
     lines = [*TEXT[:40], "Ünseen [MASK] wörds 你 🙂", "  two  spaces\nand a line"]
     ids = tokenizer.encode(lines)
     assert theirs(lines, add_special_tokens=False).input_ids == [row.tolist() for row in ids]
-    assert theirs(lines[0]).input_ids == [2, *ids[0].tolist(), 3]
+    assert theirs(lines[0]).input_ids == [cls, *ids[0].tolist(), sep]
+    assert theirs(lines[0], lines[1]).input_ids == tokenizer.backend.encode(lines[0], lines[1]).ids
+    declared = {WordPiece: "BertTokenizer", ByteBPE: "RobertaTokenizer", Unigram: "TokenizersBackend"}
+    assert type(theirs).__name__ == declared[type(kind)]
+    assert theirs.pad_token_id == pad
     assert [row.tolist() for row in Tokenizer.load(tmp_path).encode(lines)] == [row.tolist() for row in ids]
     assert theirs.mask_token_id == 4
 

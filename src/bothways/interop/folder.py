@@ -79,19 +79,32 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
     kinds = {head.kind for head in wanted}
     if not set(fresh) <= kinds:
         raise ConfigError(f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}", where="fresh")
+    model, report = build_model(settings, weights, wanted, fresh)
+    extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+    extra.pop(VERSION, None)
+    labels = settings.labels if {"labels", "tags"} & (kinds - set(fresh)) else ()
+    return Loaded(model, report, folder, labels, settings.problem, extra)
+
+
+def build_model(
+    settings: Settings, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
+) -> tuple[Model, LoadReport]:
+    """The model with its weights, in evaluation mode, and what became of every tensor.
+
+    Raises:
+        FolderError: a tensor that is in no fresh head is missing or of another shape.
+    """
+    wanted = tuple(heads)
     model, plan = plan_model(settings, weights, wanted, fresh)
     table = settings.family.keys
-    _check(plan.report, table, weights.file, kinds)
+    _check(plan.report, table, weights.file, {head.kind for head in wanted})
     state = _read(plan, table, model.state_dict(), weights)
     for head in wanted:
         if head.kind in fresh:
             started = build_head(settings.encoder, head).state_dict()
             state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in started.items()}
     model.load_state_dict(state, assign=True)
-    extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
-    extra.pop(VERSION, None)
-    labels = settings.labels if {"labels", "tags"} & (kinds - set(fresh)) else ()
-    return Loaded(model.eval(), plan.report, folder, labels, settings.problem, extra)
+    return model.eval(), plan.report
 
 
 def heads_of(settings: Settings, names: Iterable[str]) -> tuple[Head, ...]:
@@ -202,7 +215,7 @@ def save_model(
             _write_json(hidden / name, tree)
         (hidden / "README.md").write_text(render(card or Card(), architecture.name, architecture.heads), encoding="utf8")
         if tokenizer is not None:
-            tokenizer.save(hidden, positions=model.config.position.most)
+            tokenizer.save(hidden, positions=model.config.position.most, segments=model.config.segments > 1)
         _write_weights(hidden / "model.safetensors", model, family.keys, architecture.bare)
 
 

@@ -1,14 +1,19 @@
-"""The files of a tokenizer: `tokenizer.json`, `vocab.txt`, `tokenizer_config.json`, read and written as transformers does.
+"""The files of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, older layouts; read and written as transformers does.
+
+Older layouts are BERT's `vocab.txt`, RoBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of XLM-RoBERTa and
+ALBERT. ALBERT's pieces that end with a comma after a digit lose 100 in score, as in its published `tokenizer.json`: Google's
+code cuts that comma off.
 
 Notable choices. Truncation and padding that a file asks for are switched off: the parts that cut and pack do so in sight. A
 tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. What is written is declared a
-`BertTokenizer` only if transformers, which builds that class anew from the vocabulary and the settings, arrives at the same
-tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
+`BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's) only if transformers, which builds these anew from vocabulary and settings,
+arrives at the same tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +23,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import ResourceError, TokenizerError
+from bothways.text.pipelines import Albert, Pipeline, Roberta, XlmRoberta, declaration, parts
+from bothways.text.sentencepiece import read_sentencepiece
 
 NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>"),
@@ -36,6 +43,11 @@ SETTINGS = {
     "mask": "mask_token",
 }
 """Their keys in `tokenizer_config.json`."""
+
+FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+"""What a folder's tokenizer is read from: the first of these that it holds."""
+
+_ELSEWHERE = "Give a folder with tokenizer.json: transformers writes one, AutoTokenizer.from_pretrained(…).save_pretrained(…)."
 
 LONGEST_WORD = 100
 """Characters; a longer word is unknown. transformers and tokenizers have 100, google-research/bert has 200."""
@@ -74,17 +86,34 @@ def bert_backend(vocab: Mapping[str, int], bert: Bert, unknown: str = "[UNK]") -
 
 
 def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials]:
-    """A folder, a `tokenizer.json` or a `vocab.txt` → the backend and its special tokens.
+    """A folder, or one of `FILES` → the backend and its special tokens.
 
     Raises:
         TokenizerError: no such file, a folder without tokenizer, a file that is none, missing special tokens.
         ResourceError: a file that cannot be read.
     """
     file = _find(path)
-    config = _read_config(file.with_name("tokenizer_config.json"))
-    backend = _from_vocabulary(file, config) if file.suffix == ".txt" else _from_json(file)
+    config = _read_config(file.with_name("special_tokens_map.json")) | _read_config(file.with_name("tokenizer_config.json"))
+    backend, pipeline = _open(file, config)
     specials = find_specials(backend, config, file)
+    if pipeline is not None:
+        dress(backend, pipeline, specials)
     return finish(backend, specials), specials
+
+
+def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials) -> None:
+    """Puts the parts of the pipeline around the model; the mask takes the white space before it."""
+    made = parts(pipeline, _ends(backend, specials))
+    if made.normalizer is not None:
+        backend.normalizer = made.normalizer
+    backend.pre_tokenizer, backend.decoder, backend.post_processor = made.pre_tokenizer, made.decoder, made.post_processor
+    mask = tokenizers.AddedToken(backend.id_to_token(specials.mask), lstrip=True, special=True, normalized=False)
+    backend.add_special_tokens([mask])
+
+
+def _ends(backend: tokenizers.Tokenizer, specials: Specials) -> tuple[tuple[str, int], tuple[str, int]]:
+    cls, sep = ((str(backend.id_to_token(id)), id) for id in (specials.cls, specials.sep))
+    return cls, sep
 
 
 def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Tokenizer:
@@ -104,7 +133,7 @@ def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Toke
     return backend
 
 
-def find_specials(backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: Path) -> Specials:
+def find_specials(backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: Path | str) -> Specials:
     """The special tokens by the names that the configuration, the model or else custom gives them.
 
     Raises:
@@ -141,13 +170,17 @@ def _name_in(config: Mapping[str, Any], setting: str) -> str | None:
 def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[str, Any]:
     """What `tokenizer_config.json` has to say for transformers to make the same tokenizer of `tokenizer.json`."""
     names = {SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
-    match json.loads(backend.to_str()):
+    spec = json.loads(backend.to_str())
+    only = len(spec["added_tokens"]) == len(set(names.values()))
+    family = declaration(spec, _ends(backend, specials)) if only else None
+    match spec:
+        case _ if family is not None:
+            return family | names
         case {
             "normalizer": {"type": "BertNormalizer", "clean_text": True} as normalizer,
             "pre_tokenizer": {"type": "BertPreTokenizer"},
             "model": {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
-            "added_tokens": added,
-        } if len(added) == len(set(names.values())):
+        } if only:
             return {
                 "tokenizer_class": "BertTokenizer",
                 "do_lower_case": normalizer["lowercase"],
@@ -164,11 +197,24 @@ def _find(path: Path) -> Path:
         raise TokenizerError("no such file or folder", where=path, fix="Give a folder, a tokenizer.json or a vocab.txt.")
     if not path.is_dir():
         return path
-    for name in ("tokenizer.json", "vocab.txt"):
+    for name in FILES:
         if (path / name).exists():
             return path / name
     fix = "Give a folder that bothways or transformers saved, or train one: bothways tokenizer train FILES --out FOLDER"
-    raise TokenizerError("the folder holds neither tokenizer.json nor vocab.txt", where=path, fix=fix)
+    raise TokenizerError(f"the folder holds no tokenizer: none of {', '.join(FILES)}", where=path, fix=fix)
+
+
+def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline | None]:
+    """The backend; and the pipeline to dress it in, if the file says nothing of it."""
+    match file.suffix:
+        case ".txt":
+            return _from_vocabulary(file, config), None
+        case ".model":
+            return _from_pieces(file, config)
+        case _ if file.name == "vocab.json":
+            return _from_merges(file), Roberta(config.get("add_prefix_space", False), config.get("trim_offsets", True))
+        case _:
+            return _from_json(file), None
 
 
 def _read(file: Path) -> str:
@@ -219,3 +265,38 @@ def _from_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokeni
     )
     vocab = {token: id for id, token in enumerate(lines)}
     return bert_backend(vocab, bert, _name_in(config, SETTINGS["unknown"]) or "[UNK]")
+
+
+def _from_merges(file: Path) -> tokenizers.Tokenizer:
+    merges = file.with_name("merges.txt")
+    if not merges.exists():
+        what = "the folder has a vocab.json, and no merges.txt to go with it"
+        raise TokenizerError(what, where=file.parent, fix="Fetch merges.txt, or tokenizer.json, which holds both.")
+    try:
+        return tokenizers.Tokenizer(models.BPE.from_file(str(file), str(merges)))
+    except Exception as error:  # tokenizers raises nothing narrower
+        what = f"is no byte-level BPE vocabulary, or does not go with merges.txt: {error}"
+        raise TokenizerError(what, where=file, fix="Fetch both again, or tokenizer.json.") from error
+
+
+def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline]:
+    """A file of SentencePiece; XLM-R's vocabulary has four tokens in front in place of three, and <mask> at the end."""
+    try:
+        held = read_sentencepiece(file.read_bytes())
+    except ValueError as error:
+        raise TokenizerError(f"is no SentencePiece model: {error}", where=file, fix=_ELSEWHERE) from error
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise ResourceError(what, where=file, fix="Check the name and the permissions.") from error
+    pieces, prefix = list(held.pieces), config.get("add_prefix_space", True)
+    if held.kind == "unigram" and file.name == "sentencepiece.bpe.model":
+        names = [(_name_in(config, SETTINGS[use]) or NAMES[use][1]) for use in ("cls", "pad", "sep", "unknown", "mask")]
+        pieces = [*((name, 0.0) for name in names[:4]), *pieces[3:], (names[4], 0.0)]
+        return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=3)), XlmRoberta(prefix, held.charsmap)
+    places = {piece: id for id, (piece, _) in enumerate(pieces)}
+    if held.kind == "unigram" and {"<unk>", "[CLS]"} <= set(places):
+        scored = [(piece, score - 100 if re.search(r"\d,$", piece) else score) for piece, score in pieces]
+        albert = Albert(config.get("do_lower_case", True), config.get("keep_accents", False), prefix, held.charsmap)
+        return tokenizers.Tokenizer(models.Unigram(scored, unk_id=places["<unk>"])), albert
+    what = f"its {held.kind} pieces are neither ALBERT's, which have [CLS], nor XLM-RoBERTa's sentencepiece.bpe.model"
+    raise TokenizerError(what, where=file, fix=_ELSEWHERE)

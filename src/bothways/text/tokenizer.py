@@ -71,7 +71,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """From a folder, a `tokenizer.json` or a `vocab.txt`, with the `tokenizer_config.json` beside it if there is one.
+        """From a folder, or one of `files.FILES` with the `tokenizer_config.json` beside it if there is one.
 
         Raises:
             TokenizerError: no such file, no tokenizer, special tokens missing.
@@ -92,8 +92,8 @@ class Tokenizer:
         config = tokenizer_config(self.backend, self.specials)
         if positions is not None:
             config["model_max_length"] = positions
-        if not segments:
-            config["model_input_names"] = ["input_ids", "attention_mask"]
+        # Said either way: transformers' AlbertTokenizer leaves them out, and ALBERT was trained with them.
+        config["model_input_names"] = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
         files = {
             "tokenizer.json": self.backend.to_str(pretty=True),
             "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2),
@@ -165,7 +165,9 @@ class Tokenizer:
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 of all that decides the ids, in hexadecimal; formatting of the file does not enter."""
-        canonical = json.dumps(self._spec, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        # The last digits of scores change when tokenizers reads what it wrote.
+        spec = json.loads(json.dumps(self._spec), parse_float=lambda digits: round(float(digits), 6))
+        canonical = json.dumps(spec, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def encode(self, texts: list[str]) -> list[Ids]:

@@ -8,7 +8,8 @@ between merges are broken; so the alphabet is counted here and given in a fixed 
 form is in, so that no word over the alphabet is unknown. Byte-level BPE has a fixed alphabet and is deterministic as it is. For
 Unigram the order of summation reaches the last digits of the scores, so they are rounded and pieces put in order.
 
-Special tokens come first: [PAD] is 0, then [UNK], [CLS], [SEP], [MASK].
+Special tokens come first, by their family's names and places: [PAD] is 0, then [UNK], [CLS], [SEP], [MASK]; in byte-level BPE
+<s> is 0, then <pad>, </s>, <unk>, <mask>, and RoBERTa's template stands around texts.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError
-from bothways.text.files import NAMES, Bert, Specials, bert_backend, finish
+from bothways.text.files import NAMES, Bert, bert_backend, dress, find_specials, finish
+from bothways.text.pipelines import Roberta
 from bothways.text.sample import Sample, sample
 from bothways.text.tokenizer import Tokenizer
 
 SPECIALS = [names[0] for names in NAMES.values()]
+"""BERT's."""
+ROBERTA = [NAMES[use][1] for use in ("cls", "pad", "sep", "unknown", "mask")]
+"""RoBERTa's, in its order; there, <mask> is the last token of all."""
 CEILING = 200_000_000
 """Characters of text that a vocabulary is learnt from at most."""
 
@@ -128,7 +133,9 @@ def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
         what = f"a text holds U+{ord(error.object[error.start]):04X}, half of a surrogate pair, which is no character"
         fix = 'Mend the source, or drop them: text.encode("utf-8", "ignore").decode("utf-8")'
         raise DataError(what, fix=fix) from error
-    specials = Specials(pad=0, unknown=1, cls=2, sep=3, mask=4)
+    specials = find_specials(backend, {}, "the vocabulary learnt")
+    if isinstance(kind, ByteBPE):
+        dress(backend, Roberta(kind.prefix_space), specials)
     return Tokenizer(finish(backend, specials), specials)
 
 
@@ -173,11 +180,10 @@ def _learn_byte_bpe(texts: Sample, kind: ByteBPE, read: Reader) -> tokenizers.To
     _check_size(kind.size, len(alphabet) if texts.kept else 0, f"{len(alphabet)} bytes", "raise size")
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind.prefix_space)
-    backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=kind.size,
         min_frequency=kind.min_frequency,
-        special_tokens=SPECIALS,
+        special_tokens=ROBERTA,
         initial_alphabet=alphabet,
         show_progress=False,
     )

@@ -1,0 +1,298 @@
+"""The tokenizers of BERT's descendants against the classes of transformers: folders both ways, old layouts, every error."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
+from toy_text import bert_tokens, hostile, load, roberta_backend
+from transformers import AlbertTokenizer, AutoTokenizer, BertTokenizer, RobertaTokenizer, XLMRobertaTokenizer
+
+from bothways.core.errors import ResourceError, TokenizerError
+from bothways.text.template import assemble
+from bothways.text.tokenizer import Tokenizer
+
+
+def charsmap(replacements: dict[str, str]) -> bytes:
+    """A compiled normalisation of SentencePiece for single ASCII characters: a double-array trie, then the replacements."""
+    units, texts = np.zeros(2048, dtype="<u4"), b""
+    units[0] = 256 << 10
+    for number, (character, text) in enumerate(replacements.items()):
+        place, leaf = 256 ^ ord(character), 700 + number
+        units[place] = ord(character) | 1 << 8 | (place ^ leaf) << 10
+        units[leaf] = 1 << 31 | len(texts)
+        texts += text.encode() + b"\0"
+    return struct.pack("<I", units.nbytes) + units.tobytes() + texts
+
+
+MAP = charsmap({"%": "percent", "&": "and", "\t": " "})
+WORDS = ["▁", "▁the", "▁hello", "lo", "he", "ing", "▁play", "and", "9,"]
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCÉß0123456789.,!?'\"()中文é😀אבβ"
+PIECES = [
+    *((piece, -2.0 - number / 7) for number, piece in enumerate(WORDS)),
+    *((letter, -6.0 - number / 50) for number, letter in enumerate(LETTERS)),
+]
+ALBERT = [("<pad>", 0.0), ("<unk>", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0), *PIECES]
+XLM = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *PIECES, ("<mask>", 0.0)]
+
+
+def mask(name: str) -> AddedToken:
+    return AddedToken(name, lstrip=True, special=True, normalized=False)
+
+
+def roberta(**settings: Any) -> RobertaTokenizer:
+    spec = json.loads(roberta_backend().to_str())["model"]
+    merges = [tuple(merge) for merge in spec["merges"]]
+    return RobertaTokenizer(vocab=spec["vocab"], merges=merges, mask_token=mask("<mask>"), **settings)
+
+
+def xlm(**settings: Any) -> XLMRobertaTokenizer:
+    return XLMRobertaTokenizer(vocab=XLM, mask_token=mask("<mask>"), **settings)
+
+
+def albert(**settings: Any) -> AlbertTokenizer:
+    return AlbertTokenizer(vocab=ALBERT, mask_token=mask("[MASK]"), **settings)
+
+
+def word_piece(**settings: Any) -> BertTokenizer:
+    return BertTokenizer(vocab={token: id for id, token in enumerate(bert_tokens())}, **settings)
+
+
+CASES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "roberta": ("roberta", roberta),
+    "roberta with a space": ("roberta", lambda: roberta(add_prefix_space=True)),
+    "roberta with its spaces": ("roberta", lambda: roberta(trim_offsets=False)),
+    "xlm-roberta": ("xlm-roberta", lambda: xlm(_spm_precompiled_charsmap=MAP)),
+    "xlm-roberta as it stands": ("xlm-roberta", lambda: xlm(add_prefix_space=False)),
+    "albert": ("albert", lambda: albert(_spm_precompiled_charsmap=MAP)),
+    "albert, cased": ("albert", lambda: albert(do_lower_case=False, keep_accents=True)),
+    "albert, lower case with accents": ("albert", lambda: albert(keep_accents=True, add_prefix_space=False)),
+    "distilbert": ("distilbert", word_piece),
+    "electra": ("electra", lambda: word_piece(do_lower_case=False)),
+}
+Pair = tuple[str, Any, Tokenizer, Any]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
+    """For each case transformers' tokenizer from its own folder, ours from there, and transformers' from what we write."""
+    made = []
+    for number, (model_type, build) in enumerate(CASES.values()):
+        home = tmp_path_factory.mktemp(str(number))
+        build().save_pretrained(home / "theirs")
+        ours = Tokenizer.load(home / "theirs")
+        ours.save(home / "ours", positions=77, segments=model_type in ("albert", "electra"))
+        for folder in ("theirs", "ours"):
+            (home / folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        theirs, again = (AutoTokenizer.from_pretrained(home / folder) for folder in ("theirs", "ours"))
+        made.append((model_type, theirs, ours, again))
+    return made
+
+
+@given(texts=st.lists(hostile, min_size=1, max_size=3))
+@example(texts=["hello <mask> the", "9,9, [MASK]é </s>", " \t%&", "", "``the''", "a  b\n\n<s> <pad>", "中文 אب 😀"])
+@settings(max_examples=60, deadline=None)
+def test_ids_and_offsets_are_those_of_transformers_both_ways(folders: list[Pair], texts: list[str]) -> None:
+    for _, theirs, ours, again in folders:
+        expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
+        assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
+        offsets = [list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)]
+        assert offsets == expected["offset_mapping"]
+        found = again(texts, add_special_tokens=False, return_offsets_mapping=True)
+        assert (found["input_ids"], found["offset_mapping"]) == (expected["input_ids"], expected["offset_mapping"])
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
+def test_what_is_written_is_of_the_same_class(folders: list[Pair], number: int) -> None:
+    """Class, special tokens, length; ids of one and two texts; segments where the model has them, and no segments elsewhere."""
+    model_type, theirs, ours, again = folders[number]
+    assert type(again) is type(theirs)
+    assert len(again) == len(theirs) == ours.size
+    assert again.model_max_length == 77
+    for use in ("pad", "cls", "sep", "unk", "mask"):
+        assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id")
+    a, b = "hello the <mask>", "9, [MASK] play"
+    segments = model_type in ("albert", "electra")
+    for texts in ((a,), (a, b)):
+        row = again(*texts)
+        assert row["input_ids"] == theirs(*texts)["input_ids"]
+        assert ("token_type_ids" in row) == segments
+        first, *second = ours.encode(list(texts))
+        mine = assemble(first, second[0] if second else None, ours.template)
+        assert mine.ids.tolist() == row["input_ids"]
+        assert not segments or mine.segments.tolist() == row["token_type_ids"]
+    tokens = again.convert_ids_to_tokens([int(id) for id in mine.ids])
+    count = 3 if again.cls_token == "[CLS]" else 4
+    assert sum(token in (again.cls_token, again.sep_token) for token in tokens) == count
+
+
+def write_bytes_layout(folder: Path, **names: Any) -> Path:
+    roberta_backend().model.save(str(folder))
+    (folder / "config.json").write_text('{"model_type": "roberta"}')
+    if names:
+        (folder / "special_tokens_map.json").write_text(json.dumps(names))
+    return folder
+
+
+MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]:
+    """Ours from folders without `tokenizer.json`, and transformers' classes with the vocabulary in them."""
+    bytes_, spaced, one, two, three = (tmp_path_factory.mktemp(name) for name in ("bytes", "spaced", "xlm", "albert", "cased"))
+    write_bytes_layout(bytes_, mask_token=MASK)
+    write_bytes_layout(spaced)
+    (spaced / "tokenizer_config.json").write_text('{"add_prefix_space": true, "trim_offsets": false}')
+    heads = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
+    (one / "sentencepiece.bpe.model").write_bytes(message([*heads, *XLM[4:-1]], charsmap=MAP))
+    (two / "spiece.model").write_bytes(message(ALBERT, charsmap=MAP))
+    (three / "spiece.model").write_bytes(message(ALBERT))
+    (three / "tokenizer_config.json").write_text('{"do_lower_case": false, "keep_accents": true}')
+    return [
+        (Tokenizer.load(bytes_), AutoTokenizer.from_pretrained(bytes_)),
+        (Tokenizer.load(spaced / "vocab.json"), roberta(add_prefix_space=True, trim_offsets=False)),
+        (
+            Tokenizer.load(one),
+            XLMRobertaTokenizer(vocab=rounded(XLM), mask_token=mask("<mask>"), _spm_precompiled_charsmap=MAP),
+        ),
+        (Tokenizer.load(two), albert_of(rounded(ALBERT), _spm_precompiled_charsmap=MAP)),
+        (Tokenizer.load(three), albert_of(rounded(ALBERT), do_lower_case=False, keep_accents=True)),
+    ]
+
+
+def rounded(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """As a file holds them, in 32 bits."""
+    return [(piece, float(np.float32(score))) for piece, score in pieces]
+
+
+def albert_of(pieces: list[tuple[str, float]], **settings: Any) -> AlbertTokenizer:
+    """As the published `tokenizer.json` was made: a piece such as "9," is the last choice."""
+    scored = [(piece, score - 100 if piece == "9," else score) for piece, score in pieces]
+    return AlbertTokenizer(vocab=scored, mask_token=mask("[MASK]"), **settings)
+
+
+def field(number: int, content: bytes | int | float) -> bytes:
+    match content:
+        case bytes():
+            return number_of(number << 3 | 2) + number_of(len(content)) + content
+        case int():
+            return number_of(number << 3) + number_of(content)
+        case float():
+            return number_of(number << 3 | 5) + struct.pack("<f", content)
+
+
+def number_of(value: int) -> bytes:
+    return bytes([value & 127 | 128]) + number_of(value >> 7) if value > 127 else bytes([value])
+
+
+def message(pieces: list[tuple[str, float]], *, kind: int = 1, charsmap: bytes = b"") -> bytes:
+    """A SentencePiece model: pieces (text, score, type), the trainer's settings, the normaliser's, and fields to skip."""
+    held = b"".join(field(1, field(1, text.encode()) + field(2, score) + field(3, 1)) for text, score in pieces)
+    trainer = field(4, 300) + field(3, kind) + number_of(99 << 3 | 1) + bytes(8)
+    return held + field(2, trainer) + field(3, field(1, b"nmt") + field(2, charsmap)) + field(9, b"more")
+
+
+@given(texts=st.lists(hostile, min_size=1, max_size=3))
+@example(texts=["hello <mask> the", "9,9, [MASK]é </s>", " \t%&", "", "``the''", "a  b\n\n<s> <pad>", "中文 אب 😀"])
+@settings(max_examples=60, deadline=None)
+def test_old_layouts_give_the_ids_of_transformers(old: list[tuple[Tokenizer, Any]], texts: list[str]) -> None:
+    for ours, theirs in old:
+        expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
+        assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
+        assert [list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)] == expected["offset_mapping"]
+        assert ours.backend.encode(texts[0] + "a", "b").ids == theirs(texts[0] + "a", "b")["input_ids"]
+
+
+def test_an_old_layout_is_written_as_its_class(old: list[tuple[Tokenizer, Any]], tmp_path: Path) -> None:
+    for number, (ours, theirs) in enumerate(old):
+        ours.save(tmp_path / str(number))
+        again = AutoTokenizer.from_pretrained(tmp_path / str(number))
+        assert type(again) is type(theirs)
+        assert Tokenizer.load(tmp_path / str(number)).fingerprint == ours.fingerprint
+
+
+def test_what_a_class_would_not_arrive_at_is_declared_generic(tmp_path: Path) -> None:
+    """A normaliser beside byte-level BPE, an added token, an unknown token elsewhere: the same ids in transformers."""
+    normal, added = roberta_backend(), roberta_backend()
+    normal.normalizer = normalizers.NFC()
+    added.add_tokens(["zzz"])
+    shifted = AlbertTokenizer(vocab=[*ALBERT[:1], ("extra", -9.0), *ALBERT[1:]], mask_token=mask("[MASK]"))._tokenizer
+    spec = json.loads(shifted.to_str())
+    spec["model"]["unk_id"] = 2
+    shifted = type(shifted).from_str(json.dumps(spec))
+    for number, backend in enumerate((normal, added, shifted)):
+        ours = load(backend, tmp_path / f"in{number}")
+        ours.save(tmp_path / str(number))
+        theirs = AutoTokenizer.from_pretrained(tmp_path / str(number))
+        assert type(theirs).__name__ == "TokenizersBackend"
+        texts = ["hello zzz é e\u0301", "☃ 中"]
+        assert theirs(texts, add_special_tokens=False).input_ids == [ids.tolist() for ids in ours.encode(texts)]
+
+
+def test_a_last_normaliser_that_joins_spaces_changes_nothing(tmp_path: Path) -> None:
+    """Files converted by older versions of transformers have it."""
+    backend = albert(_spm_precompiled_charsmap=MAP)._tokenizer
+    spec = json.loads(backend.to_str())
+    spec["normalizer"]["normalizers"].append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    ours = load(type(backend).from_str(json.dumps(spec)), tmp_path / "in")
+    ours.save(tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert type(theirs) is AlbertTokenizer
+    texts = ["the   hello \t  play", "  %  &"]
+    assert theirs(texts, add_special_tokens=False).input_ids == [ids.tolist() for ids in ours.encode(texts)]
+
+
+GPT = json.dumps({token: id for id, token in enumerate([*"abcdefg", "<|endoftext|>"])}).encode()
+XLNET = message([("<unk>", 0.0), ("<cls>", 0.0), ("<sep>", 0.0), ("<mask>", 0.0), *PIECES])
+BROKEN: dict[str, dict[str, bytes]] = {
+    "no merges": {"vocab.json": b'{"a": 0}'},
+    "merges of another": {"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"#version: 0.2\na c\n"},
+    "gpt-2": {"vocab.json": GPT, "merges.txt": b"#version: 0.2\n"},
+    "no message": {"spiece.model": b"\x1f\x8b\x08\x00\xff\xfe"},
+    "cut": {"spiece.model": message(ALBERT)[:-2]},
+    "cut in a number": {"spiece.model": b"\xff"},
+    "cut in a score": {"spiece.model": field(1, field(1, b"a") + number_of(2 << 3 | 5) + b"\0")},
+    "no text": {"spiece.model": field(1, field(2, 1.0))},
+    "no pieces": {"spiece.model": b""},
+    "strange kind": {"spiece.model": message(ALBERT, kind=9)},
+    "bpe": {"sentencepiece.bpe.model": message(ALBERT, kind=2)},
+    "xlnet": {"spiece.model": XLNET},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("no merges", TokenizerError, r"has a vocab.json, and no merges.txt"),
+        ("merges of another", TokenizerError, "does not go with merges.txt"),
+        ("gpt-2", TokenizerError, r"lacks special tokens: \[PAD\] or <pad>, .*\[MASK\] or <mask>"),
+        ("no message", TokenizerError, "is no SentencePiece model: it has a value of the unknown form 7"),
+        ("cut", TokenizerError, "is no SentencePiece model: it ends too early"),
+        ("cut in a number", TokenizerError, "is no SentencePiece model: it ends too early"),
+        ("cut in a score", TokenizerError, "is no SentencePiece model: it ends too early"),
+        ("no text", TokenizerError, "a piece has no text"),
+        ("no pieces", TokenizerError, "holds no pieces"),
+        ("strange kind", TokenizerError, "of the unknown kind 9"),
+        ("bpe", TokenizerError, "its bpe pieces are neither ALBERT's"),
+        ("xlnet", TokenizerError, "its unigram pieces are neither ALBERT's"),
+        ("a folder", ResourceError, "cannot be read"),
+    ],
+)
+def test_what_is_no_tokenizer_of_these_families(tmp_path: Path, name: str, kind: type[Exception], says: str) -> None:
+    for file, content in BROKEN.get(name, {}).items():
+        (tmp_path / file).write_bytes(content)
+    if name == "a folder":
+        (tmp_path / "spiece.model").mkdir()
+    with pytest.raises(kind, match=says) as caught:
+        Tokenizer.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert caught.value.fix  # type: ignore[attr-defined]
