@@ -25,7 +25,7 @@ def pretrain(
     resume: bool = False,
     device: str = "auto",
 ) -> None:
-    """Pre-train an encoder on a corpus with masked LM and next sentence prediction.
+    """Pre-train an encoder on a corpus with masked LM and next sentence prediction, or on full sentences as RoBERTa.
 
     Several GPUs or machines: torchrun --nproc-per-node=N -m bothways pretrain …
 
@@ -38,7 +38,8 @@ def pretrain(
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     model
-        The size to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base or bert-large.
+        The shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, roberta-base and others.
+        Vocabulary and padding are the corpus' own.
     recipe
         modern is what one would do today; paper is Devlin et al. 2018 to the letter.
     start
@@ -66,7 +67,7 @@ def pretrain(
         console.print(f"{finding.severity}: {finding}", highlight=False, markup=False, soft_wrap=True)
 
     text = Corpus.open(corpus)
-    base = RECIPES[recipe](dataclasses.replace(preset(model), vocab=text.tokenizer.size))
+    base = RECIPES[recipe](job.fitted(preset(model), text.tokenizer))
     settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
     begun = None
     if start is not None:

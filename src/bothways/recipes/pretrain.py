@@ -28,14 +28,17 @@ from bothways.data.loader import Loader, Share, ahead
 from bothways.data.masking import Vocabulary
 from bothways.data.packing import Tokens
 from bothways.data.segments import CorpusSource, FullSentences, NextSentence
+from bothways.families.catalogue import family_for
 from bothways.interop.card import Card
 from bothways.interop.folder import load_model, save_model
+from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Head, Masked, Model, Pair, Pooled
 from bothways.model.ledger import BACKWARD, forward_flops
 from bothways.objectives.pretraining import Pretraining
 from bothways.recipes.cards import data_of_corpus, limits_of_pretrained
 from bothways.recipes.settings import Phase, PretrainConfig
 from bothways.tasks.preflight import Finding, Load, check_machine, check_model, settle
+from bothways.text.tokenizer import Tokenizer
 from bothways.training import run
 from bothways.training.folder import run_folder
 from bothways.training.loop import evaluate
@@ -77,6 +80,14 @@ def heads_for(segments: FullSentences | NextSentence) -> tuple[Head, ...]:
             return (Masked(),)
         case _:
             assert_never(segments)
+
+
+def fitted(encoder: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
+    """The encoder for a tokenizer: its rows, and its padding, from which RoBERTa's positions count."""
+    pad, position = tokenizer.specials.pad, encoder.position
+    if isinstance(position, Learned) and position.offset:
+        position = dataclasses.replace(position, offset=pad + 1)
+    return dataclasses.replace(encoder, vocab=tokenizer.size, pad=pad, position=position)
 
 
 def pretrain(
@@ -148,7 +159,11 @@ def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: to
     longest = max(phase.length for phase in settings.phases)
     heads = heads_for(settings.segments)
     load = Load(settings.encoder, heads, longest, settings.microbatch_tokens, settings.training.keep.last + 2)
-    findings = [*check_model(settings.encoder, corpus.tokenizer, longest), *check_machine(load, folder, device)]
+    findings = [
+        *check_model(settings.encoder, corpus.tokenizer, longest),
+        *_check_class(settings.encoder, heads, corpus.tokenizer),
+        *check_machine(load, folder, device),
+    ]
     room = dataclasses.replace(settings.segments, length=longest).room
     cut = int((np.diff(corpus.sentences[: COUNTED // 10].astype(np.int64)) > room).sum())
     if cut:
@@ -156,6 +171,16 @@ def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: to
         what = f"{share:.1%} of the sentences are longer than {room} tokens and will be cut"
         findings.append(Finding("truncation", "note", what, "phases"))
     return settle(findings)
+
+
+def _check_class(encoder: EncoderConfig, heads: Iterable[Head], tokenizer: Tokenizer) -> list[Finding]:
+    """Whether the model can be saved in the end."""
+    family = family_for(encoder, tokenizer.kind)
+    kinds = [head.kind for head in heads]
+    if family is None or family.architecture_with(kinds) is not None:
+        return []
+    what = f"transformers has no class of the family {family.model_type} with the heads {', '.join(kinds)}"
+    return [Finding("heads", "error", what, "segments", "Set segments=full_sentences, for masked LM alone.")]
 
 
 def _loader(

@@ -30,7 +30,7 @@ from bothways.text.tokenizer import Tokenizer
 
 Check = Literal[
     "ids", "positions", "casing", "truncation", "unknown", "disk", "memory", "time",
-    "rows", "labels", "balance", "overlap",
+    "rows", "labels", "balance", "overlap", "heads",
 ]  # fmt: skip
 
 UNKNOWN = 0.02
