@@ -42,6 +42,7 @@ for group, name, home, summary in (
     (app, "reproduce", "reproduce:reproduce", "Run the paper's experiments, measured beside published."),
     (app, "search", "search:search", "Fine-tune over a grid of settings, keep the best model."),
     (app, "compare", "compare:compare", "Compare two fine-tuned models: is the difference chance?"),
+    (app, "convert", "convert:convert", "Make a model folder of a TensorFlow checkpoint of Google's."),
     (app, "describe", "describe:describe", "Show a model's configuration and count its parameters part by part."),
     (app, "bench", "bench:bench", "Measure this machine against transformers."),
 ):

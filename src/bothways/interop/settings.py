@@ -46,6 +46,8 @@ def read_settings(folder: Path) -> Settings:
     file = folder / "config.json"
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
+        if any(folder.glob("*.ckpt*.index")):
+            fix = f"It holds a checkpoint of TensorFlow: make a model of it with bothways convert {folder} --out FOLDER"
         raise FolderError("is no model folder: it has no config.json", where=folder, fix=fix)
     raw, where = read_json(file), str(file)
     family = family_named(str(raw.get("model_type")))
