@@ -211,7 +211,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     if source.fixed(4) != _masked(content + compression):
         raise _Malformed(f"the block at {offset} does not fit its checksum")
     if compression != b"\0":
-        raise _Malformed(f"the block at {offset} is compressed, which TensorFlow's checkpoints are not")
+        raise _Malformed(f"the block at {offset} is compressed, and only plain ones are read")
     restarts = int.from_bytes(content[-4:], "little")
     if len(content) < 4 * (restarts + 1):
         raise _Malformed(f"the block at {offset} is too short for its {restarts} restart points")
