@@ -147,11 +147,19 @@ class Fill(Task[Example, FillPrediction]):
         for filling in fillings.tolist():
             done, end = "", 0
             for (start, stop), id in zip(spans, filling, strict=True):
-                piece = self.tokenizer.decode([id]).removeprefix("##")
-                before = done + text[end:start]
-                done, end = (before.rstrip() if self.tokenizer.continues[id] else before) + piece, stop
+                hole = text[start:stop]  # RoBERTa's mask takes the white space before it
+                before = done + text[end:start] + hole[: len(hole) - len(hole.lstrip())]
+                done, end = self._joined(before, id), stop
             result.append(done + text[end:])
         return result
+
+    def _joined(self, before: str, id: int) -> str:
+        """A text with a token behind it: what goes on with a word touches it, what is marked as a beginning does not."""
+        piece = self.tokenizer.decode([id]).removeprefix("##")
+        if self.tokenizer.continues[id]:
+            return before.rstrip() + piece
+        apart = before and not before[-1].isspace() and self.tokenizer.kind != "WordPiece"
+        return before + (" " if apart else "") + piece.lstrip()
 
     def score(self, results: Iterable[tuple[Example, FillPrediction]]) -> Metrics:
         """Raises DataError: a text with masks does not say what belongs there."""

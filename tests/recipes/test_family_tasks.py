@@ -1,0 +1,245 @@
+"""Each family at each task: fine-tuned, saved, opened by transformers' class with equal logits, and opened again as it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import models
+
+from bothways.core import config as configs
+from bothways.core.batch import pack
+from bothways.data.packing import Examples
+from bothways.families.catalogue import family_for, preset
+from bothways.interop.folder import save_model
+from bothways.model.config import EncoderConfig, Learned
+from bothways.model.heads import Head, Masked, Model, Pooled
+from bothways.recipes.finetuned import open_task
+from bothways.recipes.fitting import Method, adam, fit_task, label
+from bothways.recipes.pretrain import fitted
+from bothways.tasks.answer import Answering
+from bothways.tasks.catalogue import Trainable
+from bothways.tasks.choice import MultipleChoice
+from bothways.tasks.choice_examples import ChoiceExample
+from bothways.tasks.classify import Classification
+from bothways.tasks.definition import Reading
+from bothways.tasks.examples import Example
+from bothways.tasks.multilabel import MultiExample, MultiLabel
+from bothways.tasks.regress import Regression
+from bothways.tasks.squad import Question
+from bothways.tasks.tag import Tagging
+from bothways.tasks.tagged import TagExample
+from bothways.tasks.task import Task, predict
+from bothways.text.files import Bert as BertNormalisation
+from bothways.text.files import bert_backend, dress, find_specials, finish
+from bothways.text.pipelines import Albert, Pipeline, XlmRoberta
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.train import SPECIALS, ByteBPE, train
+from bothways.training.state import Steps
+
+LENGTH = 32
+WORDS = ("ape", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
+TEXTS = [" ".join(WORDS[(at + step) % 8] for step in range(1 + at % 5)) for at in range(16)]
+FAMILIES = {
+    "bert": "bert-tiny",
+    "megatron-bert": "megatron-bert-345m",
+    "roberta": "roberta-base",
+    "xlm-roberta": "xlm-roberta-base",
+    "distilbert": "distilbert-base-uncased",
+    "albert": "albert-base-v2",
+    "electra": "electra-small-discriminator",
+}
+
+
+def unigram(names: list[str], pipeline: Pipeline, unknown: int) -> Tokenizer:
+    letters = sorted(set("".join(WORDS)))
+    pieces = [("▁" + word, -3.0) for word in WORDS] + [(letter, -8.0) for letter in ["▁", *letters]]
+    backend = tokenizers.Tokenizer(models.Unigram([*((name, 0.0) for name in names), *pieces], unk_id=unknown))
+    specials = find_specials(backend, {}, "made here")
+    dress(backend, pipeline, specials)
+    return Tokenizer(finish(backend, specials), specials)
+
+
+def tokenizer_of(family: str) -> Tokenizer:
+    match family:
+        case "roberta":
+            return train(TEXTS, ByteBPE(300))
+        case "xlm-roberta":
+            return unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], XlmRoberta(), 3)
+        case "albert":
+            return unigram(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], Albert(), 1)
+        case _:
+            backend = bert_backend({word: id for id, word in enumerate([*SPECIALS, *WORDS, "##s"])}, BertNormalisation())
+            specials = find_specials(backend, {}, "made here")
+            return Tokenizer(finish(backend, specials), specials)
+
+
+def encoder_of(family: str, tokenizer: Tokenizer) -> EncoderConfig:
+    """The family's shape, made tiny."""
+    shape = fitted(preset(FAMILIES[family]), tokenizer)
+    assert isinstance(shape.position, Learned)
+    narrow = None if shape.embedding is None else 8
+    tiny = replace(shape, width=16, depth=2, heads=2, inner=24, embedding=narrow, initial_range=0.3)
+    return replace(tiny, position=replace(shape.position, most=40))
+
+
+def pairs(labels: tuple[str, ...]) -> list[Example]:
+    return [Example(text, TEXTS[-at] if at % 2 else None, labels[at % len(labels)]) for at, text in enumerate(TEXTS)]
+
+
+def question(at: int) -> Question:
+    context = " ".join(TEXTS[(at + step) % 16] for step in range(2))
+    word = context.split()[at % 2]
+    return Question(str(at), TEXTS[at], context, ((word, context.index(word)),), False)
+
+
+TASKS: list[tuple[Trainable, list[Any]]] = [
+    (Classification(), pairs(("no", "yes", "perhaps"))),
+    (Regression(), pairs(("0.5", "1.25", "4"))),
+    (MultiLabel(), [MultiExample(text, None, (("a",), ("a", "b"), ())[at % 3]) for at, text in enumerate(TEXTS)]),
+    (MultipleChoice(), [ChoiceExample(text, (TEXTS[-at - 1], WORDS[at % 8]), at % 2) for at, text in enumerate(TEXTS)]),
+    (
+        Tagging(),
+        [TagExample(tuple(text.split()), tuple("B-X" if word < "d" else "O" for word in text.split())) for text in TEXTS],
+    ),
+    (Answering(), [question(at) for at in range(16)]),
+]
+
+
+def ours(task: Task[Any, Any], example: Any) -> np.ndarray:
+    """The logits of an example that is one sequence."""
+    (item,) = task.encode([example])
+    (sequence,) = item.sequences
+    with torch.no_grad():
+        return np.asarray(task.eval().outputs(pack([sequence]))[0])
+
+
+def theirs(folder: Path, example: Any) -> np.ndarray:
+    """The same from the class that the folder names, with the tokenizer that transformers finds there."""
+    read = transformers.AutoTokenizer.from_pretrained(folder)
+    cls = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    model, info = cls.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        match example:
+            case ChoiceExample():
+                rows = read([example.context] * 2, list(example.endings), padding=True, return_tensors="pt")
+                return model(**{name: value[None] for name, value in rows.items()}).logits[0].numpy()
+            case TagExample():
+                row = read(list(example.words), is_split_into_words=True, return_tensors="pt")
+                owners = row.word_ids(0)
+                return model(**row).logits[0, [owners.index(word) for word in range(len(example.words))]].numpy()
+            case Question():
+                found = model(**read(example.question, example.context, return_tensors="pt"))
+                return torch.stack([found.start_logits[0], found.end_logits[0]], -1).numpy()
+            case Example() | MultiExample():
+                texts = [text for text in (example.text, example.text_b) if text is not None]
+                return model(**read(*texts, return_tensors="pt")).logits[0].numpy()
+
+
+def assert_opens_as_it_was(folder: Path, task: Task[Any, Any], examples: list[Any], name: str | None = None) -> None:
+    opened = open_task(str(folder), name, device="cpu")
+    assert opened.task.definition == task.definition
+    again = [prediction.to_json() for _, prediction in opened.predict(Reading(task.definition, iter(examples)))]
+    assert again == [prediction.to_json() for _, prediction in predict(task, examples)]
+
+
+@pytest.mark.parametrize("definition_and_examples", TASKS, ids=[definition.name for definition, _ in TASKS])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_does_every_task(
+    family: str, definition_and_examples: tuple[Trainable, list[Any]], tmp_path: Path
+) -> None:
+    definition, examples = definition_and_examples
+    tokenizer = tokenizer_of(family)
+    data = label(definition, tokenizer, examples, [], LENGTH)
+    training = replace(adam(), until=Steps(2), evaluate=None, precision="fp32")
+    task = fit_task(
+        encoder_of(family, tokenizer), data, Method(training, LENGTH, Examples(8), task=definition), device="cpu"
+    ).task
+    record = {"task": configs.to_dict(task.definition), "length": LENGTH}
+    save_model(tmp_path / "model", task.model, tokenizer, labels=data.labels, problem=definition.problem, extra=record)
+
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == family
+    for example in examples[2:6]:
+        found = ours(task, example)
+        assert found.std() > 1e-3 or found.size == 1
+        np.testing.assert_allclose(found, theirs(tmp_path / "model", example), rtol=0, atol=2e-5)
+    assert_opens_as_it_was(tmp_path / "model", task, examples)
+
+
+def saved(family: str, heads: tuple[Head, ...], folder: Path) -> tuple[Model, Tokenizer, Any, Any]:
+    """A random model as a folder, and what transformers opens there."""
+    torch.manual_seed(3)
+    tokenizer = tokenizer_of(family)
+    model = Model(encoder_of(family, tokenizer), heads).eval()
+    save_model(folder, model, tokenizer)
+    cls = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    return model, tokenizer, cls.from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_fills_masks(family: str, tmp_path: Path) -> None:
+    _, tokenizer, model, read = saved(family, (Masked(),), tmp_path / "model")
+    mask = tokenizer.token(tokenizer.specials.mask)
+    text = f"ape {mask} cat"
+    task = open_task(str(tmp_path / "model"), "fill", device="cpu").task
+    ((_, found),) = predict(task, [Example(text)])
+    row = read(text, return_tensors="pt")
+    place = row["input_ids"][0].tolist().index(tokenizer.specials.mask)
+    with torch.no_grad():
+        shares, ids = model(**row).logits[0, place].softmax(-1).topk(5)
+    assert [guess.token for guess in found.masks[0]] == read.convert_ids_to_tokens(ids.tolist())
+    np.testing.assert_allclose([guess.probability for guess in found.masks[0]], shares.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_embeds(family: str, tmp_path: Path) -> None:
+    pooled = family not in ("distilbert", "electra")
+    _, _, model, read = saved(family, (Pooled(),) if pooled else (), tmp_path / "model")
+    task = open_task(str(tmp_path / "model"), "embed", device="cpu").task
+    ((_, found),) = predict(task, [Example("ape bee", "cat")])
+    for text, vector in zip(("ape bee", "cat"), found.vectors, strict=True):
+        with torch.no_grad():
+            wanted = model(**read(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(vector, wanted.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "word", "text", "filled"),
+    [
+        ("bert", "cat", "ape [MASK] bee", "ape cat bee"),
+        ("bert", "##s", "ape [MASK] bee", "apes bee"),
+        ("roberta", "Ġcat", "ape <mask> bee", "ape cat bee"),
+        ("roberta", "s", "ape <mask> bee", "apes bee"),
+        ("roberta", "Ġcat", "ape<mask> bee", "ape cat bee"),
+        ("roberta", "Ġcat", "<mask>", "cat"),
+        ("xlm-roberta", "▁cat", "ape <mask> bee", "ape cat bee"),
+        ("xlm-roberta", "▁cat", "ape<mask> bee", "ape cat bee"),
+        ("albert", "e", "ape [MASK] bee", "apee bee"),
+    ],
+)
+def test_a_filling_stands_as_its_token_is_marked(family: str, word: str, text: str, filled: str, tmp_path: Path) -> None:
+    """White space is that of the text, where the tokenizer's mask takes it and where it does not."""
+    _, tokenizer, _, _ = saved(family, (Masked(),), tmp_path / "model")
+    task = open_task(str(tmp_path / "model"), "fill", device="cpu").task
+    id = tokenizer.id(word)
+    assert id is not None
+    with torch.no_grad():
+        task.model.heads["masked"].bias[id] += 1000.0
+    ((_, found),) = predict(task, [Example(text)])
+    assert found.text == filled
+
+
+def test_a_vocabulary_decides_between_families_of_one_shape() -> None:
+    shape = encoder_of("roberta", tokenizer_of("roberta"))
+    for kind, name in (("BPE", "roberta"), ("Unigram", "xlm-roberta"), (None, "roberta")):
+        family = family_for(shape, kind)
+        assert family is not None
+        assert family.model_type == name

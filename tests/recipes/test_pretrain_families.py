@@ -1,0 +1,94 @@
+"""Pre-training a RoBERTa with byte-level BPE from the command line to transformers, and shapes that fit no class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import document
+
+from bothways.cli import app
+from bothways.core.batch import Batch
+from bothways.core.errors import BothwaysError
+from bothways.core.layout import Layout
+from bothways.data.corpus import build
+from bothways.data.documents import Document
+from bothways.families.catalogue import preset
+from bothways.interop.folder import load_model
+from bothways.model.config import Learned
+from bothways.recipes.pretrain import fitted
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.train import ByteBPE, WordPiece, train
+
+TINY = ["encoder.depth=2", "encoder.width=32", "encoder.heads=2", "encoder.inner=64", "encoder.position.most=64"]
+FAST = [
+    "training.until=3 steps",
+    "training.precision=fp32",
+    "batch.n=512",
+    "batch.kind=tokens",
+    "held_out=0.1",
+    "phases.0.length=48",
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    rng = np.random.default_rng(7)
+    texts = [document(rng) for _ in range(80)]
+    tokenizer = train(texts, ByteBPE(320))
+    build([Document(text, f"made:{number}") for number, text in enumerate(texts)], tokenizer, folder / "corpus", workers=1)
+    return folder
+
+
+def run(home: Path, out: str, *words: str) -> Path:
+    common = [*TINY, *FAST, "evaluation_tokens=400", "--device", "cpu"]
+    app(["pretrain", str(home / "corpus"), *words, *common, "--out", str(home / out)], result_action="return_value")
+    return home / out / "model"
+
+
+def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_outputs(home: Path) -> None:
+    from transformers import AutoTokenizer, RobertaForMaskedLM, RobertaTokenizer
+
+    folder = run(home, "roberta", "--model", "roberta-base", "segments=full_sentences")
+    theirs, info = RobertaForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    read, tokenizer = AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
+    assert type(read) is RobertaTokenizer
+    assert theirs.config.pad_token_id == read.pad_token_id == tokenizer.specials.pad == 1
+    assert (theirs.config.max_position_embeddings, theirs.config.type_vocab_size, read.model_max_length) == (66, 1, 64)
+
+    texts = ["The cat sleeps in the<mask>.", "The owl sings."]
+    rows = read(texts, padding=True, return_tensors="pt")
+    assert rows["input_ids"][0].tolist() == tokenizer.backend.encode(texts[0]).ids
+    model = load_model(folder).model
+    with torch.no_grad():
+        wanted = theirs.eval()(**rows).logits
+        for row, kept, logits in zip(rows["input_ids"], rows["attention_mask"].bool(), wanted, strict=True):
+            ids = row[kept]
+            batch = Batch(ids, torch.zeros_like(ids), Layout.of([len(ids)]))
+            found = model.heads["masked"](model.encoder(batch).last, model.encoder.embedding.token.weight)
+            assert torch.allclose(found, logits[kept], atol=1e-5)
+
+
+def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None:
+    """RoBERTa and ELECTRA know no pairs; with RoBERTa's vocabulary there are none to make."""
+    with pytest.raises(BothwaysError, match="no class of the family roberta with the heads masked, pooler, pair") as caught:
+        run(home, "pairs", "--model", "roberta-base")
+    assert "Set segments=full_sentences" in str(caught.value)
+    assert not (home / "pairs").exists()
+    with pytest.raises(BothwaysError, match=r"this tokenizer has 4 special tokens there"):
+        run(home, "bert", "--model", "bert-tiny")
+
+
+def test_a_shape_is_fitted_to_its_tokenizer(tokenizer: Tokenizer) -> None:
+    bytes_ = train(["a few words"], ByteBPE(300))
+    for name in ("roberta-base", "bert-base", "albert-base-v2", "distilbert-base-uncased"):
+        for made in (bytes_, tokenizer, train(["a few words"], WordPiece(100))):
+            shape = fitted(preset(name), made)
+            assert (shape.vocab, shape.pad) == (made.size, made.specials.pad)
+            assert isinstance(shape.position, Learned)
+            assert shape.position.offset == (made.specials.pad + 1 if name == "roberta-base" else 0)
+            assert shape.position.most == 512
