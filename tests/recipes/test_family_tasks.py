@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from bothways.data.packing import Examples
 from bothways.families.catalogue import family_for, preset
 from bothways.interop.folder import save_model
 from bothways.model.config import EncoderConfig, Learned
-from bothways.model.heads import Head, Masked, Model, Pooled
+from bothways.model.heads import Head, Labels, Masked, Model, Pooled
 from bothways.recipes.finetuned import open_task
 from bothways.recipes.fitting import Method, adam, fit_task, label
 from bothways.recipes.pretrain import fitted
@@ -243,3 +244,18 @@ def test_a_vocabulary_decides_between_families_of_one_shape() -> None:
         family = family_for(shape, kind)
         assert family is not None
         assert family.model_type == name
+
+
+def test_a_model_of_one_segment_with_a_tokenizer_that_tells_two_apart(tmp_path: Path) -> None:
+    """A RoBERTa with WordPiece, as there are some: all is of one segment, here and in transformers."""
+    torch.manual_seed(3)
+    tokenizer = tokenizer_of("bert")
+    labels = ("no", "yes")
+    save_model(tmp_path / "model", Model(encoder_of("roberta", tokenizer), (Labels(2),)), tokenizer, labels=labels)
+    task = open_task(str(tmp_path / "model"), "classify", device="cpu").task
+    example = Example("ape bee", "cat dog")
+    np.testing.assert_allclose(ours(task, example), theirs(tmp_path / "model", example), rtol=0, atol=2e-5)
+    assert task.tokenizer.flat
+    assert tokenizer.for_segments(2) is tokenizer
+    assert task.tokenizer.for_segments(1) is task.tokenizer
+    assert pickle.loads(pickle.dumps(task.tokenizer)).flat

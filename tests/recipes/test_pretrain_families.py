@@ -81,6 +81,7 @@ def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None
     assert not (home / "pairs").exists()
     with pytest.raises(BothwaysError, match=r"this tokenizer has 4 special tokens there"):
         run(home, "bert", "--model", "bert-tiny")
+    assert not (home / "bert").exists()
 
 
 def test_a_shape_is_fitted_to_its_tokenizer(tokenizer: Tokenizer) -> None:

@@ -136,7 +136,7 @@ def prepare_features(
         ResourceError: there is no room for the features.
     """
     loaded = load_model(model_folder(settings.model), heads=())
-    model, tokenizer = loaded.model, Tokenizer.load(loaded.folder)
+    model, tokenizer = loaded.model, Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
     length, depth = settings.length or model.config.position.most, model.config.depth
     layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
     settle(check_model(model.config, tokenizer, length))

@@ -89,7 +89,8 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device) -> Pre
     heads = definition.heads(definition.labels(train), settings.dropout)
     torch.manual_seed(settings.seed)
     loaded = load_model(model_folder(settings.model), heads, {head.kind for head in heads} - {"pooler"} | {*settings.fresh})
-    data = examine(definition, Tokenizer.load(loaded.folder), train, dev, settings.length)
+    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
+    data = examine(definition, tokenizer, train, dev, settings.length)
     found = settle(
         [
             *check_model(loaded.model.config, data.tokenizer, settings.length),

@@ -102,7 +102,7 @@ def open_task(
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
         raise FolderError(what, where=loaded.folder, fix="Choose another task, or another model.")
     longest = length or record.length or loaded.model.config.position.most
-    tokenizer = Tokenizer.load(loaded.folder)
+    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
     settle(check_model(loaded.model.config, tokenizer, longest))
     opened = definition.task(loaded.model, tokenizer, loaded.labels, longest).to(choose_device(device))
     return Opened(opened.eval())

@@ -23,6 +23,7 @@ from typing_extensions import assert_never
 from bothways.core import config as configs
 from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
 from bothways.core.learner import Cursor, Step
+from bothways.data import nextsentence
 from bothways.data.corpus import Corpus
 from bothways.data.loader import Loader, Share, ahead
 from bothways.data.masking import Vocabulary
@@ -38,6 +39,7 @@ from bothways.objectives.pretraining import Pretraining
 from bothways.recipes.cards import data_of_corpus, limits_of_pretrained
 from bothways.recipes.settings import Phase, PretrainConfig
 from bothways.tasks.preflight import Finding, Load, check_machine, check_model, settle
+from bothways.text.template import Template
 from bothways.text.tokenizer import Tokenizer
 from bothways.training import run
 from bothways.training.folder import run_folder
@@ -162,6 +164,7 @@ def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: to
     findings = [
         *check_model(settings.encoder, corpus.tokenizer, longest),
         *_check_class(settings.encoder, heads, corpus.tokenizer),
+        *_check_pairs(settings, corpus.tokenizer.template),
         *check_machine(load, folder, device),
     ]
     room = dataclasses.replace(settings.segments, length=longest).room
@@ -181,6 +184,15 @@ def _check_class(encoder: EncoderConfig, heads: Iterable[Head], tokenizer: Token
         return []
     what = f"transformers has no class of the family {family.model_type} with the heads {', '.join(kinds)}"
     return [Finding("heads", "error", what, "segments", "Set segments=full_sentences, for masked LM alone.")]
+
+
+def _check_pairs(settings: PretrainConfig, template: Template) -> list[Finding]:
+    """Whether the tokenizer's pairs are as next sentences need them."""
+    kinds = {type(settings.segments_of(phase)) for phase in settings.phases}
+    if NextSentence not in kinds or template.pair == nextsentence.SPECIALS:
+        return []
+    what = f"next-sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} special tokens there"
+    return [Finding("heads", "error", what, "segments", "Set segments=full_sentences, as RoBERTa does.")]
 
 
 def _loader(

@@ -6,7 +6,7 @@ RoBERTa has `<s> A </s></s> B </s>`, all of one segment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tokenizers
@@ -52,6 +52,20 @@ class Template:
     def pair(self) -> int:
         """Special tokens around two texts."""
         return len(self.first) + len(self.between) + len(self.last)
+
+    def flat(self) -> Template:
+        """The same with all tokens in segment 0."""
+        gaps = (replace(gap, segments=np.zeros_like(gap.segments)) for gap in self._gaps)
+        return Template(*gaps, segments=(0, 0))
+
+    @property
+    def most(self) -> int:
+        """The highest segment that a token is of."""
+        return max(*self.segments, *(int(segment) for gap in self._gaps for segment in gap.segments))
+
+    @property
+    def _gaps(self) -> tuple[Gap, ...]:
+        return self.before, self.after, self.first, self.between, self.last
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, opening: int, closing: int) -> Template:

@@ -57,17 +57,19 @@ class Tokenizer:
     Attributes:
         backend: the `tokenizers.Tokenizer`.
         specials: ids of the special tokens.
+        flat: whether all tokens are of one segment, whatever the backend's post-processor says.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, specials: Specials) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, specials: Specials, flat: bool = False) -> None:
         self.backend = backend
         self.specials = specials
+        self.flat = flat
         self._spec: Mapping[str, Any] = json.loads(backend.to_str())
         cut = cutter(self._spec)
         self._rows_of = self._backend_rows if cut is None else PieceTable(backend, cut).rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self.backend, self.specials)
+        return Tokenizer, (self.backend, self.specials, self.flat)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -78,6 +80,10 @@ class Tokenizer:
             ResourceError: a file that cannot be read.
         """
         return cls(*load_backend(Path(path)))
+
+    def for_segments(self, count: int) -> Tokenizer:
+        """For a model with so many segments: with fewer than it tells apart, all is of one, as transformers would have it."""
+        return Tokenizer(self.backend, self.specials, flat=True) if self.template.most >= max(1, count) else self
 
     def save(self, folder: str | Path, *, positions: int | None = None, segments: bool = True) -> None:
         """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`; transformers opens the folder.
@@ -150,7 +156,8 @@ class Tokenizer:
     @functools.cached_property
     def template(self) -> Template:
         """What stands around a text, and around two."""
-        return Template.of(self.backend, self.specials.cls, self.specials.sep)
+        template = Template.of(self.backend, self.specials.cls, self.specials.sep)
+        return template.flat() if self.flat else template
 
     @property
     def kind(self) -> str:

@@ -61,7 +61,7 @@ def estimate(experiments: Many[Experiment], out: Path, *, device: str) -> tuple[
     """The cost of each experiment, and the tokens per second in training. DataError or FolderError for what cannot be read."""
     settings = experiments[0].grid[0]
     loaded = load_model(model_folder(settings.model), ())
-    tokenizer = Tokenizer.load(loaded.folder)
+    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
     sizes = [_sizes(experiment, tokenizer) for experiment in experiments]
     costs = [_cost(experiment, size, out) for experiment, size in zip(experiments, sizes, strict=True)]
     return costs, _speed(settings, sizes[0]["train"], device)
@@ -105,7 +105,8 @@ def _speed(settings: FinetuneConfig, size: _Size, device: str) -> float:
     labels = definition.labels(settings.task.read(settings.train).examples)
     heads = definition.heads(labels, settings.dropout)
     loaded = load_model(model_folder(settings.model), heads, {head.kind for head in heads} - {"pooler"} | {*settings.fresh})
-    task = definition.task(loaded.model, Tokenizer.load(loaded.folder), labels, settings.length)
+    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
+    task = definition.task(loaded.model, tokenizer, labels, settings.length)
     sequences = sorted(size.sequences, key=len)
     batch = pack(sequences[:: max(1, sum(map(len, sequences)) // BATCH)])
     return speed(task.to(choose_device(device)), batch, settings.training.precision)
