@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from bundle_writer import write_checkpoint
+from bundle_writer import field, varint, write_checkpoint
 from model_folders import LENGTHS, VOCAB, assert_same_outputs, outputs, peer_outputs, text
 from numpy.typing import NDArray
 from torch import Tensor
@@ -250,6 +251,26 @@ def test_a_capital_letter_in_the_vocabulary_tells_that_it_is_cased(words: list[s
     (source / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     converted(source, tmp_path / "other")
     assert json.loads((tmp_path / "other" / "tokenizer_config.json").read_text())["do_lower_case"] is True
+
+
+def sentencepiece(*pieces: str) -> bytes:
+    """A file of SentencePiece, of the kind that ALBERT has: pieces with falling scores."""
+    scored = ((piece.encode(), struct.pack("<f", -at / 4)) for at, piece in enumerate(pieces))
+    return b"".join(field(1, field(1, piece) + varint(2 << 3 | 5) + score) for piece, score in scored) + field(2, field(3, 1))
+
+
+def test_an_alberts_tokenizer_is_its_sentencepiece_file(tmp_path: Path) -> None:
+    config = transformers.AlbertConfig(**BERT_SIZES, embedding_size=8, hidden_act="gelu_new")
+    found = variables(without_ties(stirred(transformers.AlbertForPreTraining(config))), *ALBERT_NAMES)
+    source = write_folder(tmp_path / "google", found, {**google(), "embedding_size": 8}, "albert_config.json")
+    (source / "vocab.txt").unlink()
+    (source / "30k-clean.model").write_bytes(sentencepiece("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "▁the", "▁cat", "s"))
+    converted(source, tmp_path / "out")
+    assert [ids.tolist() for ids in Tokenizer.load(tmp_path / "out").encode(["The cats"])] == [[5, 6, 7]]
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert peer("The cats")["input_ids"] == [2, 5, 6, 7, 3]
+    (source / "other.model").write_bytes(b"")
+    assert read_checkpoint(source).tokenizer is None
 
 
 def test_without_a_vocabulary_there_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
