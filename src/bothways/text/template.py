@@ -55,8 +55,8 @@ class Template:
 
     def flat(self) -> Template:
         """The same with all tokens in segment 0."""
-        gaps = (replace(gap, segments=np.zeros_like(gap.segments)) for gap in self._gaps)
-        return Template(*gaps, segments=(0, 0))
+        before, after, first, between, last = (replace(gap, segments=np.zeros_like(gap.segments)) for gap in self._gaps)
+        return Template(before, after, first, between, last, (0, 0))
 
     @property
     def most(self) -> int:
