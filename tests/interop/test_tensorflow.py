@@ -350,6 +350,18 @@ def lacking(*patterns: str) -> Variables:
             "has no tensor for bert.embeddings.word_embeddings.weight",
         ),
         (
+            lambda: {**lacking(), "bert/embeddings/word_embeddings": np.zeros((2**40, 0), np.float32)},
+            r"of 1 axes or more: it is \[1099511627776, 0\]",
+        ),
+        (
+            lambda: {
+                **lacking("cls"),
+                "output_weights": np.zeros((3, 16), np.float32),
+                "output_bias": np.zeros((2**40, 0), np.float32),
+            },
+            "1099511627776",
+        ),
+        (
             lambda: {**lacking(), "bert/pooler/dense/bias": np.zeros(16, np.int32)},
             "holds bert.pooler.dense.bias as int32",
         ),
@@ -363,7 +375,9 @@ def test_a_checkpoint_that_lacks_something_is_refused(found: Any, message: str, 
 def test_an_embedding_without_a_width_is_refused(tmp_path: Path) -> None:
     found = electra_variables(electra("ForPreTraining", 128, 16), electra("ForMaskedLM", 64, 16), False)
     found["electra/embeddings/word_embeddings"] = np.zeros(VOCAB, np.float32)
-    with pytest.raises(FolderError, match=r"has no tensor for electra.embeddings.word_embeddings.weight with 2 axes"):
+    with pytest.raises(
+        FolderError, match=r"no tensor for electra.embeddings.word_embeddings.weight of 2 axes or more: it is \[60\]"
+    ):
         read_checkpoint(write_folder(tmp_path / "google", found, None))
 
 

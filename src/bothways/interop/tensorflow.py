@@ -190,7 +190,8 @@ def _settings(dialect: Dialect, weights: Weights) -> Settings:
         raise FolderError(what, where=where, fix="Take the file that came with the checkpoint.")
     activation = read_choice(raw, "hidden_act", GELU, "gelu", str(where))
     encoder = family.translation.read({**raw, **sizes, "hidden_act": activation}, str(where))
-    outputs = next(iter(weights.shapes.get("classifier.bias", ())), 0) or 2  # two where it has none, as transformers has it
+    biases = weights.shapes.get("classifier.bias", ())
+    outputs = biases[0] if len(biases) == 1 and biases[0] else 2  # two where it has none, as transformers has it
     labels = tuple(label_name(at) for at in range(outputs))
     dropouts = {kind: default for kind, (_, default) in family.dropouts.items()}
     return Settings(family, encoder, _architecture(family, weights), labels, dropouts, None)
@@ -214,8 +215,9 @@ def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
 
 def _length(weights: Weights, name: str, axis: int) -> int:
     shape: Shape = weights.shapes.get(name, ())
-    if axis >= len(shape):
-        what = f"has no tensor for {name} with {axis + 1} axes" if shape else f"has no tensor for {name}"
+    if axis >= len(shape) or 0 in shape:  # an empty one could claim any length
+        held = f": it is {list(shape)}" if name in weights.shapes else ""
+        what = f"has no tensor for {name} of {axis + 1} axes or more{held}"
         raise FolderError(what, where=weights.file, fix="Take a checkpoint of the whole encoder.")
     return shape[axis]
 
