@@ -25,6 +25,9 @@ NEW = [family for family in FAMILIES if family.model_type not in ("bert", "megat
 CASES = [(family, architecture) for family in NEW for architecture in family.architectures]
 NAMES = [architecture.name for _, architecture in CASES]
 LENGTHS = [7, 11, 1, 9, 3, 11]
+SEGMENTLESS = ("distilbert", "modernbert", "gpt2", "openai-gpt")
+SPECIALS = {"bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"}
+"""In settings, but the tokenizer's to know."""
 CHOICES = 3
 """Of the sequences make up a question."""
 
@@ -40,6 +43,28 @@ def draw_settings(model_type: str, seed: int, dropout: float = 0.0) -> dict[str,
             "vocab_size": 50, "dim": width, "n_layers": depth, "n_heads": heads, "hidden_dim": rng.randint(8, 40),
             "max_position_embeddings": most, "activation": activation, "dropout": dropout, "attention_dropout": dropout,
             "qa_dropout": dropout, "seq_classif_dropout": dropout,
+        }  # fmt: skip
+    if model_type in ("gpt2", "openai-gpt"):
+        name, inner = ("activation_function", {"n_inner": rng.randint(8, 40)}) if model_type == "gpt2" else ("afn", {})
+        return {
+            "vocab_size": 50, "n_embd": width, "n_layer": depth, "n_head": heads, "n_positions": most,
+            "layer_norm_epsilon": rng.choice((1e-5, 1e-2)), "resid_pdrop": dropout, "embd_pdrop": dropout / 2,
+            "attn_pdrop": dropout, "bos_token_id": 1, "eos_token_id": 2, name: rng.choice(("gelu", "relu", "silu")), **inner,
+        }  # fmt: skip
+    if model_type == "modernbert":
+        kinds = ("full_attention", "sliding_attention")
+        layers = [*rng.sample(kinds, 2), *rng.choices(kinds, k=depth - 1)]
+        return {
+            "vocab_size": 50, "hidden_size": heads * rng.choice((6, 8)), "num_hidden_layers": len(layers),
+            "num_attention_heads": heads, "intermediate_size": rng.randint(8, 40), "max_position_embeddings": most,
+            "hidden_activation": rng.choice(("gelu", "gelu_pytorch_tanh", "relu", "silu")),
+            "classifier_activation": rng.choice(("gelu", "relu")), "norm_eps": rng.choice((1e-5, 1e-2)),
+            "layer_types": layers, "local_attention": 2 * rng.randint(0, 4),
+            "rope_parameters": {kind: {"rope_theta": rng.choice((5.0, 1e4))} for kind in kinds},
+            "classifier_pooling": rng.choice(("cls", "mean")), "attention_dropout": dropout, "classifier_dropout": dropout,
+            "embedding_dropout": dropout / 2, "mlp_dropout": dropout / 3,
+            **{f"{name}_bias": rng.random() < 0.5 for name in ("attention", "mlp", "norm", "decoder", "classifier")},
+            **{f"{name}_token_id": at for name, at in (("pad", 3), ("cls", 1), ("bos", 1), ("sep", 2), ("eos", 2))},
         }  # fmt: skip
     settings: dict[str, object] = {
         "vocab_size": 50, "hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads,
@@ -77,15 +102,15 @@ def inputs(theirs: nn.Module, seed: int) -> tuple[Batch, dict[str, Tensor], Tens
     kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     ids = torch.randint(4, 50, kept.shape, generator=generator)
     segments = torch.randint(getattr(config, "type_vocab_size", 1), kept.shape, generator=generator)
-    padded = {"input_ids": ids.masked_fill(~kept, config.pad_token_id), "attention_mask": kept.long()}
-    if config.model_type != "distilbert":
+    padded = {"input_ids": ids.masked_fill(~kept, config.pad_token_id or 0), "attention_mask": kept.long()}
+    if config.model_type not in SEGMENTLESS:
         padded["token_type_ids"] = segments * kept
     return Batch(ids[kept], segments[kept], Layout.of(LENGTHS)), padded, kept
 
 
 def outputs(model: Model, batch: Batch) -> list[Tensor]:
     x, layout, heads = model.encoder(batch).last, batch.layout, model.heads
-    found = [heads["masked"](x, model.encoder.embedding.token.weight)] if "masked" in heads else []
+    found = [heads[kind](x, model.encoder.embedding.token.weight) for kind in ("masked", "causal") if kind in heads]
     found += [model.read(kind, x, layout) for kind in ("pair", "labels", "choice") if kind in heads]  # type: ignore[arg-type]
     found += [heads[kind](x) for kind in ("tags", "span", "replaced") if kind in heads]
     if found:
@@ -167,7 +192,7 @@ def test_a_folder_comes_back_as_it_was(family: Family, architecture: Architectur
     assert written["model_type"] == family.model_type
     read = {key for kind, (key, _) in family.dropouts.items() if kind in architecture.heads}
     other = {key for key, _ in family.dropouts.values()} - read - {"classifier_dropout_prob"}  # of heads that are not here
-    same = set(original) - {"transformers_version", "dtype", "architectures", "_name_or_path"} - other
+    same = set(original) - {"transformers_version", "dtype", "architectures", "_name_or_path"} - SPECIALS - other
     assert {key: written[key] for key in same} == {key: original[key] for key in same}
 
 
@@ -183,12 +208,36 @@ def test_a_sequence_alone_is_a_sequence_in_a_batch(architecture: tuple[Family, A
         assert_near(model.encoder(alone).last.detach(), together[start:stop].detach())
 
 
+@pytest.mark.parametrize("name", ["ModernBertModel", "OpenAIGPTModel", "GPT2Model"])
+def test_dropout_acts_where_theirs_does(name: str, tmp_path: Path) -> None:
+    """One sequence many times over, each copy with draws of its own: first and second moments of every output."""
+    family, architecture = CASES[NAMES.index(name)]
+    theirs = peer(family, architecture, 3, dropout=0.3)
+    theirs.save_pretrained(tmp_path)
+    mine, (copies, length) = load_model(tmp_path).model, (6000, 5)
+    ids = torch.randint(4, 50, (length,))
+    batch = Batch(ids.repeat(copies), torch.zeros(copies * length, dtype=torch.int64), Layout.of([length] * copies))
+    with torch.no_grad():
+        found = mine.train().encoder(batch).last.double().view(copies, -1)
+        wanted = theirs.train()(input_ids=ids.repeat(copies, 1)).last_hidden_state.double().view(copies, -1)
+    for power in (1, 2):
+        a, b = found**power, wanted**power
+        error = ((a.var(0) + b.var(0)) / copies).sqrt()
+        assert float(((a.mean(0) - b.mean(0)) / error).abs().max()) < 5
+    assert float(found.std(0).min()) > 0
+
+
 @pytest.mark.parametrize(
     ("name", "count"),
     [
         ("roberta-base", 124_055_040),
         ("albert-base-v2", 11_092_992),
         ("distilbert-base-uncased", 66_362_880),
+        ("modernbert-base", 149_014_272),
+        ("modernbert-large", 394_781_696),
+        ("openai-gpt", 116_534_784),
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
     ],
 )
 def test_published_sizes(name: str, count: int) -> None:

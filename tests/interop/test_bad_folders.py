@@ -44,7 +44,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "config in Latin-1": (lambda folder: (folder / "config.json").write_bytes(b'{"\xff": 1}'), "cannot be read as JSON"),
     "config a list": (lambda folder: (folder / "config.json").write_text("[]"), "holds list, not an object"),
     "no family": (lambda folder: change_settings(folder, model_type=None), "model_type None is no known family"),
-    "other family": (lambda folder: change_settings(folder, model_type="gpt2"), "model_type 'gpt2' is no known family"),
+    "other family": (lambda folder: change_settings(folder, model_type="t5"), "model_type 't5' is no known family"),
     "odd labels": (lambda folder: change_settings(folder, id2label={"1": "a"}), "id2label must name the outputs 0, 1, 2"),
     "labels a list": (lambda folder: change_settings(folder, id2label=["a"]), "id2label must name the outputs 0, 1, 2"),
     "odd problem": (lambda folder: change_settings(folder, problem_type="guess"), "problem_type 'guess' has no counterpart"),

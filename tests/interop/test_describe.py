@@ -31,7 +31,8 @@ def test_a_preset_is_counted_to_the_last_parameter(capsys: pytest.CaptureFixture
     table = rows(text)
     assert "a preset of bert" in text
     assert table["position"] == ["learned (most 512, offset 0)"]
-    assert table["order"] == ["post"]
+    assert table["order"] == ["post (embedding True)"]
+    assert table["patterns"] == ["full"]
     assert table["textbook: V·H + 12·L·H², where I = 4·H"][1:] == ["108,375,552", "98.43%"]
     assert table["encoder + pooler"][1] == "109,482,240"
     assert table["encoder + pooler + masked LM head + next sentence head"][1:] == ["110,106,428", "100.00%"]
@@ -53,7 +54,7 @@ def test_a_folder_is_described_with_what_loading_it_would_do(capsys: pytest.Capt
     folder = folder_of(peer("MegatronBert", "ForSequenceClassification"), tmp_path / "theirs")
     text = described(capsys, str(folder))
     assert "megatron-bert, MegatronBertForSequenceClassification" in text.replace("\n", "")
-    assert rows(text)["order"] == ["pre"]
+    assert rows(text)["order"] == ["pre (embedding False)"]
     assert rows(text)["(what reads it)"] == ["pooler, labels (count 3, dropout None)"]
     assert "41 tensors loaded" in text
     assert rows(text)["label head"][1] == str(3 * 16 + 3)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from bothways.core.errors import ConfigError
-from bothways.model.config import EncoderConfig, Learned
-from bothways.model.heads import Labels
+from bothways.model.config import EncoderConfig, Full, Gated, Learned, Rotary, Window
+from bothways.model.heads import Labels, NextToken, build_head
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,12 @@ from bothways.model.heads import Labels
         ({"initial_range": -0.02}, "encoder.initial_range: must be above 0, not -0.02"),
         ({"pad": 50}, "encoder.pad: id 50 is not in the vocabulary of 50"),
         ({"pad": -1}, "encoder.pad: id -1 is not in the vocabulary of 50"),
+        ({"embedding_dropout": 1.0}, "encoder.embedding_dropout: must lie in [0, 1), not 1.0"),
+        ({"patterns": ()}, "encoder.patterns: must hold at least one pattern"),
+        (
+            {"position": Rotary(), "width": 12, "heads": 4},
+            "encoder.heads: rotary positions turn pairs of features, but a head has 3",
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(settings: dict[str, float], message: str) -> None:
@@ -38,6 +45,29 @@ def test_a_setting_that_cannot_be_is_refused(settings: dict[str, float], message
 def test_positions_must_be_some() -> None:
     with pytest.raises(ConfigError, match=re.escape("encoder.position.most: must be at least 1, not 0")):
         Learned(0)
+    with pytest.raises(ConfigError, match=re.escape("encoder.position.most: must be at least 1, not 0")):
+        Rotary(0)
+    with pytest.raises(ConfigError, match=re.escape("encoder.position.bases: must be numbers above 1, not (1.0,)")):
+        Rotary(bases=(1.0,))
+
+
+def test_parts_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match=re.escape("encoder.patterns.radius: must be at least 0, not -1")):
+        Window(-1)
+    with pytest.raises(ConfigError, match=re.escape("encoder.mlp.dropout: must lie in [0, 1), not 1.0")):
+        Gated(1.0)
+    with pytest.raises(ConfigError, match=re.escape("encoder.embedding: the head predicts with the embedding, 4 features")):
+        build_head(EncoderConfig(50, embedding=4), NextToken())
+
+
+def test_patterns_and_bases_go_round_and_equal_encoders_have_one_canonical_form() -> None:
+    config = EncoderConfig(50, depth=5, patterns=(Full(), Window(2)), position=Rotary(9, (7.0, 3.0, 3.0)))
+    assert [config.pattern(layer) for layer in range(5)] == [Full(), Window(2), Full(), Window(2), Full()]
+    assert [config.base(layer) for layer in range(5)] == [7, 3, 3, 7, 3]
+    assert EncoderConfig(50).base(0) is None
+    longer = replace(config, patterns=(Full(), Window(2)) * 4, position=Rotary(9, (7.0, 3.0, 3.0, 7.0, 3.0, 8.0)))
+    assert longer.canonical == config.canonical == config
+    assert replace(longer, depth=6).canonical != replace(config, depth=6).canonical
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from bert_peers import draw_config, draw_input
 from hypothesis import given, settings
@@ -9,8 +12,23 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from bothways.families import bert
-from bothways.model.heads import Head, Labels, Masked, Model, Pair, Pooled
-from bothways.model.ledger import forward_flops, ledger
+from bothways.model.config import (
+    Bias,
+    Causal,
+    Full,
+    Gated,
+    Own,
+    Pattern,
+    Plain,
+    PostNorm,
+    PreNorm,
+    Readout,
+    Rotary,
+    Sharing,
+    Window,
+)  # fmt: skip
+from bothways.model.heads import Choice, Head, Labels, Masked, Model, NextToken, Pair, Pooled, Span, Tags
+from bothways.model.ledger import forward_flops, ledger, seen
 
 PRETRAINING = (Masked(), Pooled(), Pair())
 
@@ -22,6 +40,56 @@ def test_the_formulas_count_every_parameter(seed: int, order: str, chosen: set[i
     heads = [((*PRETRAINING, Labels(seed % 7 + 1)))[at] for at in chosen]
     counted = sum(parameter.numel() for parameter in Model(config, heads).parameters())
     assert ledger(config, heads).total == counted
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    order=st.builds(PreNorm, st.booleans()) | st.builds(PostNorm, st.booleans()),
+    mlp=st.sampled_from([Plain(), Gated()]),
+    bias=st.builds(Bias, *[st.booleans()] * 5),
+    own=st.none() | st.builds(Own, norm=st.booleans()),
+    sharing=st.sampled_from([None, Sharing()]),
+    rotary=st.booleans(),
+)
+def test_the_formulas_count_every_parameter_of_the_unions(
+    seed: int, order: PreNorm | PostNorm, mlp: Plain | Gated, bias: Bias, own: Own | None, sharing: Sharing | None, rotary: bool
+) -> None:
+    readout = Readout() if own is None else Readout(own, own, own)
+    config = replace(draw_config(seed, "post"), order=order, mlp=mlp, bias=bias, readout=readout, sharing=sharing)
+    config = replace(config, position=Rotary(), heads=1, width=8) if rotary else config
+    heads = (Masked(), Labels(3), Tags(seed % 7 + 1), Span(), Choice(), NextToken())
+    model = Model(config, heads)
+    assert ledger(config, heads).total == sum(parameter.numel() for parameter in model.parameters())
+    for entry in ledger(config, heads).entries:
+        letters = dict(
+            V=config.vocab, H=config.width, L=config.blocks, I=config.inner, E=config.embedding_width, S=config.segments,
+            P=0 if rotary else config.position.most, C={"label head": 3, "choice head": 1}.get(entry.part, seed % 7 + 1),
+        )  # fmt: skip
+        formula = entry.formula.replace("·", "*").replace("²", "**2").replace("−", "-")
+        assert eval(formula, letters) == entry.count, entry
+
+
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Window(0), Window(3), Window(30)])
+@pytest.mark.parametrize("length", [1, 2, 9, 40])
+def test_what_is_seen_is_counted_pair_by_pair(pattern: Pattern, length: int) -> None:
+    rule: dict[type, Callable[[int, int], bool]] = {
+        Full: lambda i, j: True,
+        Causal: lambda i, j: j <= i,
+        Window: lambda i, j: abs(i - j) <= getattr(pattern, "radius", 0),
+    }
+    pairs = sum(rule[type(pattern)](i, j) for i in range(length) for j in range(length))
+    assert seen(pattern, length) == pytest.approx(pairs / length)
+
+
+def test_a_window_costs_what_it_sees_and_a_gate_a_matrix() -> None:
+    config = draw_config(3, "pre")
+    plain = forward_flops(config, (), 100)
+    windows = replace(config, patterns=(Window(2),))
+    assert plain - forward_flops(windows, (), 100) == pytest.approx(config.depth * 4 * config.width * (100 - 4.94))
+    gated = forward_flops(replace(config, mlp=Gated()), (), 100)
+    assert gated - plain == 2 * config.depth * config.width * config.inner
+    assert forward_flops(config, (NextToken(),), 100) - plain == 2 * config.width * config.vocab
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ def _settings(found: _Found) -> Table:
 
 def _said(value: object) -> str:
     """A setting; a member of a union by its kind, then what else it holds."""
+    if isinstance(value, tuple):
+        return ", ".join(map(_said, value))
     if not dataclasses.is_dataclass(value):
         return str(value)
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

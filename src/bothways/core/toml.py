@@ -66,5 +66,7 @@ def _value(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case list():
             return f"[{', '.join(map(_value, value))}]"
+        case Mapping():  # among plain values in a list, where no heading can stand
+            return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
         case _:
             return repr(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
-from bothways.families import albert, bert, distilbert, electra, roberta
+from bothways.families import albert, bert, distilbert, electra, gpt, modernbert, roberta
 from bothways.families.family import Family
 from bothways.model.config import EncoderConfig
 
@@ -17,6 +17,9 @@ FAMILIES: tuple[Family, ...] = (
     distilbert.DISTILBERT,
     albert.ALBERT,
     electra.ELECTRA,
+    modernbert.MODERNBERT,
+    gpt.GPT,
+    gpt.GPT2,
 )
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     **bert.PRESETS,
@@ -24,6 +27,8 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     **distilbert.PRESETS,
     **albert.PRESETS,
     **electra.PRESETS,
+    **modernbert.PRESETS,
+    **gpt.PRESETS,
 }
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from bothways.families.keys import KeyTable
 from bothways.families.translation import Translation
 
-HeadKind = Literal["masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced"]
+HeadKind = Literal["masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced", "causal"]
 
 DROPOUTS: dict[HeadKind, tuple[str, float | None]] = {
     "labels": ("classifier_dropout", None),

@@ -118,7 +118,7 @@ class KeyTable:
     Attributes:
         prefix: what the names of the encoder's tensors begin with; a file may leave it out.
         rules: one for each of our modules, and one for each copy that a file may hold.
-        computed: their buffers that hold no weight, such as position numbers.
+        computed: their buffers that hold no weight, such as position numbers; `{}` stands for a number here, too.
     """
 
     prefix: str
@@ -140,6 +140,10 @@ class KeyTable:
         """The rules about copies, by the name of the tensor that the copy must equal."""
         return {self.place(rule.ours).names[0]: rule for rule in self.rules if isinstance(rule, Tie)}
 
+    def computes(self, theirs: str) -> bool:
+        """Whether a full name of theirs is that of a buffer without a weight."""
+        return any(_pattern(name).fullmatch(theirs) for name in self.computed)
+
     def origins(self, theirs: str) -> list[Rule]:
         """The rules that a full name of theirs may belong to: none for an unknown one, several where heads share a name."""
         return [rule for rule in self.rules if any(_pattern(name).fullmatch(theirs) for name in _theirs(rule))]
@@ -159,7 +163,7 @@ class KeyTable:
         head, dot, tail = found.rpartition(".")
         name = head + OLD_NAMES.get(dot + tail, dot + tail)
         prefixed = self.prefix + name
-        if self.origin(name) is None and (self.origin(prefixed) is not None or prefixed in self.computed):
+        if self.origin(name) is None and (self.origin(prefixed) is not None or self.computes(prefixed)):
             return prefixed
         return name
 
@@ -199,4 +203,4 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def _transposed(tensor: Tensor) -> Tensor:
-    return tensor.t() if tensor.dim() == 2 else tensor
+    return tensor.t().contiguous() if tensor.dim() == 2 else tensor

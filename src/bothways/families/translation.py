@@ -44,6 +44,7 @@ class Translation:
     numbers: their names of our fields.
     most: their name for the longest input.
     activation: their name for the activation.
+    activations: what they call each; the first name of one is written.
     fixed: settings that must say this, or nothing.
     constant: what is written beside.
     read_more: what else their settings say: (configuration so far, settings, their file) → configuration.
@@ -54,6 +55,7 @@ class Translation:
     numbers: Mapping[str, str] = field(default_factory=lambda: NUMBERS)
     most: str = "max_position_embeddings"
     activation: str = "hidden_act"
+    activations: Mapping[str, Activation] = field(default_factory=lambda: ACTIVATIONS)
     fixed: Mapping[str, Any] = field(default_factory=lambda: FIXED)
     constant: Mapping[str, Any] = field(default_factory=lambda: {"tie_word_embeddings": True})
     read_more: Callable[[EncoderConfig, Mapping[str, Any], str], EncoderConfig] = lambda config, raw, where: config
@@ -70,8 +72,10 @@ class Translation:
         defaults = self.defaults
         numbers = {ours: read_number(raw, theirs, getattr(defaults, ours), where) for ours, theirs in self.numbers.items()}
         most = read_number(raw, self.most, defaults.position.most + _offset(defaults), where)
-        activation = read_choice(raw, self.activation, ACTIVATIONS, defaults.activation, where)
-        pad = None if raw.get("pad_token_id", 0) is None else read_number(raw, "pad_token_id", defaults.pad or 0, where)
+        named = next(theirs for theirs, ours in self.activations.items() if ours == defaults.activation)
+        activation = read_choice(raw, self.activation, self.activations, named, where)
+        pad = raw.get("pad_token_id", defaults.pad)
+        pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, where)
         try:
             position = replace(defaults.position, most=most - _offset(defaults))
             return self.read_more(replace(defaults, **numbers, position=position, activation=activation, pad=pad), raw, where)
@@ -85,13 +89,13 @@ class Translation:
         settings = {
             **{theirs: getattr(config, ours) for ours, theirs in self.numbers.items()},
             self.most: config.position.most + _offset(config),
-            self.activation: next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+            self.activation: next((theirs for theirs, ours in self.activations.items() if ours == config.activation), ""),
             "pad_token_id": config.pad,
             **self.constant,
             **self.write_more(config),
         }
         try:
-            return settings if self.read(settings, "") == config else None
+            return settings if self.read(settings, "").canonical == config.canonical else None
         except FolderError:
             return None
 
@@ -106,6 +110,12 @@ def read_number(raw: Mapping[str, Any], key: str, default: int | float, where: s
     if isinstance(value, bool) or not isinstance(value, (int, kind)):
         raise FolderError(f"{key} must be {'a number' if kind is float else 'a whole number'}, not {value!r}", where=where)
     return kind(value)
+
+
+def read_flag(raw: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
+    """A setting that must be true or false; one that is absent has the default."""
+    value: bool = read_choice(raw, key, {True: True, False: False}, default, where)
+    return value
 
 
 def read_choice(raw: Mapping[str, Any], key: str, allowed: Mapping[Any, Any], default: Any, where: str) -> Any:

@@ -13,6 +13,7 @@ _TASKS = {
     "span": "question-answering",
     "choice": "multiple-choice",
     "masked": "fill-mask",
+    "causal": "text-generation",
 }
 """The Hub's names for what a head does; the first that a model has is entered."""
 

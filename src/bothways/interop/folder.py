@@ -29,7 +29,21 @@ from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
 from bothways.interop.settings import Problem, Settings, label_name, read_settings
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
-from bothways.model.heads import Choice, Head, Labels, Masked, Model, Pair, Pooled, Replaced, Span, Tags, build_head, completed
+from bothways.model.heads import (
+    Choice,
+    Head,
+    Labels,
+    Masked,
+    Model,
+    NextToken,
+    Pair,
+    Pooled,
+    Replaced,
+    Span,
+    Tags,
+    build_head,
+    completed,
+)
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
@@ -121,7 +135,7 @@ def heads_of(settings: Settings, names: Iterable[str]) -> tuple[Head, ...]:
     count, rate = len(settings.labels), settings.dropouts.get
     every: tuple[Head, ...] = (
         Masked(), Pooled(), Pair(), Labels(count, rate("labels")), Tags(count, rate("tags")), Span(), Choice(rate("choice")),
-        Replaced(),
+        Replaced(), NextToken(),
     )  # fmt: skip
     return tuple(head for head in every if head.kind in kinds)
 

@@ -123,7 +123,7 @@ def _why(table: KeyTable, name: str, found: Mapping[str, str], heads: Collection
     if found[full] != name:
         return f"{found[full]} is the same"
     if not rules:
-        return "numbers that are computed here" if full in table.computed else "no part of this family that is known here"
+        return "numbers that are computed here" if table.computes(full) else "no part of this family that is known here"
     by_head = {head_of(rule.part if isinstance(rule, Tie) else rule.ours): rule for rule in rules}
     asked = next((head for head in by_head if head in heads), None)
     if asked is not None and asked in fresh:

@@ -5,11 +5,13 @@ A descendant of BERT is a value of this type (see `bothways.families`), never a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from bothways.core.errors import ConfigError
 
+T = TypeVar("T")
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 
@@ -52,9 +54,63 @@ class Sinusoidal:
 
 
 @dataclass(frozen=True)
-class PostNorm:
-    """x ← LayerNorm(x + f(x)), and a LayerNorm after the embeddings: the Transformer's and BERT's order."""
+class Rotary:
+    """Queries and keys turned by an angle that grows with the position, pair of features by pair (Su et al. 2021, section 3).
 
+    Attributes:
+        most: the longest input, in tokens.
+        bases: of the angles' wavelengths, one for each layer in turn, over and over, as `patterns` are.
+    """
+
+    most: int = 512
+    bases: tuple[float, ...] = (10_000.0,)
+    kind: Literal["rotary"] = "rotary"
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise ConfigError(f"must be at least 1, not {self.most}", where="encoder.position.most")
+        if not self.bases or not all(base > 1 for base in self.bases):
+            raise ConfigError(f"must be numbers above 1, not {self.bases}", where="encoder.position.bases")
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every token sees all tokens of its sequence."""
+
+    kind: Literal["full"] = "full"
+
+
+@dataclass(frozen=True)
+class Window:
+    """A token sees those at most `radius` places away, on both sides (Beltagy et al. 2020, section 3.1)."""
+
+    radius: int = 64
+    kind: Literal["window"] = "window"
+
+    def __post_init__(self) -> None:
+        if self.radius < 0:
+            raise ConfigError(f"must be at least 0, not {self.radius}", where="encoder.patterns.radius")
+
+
+@dataclass(frozen=True)
+class Causal:
+    """A token sees itself and those before it: left to right, as in GPT (Devlin et al. 2018, figure 3)."""
+
+    kind: Literal["causal"] = "causal"
+
+
+Pattern = Full | Window | Causal
+
+
+@dataclass(frozen=True)
+class PostNorm:
+    """x ← LayerNorm(x + f(x)): the Transformer's and BERT's order.
+
+    Attributes:
+        embedding: whether a LayerNorm comes after the embeddings, too; GPT has none.
+    """
+
+    embedding: bool = True
     kind: Literal["post"] = "post"
 
 
@@ -63,9 +119,55 @@ class PreNorm:
     """x ← x + f(LayerNorm(x)), and a LayerNorm after the last block: trains at higher rates (Xiong et al. 2020).
 
     With segments and a pooler this is what transformers calls `megatron-bert`.
+
+    Attributes:
+        embedding: whether the first LayerNorm comes right after the embeddings, so that the residual path begins with normed
+            vectors, in the place of the one before the first block's attention: ModernBERT's order.
     """
 
+    embedding: bool = False
     kind: Literal["pre"] = "pre"
+
+
+@dataclass(frozen=True)
+class Plain:
+    """down(f(up(x))): two dense layers with an activation between them."""
+
+    kind: Literal["plain"] = "plain"
+
+
+@dataclass(frozen=True)
+class Gated:
+    """down(f(up(x)) · gate(x)); GeGLU where the activation f is GELU (Shazeer 2020).
+
+    Attributes:
+        dropout: on the product.
+    """
+
+    dropout: float = 0.0
+    kind: Literal["gated"] = "gated"
+
+    def __post_init__(self) -> None:
+        _check_rate(self.dropout, "mlp.dropout")
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Which layers have one.
+
+    Attributes:
+        attention: the dense layers of attention.
+        mlp: those of the feed-forward layer.
+        norm: LayerNorms, those of heads too.
+        head: the dense layer with an activation, of a head that has one.
+        output: the masked LM head's output, a number for each token of the vocabulary.
+    """
+
+    attention: bool = True
+    mlp: bool = True
+    norm: bool = True
+    head: bool = True
+    output: bool = True
 
 
 @dataclass(frozen=True)
@@ -88,15 +190,19 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Own:
-    """The head has a dense layer of its own on [CLS], and does not read the pooler.
+    """The head has a dense layer of its own, and does not read the pooler.
 
     Attributes:
         activation: after that layer.
         dropout_first: whether dropout comes before it, too.
+        norm: whether a LayerNorm comes after the activation.
+        reads: of a sequence, its first token, [CLS], or the mean of all; of a token, itself.
     """
 
     activation: Activation | Literal["tanh"] = "tanh"
     dropout_first: bool = False
+    norm: bool = False
+    reads: Literal["first", "mean"] = "first"
     kind: Literal["own"] = "own"
 
 
@@ -113,6 +219,7 @@ class Readout:
 
     Attributes:
         labels, choice: what these heads read.
+        tokens: the layer that the tag and span heads have of their own; none if they read the encoder.
         masked: the activation in the masked LM head; none means the encoder's.
         pair_dropout: on the vector that the pair head reads.
         span_dropout: on the vectors that the span head reads.
@@ -120,6 +227,7 @@ class Readout:
 
     labels: FromPooler | Own = FromPooler()
     choice: FromPooler | Own = FromPooler()
+    tokens: Own | None = None
     masked: Activation | None = None
     pair_dropout: float = 0.0
     span_dropout: float = 0.0
@@ -140,10 +248,14 @@ class EncoderConfig:
         inner: features inside the feed-forward layer, 4H in BERT.
         segments: rows of the segment embedding; 0 for a family without one.
         position: how a token knows its place.
+        patterns: which tokens attend to which, one for each layer in turn, over and over.
         order: where the LayerNorms stand.
+        mlp: how the feed-forward layer is built.
+        bias: which layers have one.
         activation: of the feed-forward layer; "gelu" is exact (erf), "gelu_tanh" is Google's approximation.
         norm_epsilon: added to the variance in LayerNorm.
         dropout: on embeddings and on the output of each sub-layer, where `dropped` says so.
+        embedding_dropout: on embeddings, if it is another; none means `dropout`.
         attention_dropout: on attention probabilities.
         initial_range: σ of the truncated normal that weights start from.
         pad: the id of the padding token, which no packed sequence holds: others need it. None if there is none.
@@ -159,11 +271,15 @@ class EncoderConfig:
     heads: int = 12
     inner: int = 3072
     segments: int = 2
-    position: Learned | Sinusoidal = Learned()
+    position: Learned | Sinusoidal | Rotary = Learned()
+    patterns: tuple[Pattern, ...] = (Full(),)
     order: PostNorm | PreNorm = PostNorm()
+    mlp: Plain | Gated = Plain()
+    bias: Bias = Bias()
     activation: Activation = "gelu"
     norm_epsilon: float = 1e-12
     dropout: float = 0.1
+    embedding_dropout: float | None = None
     attention_dropout: float = 0.1
     initial_range: float = 0.02
     pad: int | None = 0
@@ -187,9 +303,33 @@ class EncoderConfig:
         """How many blocks a token goes through."""
         return self.depth * (1 if self.sharing is None else self.sharing.inner)
 
+    @property
+    def first_norm(self) -> bool:
+        """Whether the first block has a LayerNorm for its attention; blocks that serve several layers always have it."""
+        return isinstance(self.order, PostNorm) or not self.order.embedding or self.sharing is not None
+
+    @property
+    def canonical(self) -> EncoderConfig:
+        """The same encoder with its cycles over layers as short as can be: equal for encoders that compute the same."""
+        position, depth = self.position, self.depth
+        if isinstance(position, Rotary):
+            position = replace(position, bases=_shortest([position.bases[i % len(position.bases)] for i in range(depth)]))
+        return replace(self, position=position, patterns=_shortest([self.pattern(layer) for layer in range(depth)]))
+
+    def pattern(self, layer: int) -> Pattern:
+        """Which tokens attend to which in this layer."""
+        return self.patterns[layer % len(self.patterns)]
+
+    def base(self, layer: int) -> float | None:
+        """The base of the rotary angles in this layer; none without them."""
+        position = self.position
+        return position.bases[layer % len(position.bases)] if isinstance(position, Rotary) else None
+
     def dropout_at(self, place: Place) -> float:
         """The rate at this place."""
-        return self.dropout if place in self.dropped else 0.0
+        if place not in self.dropped:
+            return 0.0
+        return self.embedding_dropout if place == "embedding" and self.embedding_dropout is not None else self.dropout
 
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "depth", "heads", "inner"):
@@ -211,8 +351,23 @@ class EncoderConfig:
         for name in ("norm_epsilon", "initial_range"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"must be above 0, not {getattr(self, name)}", where=f"encoder.{name}")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"must lie in [0, 1), not {getattr(self, name)}", where=f"encoder.{name}")
+        for name in ("dropout", "embedding_dropout", "attention_dropout"):
+            _check_rate(getattr(self, name) or 0.0, name)
+        if not self.patterns:
+            raise ConfigError("must hold at least one pattern", where="encoder.patterns", fix='Full attention is ["full"].')
+        if isinstance(self.position, Rotary) and self.width // self.heads % 2:
+            what = f"rotary positions turn pairs of features, but a head has {self.width // self.heads}"
+            raise ConfigError(what, where="encoder.heads", fix="Use heads of an even width.")
         if self.pad is not None and not 0 <= self.pad < self.vocab:
             raise ConfigError(f"id {self.pad} is not in the vocabulary of {self.vocab}", where="encoder.pad")
+
+
+def _check_rate(rate: float, name: str) -> None:
+    if not 0 <= rate < 1:
+        raise ConfigError(f"must lie in [0, 1), not {rate}", where=f"encoder.{name}")
+
+
+def _shortest(values: Sequence[T]) -> tuple[T, ...]:
+    """The shortest cycle that gives these values."""
+    lengths = range(1, len(values) + 1)
+    return next(tuple(values[:n]) for n in lengths if all(value == values[at % n] for at, value in enumerate(values)))

@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
-from bothways.model.config import EncoderConfig, Learned, PostNorm, Sinusoidal
+from bothways.model.config import EncoderConfig, Learned, Rotary, Sinusoidal
 from bothways.model.dropout import Dropout
+from bothways.model.norm import layer_norm
 
 
 class Embedding(nn.Module):
-    """The sum of the vectors of a token, its position and its segment, then (post-norm) LayerNorm, then dropout.
+    """The sum of the vectors of a token, its position and its segment, then LayerNorm where the order has one, then dropout.
+
+    Rotary positions add nothing here: attention turns queries and keys by them.
 
     Where they are narrower than the encoder, a dense layer takes them to its width (Lan et al. 2019, section 3.1).
     """
@@ -24,16 +27,17 @@ class Embedding(nn.Module):
         super().__init__()
         width = config.embedding_width
         self.token = nn.Embedding(config.vocab, width)
-        self.position = positions(config.position, width)
+        self.position = None if isinstance(config.position, Rotary) else positions(config.position, width)
         self.segment = nn.Embedding(config.segments, width) if config.segments else None
-        normed = isinstance(config.order, PostNorm)
-        self.norm = nn.LayerNorm(width, config.norm_epsilon) if normed else nn.Identity()
+        self.norm = layer_norm(config, width) if config.order.embedding else nn.Identity()
         self.dropout = Dropout(config.dropout_at("embedding"))
         self.project = nn.Identity() if config.embedding is None else nn.Linear(width, config.width)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens width"]:
         """Raises IndexError for an id, segment or position outside its table; the caller checks inputs before."""
-        x = self.token(batch.ids) + self.position(batch.layout.positions)
+        x = self.token(batch.ids)
+        if self.position is not None:
+            x = x + self.position(batch.layout.positions)
         if self.segment is not None:
             x = x + self.segment(batch.segments)
         result: Tensor = self.project(self.dropout(self.norm(x)))

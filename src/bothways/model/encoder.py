@@ -13,6 +13,8 @@ from bothways.model.block import Block
 from bothways.model.config import EncoderConfig, PreNorm, Sharing
 from bothways.model.embedding import Embedding
 from bothways.model.init import initialise
+from bothways.model.norm import layer_norm
+from bothways.model.view import views
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Hidden:
 
 
 class Encoder(nn.Module):
-    """A bidirectional Transformer encoder.
+    """A Transformer encoder; bidirectional, unless its attention patterns are not.
 
     Args:
         config: its shape; weights start as Google's do.
@@ -40,7 +42,7 @@ class Encoder(nn.Module):
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(_blocks(config, config.sharing))
         final = isinstance(config.order, PreNorm)
-        self.norm = nn.LayerNorm(config.width, config.norm_epsilon) if final else nn.Identity()
+        self.norm = layer_norm(config) if final else nn.Identity()
         initialise(self, config.initial_range)
 
     def layer(self, number: int) -> list[nn.Module]:
@@ -55,9 +57,9 @@ class Encoder(nn.Module):
         """Encode a packed batch; `keep_layers` also returns what each layer gave."""
         x = self.embedding(batch)
         layers = [x]
-        for layer in range(self.config.depth):
+        for layer, view in enumerate(views(self.config, batch.layout)):
             for block in self.layer(layer):
-                x = block(x, batch.layout)
+                x = block(x, view)
             layers.append(x)
         layers[-1] = last = self.norm(x)
         return Hidden(last, tuple(layers) if keep_layers else ())
@@ -65,6 +67,6 @@ class Encoder(nn.Module):
 
 def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Module]:
     if sharing is None:
-        yield from (Block(config) for _ in range(config.depth))
+        yield from (Block(config, normed=layer > 0 or config.first_norm) for layer in range(config.depth))
     else:
         yield from (nn.ModuleList(Block(config) for _ in range(sharing.inner)) for _ in range(sharing.groups))

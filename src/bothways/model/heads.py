@@ -21,6 +21,7 @@ from bothways.model.config import EncoderConfig, FromPooler, Own
 from bothways.model.dropout import Dropout
 from bothways.model.encoder import Encoder
 from bothways.model.init import initialise
+from bothways.model.norm import layer_norm
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,14 @@ class Replaced:
     kind: Literal["replaced"] = "replaced"
 
 
-Head = Masked | Pooled | Pair | Labels | Tags | Span | Choice | Replaced
+@dataclass(frozen=True)
+class NextToken:
+    """Predicts at each position the token that follows; of use where attention is causal, as in GPT (Radford et al. 2018)."""
+
+    kind: Literal["causal"] = "causal"
+
+
+Head = Masked | Pooled | Pair | Labels | Tags | Span | Choice | Replaced | NextToken
 
 
 def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
@@ -116,7 +124,7 @@ def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
 
 
 class MaskedHead(nn.Module):
-    """Predicts a token: dense, activation, LayerNorm, then the token embedding transposed plus a bias per token.
+    """Predicts a token: dense, activation, LayerNorm, then the token embedding transposed plus a bias per token, if it has one.
 
     Source: Devlin et al. 2018, section 3.1, Task #1; the decoder shares the encoder's embedding.
     """
@@ -124,9 +132,9 @@ class MaskedHead(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.activation = config.readout.masked or config.activation
-        self.dense = nn.Linear(config.width, config.embedding_width)
-        self.norm = nn.LayerNorm(config.embedding_width, config.norm_epsilon)
-        self.bias = nn.Parameter(torch.zeros(config.vocab))
+        self.dense = nn.Linear(config.width, config.embedding_width, bias=config.bias.head)
+        self.norm = layer_norm(config, config.embedding_width)
+        self.bias = nn.Parameter(torch.zeros(config.vocab)) if config.bias.output else None
         initialise(self, config.initial_range)
 
     def forward(
@@ -167,23 +175,35 @@ class LabelHead(nn.Module):
 
 
 class OwnHead(nn.Module):
-    """A dense layer with an activation on [CLS], then one to the outputs, dropout before both or the second.
+    """A dense layer with an activation, perhaps LayerNorm, then one to the outputs, dropout before both or the second.
 
-    Source: RoBERTa's, ELECTRA's and DistilBERT's classification heads.
+    Source: RoBERTa's, ELECTRA's and DistilBERT's classification heads, and all of ModernBERT's.
     """
 
     def __init__(self, config: EncoderConfig, own: Own, outputs: int, dropout: float) -> None:
         super().__init__()
-        self.activation = own.activation
+        self.activation, self.reads = own.activation, own.reads
         self.first = Dropout(dropout if own.dropout_first else 0.0)
         self.dropout = Dropout(dropout)
-        self.inner = nn.Linear(config.width, config.width)
+        self.inner = nn.Linear(config.width, config.width, bias=config.bias.head)
+        self.norm = layer_norm(config) if own.norm else nn.Identity()
         self.dense = nn.Linear(config.width, outputs)
         initialise(self, config.initial_range)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
-        result: Tensor = self.dense(self.dropout(activate(self.activation, self.inner(self.first(x)))))
+        result: Tensor = self.dense(self.dropout(self.norm(activate(self.activation, self.inner(self.first(x))))))
         return result
+
+    def pool(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, "sequences width"]:
+        """What it reads of each sequence."""
+        match self.reads:
+            case "first":
+                return x[layout.offsets[:-1]]
+            case "mean":
+                sums = x.new_zeros(layout.sequences, x.shape[1]).index_add(0, layout.owner, x)
+                return sums / layout.offsets.diff()[:, None].to(x.dtype)
+            case _:
+                assert_never(self.reads)
 
 
 class ReplacedHead(nn.Module):
@@ -201,8 +221,18 @@ class ReplacedHead(nn.Module):
         return result.squeeze(-1)
 
 
+class NextTokenHead(nn.Module):
+    """The token embedding transposed, on each token: no parameters of its own (Radford et al. 2018, equation 2)."""
+
+    def forward(
+        self, x: Float[Tensor, "tokens width"], embedding: Float[Tensor, "vocab embedded"]
+    ) -> Float[Tensor, "tokens vocab"]:
+        """Vectors and the encoder's token embedding → logits of the token after each."""
+        return nn.functional.linear(x, embedding)
+
+
 class Model(nn.Module):
-    """An encoder with heads by name: "masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced".
+    """An encoder with heads by name: "masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced", "causal".
 
     Args:
         config: the encoder's shape.
@@ -219,9 +249,9 @@ class Model(nn.Module):
     def read(
         self, kind: Literal["pair", "labels", "choice"], x: Float[Tensor, "tokens width"], layout: Layout
     ) -> Float[Tensor, "sequences labels"]:
-        """What a head of whole sequences makes of them: of the pooled vector, or of [CLS] itself if it reads that."""
+        """What a head of whole sequences makes of them: of the pooled vector, or of what it reads itself."""
         head = self.heads[kind]
-        result: Tensor = head(x[layout.offsets[:-1]] if isinstance(head, OwnHead) else self.heads["pooler"](x, layout))
+        result: Tensor = head(head.pool(x, layout) if isinstance(head, OwnHead) else self.heads["pooler"](x, layout))
         return result
 
 
@@ -245,15 +275,25 @@ def build_head(config: EncoderConfig, head: Head) -> nn.Module:
         case Labels(count, dropout):
             return _sequence_head(config, config.readout.labels, count, dropout)
         case Tags(count, dropout):
-            return LabelHead(config, count, config.dropout if dropout is None else dropout)
+            return _token_head(config, count, config.dropout if dropout is None else dropout)
         case Span():
-            return LabelHead(config, 2, config.readout.span_dropout)
+            return _token_head(config, 2, config.readout.span_dropout)
         case Replaced():
             return ReplacedHead(config)
         case Choice(dropout):
             return _sequence_head(config, config.readout.choice, 1, dropout)
+        case NextToken():
+            if config.embedding is not None:
+                what = f"the head predicts with the embedding, {config.embedding} features, from vectors of {config.width}"
+                raise ConfigError(what, where="encoder.embedding", fix="Leave it out, or use another head.")
+            return NextTokenHead()
         case _:
             assert_never(head)
+
+
+def _token_head(config: EncoderConfig, outputs: int, rate: float) -> nn.Module:
+    own = config.readout.tokens
+    return LabelHead(config, outputs, rate) if own is None else OwnHead(config, own, outputs, rate)
 
 
 def _sequence_head(config: EncoderConfig, reads: FromPooler | Own, outputs: int, dropout: float | None) -> nn.Module:

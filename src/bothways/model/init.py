@@ -21,7 +21,8 @@ def initialise(module: nn.Module, initial_range: float) -> None:
                 truncated_normal(part.weight, initial_range)
             case nn.LayerNorm():
                 nn.init.ones_(part.weight)
-                nn.init.zeros_(part.bias)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
 
 
 @torch.no_grad()

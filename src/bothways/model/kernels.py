@@ -1,7 +1,8 @@
 """Attention over packed tokens: the reference kernel.
 
 Each rectangle of the layout is a batch of near-equal lengths, so hardly anything is computed on padding, and no mask is needed
-where lengths are equal. This kernel runs on any device, in any precision, with dropout; faster ones are held to it.
+where lengths are equal and all tokens see each other. This kernel runs on any device, in any precision, with dropout; faster
+ones are held to it.
 
 Source: Vaswani et al. 2017, section 3.2.1: softmax(QKᵀ/√d)V.
 """
@@ -16,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import assert_never
 
-from bothways.core.layout import Layout
 from bothways.model.dropout import dropout
+from bothways.model.view import View
 
 Kernel = Literal["written_out", "fused"]
 
@@ -41,19 +42,20 @@ def choose(device: torch.device, dtype: torch.dtype, longest: int, rate: float) 
     return "written_out" if rate > 0 or longest <= LONGEST_WRITTEN_OUT.get(dtype, 256) else "fused"
 
 
-def attend(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, rate: float = 0.0) -> Float[Tensor, "tokens heads d"]:
-    """Every token attends to all tokens of its own sequence; `rate` is the dropout on the attention probabilities."""
+def attend(qkv: Float[Tensor, "tokens 3 heads d"], view: View, rate: float = 0.0) -> Float[Tensor, "tokens heads d"]:
+    """Every token attends to those of its own sequence that it sees; `rate` is the dropout on the attention probabilities."""
     parts = []
-    for rectangle in layout.rectangles:
+    if view.turn is not None:
+        qkv = view.turn(qkv)
+    for rectangle, mask in zip(view.layout.rectangles, view.masks, strict=True):
         q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
-        mask = None if rectangle.keep is None else rectangle.keep[:, None, None, :]
         kernel = choose(qkv.device, qkv.dtype, rectangle.longest, rate)
         parts.append(rectangle.unpad(attend_padded(q, k, v, mask, rate, kernel).transpose(1, 2)))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float, kernel: Kernel) -> Tensor:
-    """`(rows, heads, longest, d)` each, and a mask `(rows, 1, 1, longest)` that is True where a key is → as q."""
+    """`(rows, heads, longest, d)` each, and a mask as in `View` → as q."""
     match kernel:
         case "fused":
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from typing_extensions import assert_never
 
-from bothways.model.config import EncoderConfig, FromPooler, Learned, Own, PostNorm
-from bothways.model.heads import Choice, Head, Labels, Masked, Pair, Pooled, Replaced, Span, Tags, completed
+from bothways.model.config import Causal, EncoderConfig, FromPooler, Full, Gated, Learned, Own, Pattern, PreNorm, Window
+from bothways.model.heads import Choice, Head, Labels, Masked, NextToken, Pair, Pooled, Replaced, Span, Tags, completed
 
 BACKWARD = 2
 """The backward pass multiplies twice for each matrix of the forward one: gradients of the input and of the weights."""
@@ -54,56 +54,106 @@ class Ledger:
 def ledger(config: EncoderConfig, heads: Iterable[Head] = ()) -> Ledger:
     """Every parameter of the encoder and of these heads, with the pooler if they read it."""
     v, h, n, i, e = config.vocab, config.width, config.blocks, config.inner, config.embedding_width
-    letter = "H" if config.embedding is None else "E"
-    # Post-norm has one after the embedding, pre-norm one after the last block.
-    other = e if isinstance(config.order, PostNorm) else h
+    letter = _embedded(config)
     rows = config.position.most + config.position.offset if isinstance(config.position, Learned) else 0
-    encoder = (
+    gated = isinstance(config.mlp, Gated)
+    names, first = ("up, gate, down", "2·I") if gated else ("up, down", "I")
+    matrices = 3 if gated else 2
+    entries = [
         Entry("token embedding", f"V·{letter}", v * e, textbook=True),
         Entry("attention: query, key, value, output", "4·L·H²", 4 * n * h * h, textbook=True),
-        Entry("feed-forward: up, down", "2·L·H·I", 2 * n * h * i, textbook=True),
+        Entry(f"feed-forward: {names}", f"{matrices}·L·H·I", matrices * n * h * i, textbook=True),
         Entry("position embedding", f"P·{letter}", rows * e),
         Entry("segment embedding", f"S·{letter}", config.segments * e),
         *([] if config.embedding is None else [Entry("embedding to width", "E·H + H", e * h + h)]),
-        Entry("attention biases", "4·L·H", 4 * n * h),
-        Entry("feed-forward biases", "L·(I + H)", n * (i + h)),
-        Entry("LayerNorms", "2·L·2·H + 2·H" if other == h else "2·L·2·H + 2·E", 2 * n * 2 * h + 2 * other),
-    )
-    return Ledger((*encoder, *(_entry(config, head) for head in completed(config, heads))))
+        *([Entry("attention biases", "4·L·H", 4 * n * h)] if config.bias.attention else []),
+        *([Entry("feed-forward biases", f"L·({first} + H)", n * ((matrices - 1) * i + h))] if config.bias.mlp else []),
+        _norms(config),
+    ]
+    return Ledger((*entries, *(_entry(config, head) for head in completed(config, heads))))
+
+
+def _embedded(config: EncoderConfig) -> str:
+    """The letter of the embedding's width."""
+    return "H" if config.embedding is None else "E"
+
+
+def _norms(config: EncoderConfig) -> Entry:
+    """Two in a block, but for a first without; one after the embeddings, one after the last block, as the order has it."""
+    h, e, n, final = config.width, config.embedding_width, config.blocks, isinstance(config.order, PreNorm)
+    each, times = _scale(config), 2 if config.bias.norm else 1
+    missing = 0 if config.first_norm else 1
+    terms = [f"2·L·{each}H" if not missing else f"(2·L − 1)·{each}H"]
+    terms += [f"{each}{_embedded(config)}"] if config.order.embedding else []
+    terms += [f"{each}H"] if final else []
+    count = (2 * n - missing) * h + (e if config.order.embedding else 0) + (h if final else 0)
+    return Entry("LayerNorms", " + ".join(terms), times * count)
+
+
+def _scale(config: EncoderConfig) -> str:
+    """What a LayerNorm's width is multiplied by: it has a scale and perhaps a bias."""
+    return "2·" if config.bias.norm else ""
 
 
 def _entry(config: EncoderConfig, head: Head) -> Entry:
-    v, h, e = config.vocab, config.width, config.embedding_width
+    h = config.width
     match head:
         case Pooled():
             return Entry("pooler", "H² + H", h * h + h)
         case Masked():
-            formula = "H² + H + 2·H + V" if config.embedding is None else "H·E + E + 2·E + V"
-            return Entry("masked LM head", formula, h * e + 3 * e + v)
+            return _masked(config)
         case Pair():
             return Entry("next sentence head", "2·H + 2", 2 * h + 2)
         case Labels(count):
-            return _sequence_entry("label head", config.readout.labels, h, count)
+            return _read("label head", config, config.readout.labels, "C", count)
         case Tags(count):
-            return Entry("tag head", "C·H + C", count * h + count)
+            return _read("tag head", config, config.readout.tokens, "C", count)
         case Span():
-            return Entry("span head", "2·H + 2", 2 * h + 2)
+            return _read("span head", config, config.readout.tokens, "2", 2)
         case Replaced():
             return Entry("replaced-token head", "H² + 2·H + 1", h * h + 2 * h + 1)
         case Choice():
-            return _sequence_entry("choice head", config.readout.choice, h, 1)
+            return _read("choice head", config, config.readout.choice, "C", 1)
+        case NextToken():
+            return Entry("next-token head", "0", 0)
         case _:
             assert_never(head)
 
 
-def _sequence_entry(part: str, reads: FromPooler | Own, width: int, outputs: int) -> Entry:
+def _masked(config: EncoderConfig) -> Entry:
+    v, h, e, bias = config.vocab, config.width, config.embedding_width, config.bias
+    letter = _embedded(config)
+    terms = ["H²" if config.embedding is None else "H·E", *([letter] if bias.head else []), f"{_scale(config)}{letter}"]
+    count = h * e + (e if bias.head else 0) + (2 if bias.norm else 1) * e + (v if bias.output else 0)
+    return Entry("masked LM head", " + ".join([*terms, *(["V"] if bias.output else [])]), count)
+
+
+def _read(part: str, config: EncoderConfig, reads: FromPooler | Own | None, letter: str, outputs: int) -> Entry:
+    """A dense layer to the outputs, perhaps after one of its own."""
+    h, terms, count = config.width, [f"{letter}·H", letter], outputs * config.width + outputs
     if isinstance(reads, Own):
-        return Entry(part, "H² + H + C·H + C", width * width + width + outputs * width + outputs)
-    return Entry(part, "C·H + C", outputs * width + outputs)
+        own = ["H²", *(["H"] if config.bias.head else []), *([f"{_scale(config)}H"] if reads.norm else [])]
+        norm = (2 if config.bias.norm else 1) * h if reads.norm else 0
+        terms, count = own + terms, count + h * h + (h if config.bias.head else 0) + norm
+    return Entry(part, " + ".join(terms), count)
 
 
-def _sequence_flops(reads: FromPooler | Own, width: int, outputs: int) -> int:
+def _read_flops(reads: FromPooler | Own | None, width: int, outputs: int) -> int:
     return 2 * width * (outputs + (width if isinstance(reads, Own) else 0))
+
+
+def seen(pattern: Pattern, length: int) -> float:
+    """How many tokens of a sequence a token sees, on average."""
+    match pattern:
+        case Full():
+            return float(length)
+        case Window(radius):
+            near = min(radius, length - 1)
+            return 2 * near + 1 - near * (near + 1) / length
+        case Causal():
+            return (length + 1) / 2
+        case _:
+            assert_never(pattern)
 
 
 def forward_flops(config: EncoderConfig, heads: Iterable[Head], length: int, predicted: float = 0.15) -> float:
@@ -112,11 +162,13 @@ def forward_flops(config: EncoderConfig, heads: Iterable[Head], length: int, pre
     Args:
         config: the encoder.
         heads: what reads it.
-        length: tokens of a sequence; attention costs 4·L·H·length per token for scores and sums.
+        length: tokens of a sequence; attention costs 4·L·H·length per token for scores and sums, in a window or
+            left to right only what is seen: what the reference kernel computes and masks is more.
         predicted: share of tokens that the masked LM head predicts.
     """
-    h, n = config.width, config.steps
-    blocks = n * (2 * (4 * h * h + 2 * h * config.inner) + 4 * h * length)
+    h, factor = config.width, 3 if isinstance(config.mlp, Gated) else 2
+    attended = sum(seen(config.pattern(layer), length) for layer in range(config.depth)) / config.depth
+    blocks = config.steps * (2 * (4 * h * h + factor * h * config.inner) + 4 * h * attended)
     projection = 0 if config.embedding is None else 2 * config.embedding * h
     return projection + blocks + sum(_head_flops(config, head, length, predicted) for head in completed(config, heads))
 
@@ -131,14 +183,16 @@ def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float
         case Pair():
             return 2 * 2 * h / length
         case Labels(count):
-            return _sequence_flops(config.readout.labels, h, count) / length
+            return _read_flops(config.readout.labels, h, count) / length
         case Tags(count):
-            return 2.0 * count * h
+            return float(_read_flops(config.readout.tokens, h, count))
         case Span():
-            return 2.0 * 2 * h
+            return float(_read_flops(config.readout.tokens, h, 2))
         case Replaced():
             return 2.0 * h * (h + 1)
         case Choice():
-            return _sequence_flops(config.readout.choice, h, 1) / length
+            return _read_flops(config.readout.choice, h, 1) / length
+        case NextToken():
+            return 2.0 * h * config.vocab
         case _:
             assert_never(head)
