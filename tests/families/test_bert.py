@@ -97,6 +97,7 @@ def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
         ({"hidden_size": "768"}, "hidden_size must be a whole number, not '768'"),
         ({"hidden_size": 768.0}, "hidden_size must be a whole number, not 768.0"),
         ({"num_hidden_layers": True}, "num_hidden_layers must be a whole number, not True"),
+        ({"layer_norm_eps": 10**400}, "layer_norm_eps must be a number, not 1000000000"),
         ({"layer_norm_eps": None}, "layer_norm_eps must be a number, not None"),
         ({"pad_token_id": "0"}, "pad_token_id must be a whole number, not '0'"),
         ({"hidden_size": 100}, "encoder.heads: width 100 cannot be divided among 12 heads"),

@@ -36,6 +36,9 @@ ACTIVATIONS: dict[str, Activation] = {
 FIXED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 """What these settings may say; anything else is another model."""
 
+LARGEST = 2**31 - 1
+"""No setting of a model is beyond it."""
+
 
 @dataclass(frozen=True)
 class Translation:
@@ -107,8 +110,8 @@ def _offset(config: EncoderConfig) -> int:
 def read_number(raw: Mapping[str, Any], key: str, default: int | float, where: str) -> Any:
     """A setting that must be a number of the default's type; one that is absent has the default."""
     value, kind = raw.get(key, default), type(default)
-    if isinstance(value, bool) or not isinstance(value, (int, kind)):
-        raise FolderError(f"{key} must be {'a number' if kind is float else 'a whole number'}, not {value!r}", where=where)
+    if isinstance(value, bool) or not isinstance(value, (int, kind)) or abs(value) > LARGEST:
+        raise FolderError(f"{key} must be {'a number' if kind is float else 'a whole number'}, not {value!r:.40}", where=where)
     return kind(value)
 
 
