@@ -105,6 +105,10 @@ def test_a_preset_comes_back_from_a_file(name: str, tmp_path: Path) -> None:
     assert read(EncoderConfig, to_dict(config)) == config
 
 
+def test_a_single_pattern_is_given_by_its_name() -> None:
+    assert load(EncoderConfig, base=gpt.base(), overrides=["patterns=full"]).patterns == (Full(),)
+
+
 def test_tables_among_texts_are_written_in_line() -> None:
     assert write_toml({"a": ["full", {"radius": 64, "kind": "window"}]}) == 'a = ["full", {radius = 64, kind = "window"}]\n'
 

@@ -66,14 +66,16 @@ def _find(model: str) -> _Found:
     from bothways.interop.hub import CONFIG_FILES, resolve
     from bothways.interop.settings import read_settings
     from bothways.interop.weights import open_weights
-    from bothways.model.heads import Masked, Pair, Pooled
+    from bothways.model.heads import Masked, NextToken, Pair, Pooled, Replaced
 
     local = Path(model).is_dir()
     if model in PRESETS and not local:
         config = preset(model)
         family = family_for(config)
         assert family is not None
-        return _Found(f"a preset of {family.model_type}, with the heads of pre-training", config, (Pooled(), Masked(), Pair()))
+        known = (Pooled(), Masked(), Pair(), Replaced(), NextToken())
+        heads = tuple(head for head in known if head.kind in family.architectures[0].heads)
+        return _Found(f"a preset of {family.model_type}, with the heads of pre-training", config, heads)
     try:
         folder = resolve(model, CONFIG_FILES)
     except FolderError as error:

@@ -150,6 +150,8 @@ def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
     if shape.optional and given in (None, NONE):
         return None
     item = _item(hint)
+    if item is not None and given in map(_kind, _shape(item).classes):
+        given = [given]
     if item is not None and isinstance(given, Mapping | list | tuple):
         return _items(item, given, base or (), where)
     if shape.classes:
