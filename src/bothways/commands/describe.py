@@ -73,9 +73,9 @@ def _find(model: str) -> _Found:
         config = preset(model)
         family = family_for(config)
         assert family is not None
-        known = (Pooled(), Masked(), Pair(), Replaced(), NextToken())
-        heads = tuple(head for head in known if head.kind in family.architectures[0].heads)
-        return _Found(f"a preset of {family.model_type}, with the heads of pre-training", config, heads)
+        every, kinds = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.architectures[0].heads
+        what = f"a preset of {family.model_type}, with the heads of pre-training"
+        return _Found(what, config, tuple(head for head in every if head.kind in kinds))
     try:
         folder = resolve(model, CONFIG_FILES)
     except FolderError as error:
