@@ -30,5 +30,8 @@ def convert(source: Path, /, *, out: Path, part: Literal["discriminator", "gener
     save_model(out, found.model, found.tokenizer, card=card)
     print(found.report)
     if found.tokenizer is None:
-        print("warning: there is neither a vocab.txt nor one SentencePiece file beside it: the folder has no tokenizer", file=sys.stderr)
+        print(
+            "warning: there is neither a vocab.txt nor one SentencePiece file beside it: the folder has no tokenizer",
+            file=sys.stderr,
+        )
     print(f"wrote {out}", file=sys.stderr)
