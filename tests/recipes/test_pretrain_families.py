@@ -84,6 +84,12 @@ def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None
     assert not (home / "bert").exists()
 
 
+def test_a_shape_that_no_family_has_is_refused_before_training(home: Path) -> None:
+    with pytest.raises(BothwaysError, match="encoder: no family of transformers has this configuration"):
+        run(home, "odd", "--model", "bert-tiny", "segments=full_sentences", "encoder.segments=0")
+    assert not (home / "odd").exists()
+
+
 def test_a_shape_is_fitted_to_its_tokenizer(tokenizer: Tokenizer) -> None:
     bytes_ = train(["a few words"], ByteBPE(300))
     for name in ("roberta-base", "bert-base", "albert-base-v2", "distilbert-base-uncased"):

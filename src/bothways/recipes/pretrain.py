@@ -180,7 +180,10 @@ def _check_class(encoder: EncoderConfig, heads: Iterable[Head], tokenizer: Token
     """Whether the model can be saved in the end."""
     family = family_for(encoder, tokenizer.kind)
     kinds = [head.kind for head in heads]
-    if family is None or family.architecture_with(kinds) is not None:
+    if family is None:
+        what = "no family of transformers has this configuration, so the model could not be saved in the end"
+        return [Finding("heads", "error", what, "encoder", "Change as little as you can in a preset: bothways describe NAME.")]
+    if family.architecture_with(kinds) is not None:
         return []
     what = f"transformers has no class of the family {family.model_type} with the heads {', '.join(kinds)}"
     return [Finding("heads", "error", what, "segments", "Set segments=full_sentences, for masked LM alone.")]
