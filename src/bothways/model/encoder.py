@@ -60,9 +60,10 @@ class Encoder(nn.Module):
         for layer, view in enumerate(views(self.config, batch.layout)):
             for block in self.layer(layer):
                 x = block(x, view)
-            layers.append(x)
-        layers[-1] = last = self.norm(x)
-        return Hidden(last, tuple(layers) if keep_layers else ())
+            if keep_layers:  # else a prediction would hold what every layer gave
+                layers.append(x)
+        last = self.norm(x)
+        return Hidden(last, (*layers[:-1], last) if keep_layers else ())
 
 
 def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Module]:
