@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bothways.families.family import Architecture, Family, HeadKind
-from bothways.families.keys import KeyTable, Rename, Rule, Stack, Tie
+from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.family import Family
+from bothways.families.keys import KeyTable, Rename, Rule, Stack
 from bothways.families.translation import NUMBERS, Translation, read_number
 from bothways.model.config import EncoderConfig, Readout, Sharing
 
@@ -81,32 +82,16 @@ _RULES: tuple[Rule, ...] = (
     Rename(f"{_BLOCK}.mlp.down", f"{_LAYER}.ffn_output"),
     Rename(f"{_BLOCK}.mlp_norm", f"{_LAYER}.full_layer_layer_norm"),
     Rename("heads.pooler.dense", "albert.pooler"),
-    Rename("heads.masked.dense", "predictions.dense"),
-    Rename("heads.masked.norm", "predictions.LayerNorm"),
-    Rename("heads.masked.bias", "predictions.bias"),
     Rename("heads.pair.dense", "sop_classifier.classifier"),
-    Rename("heads.labels.dense", "classifier"),
-    Rename("heads.tags.dense", "classifier"),
-    Rename("heads.choice.dense", "classifier"),
-    Rename("heads.span.dense", "qa_outputs"),
-    Tie("encoder.embedding.token.weight", "predictions.decoder.weight", part="heads.masked"),
-    Tie("heads.masked.bias", "predictions.decoder.bias", part="heads.masked"),
-)
-_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
-    ("ForPreTraining", frozenset({"masked", "pooler", "pair"})),
-    ("ForMaskedLM", frozenset({"masked"})),
-    ("ForSequenceClassification", frozenset({"pooler", "labels"})),
-    ("ForTokenClassification", frozenset({"tags"})),
-    ("ForQuestionAnswering", frozenset({"span"})),
-    ("ForMultipleChoice", frozenset({"pooler", "choice"})),
-    ("Model", frozenset({"pooler"})),
+    *masked_rules("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"),
+    *output_rules(),
 )
 _DROPOUT = ("classifier_dropout_prob", 0.1)
 
 ALBERT = Family(
     model_type="albert",
     keys=KeyTable("albert.", _RULES, ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")),
-    architectures=tuple(Architecture("Albert" + name, heads, bare=name == "Model") for name, heads in _CLASSES),
+    architectures=classes("Albert", pooled={"labels", "choice"}, pretraining={"masked", "pooler", "pair"}),
     translation=Translation(
         _sized(12, 4096, 64), numbers=NUMBERS | {"embedding": "embedding_size"}, read_more=_read_more, write_more=_write_more
     ),

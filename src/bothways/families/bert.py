@@ -13,8 +13,9 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
+from bothways.families.alike import classes, masked_rules, output_rules
 from bothways.families.family import Architecture, Family, HeadKind
-from bothways.families.keys import KeyTable, Rename, Rule, Stack, Tie
+from bothways.families.keys import KeyTable, Rename, Rule, Stack
 from bothways.families.translation import Translation
 from bothways.model.config import EncoderConfig, PreNorm
 
@@ -109,20 +110,14 @@ def post_norm_rules(stem: str) -> tuple[Rule, ...]:
     )
 
 
+_LM = "cls.predictions"
+MASKED_RULES = masked_rules(f"{_LM}.transform.dense", f"{_LM}.transform.LayerNorm", f"{_LM}.decoder", f"{_LM}.bias")
 _COMMON: tuple[Rule, ...] = (
     *encoder_rules("bert"),
     Rename("heads.pooler.dense", "bert.pooler.dense"),
-    Rename("heads.masked.dense", "cls.predictions.transform.dense"),
-    Rename("heads.masked.norm", "cls.predictions.transform.LayerNorm"),
-    Rename("heads.masked.bias", "cls.predictions.bias"),
     Rename("heads.pair.dense", "cls.seq_relationship"),
-    # One name for three heads: which it is, the class in config.json says.
-    Rename("heads.labels.dense", "classifier"),
-    Rename("heads.tags.dense", "classifier"),
-    Rename("heads.choice.dense", "classifier"),
-    Rename("heads.span.dense", "qa_outputs"),
-    Tie("encoder.embedding.token.weight", "cls.predictions.decoder.weight", part="heads.masked"),
-    Tie("heads.masked.bias", "cls.predictions.decoder.bias", part="heads.masked"),
+    *MASKED_RULES,
+    *output_rules(),
 )
 _PRE: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.attention_norm", "bert.encoder.layer.{}.attention.ln"),
@@ -131,20 +126,12 @@ _PRE: tuple[Rule, ...] = (
 )
 _CONSTANT = {"position_embedding_type": "absolute", "tie_word_embeddings": True}
 _COMPUTED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
-    ("ForPreTraining", frozenset({"masked", "pooler", "pair"})),
-    ("ForMaskedLM", frozenset({"masked"})),
-    ("ForNextSentencePrediction", frozenset({"pooler", "pair"})),
-    ("ForSequenceClassification", frozenset({"pooler", "labels"})),
-    ("ForTokenClassification", frozenset({"tags"})),
-    ("ForQuestionAnswering", frozenset({"span"})),
-    ("ForMultipleChoice", frozenset({"pooler", "choice"})),
-    ("Model", frozenset({"pooler"})),
-)
 
 
 def _architectures(stem: str) -> tuple[Architecture, ...]:
-    return tuple(Architecture(stem + name, heads, bare=name == "Model") for name, heads in _CLASSES)
+    pair: frozenset[HeadKind] = frozenset({"pooler", "pair"})
+    both = classes(stem, pooled={"labels", "choice"}, pretraining={"masked", *pair})
+    return (*both, Architecture(f"{stem}ForNextSentencePrediction", pair))
 
 
 BERT = Family(

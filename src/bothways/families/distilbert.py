@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.families import bert
-from bothways.families.family import Architecture, Family, HeadKind
-from bothways.families.keys import KeyTable, Rename, Rule, Stack, Tie
+from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.family import Family
+from bothways.families.keys import KeyTable, Rename, Rule, Stack
 from bothways.families.translation import Translation, read_number
 from bothways.model.config import EncoderConfig, Own, Readout
 
@@ -47,30 +48,14 @@ _RULES: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.mlp.up", f"{_LAYER}.ffn.lin1"),
     Rename("encoder.blocks.{}.mlp.down", f"{_LAYER}.ffn.lin2"),
     Rename("encoder.blocks.{}.mlp_norm", f"{_LAYER}.output_layer_norm"),
-    Rename("heads.masked.dense", "vocab_transform"),
-    Rename("heads.masked.norm", "vocab_layer_norm"),
-    Rename("heads.masked.bias", "vocab_projector.bias"),
-    Rename("heads.labels.inner", "pre_classifier"),
-    Rename("heads.labels.dense", "classifier"),
-    Rename("heads.choice.inner", "pre_classifier"),
-    Rename("heads.choice.dense", "classifier"),
-    Rename("heads.tags.dense", "classifier"),
-    Rename("heads.span.dense", "qa_outputs"),
-    Tie("encoder.embedding.token.weight", "vocab_projector.weight", part="heads.masked"),
-)
-_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
-    ("ForMaskedLM", frozenset({"masked"})),
-    ("ForSequenceClassification", frozenset({"labels"})),
-    ("ForTokenClassification", frozenset({"tags"})),
-    ("ForQuestionAnswering", frozenset({"span"})),
-    ("ForMultipleChoice", frozenset({"choice"})),
-    ("Model", frozenset()),
+    *masked_rules("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+    *output_rules({"labels.inner": "pre_classifier", "choice.inner": "pre_classifier"}),
 )
 
 DISTILBERT = Family(
     model_type="distilbert",
     keys=KeyTable("distilbert.", _RULES, ("distilbert.embeddings.position_ids",)),
-    architectures=tuple(Architecture("DistilBert" + name, heads, bare=name == "Model") for name, heads in _CLASSES),
+    architectures=classes("DistilBert"),
     translation=Translation(
         base(),
         numbers={

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.families import bert
-from bothways.families.family import Architecture, Family, HeadKind
-from bothways.families.keys import KeyTable, Rename, Rule, Tie
+from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.family import Family
+from bothways.families.keys import KeyTable, Rename, Rule
 from bothways.families.translation import FIXED, NUMBERS, Translation, read_number
 from bothways.model.config import EncoderConfig, Own, Readout
 
@@ -43,33 +44,22 @@ _RULES: tuple[Rule, ...] = (
     *bert.encoder_rules("electra"),
     *bert.post_norm_rules("electra"),
     Rename("encoder.embedding.project", "electra.embeddings_project"),
-    Rename("heads.masked.dense", "generator_predictions.dense"),
-    Rename("heads.masked.norm", "generator_predictions.LayerNorm"),
-    Rename("heads.masked.bias", "generator_lm_head.bias"),
     Rename("heads.replaced.inner", "discriminator_predictions.dense"),
     Rename("heads.replaced.dense", "discriminator_predictions.dense_prediction"),
-    Rename("heads.labels.inner", "classifier.dense"),
-    Rename("heads.labels.dense", "classifier.out_proj"),
-    Rename("heads.tags.dense", "classifier"),
-    Rename("heads.choice.inner", "sequence_summary.summary"),
-    Rename("heads.choice.dense", "classifier"),
-    Rename("heads.span.dense", "qa_outputs"),
-    Tie("encoder.embedding.token.weight", "generator_lm_head.weight", part="heads.masked"),
-)
-_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
-    ("ForPreTraining", frozenset({"replaced"})),
-    ("ForMaskedLM", frozenset({"masked"})),
-    ("ForSequenceClassification", frozenset({"labels"})),
-    ("ForTokenClassification", frozenset({"tags"})),
-    ("ForQuestionAnswering", frozenset({"span"})),
-    ("ForMultipleChoice", frozenset({"choice"})),
-    ("Model", frozenset()),
+    *masked_rules("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
+    *output_rules(
+        {
+            "labels.inner": "classifier.dense",
+            "labels.dense": "classifier.out_proj",
+            "choice.inner": "sequence_summary.summary",
+        }
+    ),
 )
 
 ELECTRA = Family(
     model_type="electra",
     keys=KeyTable("electra.", _RULES, ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")),
-    architectures=tuple(Architecture("Electra" + name, heads, bare=name == "Model") for name, heads in _CLASSES),
+    architectures=classes("Electra", pretraining={"replaced"}),
     translation=Translation(
         _sized(12, 256, 128),
         numbers=NUMBERS,

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.core.errors import FolderError
-from bothways.families.family import Architecture, Family, HeadKind
-from bothways.families.keys import KeyTable, Rename, Rule, Tie
+from bothways.families.alike import classes, masked_rules
+from bothways.families.family import Family
+from bothways.families.keys import KeyTable, Rename, Rule
 from bothways.families.translation import ACTIVATIONS, Translation, read_choice, read_flag, read_number
 from bothways.model.config import Bias, EncoderConfig, Full, Gated, Own, Pattern, PreNorm, Readout, Rotary, Window
 
@@ -149,28 +150,17 @@ _RULES: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.mlp.down", f"{_LAYER}.mlp.Wo"),
     Rename("encoder.norm", "model.final_norm"),
     # The masked LM head and all others have the same layer in front.
-    Rename("heads.masked.dense", "head.dense"),
-    Rename("heads.masked.norm", "head.norm"),
-    Rename("heads.masked.bias", "decoder.bias"),
+    *masked_rules("head.dense", "head.norm", "decoder"),
     *(Rename(f"heads.{kind}.inner", "head.dense") for kind in ("labels", "tags", "span", "choice")),
     *(Rename(f"heads.{kind}.norm", "head.norm") for kind in ("labels", "tags", "span", "choice")),
     *(Rename(f"heads.{kind}.dense", "classifier") for kind in ("labels", "tags", "span", "choice")),
-    Tie("encoder.embedding.token.weight", "decoder.weight", part="heads.masked"),
-)
-_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
-    ("ForMaskedLM", frozenset({"masked"})),
-    ("ForSequenceClassification", frozenset({"labels"})),
-    ("ForTokenClassification", frozenset({"tags"})),
-    ("ForQuestionAnswering", frozenset({"span"})),
-    ("ForMultipleChoice", frozenset({"choice"})),
-    ("Model", frozenset()),
 )
 _DROPOUT = ("classifier_dropout", 0.0)
 
 MODERNBERT = Family(
     model_type="modernbert",
     keys=KeyTable("model.", _RULES),
-    architectures=tuple(Architecture("ModernBert" + name, heads, bare=name == "Model") for name, heads in _CLASSES),
+    architectures=classes("ModernBert"),
     translation=Translation(
         base(),
         numbers={

@@ -12,8 +12,9 @@ from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.families import bert
-from bothways.families.family import Architecture, Family, HeadKind
-from bothways.families.keys import KeyTable, Rename, Rule, Tie
+from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.family import Family
+from bothways.families.keys import KeyTable, Rename, Rule
 from bothways.families.translation import Translation
 from bothways.model.config import EncoderConfig, Learned, Own, Readout
 
@@ -55,24 +56,8 @@ _RULES: tuple[Rule, ...] = (
     *bert.encoder_rules("roberta"),
     *bert.post_norm_rules("roberta"),
     Rename("heads.pooler.dense", "roberta.pooler.dense"),
-    Rename("heads.masked.dense", "lm_head.dense"),
-    Rename("heads.masked.norm", "lm_head.layer_norm"),
-    Rename("heads.masked.bias", "lm_head.bias"),
-    Rename("heads.labels.inner", "classifier.dense"),
-    Rename("heads.labels.dense", "classifier.out_proj"),
-    Rename("heads.tags.dense", "classifier"),
-    Rename("heads.choice.dense", "classifier"),
-    Rename("heads.span.dense", "qa_outputs"),
-    Tie("encoder.embedding.token.weight", "lm_head.decoder.weight", part="heads.masked"),
-    Tie("heads.masked.bias", "lm_head.decoder.bias", part="heads.masked"),
-)
-_CLASSES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
-    ("ForMaskedLM", frozenset({"masked"})),
-    ("ForSequenceClassification", frozenset({"labels"})),
-    ("ForTokenClassification", frozenset({"tags"})),
-    ("ForQuestionAnswering", frozenset({"span"})),
-    ("ForMultipleChoice", frozenset({"pooler", "choice"})),
-    ("Model", frozenset({"pooler"})),
+    *masked_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+    *output_rules({"labels.inner": "classifier.dense", "labels.dense": "classifier.out_proj"}),
 )
 
 
@@ -88,7 +73,7 @@ def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
     return Family(
         model_type=model_type,
         keys=KeyTable("roberta.", _RULES, ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")),
-        architectures=tuple(Architecture(stem + name, heads, bare=name == "Model") for name, heads in _CLASSES),
+        architectures=classes(stem, pooled={"choice"}),
         translation=Translation(defaults, read_more=_read_more),
         dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
     )
