@@ -24,9 +24,12 @@ from bothways.data.packing import Examples
 from bothways.data.segments import FullSentences
 from bothways.interop.folder import load_model
 from bothways.model.config import EncoderConfig
-from bothways.recipes.pretrain import begin_from, part_of, pretrain, save_pretrained
+from bothways.model.heads import Model
+from bothways.objectives.pretraining import Pretraining
+from bothways.recipes.pretrain import HeldOut, begin_from, heads_for, part_of, pretrain, save_pretrained, vocabulary_of
 from bothways.recipes.settings import Phase, PretrainConfig, modern, paper
 from bothways.training.optim import AdamW, BertAdam
+from bothways.training.parallel import plan_here
 from bothways.training.run import Training
 from bothways.training.schedule import Linear
 from bothways.training.state import Epochs, Hours, Progress, Steps, Tokens
@@ -97,6 +100,19 @@ def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(corpus: 
     assert done.progress.steps == 10
     assert done.progress.tokens > 6 * 8 * 10 + 4 * 8 * 17, "the later sequences are longer than the first phase allows"
     assert lines[-1]["step"] == 10
+
+
+def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> None:
+    config = settings(corpus, evaluation_tokens=100)
+    learner = Pretraining(Model(config.encoder, heads_for(config.segments)), config.masking, vocabulary_of(corpus))
+    _, held_out = corpus.split(config.held_out, config.seed)
+    counts = np.ones(corpus.tokenizer.size, dtype=np.int64)
+    scoring = HeldOut(config, corpus, held_out, plan_here(), learner, counts)
+    read = sum(batch.layout.tokens for step in scoring._steps for batch in step.microbatches)
+    assert 100 <= read < 200
+    assert sum(len(sentence) for document in held_out.tolist() for sentence in corpus.sentences_of(document)) > 400, (
+        "there is more to read"
+    )
 
 
 def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(corpus: Corpus, tmp_path: Path) -> None:

@@ -262,7 +262,8 @@ class HeldOut:
         counts: NDArray[np.int64],
     ) -> None:
         longest = max(settings.phases, key=lambda phase: phase.length)
-        fixed = dataclasses.replace(settings, views=1, batch=Tokens(8 * settings.microbatch_tokens))
+        size = min(settings.evaluation_tokens, 8 * settings.microbatch_tokens)
+        fixed = dataclasses.replace(settings, views=1, batch=Tokens(size))
         loader = _loader(fixed, corpus, chosen, longest, plan, learner)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._learner, self._plan, self._precision = learner, plan, settings.training.precision

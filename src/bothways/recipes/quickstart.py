@@ -7,7 +7,8 @@ file of theirs.
 
 Two values let a BERT of this size learn in so short a time. Sequences start at 16 tokens, without pairs: short ones teach
 attention where the neighbours are, and until it knows, the model predicts by frequency alone, for millions of tokens at full
-length. And four in ten tokens are masked, so that each sequence says more.
+length. And four in ten tokens are masked, so that each sequence says more. On a processor without bf16 the model is narrower:
+it reads twice the text in the time, and that is worth more than the width.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bothways.core.errors import DataError
+from bothways.core.hardware import choose_device, has_bf16
 from bothways.data.corpus import Corpus, build
 from bothways.data.documents import Document, read_documents
 from bothways.data.installed import installed_documentation
@@ -46,6 +48,22 @@ from bothways.training.state import Epochs, Hours, Progress
 
 Say = Callable[[str], object]
 
+SHAPES = {True: (256, 1e-3), False: (128, 2e-3)}
+"""Width of the model and peak learning rate of its pre-training, with and without bf16 in hardware. On an fp32 core, in equal
+time, width 128 reads 2.5 times the tokens and comes to a held-out perplexity of 167 (at 1e-3: 197), width 256 to 574, hardly
+below what the frequencies of words give."""
+
+
+def _fitting() -> tuple[int, float]:
+    return SHAPES[has_bf16(choose_device())]
+
+
+def _shape(width: int) -> EncoderConfig:
+    return EncoderConfig(
+        4000, width, 4, width // 64, 4 * width,
+        position=Learned(128), dropout=0.0, attention_dropout=0.0, initial_range=0.05,
+    )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Story:
@@ -55,7 +73,7 @@ class Story:
         minutes: for everything, of which pre-training takes what the rest leaves.
         words: of installed documentation, at most.
         vocabulary: tokens.
-        encoder: the shape; `vocab` becomes that of the vocabulary learnt.
+        encoder: the shape, as wide as this machine is fast (`SHAPES`); `vocab` becomes that of the vocabulary learnt.
         phases: lengths of sequences in pre-training.
         batch: tokens of a pre-training update.
         rate: peak learning rate of pre-training.
@@ -70,12 +88,10 @@ class Story:
     minutes: float = 5.0
     words: int = 2_500_000
     vocabulary: int = 4000
-    encoder: EncoderConfig = EncoderConfig(
-        4000, 256, 4, 4, 1024, position=Learned(128), dropout=0.0, attention_dropout=0.0, initial_range=0.05
-    )
+    encoder: EncoderConfig = field(default_factory=lambda: _shape(_fitting()[0]))
     phases: tuple[Phase, ...] = (Phase(16, 0.5, FullSentences()), Phase(64, 0.5))
     batch: int = 512
-    rate: float = 1e-3
+    rate: float = field(default_factory=lambda: _fitting()[1])
     masked: float = 0.4
     set_aside: float = 0.15
     labels: int = 1200
