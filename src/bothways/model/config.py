@@ -10,67 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from bothways.core.errors import ConfigError
+from bothways.model.place import Disentangled as Disentangled
+from bothways.model.place import Learned as Learned
+from bothways.model.place import Rotary as Rotary
+from bothways.model.place import Sinusoidal as Sinusoidal
 
 T = TypeVar("T")
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
-
-
-@dataclass(frozen=True)
-class Learned:
-    """A learned vector for each absolute position, as in BERT (Devlin et al. 2018, section 3).
-
-    Attributes:
-        most: the longest input, in tokens.
-        offset: rows of the table before that of the first position: RoBERTa has 2.
-    """
-
-    most: int = 512
-    offset: int = 0
-    kind: Literal["learned"] = "learned"
-
-    def __post_init__(self) -> None:
-        if self.most < 1:
-            raise ConfigError(f"must be at least 1, not {self.most}", where="encoder.position.most")
-        if self.offset < 0:
-            raise ConfigError(f"must be at least 0, not {self.offset}", where="encoder.position.offset")
-
-
-@dataclass(frozen=True)
-class Sinusoidal:
-    """Sines and cosines of geometric wavelengths, fixed, added to the tokens (Vaswani et al. 2017, section 3.5).
-
-    Attributes:
-        most: the longest input, in tokens.
-        interleaved: sine and cosine of one wavelength lie side by side, as in the paper; else all sines come first.
-    """
-
-    most: int = 512
-    interleaved: bool = True
-    kind: Literal["sinusoidal"] = "sinusoidal"
-
-    def __post_init__(self) -> None:
-        if self.most < 1:
-            raise ConfigError(f"must be at least 1, not {self.most}", where="encoder.position.most")
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """Queries and keys turned by an angle that grows with the position, pair of features by pair (Su et al. 2021, section 3).
-
-    Attributes:
-        most: the longest input, in tokens.
-        bases: of the angles' wavelengths, one for each layer in turn, over and over, as `patterns` are.
-    """
-
-    most: int = 512
-    bases: tuple[float, ...] = (10_000.0,)
-    kind: Literal["rotary"] = "rotary"
-
-    def __post_init__(self) -> None:
-        if self.most < 1:
-            raise ConfigError(f"must be at least 1, not {self.most}", where="encoder.position.most")
-        if not self.bases or not all(base > 1 for base in self.bases):
-            raise ConfigError(f"must be numbers above 1, not {self.bases}", where="encoder.position.bases")
 
 
 @dataclass(frozen=True)
@@ -108,9 +54,11 @@ class PostNorm:
 
     Attributes:
         embedding: whether a LayerNorm comes after the embeddings, too; GPT has none.
+        projected: whether it comes after the layer that takes narrower embeddings to the width, which then has no bias.
     """
 
     embedding: bool = True
+    projected: bool = False
     kind: Literal["post"] = "post"
 
 
@@ -157,6 +105,7 @@ class Bias:
 
     Attributes:
         attention: the dense layers of attention.
+        key: of these, those that make keys, of tokens and of relative positions.
         mlp: those of the feed-forward layer.
         norm: LayerNorms, those of heads too.
         head: the dense layer with an activation, of a head that has one.
@@ -168,6 +117,7 @@ class Bias:
     norm: bool = True
     head: bool = True
     output: bool = True
+    key: bool = True
 
 
 @dataclass(frozen=True)
@@ -195,6 +145,7 @@ class Own:
     Attributes:
         activation: after that layer.
         dropout_first: whether dropout comes before it, too.
+        input_dropout: the rate there, if it is one of its own.
         norm: whether a LayerNorm comes after the activation.
         reads: of a sequence, its first token, [CLS], or the mean of all; of a token, itself.
     """
@@ -203,7 +154,11 @@ class Own:
     dropout_first: bool = False
     norm: bool = False
     reads: Literal["first", "mean"] = "first"
+    input_dropout: float = 0.0
     kind: Literal["own"] = "own"
+
+    def __post_init__(self) -> None:
+        _check_rate(self.input_dropout, "readout.input_dropout")
 
 
 @dataclass(frozen=True)
@@ -223,6 +178,7 @@ class Readout:
         masked: the activation in the masked LM head; none means the encoder's.
         pair_dropout: on the vector that the pair head reads.
         span_dropout: on the vectors that the span head reads.
+        replaced: what the replaced-token head reads of a token: its vector, or that plus the first token's, normed.
     """
 
     labels: FromPooler | Own = FromPooler()
@@ -231,6 +187,7 @@ class Readout:
     masked: Activation | None = None
     pair_dropout: float = 0.0
     span_dropout: float = 0.0
+    replaced: Literal["token", "with_first"] = "token"
 
 
 Place = Literal["embedding", "attention", "mlp"]
@@ -271,7 +228,7 @@ class EncoderConfig:
     heads: int = 12
     inner: int = 3072
     segments: int = 2
-    position: Learned | Sinusoidal | Rotary = Learned()
+    position: Learned | Sinusoidal | Rotary | Disentangled = Learned()
     patterns: tuple[Pattern, ...] = (Full(),)
     order: PostNorm | PreNorm = PostNorm()
     mlp: Plain | Gated = Plain()
@@ -287,6 +244,11 @@ class EncoderConfig:
     sharing: Sharing | None = None
     dropped: tuple[Place, ...] = ("embedding", "attention", "mlp")
     readout: Readout = Readout()
+
+    @property
+    def most(self) -> int:
+        """The longest input, in tokens."""
+        return self.position.most
 
     @property
     def embedding_width(self) -> int:
@@ -358,6 +320,10 @@ class EncoderConfig:
         if isinstance(self.position, Rotary) and self.width // self.heads % 2:
             what = f"rotary positions turn pairs of features, but a head has {self.width // self.heads}"
             raise ConfigError(what, where="encoder.heads", fix="Use heads of an even width.")
+        if isinstance(self.position, Disentangled) and self.position.convolution is not None:
+            if self.width % self.position.convolution.groups:
+                what = f"width {self.width} cannot be divided among {self.position.convolution.groups} groups"
+                raise ConfigError(what, where="encoder.position.convolution.groups")
         if self.pad is not None and not 0 <= self.pad < self.vocab:
             raise ConfigError(f"id {self.pad} is not in the vocabulary of {self.vocab}", where="encoder.pad")
 
