@@ -10,42 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from bothways.core.errors import ConfigError
-from bothways.model.place import Disentangled as Disentangled
-from bothways.model.place import Learned as Learned
-from bothways.model.place import Rotary as Rotary
-from bothways.model.place import Sinusoidal as Sinusoidal
+from bothways.model.place import Disentangled, Learned, Rotary, Sinusoidal
+
+__all__ = [
+    "Activation", "Bias", "Causal", "Disentangled", "EncoderConfig", "FromPooler", "Full", "Gated", "Learned", "Own", "Pattern",
+    "Place", "Plain", "PostNorm", "PreNorm", "Readout", "Rotary", "Sharing", "Sinusoidal", "Window",
+]  # fmt: skip
 
 T = TypeVar("T")
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
-
-
-@dataclass(frozen=True)
-class Full:
-    """Every token sees all tokens of its sequence."""
-
-    kind: Literal["full"] = "full"
-
-
-@dataclass(frozen=True)
-class Window:
-    """A token sees those at most `radius` places away, on both sides (Beltagy et al. 2020, section 3.1)."""
-
-    radius: int = 64
-    kind: Literal["window"] = "window"
-
-    def __post_init__(self) -> None:
-        if self.radius < 0:
-            raise ConfigError(f"must be at least 0, not {self.radius}", where="encoder.patterns.radius")
-
-
-@dataclass(frozen=True)
-class Causal:
-    """A token sees itself and those before it: left to right, as in GPT (Devlin et al. 2018, figure 3)."""
-
-    kind: Literal["causal"] = "causal"
-
-
-Pattern = Full | Window | Causal
 
 
 @dataclass(frozen=True)
@@ -315,17 +288,21 @@ class EncoderConfig:
                 raise ConfigError(f"must be above 0, not {getattr(self, name)}", where=f"encoder.{name}")
         for name in ("dropout", "embedding_dropout", "attention_dropout"):
             _check_rate(getattr(self, name) or 0.0, name)
+        _check_features(self.position, self.width, self.heads)
         if not self.patterns:
             raise ConfigError("must hold at least one pattern", where="encoder.patterns", fix='Full attention is ["full"].')
-        if isinstance(self.position, Rotary) and self.width // self.heads % 2:
-            what = f"rotary positions turn pairs of features, but a head has {self.width // self.heads}"
-            raise ConfigError(what, where="encoder.heads", fix="Use heads of an even width.")
-        if isinstance(self.position, Disentangled) and self.position.convolution is not None:
-            if self.width % self.position.convolution.groups:
-                what = f"width {self.width} cannot be divided among {self.position.convolution.groups} groups"
-                raise ConfigError(what, where="encoder.position.convolution.groups")
         if self.pad is not None and not 0 <= self.pad < self.vocab:
             raise ConfigError(f"id {self.pad} is not in the vocabulary of {self.vocab}", where="encoder.pad")
+
+
+def _check_features(position: Learned | Sinusoidal | Rotary | Disentangled, width: int, heads: int) -> None:
+    if isinstance(position, Rotary) and width // heads % 2:
+        what = f"rotary positions turn pairs of features, but a head has {width // heads}"
+        raise ConfigError(what, where="encoder.heads", fix="Use heads of an even width.")
+    groups = position.convolution.groups if isinstance(position, Disentangled) and position.convolution else 1
+    if width % groups:
+        what = f"width {width} cannot be divided among {groups} groups"
+        raise ConfigError(what, where="encoder.position.convolution.groups", fix=f"Use a number that divides {width}.")
 
 
 def _check_rate(rate: float, name: str) -> None:
