@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from bothways.core.errors import ConfigError
+from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
 from bothways.model.place import Disentangled, Learned, Rotary, Sinusoidal
 
 __all__ = [
-    "Activation", "Bias", "Causal", "Disentangled", "EncoderConfig", "FromPooler", "Full", "Gated", "Learned", "Own", "Pattern",
+    "Activation", "Bias", "Blocks", "Causal", "Deep", "Disentangled", "EncoderConfig", "FromPooler", "Full", "Gated", "Learned", "Own", "Pattern",
     "Place", "Plain", "PostNorm", "PreNorm", "Readout", "Rotary", "Sharing", "Sinusoidal", "Window",
 ]  # fmt: skip
 
@@ -80,6 +81,7 @@ class Bias:
         attention: the dense layers of attention.
         key: of these, those that make keys, of tokens and of relative positions.
         mlp: those of the feed-forward layer.
+        projections: of attention's, those that make queries, keys and values.
         norm: LayerNorms, those of heads too.
         head: the dense layer with an activation, of a head that has one.
         output: the masked LM head's output, a number for each token of the vocabulary.
@@ -87,6 +89,7 @@ class Bias:
 
     attention: bool = True
     mlp: bool = True
+    projections: bool = True
     norm: bool = True
     head: bool = True
     output: bool = True
@@ -142,12 +145,20 @@ class FromPooler:
 
 
 @dataclass(frozen=True)
+class Deep:
+    """The head has a feed-forward layer as the encoder's, with residual path and LayerNorm, and dropout before and after it."""
+
+    kind: Literal["deep"] = "deep"
+
+
+@dataclass(frozen=True)
 class Readout:
     """How heads read the encoder, where families differ.
 
     Attributes:
         labels, choice: what these heads read.
         tokens: the layer that the tag and span heads have of their own; none if they read the encoder.
+        span: what the span head has instead; none means as `tokens`.
         masked: the activation in the masked LM head; none means the encoder's.
         pair_dropout: on the vector that the pair head reads.
         span_dropout: on the vectors that the span head reads.
@@ -157,13 +168,15 @@ class Readout:
     labels: FromPooler | Own = FromPooler()
     choice: FromPooler | Own = FromPooler()
     tokens: Own | None = None
+    span: Deep | None = None
     masked: Activation | None = None
     pair_dropout: float = 0.0
     span_dropout: float = 0.0
     replaced: Literal["token", "with_first"] = "token"
 
 
-Place = Literal["embedding", "attention", "mlp"]
+Place = Literal["sum", "embedding", "attention", "mlp"]
+"""The sum of embeddings before their LayerNorm; the same after it; the output of attention; that of the feed-forward layer."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +252,11 @@ class EncoderConfig:
         return self.depth * (1 if self.sharing is None else self.sharing.inner)
 
     @property
+    def everywhere(self) -> bool:
+        """Whether attention has queries, keys and values for global tokens; if it has them in one layer, in all."""
+        return any(isinstance(pattern, Window) and pattern.everywhere for pattern in self.patterns)
+
+    @property
     def first_norm(self) -> bool:
         """Whether the first block has a LayerNorm for its attention; blocks that serve several layers always have it."""
         return isinstance(self.order, PostNorm) or not self.order.embedding or self.sharing is not None
@@ -264,7 +282,8 @@ class EncoderConfig:
         """The rate at this place."""
         if place not in self.dropped:
             return 0.0
-        return self.embedding_dropout if place == "embedding" and self.embedding_dropout is not None else self.dropout
+        own = self.embedding_dropout if place in ("sum", "embedding") else None
+        return self.dropout if own is None else own
 
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "depth", "heads", "inner"):

@@ -15,10 +15,12 @@ class Learned:
     Attributes:
         most: the longest input, in tokens.
         offset: rows of the table before that of the first position: RoBERTa has 2.
+        scaled: whether tokens are multiplied by √width before positions are added to them (Vaswani et al. 2017, section 3.4).
     """
 
     most: int = 512
     offset: int = 0
+    scaled: bool = False
     kind: Literal["learned"] = "learned"
 
     def __post_init__(self) -> None:
