@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -114,12 +114,16 @@ class ChoiceTargets(Targets):
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed model input: ids `(tokens)`, segments `(tokens)`, layout, targets by objective."""
+    """Packed model input: ids `(tokens)`, segments `(tokens)`, layout, targets by objective.
+
+    `everywhere`: True for global tokens `(tokens)`, for encoders that have them; none if there is none.
+    """
 
     ids: Int[Tensor, " tokens"]
     segments: Int[Tensor, " tokens"]
     layout: Layout
     targets: Mapping[str, Targets] = dataclasses.field(default_factory=dict)
+    everywhere: Bool[Tensor, " tokens"] | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; itself, with what its layout has worked out, where it lies there already."""
@@ -131,6 +135,7 @@ class Batch:
             self.segments.to(device, non_blocking=True),
             self.layout.to(device),
             moved,
+            None if self.everywhere is None else self.everywhere.to(device, non_blocking=True),
         )
 
 
@@ -147,4 +152,13 @@ def pack(sequences: Many[Sequence]) -> Batch:
         torch.from_numpy(np.concatenate([s.segments for s in sequences]).astype(np.int64)),
         layout,
         targets,
+        _everywhere(sequences),
+    )
+
+
+def _everywhere(sequences: Many[Sequence]) -> Tensor | None:
+    if all(s.everywhere is None for s in sequences):
+        return None
+    return torch.from_numpy(
+        np.concatenate([np.zeros(len(s), dtype=np.bool_) if s.everywhere is None else s.everywhere for s in sequences])
     )

@@ -7,6 +7,7 @@ at the edge of an export, nowhere else.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -103,6 +104,16 @@ class Layout:
                 last, low, high = last + 1, new_low, new_high
             result.append(self._rectangle(start, lengths[first : last + 1]))
             start, first = result[-1].stop, last + 1
+        return result
+
+    def even(self, beyond: int) -> list[Rectangle]:
+        """The rectangles; one with a sequence longer than `beyond` is cut where lengths change, so that it has no padding."""
+        result, lengths = list[Rectangle](), iter(self.lengths)
+        for part in self.rectangles:
+            held, start = list(itertools.islice(lengths, part.rows)), part.start
+            for run in [held] if part.longest <= beyond else (list(run) for _, run in itertools.groupby(held)):
+                result.append(self._rectangle(start, run))
+                start += sum(run)
         return result
 
     def _rectangle(self, start: int, lengths: list[int]) -> Rectangle:
