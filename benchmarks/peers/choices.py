@@ -1,0 +1,51 @@
+"""Multiple choice: AutoModelForMultipleChoice on the very ids that this library reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoModelForMultipleChoice
+from transformers.data.data_collator import DataCollatorForMultipleChoice
+
+from bothways.recipes.fitting import Labelled
+from bothways.tasks.task import Input
+from peers.peer import Peer, Plan, Rows, Trained, train
+
+
+def choices(data: Labelled, plan: Plan) -> Trained:
+    """The place of an ending for each question."""
+
+    def model() -> Any:
+        return AutoModelForMultipleChoice.from_pretrained(plan.folder)
+
+    scores, seconds, tokens = train(model, _rows(data.train), _rows(data.dev), plan, DataCollatorForMultipleChoice)
+    return Trained(scores.argmax(1).tolist(), seconds, tokens)
+
+
+def _rows(inputs: Many[Input]) -> Rows:
+    """Ids and segments of each choice, and the place of the right one."""
+    return [
+        {
+            "input_ids": _parts(sequence.ids, sequence.parts),
+            "token_type_ids": _parts(sequence.segments, sequence.parts),
+            "labels": sequence.targets["label"].labels[0].item(),  # type: ignore[attr-defined]
+        }
+        for item in inputs
+        for sequence in item.sequences
+    ]
+
+
+def _parts(values: NDArray[Any], lengths: Many[int]) -> list[list[int]]:
+    return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])]
+
+
+def score_choices(examples: Many[Any], said: list[Any], metric: str) -> float:
+    """The share that is right."""
+    assert metric == "accuracy"
+    return float(np.mean([example.label == place for example, place in zip(examples, said, strict=True)]))
+
+
+CHOICES = Peer(choices, lambda prediction: prediction.index, score_choices)

@@ -1,0 +1,100 @@
+"""The shared part of all peers: transformers' Trainer with the settings of `benchmarks/finetuning.py`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
+
+from bothways.recipes.fitting import Labelled
+
+RATE, BATCH = 5e-5, 32
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a side is trained: the model's folder, the longest sequence, how long, and the seed."""
+
+    folder: Path
+    length: int
+    epochs: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A side after training.
+
+    Attributes:
+        said: of each dev example, in the form that the scores of its task compare.
+        seconds: of the training alone.
+        tokens: that were read in training, padding not counted.
+    """
+
+    said: list[Any]
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A kind of task.
+
+    Attributes:
+        theirs: train with transformers, and answer the dev examples.
+        said: a prediction of this library in the same form.
+        score: of what was said of dev examples, by a metric; by other code than this library's.
+    """
+
+    theirs: Callable[[Labelled, Plan], Trained]
+    said: Callable[[Any], Any]
+    score: Callable[[Many[Any], list[Any], str], float]
+
+
+def train(
+    model: Callable[[], Any], rows: Rows, asked: Rows, plan: Plan, collator: Callable[[Any], Any]
+) -> tuple[Any, float, int]:
+    """What the model says of the rows that are asked, the seconds of training, and its tokens.
+
+    Args:
+        model: makes it; called after the seed is set.
+        collator: of the tokenizer; makes a batch of rows.
+    """
+    set_seed(plan.seed)
+    with tempfile.TemporaryDirectory() as out:
+        arguments = TrainingArguments(
+            out,
+            per_device_train_batch_size=BATCH,
+            per_device_eval_batch_size=BATCH,
+            learning_rate=RATE,
+            weight_decay=0.01,
+            num_train_epochs=plan.epochs,
+            warmup_steps=round(0.1 * plan.epochs * len(rows) / BATCH),
+            save_strategy="no",
+            eval_strategy="no",
+            report_to=[],
+            seed=plan.seed,
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        trainer = Trainer(
+            model(), arguments, train_dataset=rows, data_collator=collator(AutoTokenizer.from_pretrained(plan.folder))
+        )
+        begin = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - begin
+        return trainer.predict(asked).predictions, seconds, round(plan.epochs * sum(map(_tokens, rows)))
+
+
+def _tokens(row: dict[str, Any]) -> int:
+    """Of one text, or of several choices."""
+    ids = row["input_ids"]
+    return sum(map(len, ids)) if isinstance(ids[0], list) else len(ids)
