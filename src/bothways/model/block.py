@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import assert_never
 
-from bothways.model.config import Activation, EncoderConfig, Gated, Plain, PostNorm, PreNorm
+from bothways.model.config import Activation, Disentangled, EncoderConfig, Gated, Plain, PostNorm, PreNorm
+from bothways.model.disentangled import PositionTerms, attend_disentangled
 from bothways.model.dropout import Dropout
 from bothways.model.kernels import attend
 from bothways.model.norm import layer_norm
@@ -35,19 +36,76 @@ def activate(name: Activation | Literal["tanh"], x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; query, key and value are one matrix."""
+    """Multi-head self-attention; query, key and value are one matrix.
+
+    With disentangled positions, keys and queries are made of those, too: by the same matrix, or by layers of their own.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.shape = (3, config.heads, config.width // config.heads)
         self.rate = config.attention_dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias.attention)
-        self.out = nn.Linear(config.width, config.width, bias=config.bias.attention)
+        bias = config.bias.attention
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias and config.bias.key)
+        self.bias = nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None
+        self.out = nn.Linear(config.width, config.width, bias=bias)
+        position = config.position
+        self.terms = position.terms if isinstance(position, Disentangled) else ()
+        own = isinstance(position, Disentangled) and not position.shared
+        self.position_key = _dense(config, config.bias.key) if own and "c2p" in self.terms else None
+        self.position_query = _dense(config) if own and "p2c" in self.terms else None
+        self.position_dropout = Dropout(config.dropout_at("attention"))
 
-    def forward(self, x: Float[Tensor, "tokens width"], view: View) -> Float[Tensor, "tokens width"]:
-        qkv = self.qkv(x).unflatten(-1, self.shape)
-        result: Tensor = self.out(attend(qkv, view, self.rate if self.training else 0.0).flatten(1))
+    def forward(
+        self,
+        x: Float[Tensor, "tokens width"],
+        view: View,
+        relative: Float[Tensor, "rows width"] | None = None,
+        queries: Float[Tensor, "tokens width"] | None = None,
+    ) -> Float[Tensor, "tokens width"]:
+        """Args:
+        x: what is attended to.
+        view: which of it each token sees.
+        relative: the vectors of relative positions; none without them.
+        queries: what attends, token by token; none for `x` itself.
+        """
+        rate = self.rate if self.training else 0.0
+        qkv, terms = self._project(x, relative)
+        if queries is not None:
+            width = x.shape[-1]
+            bias = self.bias if self.qkv.bias is None else self.qkv.bias
+            q = F.linear(queries, self.qkv.weight[:width], None if bias is None else bias[:width])
+            qkv = torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
+        heads = attend(qkv, view, rate) if terms is None else attend_disentangled(qkv, terms, view, rate)
+        result: Tensor = self.out(heads.flatten(1))
         return result
+
+    def _project(
+        self, x: Float[Tensor, "tokens width"], relative: Float[Tensor, "rows width"] | None
+    ) -> tuple[Float[Tensor, "tokens 3 heads d"], PositionTerms | None]:
+        """Queries, keys and values of tokens; keys and queries of relative positions."""
+        if relative is None:
+            return self._qkv(x), None
+        relative = self.position_dropout(relative).to(x.dtype)
+        if self.position_key is None and self.position_query is None:
+            both = self._qkv(torch.cat([x, relative]))
+            positions = both[len(x) :]
+            keys, queries = (positions[:, part] if term in self.terms else None for part, term in ((1, "c2p"), (0, "p2c")))
+            return both[: len(x)], PositionTerms(keys, queries)
+        layers, shape = (self.position_key, self.position_query), (len(relative), *self.shape[1:])
+        keys, queries = (None if layer is None else layer(relative).view(shape) for layer in layers)
+        return self._qkv(x), PositionTerms(keys, queries)
+
+    def _qkv(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens 3 heads d"]:
+        qkv: Tensor = self.qkv(x)
+        if self.bias is not None:  # of queries and values alone
+            query, value = self.bias.to(qkv.dtype).chunk(2)
+            qkv = qkv + torch.cat([query, torch.zeros_like(query), value])
+        return qkv.view(len(x), *self.shape)
+
+
+def _dense(config: EncoderConfig, bias: bool = True) -> nn.Linear:
+    return nn.Linear(config.width, config.width, bias=config.bias.attention and bias)
 
 
 class FeedForward(nn.Module):
@@ -92,14 +150,22 @@ class Block(nn.Module):
         self.attention_dropout = Dropout(config.dropout_at("attention"))
         self.mlp_dropout = Dropout(config.dropout_at("mlp"))
 
-    def forward(self, x: Float[Tensor, "tokens width"], view: View) -> Float[Tensor, "tokens width"]:
-        first, second = self.attention_norm, self.mlp_norm
+    def forward(
+        self,
+        x: Float[Tensor, "tokens width"],
+        view: View,
+        relative: Float[Tensor, "rows width"] | None = None,
+        queries: Float[Tensor, "tokens width"] | None = None,
+    ) -> Float[Tensor, "tokens width"]:
+        """Arguments as in `Attention`; with `queries`, the residual path is theirs."""
+        first, second, start = self.attention_norm, self.mlp_norm, x if queries is None else queries
         match self.order:
             case PostNorm():
-                x = first(x + self.attention_dropout(self.attention(x, view)))
+                x = first(start + self.attention_dropout(self.attention(x, view, relative, queries)))
                 return second(x + self.mlp_dropout(self.mlp(x)))  # type: ignore[no-any-return]
             case PreNorm():
-                x = x + self.attention_dropout(self.attention(first(x), view))
+                normed = None if queries is None else first(queries)
+                x = start + self.attention_dropout(self.attention(first(x), view, relative, normed))
                 return x + self.mlp_dropout(self.mlp(second(x)))  # type: ignore[no-any-return]
             case _:
                 assert_never(self.order)

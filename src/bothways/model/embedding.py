@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
-from bothways.model.config import EncoderConfig, Learned, Rotary, Sinusoidal
+from bothways.model.config import Disentangled, EncoderConfig, Learned, PostNorm, Rotary, Sinusoidal
 from bothways.model.dropout import Dropout
 from bothways.model.norm import layer_norm
 
@@ -18,20 +18,24 @@ from bothways.model.norm import layer_norm
 class Embedding(nn.Module):
     """The sum of the vectors of a token, its position and its segment, then LayerNorm where the order has one, then dropout.
 
-    Rotary positions add nothing here: attention turns queries and keys by them.
+    Rotary and disentangled positions add nothing here, but for absolute ones that the latter may have at the input.
 
-    Where they are narrower than the encoder, a dense layer takes them to its width (Lan et al. 2019, section 3.1).
+    Where they are narrower than the encoder, a dense layer takes them to its width (Lan et al. 2019, section 3.1), after
+    the LayerNorm or before it.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.embedding_width
         self.token = nn.Embedding(config.vocab, width)
-        self.position = None if isinstance(config.position, Rotary) else positions(config.position, width)
+        self.position = positions(config.position, width)
         self.segment = nn.Embedding(config.segments, width) if config.segments else None
-        self.norm = layer_norm(config, width) if config.order.embedding else nn.Identity()
+        self.late = config.order.embedding and isinstance(config.order, PostNorm) and config.order.projected
+        normed = config.width if self.late else width
+        self.norm = layer_norm(config, normed) if config.order.embedding else nn.Identity()
         self.dropout = Dropout(config.dropout_at("embedding"))
-        self.project = nn.Identity() if config.embedding is None else nn.Linear(width, config.width)
+        narrow = config.embedding is not None
+        self.project = nn.Linear(width, config.width, bias=not self.late) if narrow else nn.Identity()
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens width"]:
         """Raises IndexError for an id, segment or position outside its table; the caller checks inputs before."""
@@ -40,7 +44,7 @@ class Embedding(nn.Module):
             x = x + self.position(batch.layout.positions)
         if self.segment is not None:
             x = x + self.segment(batch.segments)
-        result: Tensor = self.project(self.dropout(self.norm(x)))
+        result: Tensor = self.dropout(self.norm(self.project(x))) if self.late else self.project(self.dropout(self.norm(x)))
         return result
 
 
@@ -68,13 +72,17 @@ class SinusoidalPositions(nn.Module):
         return self.table[positions]
 
 
-def positions(config: Learned | Sinusoidal, width: int) -> nn.Module:
-    """The module that makes a vector of each position."""
+def positions(config: Learned | Sinusoidal | Rotary | Disentangled, width: int) -> nn.Module | None:
+    """The module that makes a vector of each position; none where the input has none."""
     match config:
         case Learned():
             return LearnedPositions(config, width)
         case Sinusoidal():
             return SinusoidalPositions(config, width)
+        case Disentangled(most, absolute="input"):
+            return LearnedPositions(Learned(most), width)
+        case Disentangled() | Rotary():
+            return None
         case _:
             assert_never(config)
 

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.model.block import Block
-from bothways.model.config import EncoderConfig, PreNorm, Sharing
+from bothways.model.config import Disentangled, EncoderConfig, PreNorm, Sharing
+from bothways.model.convolution import NgramConvolution
+from bothways.model.distances import RelativePositions
 from bothways.model.embedding import Embedding
 from bothways.model.init import initialise
 from bothways.model.norm import layer_norm
-from bothways.model.view import views
+from bothways.model.view import View, views
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,12 @@ class Hidden:
     """Attributes:
     last: the vector of every token after the last block `(tokens, width)`.
     layers: if asked for, the embeddings and then the output of each layer; `layers[-1]` is `last`.
+    before: what the last block made it from; none where there is no such block.
     """
 
     last: Float[Tensor, "tokens width"]
     layers: tuple[Float[Tensor, "tokens width"], ...] = ()
+    before: Float[Tensor, "tokens width"] | None = None
 
 
 class Encoder(nn.Module):
@@ -40,6 +44,9 @@ class Encoder(nn.Module):
         self.config = config
         self.width = config.width
         self.embedding = Embedding(config)
+        place = config.position if isinstance(config.position, Disentangled) else None
+        self.relative = RelativePositions(config, place) if place else None
+        self.convolution = NgramConvolution(config, place.convolution) if place and place.convolution else None
         self.blocks = nn.ModuleList(_blocks(config, config.sharing))
         final = isinstance(config.order, PreNorm)
         self.norm = layer_norm(config) if final else nn.Identity()
@@ -55,15 +62,42 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch, keep_layers: bool = False) -> Hidden:
         """Encode a packed batch; `keep_layers` also returns what each layer gave."""
-        x = self.embedding(batch)
-        layers = [x]
-        for layer, view in enumerate(views(self.config, batch.layout)):
+        x = before = self.embedding(batch)
+        layers, seen = [x], views(self.config, batch.layout)
+        relative = self._relative(seen[0])
+        for layer, view in enumerate(seen):
             for block in self.layer(layer):
-                x = block(x, view)
+                before, x = x, block(x, view, relative)
+            if layer == 0 and self.convolution is not None:
+                x = self.convolution(layers[0], x, batch.layout)
             if keep_layers:  # else a prediction would hold what every layer gave
                 layers.append(x)
         last = self.norm(x)
-        return Hidden(last, (*layers[:-1], last) if keep_layers else ())
+        return Hidden(last, (*layers[:-1], last) if keep_layers else (), before)
+
+    def decode(
+        self, batch: Batch, before: Float[Tensor, "tokens width"], queries: Float[Tensor, "tokens width"]
+    ) -> Float[Tensor, "tokens width"]:
+        """The last block applied twice with queries of one's own: the enhanced mask decoder (He et al. 2020, section 3.2).
+
+        Args:
+            batch: as it was encoded.
+            before: what the last block read.
+            queries: what attends to it at first; then, what that gave.
+        """
+        view = views(self.config, batch.layout)[-1]
+        block, relative = self.layer(self.config.depth - 1)[-1], self._relative(view)
+        for _ in range(2):
+            queries = block(before, view, relative, queries)
+        result: Tensor = self.norm(queries)
+        return result
+
+    def _relative(self, view: View) -> Float[Tensor, "rows width"] | None:
+        """The vectors of relative positions."""
+        if self.relative is None or view.distances is None:
+            return None
+        result: Tensor = self.relative(view.distances)
+        return result
 
 
 def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Module]:

@@ -1,20 +1,24 @@
-"""What tokens see of each other in a layer: masks for the layout's rectangles, and rotary positions.
+"""What tokens see of each other in a layer: masks for the layout's rectangles, rotary positions, distances.
 
 Layers alike share one view, so that masks and angles are computed once a batch.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import assert_never
 
 from bothways.core.layout import Layout, Rectangle
-from bothways.model.config import Causal, EncoderConfig, Full, Pattern, Window
+from bothways.model.config import Blocks, Causal, Disentangled, EncoderConfig, Full, Pattern, Window
+from bothways.model.distances import Distances
+from bothways.model.drawn import Draw, drawn_blocks
+from bothways.model.reach import Everywhere, Reach, block_reach, ends, window_reach
 
 EVERYTHING = Full()
 
@@ -46,49 +50,131 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A rectangle and what its tokens see of each other, worked out when it is first asked for.
+
+    Attributes:
+        rectangle: of near-equal lengths; of equal ones where some have block attention.
+        pattern: which tokens see which.
+        device: that of the layout.
+        everywhere: its global tokens; none without them.
+        draw: who draws random blocks; none in evaluation and without them.
+    """
+
+    rectangle: Rectangle
+    pattern: Pattern
+    device: torch.device
+    everywhere: Everywhere | None = None
+    draw: Draw | None = None
+
+    @functools.cached_property
+    def mask(self) -> Tensor | None:
+        """True where a key is that the query sees `(rows or 1, 1, longest or 1, longest)`; none where all see all."""
+        return mask(self.pattern, self.rectangle, self.device, self.everywhere)
+
+    @functools.cached_property
+    def reach(self) -> Reach | None:
+        """The same by blocks of queries, in space linear in the length; none for a pattern that is not so sparse."""
+        match self.pattern:
+            case Window():
+                return window_reach(self.rectangle, self.pattern, self.everywhere, self.device)
+            case Blocks() if self.everywhere is not None:
+                drawn = drawn_blocks(self.draw, self.rectangle.longest, self.pattern).to(self.device)
+                return block_reach(self.rectangle, self.pattern, self.everywhere, drawn)
+            case Full() | Causal() | Blocks():
+                return None
+            case _:
+                assert_never(self.pattern)
+
+
+@dataclass(frozen=True)
 class View:
     """Attributes:
     layout: the geometry of the batch.
-    masks: for each rectangle, True where a key is that the query sees `(rows or 1, 1, longest or 1, longest)`; none where
-        every query sees every key.
+    parts: its rectangles, and what tokens see in each.
     turn: the rotary positions; none without them.
+    distances: those of disentangled positions; none without them.
     """
 
     layout: Layout
-    masks: tuple[Tensor | None, ...]
+    parts: tuple[Part, ...]
     turn: Turn | None = None
+    distances: Distances | None = None
 
     @classmethod
-    def of(cls, layout: Layout, pattern: Pattern = EVERYTHING, turn: Turn | None = None) -> View:
-        """The view of a pattern."""
-        return cls(layout, tuple(mask(pattern, part, layout.positions.device) for part in layout.rectangles), turn)
+    def of(
+        cls,
+        layout: Layout,
+        pattern: Pattern = EVERYTHING,
+        turn: Turn | None = None,
+        distances: Distances | None = None,
+        everywhere: Bool[Tensor, " tokens"] | None = None,
+        draw: Draw | None = None,
+    ) -> View:
+        """The view of a pattern. `everywhere`: the global tokens that the batch names. `draw`: as in `Part`."""
+        device = layout.positions.device
+        rectangles = layout.even(pattern.dense) if isinstance(pattern, Blocks) else layout.rectangles
+        chosen = [_everywhere(pattern, part, everywhere, device) for part in rectangles]
+        parts = (Part(part, pattern, device, those, draw) for part, those in zip(rectangles, chosen, strict=True))
+        return cls(layout, tuple(parts), turn, distances)
+
+    @property
+    def masks(self) -> tuple[Tensor | None, ...]:
+        """That of each part."""
+        return tuple(part.mask for part in self.parts)
 
 
-def views(config: EncoderConfig, layout: Layout) -> Sequence[View]:
-    """The view of each layer."""
+def views(
+    config: EncoderConfig, layout: Layout, everywhere: Bool[Tensor, " tokens"] | None = None, training: bool = False
+) -> Sequence[View]:
+    """The view of each layer; random blocks are drawn in training."""
     size = config.width // config.heads
-    kinds = [(config.pattern(layer), config.base(layer)) for layer in range(config.depth)]
-    turns = {base: None if base is None else Turn.of(layout.positions, size, base) for _, base in kinds}
-    made = {(pattern, base): View.of(layout, pattern, turns[base]) for pattern, base in set(kinds)}
+    draws = [
+        Draw(layer, config.heads, config.most) if training and isinstance(config.pattern(layer), Blocks) else None
+        for layer in range(config.depth)
+    ]
+    kinds = [(config.pattern(layer), config.base(layer), draw) for layer, draw in enumerate(draws)]
+    turns = {base: None if base is None else Turn.of(layout.positions, size, base) for _, base, _ in kinds}
+    distances = Distances.of(config.position, layout) if isinstance(config.position, Disentangled) else None
+    made = {
+        (pattern, base, draw): View.of(layout, pattern, turns[base], distances, everywhere, draw)
+        for pattern, base, draw in set(kinds)
+    }
     return [made[kind] for kind in kinds]
 
 
-def mask(pattern: Pattern, part: Rectangle, device: torch.device) -> Tensor | None:
+def _everywhere(
+    pattern: Pattern, part: Rectangle, named: Bool[Tensor, " tokens"] | None, device: torch.device
+) -> Everywhere | None:
+    """The global tokens of a rectangle: those that the batch names, or of two blocks; where all see all, none is set apart."""
+    match pattern:
+        case Window(everywhere=True) if named is not None:
+            return Everywhere.of(part.pad(named))
+        case Blocks(size) if part.longest > pattern.dense:
+            return ends(part, size, device)
+        case _:
+            return None
+
+
+def mask(pattern: Pattern, part: Rectangle, device: torch.device, everywhere: Everywhere | None = None) -> Tensor | None:
     """What queries see in a rectangle; none if all of it. Padding is seen by nobody but padding."""
     keys = None if part.keep is None else part.keep[:, None, None, :]
     place = torch.arange(part.longest, device=device)
     match pattern:
-        case Full():
+        case Full() | Blocks():  # blocks are masked in `reach`; what comes here is short
             return keys
         case Window(radius):
             if part.longest <= radius + 1:
                 return keys
-            near = (place[:, None] - place).abs() <= radius
+            near = ((place[:, None] - place).abs() <= radius)[None, None]
         case Causal():
-            near = place[:, None] >= place
+            near = (place[:, None] >= place)[None, None]
         case _:
             assert_never(pattern)
+    if everywhere is not None:
+        chosen = torch.zeros(part.rows, part.longest, dtype=torch.bool, device=device)
+        near = near | chosen.scatter(1, everywhere.slots, everywhere.held)[:, None, None]
     if part.keep is None or keys is None:
-        return near[None, None]
+        return near
     # A query that is padding sees everything: the softmax over nothing is not a number, and would spoil gradients.
     return (near & keys) | ~part.keep[:, None, :, None]
