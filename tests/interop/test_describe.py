@@ -8,7 +8,10 @@ import pytest
 from model_folders import change_settings, folder_of, peer
 
 from bothways.cli import app
+from bothways.core.config import load
 from bothways.core.errors import BothwaysError, ConfigError, FolderError
+from bothways.families.catalogue import preset
+from bothways.model.config import EncoderConfig
 
 
 def described(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -36,7 +39,18 @@ def test_a_preset_is_counted_to_the_last_parameter(capsys: pytest.CaptureFixture
     assert table["textbook: V·H + 12·L·H², where I = 4·H"][1:] == ["108,375,552", "98.43%"]
     assert table["encoder + pooler"][1] == "109,482,240"
     assert table["encoder + pooler + masked LM head + next sentence head"][1:] == ["110,106,428", "100.00%"]
-    assert table["weights, fp32"] == ["420.0 MiB"]
+    assert table["memory, inference, weights in fp32"] == ["420.0 MiB"]
+    assert table["memory, training with AdamW in fp32"] == ["1,680.1 MiB"]
+    assert "Against bert-base" not in text
+
+
+@pytest.mark.parametrize("name", ["xlm-roberta-base", "albert-base-v2", "modernbert-base", "megatron-bert-345m", "gpt2"])
+def test_the_lines_against_bert_make_the_model(capsys: pytest.CaptureFixture[str], name: str, tmp_path: Path) -> None:
+    text = described(capsys, name)
+    assert text.startswith(f"{name}: a preset of {name.removesuffix('-base').removesuffix('-base-v2').removesuffix('-345m')},")
+    lines = text.split("Against bert-base, as lines of a TOML file under [encoder]\n")[1].split("\n\n")[0]
+    (tmp_path / "lines.toml").write_text(lines)
+    assert load(EncoderConfig, base=preset("bert-base"), file=tmp_path / "lines.toml") == preset(name)
 
 
 def test_operations_are_defined_and_grow_with_the_length(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +61,7 @@ def test_operations_are_defined_and_grow_with_the_length(capsys: pytest.CaptureF
     forward = (blocks + heads) / 1e6
     assert rows(text)["operations per token, inference, length 512"] == [f"{forward:,.1f} million"]
     assert rows(text)["operations per token, training, length 512"] == [f"{3 * forward:,.1f} million"]
-    assert "An operation is a multiplication or an addition in a matrix product" in text
+    assert "An operation (FLOP) is a multiplication or an addition in a matrix product" in text.replace("\n", "")
 
 
 def test_a_folder_is_described_with_what_loading_it_would_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

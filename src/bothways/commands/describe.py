@@ -37,16 +37,19 @@ def describe(model: str, /, *, length: int = 128) -> None:
     console.print(f"[bold]{model}[/bold]: {found.origin}")
     for table in (_settings(found), _parameters(found), _costs(found, length)):
         console.print(table)
+    for line in _against(found):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if found.report is not None:
         console.print(f"[bold]Weights file[/bold]\n{found.report}")
     console.print(_DEFINITION, style="dim")
 
 
 _DEFINITION = (
-    "V vocab, H width, L depth, I inner, P most positions, S segments, C labels. "
-    "An operation is a multiplication or an addition in a matrix product; look-ups, norms and activations are left out. "
-    "A masked LM head predicts 15 % of the tokens. Training is the forward pass and twice that for the backward pass; AdamW in "
-    "fp32 holds a weight, its gradient and two moments. What activations take depends on the batch."
+    "V vocab, H width, L blocks with weights of their own, I inner, E width of embeddings, P positions, S segments, C labels. "
+    "An operation (FLOP) is a multiplication or an addition in a matrix product; look-ups, norms and activations are left out. "
+    "Of attention, what a token sees counts. A masked LM head predicts 15 % of the tokens. Training is the forward pass and "
+    "twice that for the backward pass; AdamW in fp32 holds a weight, its gradient and two moments. Activations come on top: "
+    "what they take depends on the batch."
 )
 
 
@@ -61,7 +64,7 @@ class _Found:
 def _find(model: str) -> _Found:
     """What the name stands for; a folder goes before a preset of the same name."""
     from bothways.core.errors import FolderError
-    from bothways.families.catalogue import PRESETS, family_for, preset
+    from bothways.families.catalogue import FAMILIES, PRESETS, preset
     from bothways.interop.folder import heads_of, plan_model
     from bothways.interop.hub import CONFIG_FILES, resolve
     from bothways.interop.settings import read_settings
@@ -71,8 +74,8 @@ def _find(model: str) -> _Found:
     local = Path(model).is_dir()
     if model in PRESETS and not local:
         config = preset(model)
-        family = family_for(config)
-        assert family is not None
+        able = [family for family in FAMILIES if family.translation.write(config) is not None]
+        family = next((family for family in able if model.startswith(family.model_type)), able[0])
         every, kinds = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.architectures[0].heads
         what = f"a preset of {family.model_type}, with the heads of pre-training"
         return _Found(what, config, tuple(head for head in every if head.kind in kinds))
@@ -111,6 +114,16 @@ def _settings(found: _Found) -> Table:
     return table
 
 
+def _against(found: _Found) -> list[str]:
+    """What makes BERT-base this model, ready for a TOML file; nothing for BERT-base, or for another kind of encoder."""
+    from bothways.core.difference import difference
+    from bothways.families import bert
+
+    base = bert.base()
+    lines = difference(found.config, base) if type(found.config) is type(base) else []
+    return ["Against bert-base, as lines of a TOML file under [encoder]", *lines, ""] if lines else []
+
+
 def _said(value: object) -> str:
     """A setting; a member of a union by its kind, then what else it holds."""
     if isinstance(value, tuple):
@@ -142,14 +155,18 @@ def _parameters(found: _Found) -> Table:
     return table
 
 
+_MEMORY = (("inference, weights in fp32", 4), ("inference, weights in bf16", 2), ("training with AdamW in fp32", 16))
+"""Bytes for each parameter."""
+
+
 def _costs(found: _Found, length: int) -> Table:
     from bothways.model.ledger import BACKWARD, forward_flops, ledger
 
     count = ledger(found.config, found.heads).total
     forward = forward_flops(found.config, found.heads, length)
     table = _table("Costs", "what", "how much")
-    for name, size in (("weights, fp32", 4), ("weights, bf16", 2), ("training with AdamW, fp32, without activations", 16)):
-        table.add_row(name, f"{count * size / 2**20:,.1f} MiB")
+    for name, size in _MEMORY:
+        table.add_row(f"memory, {name}", f"{count * size / 2**20:,.1f} MiB")
     for name, times in (("inference", 1), ("training", 1 + BACKWARD)):
         table.add_row(f"operations per token, {name}, length {length}", f"{forward * times / 1e6:,.1f} million")
     return table

@@ -39,7 +39,7 @@ def write_toml(tree: Mapping[str, Any]) -> str:
 def _table(table: Mapping[str, Any], name: str) -> list[str]:
     """The lines of a table: its plain values first, since whatever follows a heading belongs to that heading."""
     tables = {key: value for key, value in table.items() if isinstance(value, Mapping) or _is_tables(value)}
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items() if key not in tables]
+    lines = [f"{_key(key)} = {inline(value)}" for key, value in table.items() if key not in tables]
     for key, value in tables.items():
         full = f"{name}.{_key(key)}" if name else _key(key)
         single = isinstance(value, Mapping)
@@ -53,20 +53,21 @@ def _is_tables(value: Any) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if key.isidentifier() and key.isascii() else _value(key)
+    return key if key.isidentifier() and key.isascii() else inline(key)
 
 
-def _value(value: Any) -> str:
+def inline(value: Any) -> str:
+    """A plain value as it stands behind `key =`; "none" for None."""
     match value:
         case None:
-            return _value(NONE)
+            return inline(NONE)
         case bool():
             return str(value).lower()
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case list():
-            return f"[{', '.join(map(_value, value))}]"
+            return f"[{', '.join(map(inline, value))}]"
         case Mapping():  # among plain values in a list, where no heading can stand
-            return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
+            return "{" + ", ".join(f"{_key(key)} = {inline(item)}" for key, item in value.items()) + "}"
         case _:
             return repr(value)
