@@ -38,6 +38,8 @@ def activate(name: Activation | Literal["tanh"], x: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head self-attention; query, key and value are one matrix.
 
+    Global tokens have one of their own (Beltagy et al. 2020, section 3.1).
+
     With disentangled positions, keys and queries are made of those, too: by the same matrix, or by layers of their own.
     """
 
@@ -45,10 +47,11 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = (3, config.heads, config.width // config.heads)
         self.rate = config.attention_dropout
-        bias = config.bias.attention
+        bias = config.bias.attention and config.bias.projections
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias and config.bias.key)
         self.bias = nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None
-        self.out = nn.Linear(config.width, config.width, bias=bias)
+        self.wide = nn.Linear(config.width, 3 * config.width, bias=bias) if config.everywhere else None
+        self.out = nn.Linear(config.width, config.width, bias=config.bias.attention)
         position = config.position
         self.terms = position.terms if isinstance(position, Disentangled) else ()
         own = isinstance(position, Disentangled) and not position.shared
@@ -76,7 +79,8 @@ class Attention(nn.Module):
             bias = self.bias if self.qkv.bias is None else self.qkv.bias
             q = F.linear(queries, self.qkv.weight[:width], None if bias is None else bias[:width])
             qkv = torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
-        heads = attend(qkv, view, rate) if terms is None else attend_disentangled(qkv, terms, view, rate)
+        wide = self.wide(x).unflatten(-1, self.shape) if self.wide is not None and view.everywhere else None
+        heads = attend(qkv, view, rate, wide) if terms is None else attend_disentangled(qkv, terms, view, rate)
         result: Tensor = self.out(heads.flatten(1))
         return result
 

@@ -11,9 +11,15 @@ blocks are drawn from the first 1,024 tokens, and neighbours may be among them.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import numpy as np
+import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
+from torch import Tensor
+
+from bothways.model.pattern import Blocks
 
 Drawn = NDArray[np.int64]
 
@@ -23,27 +29,42 @@ REACHED = 1024
 """… which end here."""
 
 
-@functools.lru_cache(maxsize=256)
-def drawn_blocks(layer: int, heads: int, tokens: int, most: int, size: int, random: int) -> Drawn:
-    """The numbers of the blocks that each block reads in training, `(heads, blocks, random)`; 0 for the first and the last.
+@dataclass(frozen=True)
+class Draw:
+    """Who draws.
 
-    Args:
+    Attributes:
         layer: its number, the seed.
-        tokens: of the sequence.
-        most: of the longest sequence that the model reads.
-        size: tokens of a block.
+        heads: each with draws of its own.
+        most: tokens of the longest sequence that the model reads.
     """
-    count = -(-tokens // size)
-    draw, result = np.random.RandomState(layer), np.zeros((heads, count, random), dtype=np.int64)
+
+    layer: int
+    heads: int
+    most: int
+
+
+def drawn_blocks(draw: Draw | None, tokens: int, pattern: Blocks) -> Int[Tensor, "heads blocks random"]:
+    """The blocks that each block of a sequence reads, by head; nobody draws in evaluation: then the first block for all."""
+    if draw is None:
+        return torch.zeros(1, -(-tokens // pattern.size), pattern.random, dtype=torch.int64)
+    return torch.from_numpy(_drawn(draw, -(-tokens // pattern.size), pattern))
+
+
+@functools.lru_cache(maxsize=256)
+def _drawn(draw: Draw, count: int, pattern: Blocks) -> Drawn:
+    """For `count` blocks; nothing is drawn for the first and the last, which see all."""
+    size, random, generator = pattern.size, pattern.random, np.random.RandomState(draw.layer)
+    result = np.zeros((draw.heads, count, random), dtype=np.int64)
     if count * size in PUBLISHED:
-        last = max(most // size, count)
-        for head in range(heads):
-            rows = [np.resize(draw.permutation(_range(block, last, size)), random) for block in range(1, last - 1)]
+        last = max(draw.most // size, count)
+        for head in range(draw.heads):
+            rows = [np.resize(generator.permutation(_range(block, last, size)), random) for block in range(1, last - 1)]
             result[head, 1:-1] = rows[: count - 2]
     else:
         for block in range(1, count - 1):
-            for head in range(heads):
-                result[head, block] = _few(draw.permutation(5 + 2 * random), block, random)
+            for head in range(draw.heads):
+                result[head, block] = _few(generator.permutation(5 + 2 * random), block, random)
     return result
 
 

@@ -33,6 +33,8 @@ class Embedding(nn.Module):
         self.late = config.order.embedding and isinstance(config.order, PostNorm) and config.order.projected
         normed = config.width if self.late else width
         self.norm = layer_norm(config, normed) if config.order.embedding else nn.Identity()
+        self.scale = math.sqrt(width) if isinstance(config.position, Learned) and config.position.scaled else 1.0
+        self.sum_dropout = Dropout(config.dropout_at("sum"))
         self.dropout = Dropout(config.dropout_at("embedding"))
         narrow = config.embedding is not None
         self.project = nn.Linear(width, config.width, bias=not self.late) if narrow else nn.Identity()
@@ -40,10 +42,13 @@ class Embedding(nn.Module):
     def forward(self, batch: Batch) -> Float[Tensor, "tokens width"]:
         """Raises IndexError for an id, segment or position outside its table; the caller checks inputs before."""
         x = self.token(batch.ids)
+        if self.scale != 1.0:
+            x = x * self.scale
         if self.position is not None:
             x = x + self.position(batch.layout.positions)
         if self.segment is not None:
             x = x + self.segment(batch.segments)
+        x = self.sum_dropout(x)
         result: Tensor = self.dropout(self.norm(self.project(x))) if self.late else self.project(self.dropout(self.norm(x)))
         return result
 

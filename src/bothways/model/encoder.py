@@ -63,7 +63,7 @@ class Encoder(nn.Module):
     def forward(self, batch: Batch, keep_layers: bool = False) -> Hidden:
         """Encode a packed batch; `keep_layers` also returns what each layer gave."""
         x = before = self.embedding(batch)
-        layers, seen = [x], views(self.config, batch.layout)
+        layers, seen = [x], views(self.config, batch.layout, batch.everywhere, self.training)
         relative = self._relative(seen[0])
         for layer, view in enumerate(seen):
             for block in self.layer(layer):
@@ -85,7 +85,7 @@ class Encoder(nn.Module):
             before: what the last block read.
             queries: what attends to it at first; then, what that gave.
         """
-        view = views(self.config, batch.layout)[-1]
+        view = views(self.config, batch.layout, batch.everywhere, self.training)[-1]
         block, relative = self.layer(self.config.depth - 1)[-1], self._relative(view)
         for _ in range(2):
             queries = block(before, view, relative, queries)

@@ -17,14 +17,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import assert_never
 
+from bothways.core.layout import Rectangle
 from bothways.model.dropout import dropout
-from bothways.model.view import View
+from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
+from bothways.model.reach import SMALLEST, Everywhere, Reach
+from bothways.model.view import Part, View
 
 Kernel = Literal["written_out", "fused"]
 
 LONGEST_WRITTEN_OUT = {torch.bfloat16: 512, torch.float32: 256}
 """Up to this length a CPU is faster with two matrix products and a softmax than with torch's fused kernel, which works on small
 tiles: on two Zen 5 cores 4 to 9 times faster at 32 to 128 tokens in bf16 with gradients, 1.2 to 3 times at 512."""
+
+LONGEST_MASKED = {"cpu": 4, "cuda": 4}
+"""Up to so many radii a window is faster as a mask on full attention."""
 
 
 def choose(device: torch.device, dtype: torch.dtype, longest: int, rate: float) -> Kernel:
@@ -42,16 +48,111 @@ def choose(device: torch.device, dtype: torch.dtype, longest: int, rate: float) 
     return "written_out" if rate > 0 or longest <= LONGEST_WRITTEN_OUT.get(dtype, 256) else "fused"
 
 
-def attend(qkv: Float[Tensor, "tokens 3 heads d"], view: View, rate: float = 0.0) -> Float[Tensor, "tokens heads d"]:
-    """Every token attends to those of its own sequence that it sees; `rate` is the dropout on the attention probabilities."""
-    parts = []
+def in_blocks(device: torch.device, pattern: Pattern, longest: int) -> bool:
+    """Whether a rectangle is read block by block, in time linear in its length, in place of whole and masked.
+
+    | pattern | longest | read |
+    |---|---|---|
+    | window | up to `LONGEST_MASKED[device]` radii | whole |
+    | window | longer | in blocks |
+    | blocks | longer than its own limit | in blocks |
+    | any other | any | whole |
+    """
+    match pattern:
+        case Window(radius):
+            return longest > LONGEST_MASKED.get(device.type, 8) * max(radius, SMALLEST)
+        case Blocks():
+            return longest > pattern.dense
+        case Full() | Causal():
+            return False
+        case _:
+            assert_never(pattern)
+
+
+def attend(
+    qkv: Float[Tensor, "tokens 3 heads d"],
+    view: View,
+    rate: float = 0.0,
+    wide: Float[Tensor, "tokens 3 heads d"] | None = None,
+) -> Float[Tensor, "tokens heads d"]:
+    """Every token attends to those of its own sequence that it sees.
+
+    Args:
+        qkv: queries, keys and values.
+        view: who sees whom.
+        rate: of the dropout on attention probabilities.
+        wide: those through which global tokens see; none if they see through the same as others.
+    """
     if view.turn is not None:
-        qkv = view.turn(qkv)
-    for rectangle, mask in zip(view.layout.rectangles, view.masks, strict=True):
-        q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
-        kernel = choose(qkv.device, qkv.dtype, rectangle.longest, rate)
-        parts.append(rectangle.unpad(attend_padded(q, k, v, mask, rate, kernel).transpose(1, 2)))
+        qkv, wide = view.turn(qkv), None if wide is None else view.turn(wide)
+    parts = [_attend_part(qkv, wide, part, rate) for part in view.parts]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_part(qkv: Tensor, wide: Tensor | None, part: Part, rate: float) -> Float[Tensor, "part heads d"]:
+    rectangle = part.rectangle
+    q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
+    sparse = in_blocks(qkv.device, part.pattern, rectangle.longest)
+    if isinstance(part.pattern, Blocks) and sparse:
+        rate = 0.0  # BigBird's code drops no probability here
+    if sparse and part.reach is not None:
+        found = attend_in_blocks(q, k, v, part.reach, part.everywhere, rate)
+    else:
+        found = attend_padded(q, k, v, part.mask, rate, choose(q.device, q.dtype, rectangle.longest, rate))
+    if part.everywhere is not None:
+        q, k, v = (q, k, v) if wide is None else rectangle.pad(wide).permute(2, 0, 3, 1, 4)
+        found = attend_from(part.everywhere, q, k, v, rectangle, rate, found)
+    return rectangle.unpad(found.transpose(1, 2))
+
+
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, reach: Reach, everywhere: Everywhere | None, rate: float) -> Tensor:
+    """`(rows, heads, longest, d)` each → as q; every block of queries meets the keys of the blocks that it reads."""
+    longest, count = q.shape[2], reach.blocks.shape[1]
+    q, k, v = (F.pad(x, (0, 0, 0, count * reach.size - longest)).unflatten(2, (count, reach.size)) for x in (q, k, v))
+    queries, keys, values = _joined(q), _read(k, reach, everywhere), _read(v, reach, everywhere)
+    mask = reach.mask.permute(2, 0, 1, 3, 4)
+    if mask.shape[1:3] != (1, 1):
+        mask = mask.expand(-1, *q.shape[:2], -1, -1)
+    kernel = choose(q.device, q.dtype, keys.shape[2], rate)
+    found = attend_padded(queries, keys, values, mask.flatten(1, 2), rate, kernel)
+    return found.unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :longest]
+
+
+def _joined(x: Float[Tensor, "rows heads blocks size d"]) -> Float[Tensor, "blocks places size d"]:
+    """Blocks first; rows and heads as one."""
+    return x.permute(2, 0, 1, 3, 4).flatten(1, 2)
+
+
+def _read(x: Tensor, reach: Reach, everywhere: Everywhere | None) -> Float[Tensor, "blocks places keys d"]:
+    """Of keys or values in blocks `(rows, heads, blocks, size, d)`, those that each block of queries reads."""
+    heads, count, read = reach.blocks.shape
+    if heads == 1:
+        near = x.index_select(2, reach.blocks.flatten())
+    else:
+        numbers = reach.blocks + count * torch.arange(heads, device=x.device)[:, None, None]
+        near = x.flatten(1, 2).index_select(1, numbers.flatten())
+    near = near.reshape(*x.shape[:2], count, read * reach.size, x.shape[-1])
+    if everywhere is None:
+        return _joined(near)
+    front = _at(x.flatten(2, 3), everywhere)[:, :, None].expand(-1, -1, count, -1, -1)
+    return _joined(torch.cat([front, near], 3))
+
+
+def _at(x: Float[Tensor, "rows heads longest d"], everywhere: Everywhere) -> Float[Tensor, "rows heads globals d"]:
+    """What global tokens have; anything, where a row has fewer than others."""
+    return x.gather(2, everywhere.slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def attend_from(
+    everywhere: Everywhere, q: Tensor, k: Tensor, v: Tensor, rectangle: Rectangle, rate: float, found: Tensor
+) -> Tensor:
+    """What was found `(rows, heads, longest, d)`, with that of global tokens in its place: these see all."""
+    keys = None if rectangle.keep is None else rectangle.keep[:, None, None, :]
+    kernel = choose(q.device, q.dtype, rectangle.longest, rate)
+    wide = attend_padded(_at(q, everywhere), k, v, keys, rate, kernel).to(found.dtype)
+    # Where a row has fewer global tokens than others, the rest goes to a place of its own at the end.
+    places = torch.where(everywhere.held, everywhere.slots, rectangle.longest)[:, None, :, None].expand_as(wide)
+    return F.pad(found, (0, 0, 0, 1)).scatter(2, places, wide)[:, :, : rectangle.longest]
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float, kernel: Kernel) -> Tensor:

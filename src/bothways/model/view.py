@@ -119,6 +119,11 @@ class View:
         return cls(layout, tuple(parts), turn, distances)
 
     @property
+    def everywhere(self) -> bool:
+        """Whether there are global tokens."""
+        return any(part.everywhere is not None for part in self.parts)
+
+    @property
     def masks(self) -> tuple[Tensor | None, ...]:
         """That of each part."""
         return tuple(part.mask for part in self.parts)
