@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
-from bothways.families import albert, bert, distilbert, electra, gpt, modernbert, roberta
+from bothways.families import albert, bert, bigbird, distilbert, electra, gpt, longformer, modernbert, roberta
 from bothways.families.family import Family
 from bothways.model.config import EncoderConfig
 
@@ -17,6 +17,8 @@ FAMILIES: tuple[Family, ...] = (
     distilbert.DISTILBERT,
     albert.ALBERT,
     electra.ELECTRA,
+    longformer.LONGFORMER,
+    bigbird.BIGBIRD,
     modernbert.MODERNBERT,
     gpt.GPT,
     gpt.GPT2,
@@ -27,6 +29,8 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     **distilbert.PRESETS,
     **albert.PRESETS,
     **electra.PRESETS,
+    **longformer.PRESETS,
+    **bigbird.PRESETS,
     **modernbert.PRESETS,
     **gpt.PRESETS,
 }

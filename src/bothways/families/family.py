@@ -27,11 +27,13 @@ class Architecture:
         name: as `architectures` in `config.json` has it.
         heads: what it has beside the encoder.
         bare: whether its files leave out the family's prefix.
+        idle: what of this its files hold and nothing reads.
     """
 
     name: str
     heads: frozenset[HeadKind]
     bare: bool = False
+    idle: frozenset[HeadKind] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Family:
         return next((known[name] for name in names if name in known), None)
 
     def architecture_with(self, heads: Iterable[str]) -> Architecture | None:
-        """The class with exactly these heads."""
+        """The class with exactly these heads; what it holds idle may be missing."""
         wanted = frozenset(heads)
-        return next((architecture for architecture in self.architectures if architecture.heads == wanted), None)
+        able = (known for known in self.architectures if known.heads - known.idle <= wanted <= known.heads)
+        return next(able, None)

@@ -61,7 +61,7 @@ _RULES: tuple[Rule, ...] = (
 )
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+def counted_from_padding(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
     """Their positions count from the padding token's id on."""
     if config.pad is None:
         raise FolderError("pad_token_id is absent, and positions count from it", where=where)
@@ -74,7 +74,7 @@ def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
         model_type=model_type,
         keys=KeyTable("roberta.", _RULES, ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")),
         architectures=classes(stem, pooled={"choice"}),
-        translation=Translation(defaults, read_more=_read_more),
+        translation=Translation(defaults, read_more=counted_from_padding),
         dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
     )
 

@@ -206,6 +206,28 @@ class OwnHead(nn.Module):
                 assert_never(self.reads)
 
 
+class DeepHead(nn.Module):
+    """A feed-forward layer as the encoder's, with residual path and LayerNorm, then a dense layer to the outputs.
+
+    Source: transformers' BigBirdForQuestionAnswering.
+    """
+
+    def __init__(self, config: EncoderConfig, outputs: int) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.first, self.dropout = Dropout(config.dropout), Dropout(config.dropout)
+        self.up = nn.Linear(config.width, config.inner)
+        self.down = nn.Linear(config.inner, config.width)
+        self.norm = layer_norm(config)
+        self.dense = nn.Linear(config.width, outputs)
+        initialise(self, config.initial_range)
+
+    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
+        inner = activate(self.activation, self.up(self.first(x)))
+        result: Tensor = self.dense(self.norm(x + self.dropout(self.down(inner))))
+        return result
+
+
 class ReplacedHead(nn.Module):
     """A dense layer with the encoder's activation, then one to a score, on each token."""
 
@@ -277,6 +299,8 @@ def build_head(config: EncoderConfig, head: Head) -> nn.Module:
         case Tags(count, dropout):
             return _token_head(config, count, config.dropout if dropout is None else dropout)
         case Span():
+            if isinstance(config, EncoderConfig) and config.readout.span is not None:
+                return DeepHead(config, 2)
             return _token_head(config, 2, config.readout.span_dropout)
         case Replaced():
             return ReplacedHead(config)

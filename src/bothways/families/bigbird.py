@@ -1,0 +1,113 @@
+"""BigBird: BERT on long texts, with windows of blocks, random blocks and global blocks (Zaheer et al. 2020).
+
+Against BERT: 4,096 positions; a long sequence is read in blocks of 64 tokens (`Blocks`), a short one whole; GELU by its tanh
+approximation; dropout before the embeddings' LayerNorm, not after; a vocabulary of SentencePiece; heads with layers of their own
+for classes and for answers.
+
+What transformers does and the paper does not: in evaluation each random block is the first block again; no attention probability
+is dropped in blocks. Both are kept here, since outputs would differ otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bothways.families import bert
+from bothways.families.alike import masked_rules, output_rules
+from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.keys import KeyTable, Rename, Rule
+from bothways.families.translation import FIXED, Translation, read_choice, read_flag, read_number
+from bothways.model.config import Bias, Blocks, Deep, EncoderConfig, Full, Learned, Own, Pattern, Readout
+
+VOCABULARY = 50_358
+_SEPARATOR = 66
+_BLOCKS = Blocks()
+
+
+def _read_by(shape: EncoderConfig) -> EncoderConfig:
+    """With heads as transformers has them: the one for classes has the encoder's activation."""
+    return replace(shape, readout=Readout(labels=Own(shape.activation, dropout_first=True), span=Deep()))
+
+
+def _sized(shape: EncoderConfig) -> EncoderConfig:
+    long = replace(shape, position=Learned(4096), patterns=(_BLOCKS,), dropped=("sum", "attention", "mlp"))
+    return _read_by(replace(long, activation="gelu_tanh"))
+
+
+def base() -> EncoderConfig:
+    """12 layers of 768."""
+    return _sized(bert.base(VOCABULARY))
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "bigbird-roberta-base": base,
+    "bigbird-roberta-large": lambda: _sized(bert.large(VOCABULARY)),
+}
+
+
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    size, random = (read_number(raw, name, default, where) for name, default in _SIZES.items())
+    kinds: dict[str, Pattern] = {"block_sparse": Blocks(size, random), "original_full": Full()}
+    pattern = read_choice(raw, "attention_type", kinds, "block_sparse", where)
+    position = Learned(config.position.most, scaled=read_flag(raw, "rescale_embeddings", False, where))
+    bias = Bias(projections=read_flag(raw, "use_bias", True, where))
+    return _read_by(replace(config, patterns=(pattern,), position=position, bias=bias))
+
+
+_SIZES = {"block_size": _BLOCKS.size, "num_random_blocks": _BLOCKS.random}
+
+
+def _write_more(config: EncoderConfig) -> dict[str, Any]:
+    pattern, position = config.pattern(0), config.position
+    blocks = pattern if isinstance(pattern, Blocks) else _BLOCKS
+    return {
+        "attention_type": "block_sparse" if isinstance(pattern, Blocks) else "original_full",
+        "block_size": blocks.size,
+        "num_random_blocks": blocks.random,
+        "rescale_embeddings": isinstance(position, Learned) and position.scaled,
+        "use_bias": config.bias.projections,
+        # The tokenizer's to know; transformers' class for answers needs it.
+        "sep_token_id": _SEPARATOR,
+    }
+
+
+_RULES: tuple[Rule, ...] = (
+    *bert.encoder_rules("bert"),
+    *bert.post_norm_rules("bert"),
+    Rename("heads.pooler.dense", "bert.pooler"),
+    *masked_rules(
+        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder", "cls.predictions.bias"
+    ),
+    Rename("heads.pair.dense", "cls.seq_relationship"),
+    *output_rules(
+        {
+            "labels.inner": "classifier.dense",
+            "labels.dense": "classifier.out_proj",
+            "span.up": "qa_classifier.intermediate.dense",
+            "span.down": "qa_classifier.output.dense",
+            "span.norm": "qa_classifier.output.LayerNorm",
+            "span.dense": "qa_classifier.qa_outputs",
+        }
+    ),
+)
+_POOLER: frozenset[HeadKind] = frozenset({"pooler"})
+_CLASSES: tuple[tuple[str, frozenset[HeadKind], frozenset[HeadKind]], ...] = (
+    ("ForPreTraining", frozenset({"masked", "pooler", "pair"}), frozenset()),
+    ("ForMaskedLM", frozenset({"masked", "pooler"}), _POOLER),
+    ("ForSequenceClassification", frozenset({"labels", "pooler"}), _POOLER),
+    ("ForTokenClassification", frozenset({"tags", "pooler"}), _POOLER),
+    ("ForQuestionAnswering", frozenset({"span"}), frozenset()),
+    ("ForMultipleChoice", frozenset({"choice", "pooler"}), frozenset()),
+    ("Model", _POOLER, frozenset()),
+)
+"""Their classes with what each has, and what of it nothing reads."""
+
+BIGBIRD = Family(
+    model_type="big_bird",
+    keys=KeyTable("bert.", _RULES, ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")),
+    architectures=tuple(Architecture("BigBird" + name, heads, name == "Model", idle=idle) for name, heads, idle in _CLASSES),
+    translation=Translation(base(), fixed=FIXED, read_more=_read_more, write_more=_write_more),
+    dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
+)

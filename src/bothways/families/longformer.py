@@ -1,0 +1,80 @@
+"""Longformer: RoBERTa on long texts, with windows and global tokens in place of full attention (Beltagy et al. 2020).
+
+Against RoBERTa: 4,096 positions; each layer looks no further than its window; global tokens see all and are seen by all, through
+queries, keys and values of their own. Which tokens are global, the task says: the first one for classes, the question for
+answers, the ending for choices, none for tags and masks, as transformers' classes have it.
+
+Their `attention_window` counts both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bothways.core.errors import FolderError
+from bothways.families import bert, roberta
+from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.family import Family
+from bothways.families.keys import KeyTable, Rename, Rule, Stack
+from bothways.families.translation import Translation
+from bothways.model.config import EncoderConfig, Learned, Pattern, Window
+
+WINDOW = 512
+"""Tokens on both sides together, if nothing is said."""
+_SEPARATOR = 2
+
+
+def _long(shape: EncoderConfig) -> EncoderConfig:
+    return replace(shape, position=Learned(4096, 2), patterns=(Window(WINDOW // 2, everywhere=True),))
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "longformer-base-4096": lambda: _long(roberta.base()),
+    "longformer-large-4096": lambda: _long(roberta.large()),
+}
+
+
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    said = raw.get("attention_window", WINDOW)
+    sizes = said if isinstance(said, list) else [said] * config.depth
+    known = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 and size % 2 == 0 for size in sizes)
+    if len(sizes) != config.depth or not known:
+        what = f"attention_window must be an even number above 0, or one for each of {config.depth} layers, not {said!r:.60}"
+        raise FolderError(what, where=where)
+    patterns: tuple[Pattern, ...] = tuple(Window(size // 2, everywhere=True) for size in sizes)
+    return replace(roberta.counted_from_padding(config, raw, where), patterns=patterns).canonical
+
+
+def _write_more(config: EncoderConfig) -> dict[str, Any]:
+    patterns = [config.pattern(layer) for layer in range(config.depth)]
+    # The separator is the tokenizer's to know; transformers' class for answers needs it.
+    return {
+        "attention_window": [2 * pattern.radius if isinstance(pattern, Window) else WINDOW for pattern in patterns],
+        "sep_token_id": _SEPARATOR,
+    }
+
+
+_LAYER = "longformer.encoder.layer.{}.attention.self"
+_RULES: tuple[Rule, ...] = (
+    *bert.encoder_rules("longformer"),
+    *bert.post_norm_rules("longformer"),
+    Stack("encoder.blocks.{}.attention.wide", tuple(f"{_LAYER}.{name}_global" for name in ("query", "key", "value"))),
+    Rename("heads.pooler.dense", "longformer.pooler.dense"),
+    *masked_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+    *output_rules({"labels.inner": "classifier.dense", "labels.dense": "classifier.out_proj"}),
+)
+
+LONGFORMER = Family(
+    model_type="longformer",
+    keys=KeyTable("longformer.", _RULES, ("longformer.embeddings.position_ids", "longformer.embeddings.token_type_ids")),
+    architectures=classes("Longformer", pooled={"choice"}),
+    # What transformers' configuration class means by a setting that is absent, which the published sizes do not follow.
+    translation=Translation(
+        replace(_long(roberta.base()), vocab=30_522, segments=2, norm_epsilon=1e-12, position=Learned(510, 2)),
+        read_more=_read_more,
+        write_more=_write_more,
+    ),
+    dropouts={},
+)
