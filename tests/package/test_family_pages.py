@@ -1,0 +1,68 @@
+"""The guide's pages about families against the presets: the lines of configuration, the sizes, and that none is left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bothways.core.config import load
+from bothways.core.difference import difference
+from bothways.families.catalogue import FAMILIES, PRESETS, preset
+from bothways.model.config import EncoderConfig
+from bothways.model.ledger import ledger
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+ENGLISH, CHINESE = (sorted((GUIDE / language / "families").glob("*.md")) for language in ("", "zh"))
+OVERVIEWS = [GUIDE / "families.md", GUIDE / "zh" / "families.md"]
+PAGES = [*ENGLISH, *CHINESE, *OVERVIEWS]
+
+
+def blocks(page: Path) -> dict[str, list[str]]:
+    """Lines of configuration by the preset that the first line names."""
+    found = re.findall(r"^```toml\n# (\S+)\n(.*?)^```$", page.read_text("utf8"), re.MULTILINE | re.DOTALL)
+    return {name: lines.splitlines() for name, lines in found}
+
+
+def sizes(page: Path) -> dict[str, list[str]]:
+    """The cells of the table of sizes, by preset."""
+    found = re.findall(r"^\| `(\S+)` \| (\d+ × \d+) \| ([\d,]+) \|$", page.read_text("utf8"), re.MULTILINE)
+    return {name: cells for name, *cells in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(GUIDE)))
+def test_a_page_says_what_the_presets_are(page: Path) -> None:
+    said = blocks(page)
+    assert said
+    for name, lines in said.items():
+        assert lines == difference(preset(name), preset("bert-base"))
+    for name, cells in sizes(page).items():
+        config = preset(name)
+        assert cells == [f"{config.depth} × {config.width}", f"{ledger(config).total:,}"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_lines_make_the_preset_of_bert(name: str, tmp_path: Path) -> None:
+    base, wanted = preset("bert-base"), preset(name)
+    (tmp_path / "lines.toml").write_text("\n".join(difference(wanted, base)))
+    assert load(EncoderConfig, base=base, file=tmp_path / "lines.toml") == wanted
+
+
+def test_the_pages_are_the_same_in_both_languages() -> None:
+    assert [page.name for page in ENGLISH] == [page.name for page in CHINESE]
+    for english, chinese in zip([*ENGLISH, OVERVIEWS[0]], [*CHINESE, OVERVIEWS[1]], strict=True):
+        assert (blocks(english), sizes(english)) == (blocks(chinese), sizes(chinese))
+
+
+def test_no_preset_and_no_family_is_left_out() -> None:
+    listed = [name for page in ENGLISH for name in sizes(page)]
+    assert sorted(listed) == sorted(PRESETS)
+    texts = "".join(page.read_text("utf8") for page in ENGLISH)
+    assert [family.model_type for family in FAMILIES if f"`{family.model_type}`" not in texts] == []
+
+
+@pytest.mark.parametrize("overview", OVERVIEWS, ids=["english", "chinese"])
+def test_the_overview_links_every_page(overview: Path) -> None:
+    linked = re.findall(r"\]\(families/(\S+?\.md)\)", overview.read_text("utf8"))
+    assert sorted(linked) == [page.name for page in ENGLISH]
