@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from pathlib import Path
+
+import pytest
 
 from bothways.tasks.schemes import Scheme
+from bothways.tasks.tag import Tagging
 from bothways.tasks.tagchecks import check_tagged
 from bothways.tasks.tagged import TagExample
 
@@ -100,3 +104,63 @@ def test_rare_types_and_shared_sentences() -> None:
     assert warning == "balance: types with fewer than 10 entities in the training data, which are hardly learned: Y (1)"
     (warning,) = said(ENOUGH, made("a/O b/B-X c/O", "d/O", name="dev"))["warning"]
     assert warning.startswith("overlap: 1 of 2 dev sentences are in the training data too, word for word: dev:1 Take")
+
+
+def of_file(path: Path, text: str) -> list[TagExample]:
+    path.write_text(text, encoding="utf8")
+    return list(Tagging().read(str(path)).examples)
+
+
+def tables(train: list[TagExample]) -> list[str]:
+    """What is said of the form of the data."""
+    known = ("hold blanks", "begins with a header", "different tags")
+    return [text for severity in said(train).values() for text in severity if any(part in text for part in known)]
+
+
+@pytest.mark.parametrize("header", ["", "sentence\tlabel\n"])
+def test_texts_with_labels_are_no_words_with_tags(tmp_path: Path, header: str) -> None:
+    train = of_file(
+        tmp_path / "t.tsv", header + "a good film\t1\na book that is far too long to be shown whole\t0\nbad\t0\n" * 2
+    )
+    (error,), first = said(train)["error"], 1 + len(header[:1])
+    assert error == (
+        f"rows: 4 of {5 + first} words of the training data or their tags hold blanks, as texts with a label each do: "
+        f"{tmp_path}/t.tsv:1 word {first} 'a good film' with the tag '1' For labels of texts set --task classify. "
+        "For tags each line is a word and its tag, and an empty line ends a sentence."
+    )
+    assert "the dev data" in said(ENOUGH, train)["error"][0]
+
+
+def test_labels_before_texts_are_no_words_with_tags(tmp_path: Path) -> None:
+    (error,) = tables(of_file(tmp_path / "t.tsv", f"1\t{'very ' * 20}good film\n"))
+    assert f"'1' with the tag '{('very ' * 8)[:40]}…'" in error
+
+
+@pytest.mark.parametrize("header", ["label\ttext_a", "Word\tPOS", "token ner_tags", "index\tsentence1\tsentence2\tlabel"])
+def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
+    words = header.split()
+    (error,) = tables(of_file(tmp_path / "t.tsv", f"{header}\n{words[0]}\tB-X\nb\tO\n"))
+    assert error.startswith(
+        f"rows: the training data begins with a header, which would be learned: {tmp_path}/t.tsv:1 "
+        f"{words[0]!r} with the tag {words[-1]!r} Take that line out"
+    )
+
+
+def test_tags_that_hardly_recur_are_told() -> None:
+    assert tables(made(" ".join(f"w/{number // 2}" for number in range(100)))) == []
+    (warning,) = tables(made(" ".join(f"w/{min(number, 50)}" for number in range(100))))
+    assert warning.startswith("labels: the 100 words of the training data have 51 different tags, such as 'w' with the tag '0'")
+    assert tables(made(" ".join(f"w/{number}" for number in range(99)))) == []  # too few to tell
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The\tDT\ntext\tNN\nlabel\tNN\n\n10 000\tCD\nfilms\tNNS\n",
+        "text\tNN\nis\tVBZ\n",
+        "it\tPRP\ndog\tNN\n's\tPOS\ntail\tNN\n",
+        "word\tpos\nis\tpos\n",
+    ],
+)
+def test_parts_of_speech_are_left_alone(tmp_path: Path, text: str) -> None:
+    assert tables(of_file(tmp_path / "t.conll", text)) == []

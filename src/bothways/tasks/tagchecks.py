@@ -1,4 +1,9 @@
-"""Preflight of tagged sentences: empty ones, tags that their scheme does not allow, balance, and what two files share."""
+"""Preflight of tagged sentences: empty ones, tables that are none, tags that their scheme does not allow, balance, and what two
+files share.
+
+Columns of words and tags have no header, so any table of two columns can be read as such: one of texts with labels would be
+learned as one long sentence. That is told by what it holds: blanks in the words, a first line of names, tags that hardly recur.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,20 @@ from collections import Counter
 from collections.abc import Sequence as Many
 
 from bothways.tasks.entities import types_of
+from bothways.tasks.examples import LABELS, PAIRS, TEXTS
 from bothways.tasks.preflight import Finding, places
 from bothways.tasks.schemes import OUTSIDE, Scheme, Spelling, chunks, find_scheme, flaws, spells_entities, strangers
-from bothways.tasks.tagged import TagExample
+from bothways.tasks.tagged import TAGS, WORDS, TagExample
 
 FEW = 10
 """Entities of a type below which it is hardly learned."""
+MANY = 100
+"""Words from which on tags that are nearly all different tell something."""
+SHOWN = 40
+"""Characters of a word or a tag in a message."""
+SINGULAR = ("id", "idx", "index", "word", "token", "form", "tag", "pos", "upos", "xpos", "score")
+NAMES = {name.lower() for name in (*TEXTS, *LABELS, *WORDS, *TAGS, *(name for pair in PAIRS for name in pair), *SINGULAR)}
+"""What columns are called in headers."""
 
 
 def check_tagged(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme) -> list[Finding]:
@@ -19,6 +32,7 @@ def check_tagged(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme)
     findings = [*_check_rows([*train, *dev])]
     for name, examples in (("training", train), ("dev", dev)):
         if any(example.tags for example in examples):
+            findings += _check_table(examples, name)
             findings += _check_scheme(examples, scheme, name)
     return [*findings, *_check_labels(train, dev, scheme), *_check_balance(train, scheme), *_check_overlap(train, dev)]
 
@@ -38,6 +52,36 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         what = f"{len(white)} words are empty or white space, and are read as unknown: {places(white)}"
         findings.append(Finding("rows", "warning", what))
     return findings
+
+
+def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
+    """Whether these are texts with a label each, or begin with a header, or tags are none."""
+    places = [(example, place) for example in examples if example.tags for place in range(len(example.words))]
+    pairs = [(example.words[place], (example.tags or ())[place]) for example, place in places]
+    blank = [at for at, pair in enumerate(pairs) if any(len(part.split()) > 1 for part in pair)]
+    if 2 * len(blank) > len(pairs):
+        what = (
+            f"{len(blank)} of {len(pairs)} words of the {name} data or their tags hold blanks, as texts with a label each do: "
+            f"{places[blank[0]][0].where} word {places[blank[0]][1] + 1} {_shown(pairs[blank[0]])}"
+        )
+        return [Finding("rows", "error", what, fix=f"For labels of texts set --task classify. {_FORM}")]
+    tags = Counter(tag for _, tag in pairs)
+    if all(part.lower() in NAMES for part in pairs[0]) and tags[pairs[0][1]] == 1:
+        what = f"the {name} data begins with a header, which would be learned: {places[0][0].where} {_shown(pairs[0])}"
+        fix = f"Take that line out, if what follows are words and tags; for labels of texts set --task classify. {_FORM}"
+        return [Finding("rows", "error", what, fix=fix)]
+    if len(pairs) >= MANY and 2 * len(tags) > len(pairs):
+        what = f"the {len(pairs)} words of the {name} data have {len(tags)} different tags, such as {_shown(pairs[0])}"
+        return [Finding("labels", "warning", what, fix=f"See that columns are not mixed up. {_FORM}")]
+    return []
+
+
+_FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
+
+
+def _shown(pair: tuple[str, str]) -> str:
+    word, tag = (part if len(part) <= SHOWN else f"{part[:SHOWN]}…" for part in pair)
+    return f"{word!r} with the tag {tag!r}"
 
 
 def _check_scheme(examples: Many[TagExample], scheme: Scheme, name: str) -> list[Finding]:
