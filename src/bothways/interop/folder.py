@@ -217,6 +217,8 @@ def save_model(
     place = Path(folder)
     family, architecture = _counterpart(model, None if tokenizer is None else tokenizer.kind, place)
     settings = _settings(family, architecture, model, labels, problem, place)
+    if tokenizer is not None and "sep_token_id" in settings:
+        settings["sep_token_id"] = tokenizer.specials.sep
     if tokenizer is not None and tokenizer.size > model.config.vocab:
         what = f"the tokenizer has {tokenizer.size} ids, the model's embedding {model.config.vocab} rows"
         raise FolderError(what, where=place, fix="Save the tokenizer that the model was trained with.")
@@ -230,7 +232,7 @@ def save_model(
         (hidden / "README.md").write_text(render(card or Card(), architecture.name, architecture.heads), encoding="utf8")
         if tokenizer is not None:
             tokenizer.save(hidden, positions=model.config.position.most, segments=model.config.segments > 1)
-        _write_weights(hidden / "model.safetensors", model, family.keys, architecture.bare)
+        _write_weights(hidden / "model.safetensors", model, family.keys, architecture)
 
 
 def _counterpart(model: Model, vocabulary: str | None, place: Path) -> tuple[Family, Architecture]:
@@ -289,11 +291,13 @@ def _write_json(file: Path, tree: Any) -> None:
     file.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
 
 
-def _write_weights(file: Path, model: Model, table: KeyTable, bare: bool) -> None:
+def _write_weights(file: Path, model: Model, table: KeyTable, architecture: Architecture) -> None:
+    """What the class holds idle and the model does not have is written as zeros: nothing reads it."""
     state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
-    tensors = {
-        name.removeprefix(table.prefix if bare else ""): tensor.clone() for name, tensor in to_theirs(table, state).items()
-    }
+    if "pooler" in architecture.idle - set(model.heads):
+        state |= {f"heads.pooler.{name}": torch.zeros_like(t) for name, t in build_head(model.config, Pooled()).state_dict().items()}
+    prefix = table.prefix if architecture.bare else ""
+    tensors = {name.removeprefix(prefix): tensor.clone() for name, tensor in to_theirs(table, state).items()}
     try:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:  # hides what the operating system refused, such as room on the disk

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from typing_extensions import assert_never
 
-from bothways.model.config import Causal, EncoderConfig, FromPooler, Full, Gated, Learned, Own, Pattern, PreNorm, Window
+from bothways.model.config import Blocks, Causal, EncoderConfig, FromPooler, Full, Gated, Learned, Own, Pattern, PreNorm, Window
 from bothways.model.heads import Choice, Head, Labels, Masked, NextToken, Pair, Pooled, Replaced, Span, Tags, completed
 
 BACKWARD = 2
@@ -62,15 +62,25 @@ def ledger(config: EncoderConfig, heads: Iterable[Head] = ()) -> Ledger:
     entries = [
         Entry("token embedding", f"V·{letter}", v * e, textbook=True),
         Entry("attention: query, key, value, output", "4·L·H²", 4 * n * h * h, textbook=True),
+        *([Entry("attention of global tokens", "3·L·H²", 3 * n * h * h)] if config.everywhere else []),
         Entry(f"feed-forward: {names}", f"{matrices}·L·H·I", matrices * n * h * i, textbook=True),
         Entry("position embedding", f"P·{letter}", rows * e),
         Entry("segment embedding", f"S·{letter}", config.segments * e),
         *([] if config.embedding is None else [Entry("embedding to width", "E·H + H", e * h + h)]),
-        *([Entry("attention biases", "4·L·H", 4 * n * h)] if config.bias.attention else []),
+        *_attention_biases(config),
         *([Entry("feed-forward biases", f"L·({first} + H)", n * ((matrices - 1) * i + h))] if config.bias.mlp else []),
         _norms(config),
     ]
     return Ledger((*entries, *(_entry(config, head) for head in completed(config, heads))))
+
+
+def _attention_biases(config: EncoderConfig) -> list[Entry]:
+    """One for the output, three or two for queries, keys and values, three for those of global tokens."""
+    bias = config.bias
+    if not bias.attention:
+        return []
+    times = 1 + (2 + bias.key + 3 * config.everywhere if bias.projections else 0)
+    return [Entry("attention biases", f"{times}·L·H", times * config.blocks * config.width)]
 
 
 def _embedded(config: EncoderConfig) -> str:
@@ -109,7 +119,7 @@ def _entry(config: EncoderConfig, head: Head) -> Entry:
         case Tags(count):
             return _read("tag head", config, config.readout.tokens, "C", count)
         case Span():
-            return _read("span head", config, config.readout.tokens, "2", 2)
+            return _span(config)
         case Replaced():
             return Entry("replaced-token head", "H² + 2·H + 1", h * h + 2 * h + 1)
         case Choice():
@@ -138,6 +148,14 @@ def _read(part: str, config: EncoderConfig, reads: FromPooler | Own | None, lett
     return Entry(part, " + ".join(terms), count)
 
 
+def _span(config: EncoderConfig) -> Entry:
+    if not isinstance(config, EncoderConfig) or config.readout.span is None:
+        return _read("span head", config, config.readout.tokens, "2", 2)
+    h, i = config.width, config.inner
+    count = 2 * h * i + i + h + (2 if config.bias.norm else 1) * h + 2 * h + 2
+    return Entry("span head", f"2·H·I + I + H + {_scale(config)}H + 2·H + 2", count)
+
+
 def _read_flops(reads: FromPooler | Own | None, width: int, outputs: int) -> int:
     return 2 * width * (outputs + (width if isinstance(reads, Own) else 0))
 
@@ -147,6 +165,8 @@ def seen(pattern: Pattern, length: int) -> float:
     match pattern:
         case Full():
             return float(length)
+        case Blocks():
+            return _seen_in_blocks(pattern, length)
         case Window(radius):
             near = min(radius, length - 1)
             return 2 * near + 1 - near * (near + 1) / length
@@ -156,19 +176,32 @@ def seen(pattern: Pattern, length: int) -> float:
             assert_never(pattern)
 
 
+def _seen_in_blocks(pattern: Blocks, length: int) -> float:
+    """A block that is read twice counts twice: so it is computed."""
+    if length <= pattern.dense:
+        return float(length)
+    size, count = pattern.size, -(-length // pattern.size)
+    last = length - (count - 1) * size
+    everywhere, inner = size + last, (count - 2) * size
+    near = 3 * inner - 2 * size  # the first and the last of these have a global neighbour, which is counted already
+    return (everywhere * length + inner * (everywhere + pattern.random * size) + size * near) / length
+
+
 def forward_flops(config: EncoderConfig, heads: Iterable[Head], length: int, predicted: float = 0.15) -> float:
     """Floating-point operations per token of a forward pass: 2 for each multiply-add of a matrix product, nothing else.
 
     Args:
         config: the encoder.
         heads: what reads it.
-        length: tokens of a sequence; attention costs 4·L·H·length per token for scores and sums, in a window or
-            left to right only what is seen: what the reference kernel computes and masks is more.
+        length: tokens of a sequence; attention costs 4·L·H·length per token for scores and sums, in a window, in blocks or
+            left to right only what is seen: what the reference kernel computes and masks is more. Global tokens that a batch
+            names cost what they are made by; what they see is not counted.
         predicted: share of tokens that the masked LM head predicts.
     """
     h, factor = config.width, 3 if isinstance(config.mlp, Gated) else 2
     attended = sum(seen(config.pattern(layer), length) for layer in range(config.depth)) / config.depth
-    blocks = config.steps * (2 * (4 * h * h + factor * h * config.inner) + 4 * h * attended)
+    matrices = 7 if config.everywhere else 4
+    blocks = config.steps * (2 * (matrices * h * h + factor * h * config.inner) + 4 * h * attended)
     projection = 0 if config.embedding is None else 2 * config.embedding * h
     return projection + blocks + sum(_head_flops(config, head, length, predicted) for head in completed(config, heads))
 
@@ -186,6 +219,8 @@ def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float
             return _read_flops(config.readout.labels, h, count) / length
         case Tags(count):
             return float(_read_flops(config.readout.tokens, h, count))
+        case Span() if isinstance(config, EncoderConfig) and config.readout.span is not None:
+            return 4.0 * h * (config.inner + 1)
         case Span():
             return float(_read_flops(config.readout.tokens, h, 2))
         case Replaced():
