@@ -1,0 +1,42 @@
+"""The ledger's count of operations against torch's own counter: every family, every class, random settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_descendants import draw_settings, outputs
+from torch.utils.flop_counter import FlopCounterMode
+
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.families.catalogue import FAMILIES
+from bothways.families.family import Architecture, Family, HeadKind
+from bothways.model.config import Causal, Full, Window
+from bothways.model.heads import Choice, Head, Labels, Masked, Model, NextToken, Pair, Pooled, Replaced, Span, Tags
+from bothways.model.ledger import forward_flops
+
+LENGTH, COPIES = 12, 3
+HEADS: dict[HeadKind, Head] = {
+    "masked": Masked(), "pooler": Pooled(), "pair": Pair(), "labels": Labels(3), "tags": Tags(4), "span": Span(),
+    "choice": Choice(), "replaced": Replaced(), "causal": NextToken(),
+}  # fmt: skip
+CASES = [(family, architecture) for family in FAMILIES for architecture in family.architectures]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("family", "architecture"), CASES, ids=[architecture.name for _, architecture in CASES])
+def test_operations_are_those_that_torch_counts(family: Family, architecture: Architecture, seed: int) -> None:
+    """Windows reach over the whole sequence. What is left out of a causal product is computed, and counted by torch."""
+    config = family.translation.read(draw_settings(family.model_type, seed), "settings")
+    wide = tuple(replace(pattern, radius=2 * LENGTH) if isinstance(pattern, Window) else pattern for pattern in config.patterns)
+    config, heads = replace(config, patterns=wide), [HEADS[kind] for kind in architecture.heads]
+    model = Model(config, heads).eval()
+    ids = torch.randint(4, config.vocab, (LENGTH * COPIES,))
+    batch = Batch(ids, torch.zeros_like(ids), Layout.of([LENGTH] * COPIES))
+    with FlopCounterMode(display=False) as counter:
+        outputs(model, batch)
+    computed = replace(config, patterns=tuple(Full() if isinstance(pattern, Causal) else pattern for pattern in wide))
+    expected = forward_flops(computed, heads, LENGTH, predicted=1.0) * len(ids)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
