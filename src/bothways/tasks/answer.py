@@ -131,7 +131,8 @@ class Answering(Definition[Question, AnswerPrediction]):
             bare = assemble(question[:read], context.ids[part.start : part.stop], tokenizer.template)
             start, end = (np.array([place], dtype=np.int64) for place in _positions(span, part, begin))
             targets = SpanTargets(start, end, np.array([weight], dtype=np.float32))
-            sequences.append(Sequence(bare.ids, bare.segments, {"span": targets}))
+            everywhere = np.arange(len(bare)) < len(tokenizer.template.first) + read  # the question, in Longformer
+            sequences.append(Sequence(bare.ids, bare.segments, {"span": targets}, everywhere=everywhere))
         return Input(tuple(sequences), len(question) + len(context.ids), len(question) - read)
 
     def plan(self, question: int, context: int, room: int) -> tuple[int, list[Window]]:

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal, cast
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, ChoiceTargets
@@ -24,12 +25,13 @@ from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import Choice, Head, Model
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks.choice_examples import NO_COLUMNS, ChoiceColumns, ChoiceExample, open_choices, read_choices
-from bothways.tasks.classify import fitted
+from bothways.tasks.classify import fitted, truncated
 from bothways.tasks.definition import Definition, Direction, Metrics, Reading
 from bothways.tasks.label_checks import check_choices
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.tasks.preflight import Finding
 from bothways.tasks.task import Input, Output, Task
+from bothways.text.template import Template
 from bothways.text.tokenizer import Tokenizer
 
 
@@ -155,8 +157,17 @@ def _input(example: ChoiceExample, context: Ids, endings: Many[Ids], tokenizer: 
     right = example.label if example.label in range(len(endings)) else IGNORED
     targets = ChoiceTargets(np.array([len(endings)], dtype=np.int64), np.array([right], dtype=np.int64))
     ids, segments = np.concatenate([s.ids for s in bare]), np.concatenate([s.segments for s in bare])
-    whole = Sequence(ids, segments, {"label": targets}, tuple(len(s) for s in bare))
+    parts = tuple(len(s) for s in bare)
+    everywhere = np.concatenate([_ending(context, ending, tokenizer.template, length) for ending in endings])
+    whole = Sequence(ids, segments, {"label": targets}, parts, everywhere)
     return Input((whole,), sum(len(context) + len(ending) for ending in endings), sum(cuts))
+
+
+def _ending(context: Ids, ending: Ids, template: Template, length: int) -> NDArray[np.bool_]:
+    """True for the tokens of the ending in its pair, and for those behind it: the global ones, in Longformer."""
+    first, second = truncated(len(context), len(ending), length - template.pair)
+    before = len(template.first) + first + len(template.between)
+    return np.arange(before + second + len(template.last)) >= before
 
 
 def _known(example: ChoiceExample) -> int:

@@ -195,7 +195,9 @@ def encode_texts(examples: Many[Texts], targets: Many[Targets], tokenizer: Token
 
 def _input(a: Ids, b: Ids | None, target: Targets, tokenizer: Tokenizer, length: int) -> Input:
     bare, cut = fitted(a, b, tokenizer.template, length)
-    return Input((Sequence(bare.ids, bare.segments, {"label": target}),), len(a) + (0 if b is None else len(b)), cut)
+    everywhere = np.arange(len(bare)) == 0  # what the head reads, in Longformer
+    whole = Sequence(bare.ids, bare.segments, {"label": target}, everywhere=everywhere)
+    return Input((whole,), len(a) + (0 if b is None else len(b)), cut)
 
 
 def fitted(a: Ids, b: Ids | None, template: Template, length: int) -> tuple[Sequence, int]:
