@@ -257,6 +257,12 @@ class EncoderConfig:
         return any(isinstance(pattern, Window) and pattern.everywhere for pattern in self.patterns)
 
     @property
+    def norm_after_projection(self) -> bool:
+        """Whether the LayerNorm of narrow embeddings comes after the layer that takes them to the width."""
+        order = self.order
+        return self.embedding is not None and isinstance(order, PostNorm) and order.embedding and order.projected
+
+    @property
     def first_norm(self) -> bool:
         """Whether the first block has a LayerNorm for its attention; blocks that serve several layers always have it."""
         return isinstance(self.order, PostNorm) or not self.order.embedding or self.sharing is not None

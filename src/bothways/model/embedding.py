@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
-from bothways.model.config import Disentangled, EncoderConfig, Learned, PostNorm, Rotary, Sinusoidal
+from bothways.model.config import Disentangled, EncoderConfig, Learned, Rotary, Sinusoidal
 from bothways.model.dropout import Dropout
 from bothways.model.norm import layer_norm
 
@@ -30,7 +30,7 @@ class Embedding(nn.Module):
         self.token = nn.Embedding(config.vocab, width)
         self.position = positions(config.position, width)
         self.segment = nn.Embedding(config.segments, width) if config.segments else None
-        self.late = config.order.embedding and isinstance(config.order, PostNorm) and config.order.projected
+        self.late = config.norm_after_projection
         normed = config.width if self.late else width
         self.norm = layer_norm(config, normed) if config.order.embedding else nn.Identity()
         self.scale = math.sqrt(width) if isinstance(config.position, Learned) and config.position.scaled else 1.0
