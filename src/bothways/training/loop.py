@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import BothwaysError
-from bothways.core.hardware import Precision, resolve_precision
+from bothways.core.hardware import Precision, keep_freed_memory, resolve_precision
 from bothways.core.learner import Learner, Step
 from bothways.core.loss import Loss
 from bothways.training.meter import Meter, Scores
@@ -60,6 +60,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         BothwaysError: a loss or a gradient is not finite. Such a gradient has changed nothing (`optim.update`).
         ConfigError: the precision is not to be had on this device.
     """
+    keep_freed_memory()
     device, model, meter = _device(learner), replicate(learner, plan), Meter(plan)
     arithmetic, clock, stop = _arithmetic(precision, device), _clock(progress.seconds), False
     learner.train()

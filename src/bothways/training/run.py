@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import ConfigError
-from bothways.core.hardware import Precision, keep_freed_memory
+from bothways.core.hardware import Precision
 from bothways.core.learner import Cursor, Learner, Step
 from bothways.training.checkpoint import Keep, latest, prune, read, save
 from bothways.training.interrupt import Interruption
@@ -101,7 +101,6 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             patience without such a metric.
         ResourceError: a file cannot be written.
     """
-    keep_freed_memory()
     optimiser = build(training.optimiser, learner.named_parameters(), rules)
     schedule, waiting = factor(training.schedule, training.until), _waiting(training, evaluation)
     progress, start = Progress(), latest(folder)
