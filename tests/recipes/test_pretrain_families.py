@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -84,10 +85,14 @@ def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None
     assert not (home / "bert").exists()
 
 
-def test_a_shape_that_no_family_has_is_refused_before_training(home: Path) -> None:
-    with pytest.raises(BothwaysError, match="encoder: no family of transformers has this configuration"):
-        run(home, "odd", "--model", "bert-tiny", "segments=full_sentences", "encoder.segments=0")
-    assert not (home / "odd").exists()
+def test_a_shape_that_no_family_has_is_saved_as_our_own(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(home, "odd", "--model", "bert-tiny", "segments=full_sentences", "encoder.segments=0")
+    assert "note: encoder: no family of transformers has this configuration" in capsys.readouterr().err
+    raw = json.loads((folder / "config.json").read_text())
+    assert (raw["model_type"], raw["bothways"]["heads"]) == ("bothways", ["masked"])
+    model = load_model(folder).model
+    assert (model.config.segments, list(model.heads)) == (0, ["masked"])
+    assert "transformers has no class for this model" in (folder / "README.md").read_text()
 
 
 def test_a_shape_is_fitted_to_its_tokenizer(tokenizer: Tokenizer) -> None:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bothways.interop.loading import LoadReport
-    from bothways.model.config import EncoderConfig
     from bothways.model.heads import Head
+    from bothways.model.recurrentconfig import ModelConfig
 
 
 def describe(model: str, /, *, length: int = 128) -> None:
@@ -45,7 +45,8 @@ def describe(model: str, /, *, length: int = 128) -> None:
 
 
 _DEFINITION = (
-    "V vocab, H width, L blocks with weights of their own, I inner, E width of embeddings, P positions, S segments, C labels. "
+    "V vocab, H width, L blocks with weights of their own, I inner, E width of embeddings, P positions, S segments, C labels, "
+    "M cells of an LSTM. "
     "An operation (FLOP) is a multiplication or an addition in a matrix product; look-ups, norms and activations are left out. "
     "Of attention, what a token sees counts. A masked LM head predicts 15 % of the tokens. Training is the forward pass and "
     "twice that for the backward pass; AdamW in fp32 holds a weight, its gradient and two moments. Activations come on top: "
@@ -56,7 +57,7 @@ _DEFINITION = (
 @dataclass(frozen=True)
 class _Found:
     origin: str
-    config: EncoderConfig
+    config: ModelConfig
     heads: tuple[Head, ...]
     report: LoadReport | None = None
 
@@ -64,16 +65,20 @@ class _Found:
 def _find(model: str) -> _Found:
     """What the name stands for; a folder goes before a preset of the same name."""
     from bothways.core.errors import FolderError
-    from bothways.families.catalogue import FAMILIES, PRESETS, preset
+    from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
     from bothways.interop.folder import heads_of, plan_model
     from bothways.interop.hub import CONFIG_FILES, resolve
     from bothways.interop.settings import read_settings
     from bothways.interop.weights import open_weights
-    from bothways.model.heads import Masked, NextToken, Pair, Pooled, Replaced
+    from bothways.model.heads import Masked, NextToken, Pair, Pooled, Replaced, token_head
+    from bothways.model.recurrentconfig import RecurrentConfig
 
     local = Path(model).is_dir()
     if model in PRESETS and not local:
         config = preset(model)
+        if isinstance(config, RecurrentConfig) or family_for(config) is None:
+            what = "a preset that no family of transformers has, with the head of pre-training"
+            return _Found(what, config, (token_head(config),))
         able = [family for family in FAMILIES if family.translation.write(config) is not None]
         family = next((family for family in able if model.startswith(family.model_type)), able[0])
         every, kinds = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.architectures[0].heads
@@ -88,7 +93,7 @@ def _find(model: str) -> _Found:
         ) from error
     settings = read_settings(folder)
     known = "no class known here" if settings.architecture is None else settings.architecture.name
-    origin = f"{settings.family.model_type}, {known}"
+    origin = f"{settings.model_type}, {known}"
     if not local:
         return _Found(origin, settings.encoder, heads_of(settings, ()))
     weights = open_weights(folder)
@@ -140,10 +145,9 @@ def _parameters(found: _Found) -> Table:
     from bothways.model.ledger import ledger
 
     whole, encoder = ledger(found.config, found.heads), ledger(found.config).entries
-    sections = [
-        ("textbook: V·H + 12·L·H², where I = 4·H", [entry for entry in encoder if entry.textbook]),
-        ("encoder", [entry for entry in encoder if not entry.textbook]),
-    ]
+    textbook = [entry for entry in encoder if entry.textbook]
+    sections = [("textbook: V·H + 12·L·H², where I = 4·H", textbook)] if textbook else []
+    sections.append(("encoder", [entry for entry in encoder if not entry.textbook]))
     for head in whole.entries[len(encoder) :]:
         sections.append((f"{sections[-1][0]} + {head.part}", [head]))
     table, running = _table("Parameters", "part", "formula", "count", "share"), 0

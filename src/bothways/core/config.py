@@ -1,8 +1,8 @@
 """Typed configurations: trees of frozen dataclasses, read from TOML and `key=value` texts, and written back.
 
 A class is its own schema. Its fields are plain values, other such classes, tuples of them, or closed unions, whose members are
-told apart by a last field `kind: Literal[…]`. Reading is strict: an unknown key, a value of another type and a rule broken in
-`__post_init__` each name their dotted path. Values may be texts, as they come from a command line.
+told apart by a last field `kind: Literal[…]`, which one of them may lack. Reading is strict: an unknown key, a value of another
+type and a rule broken in `__post_init__` each name their dotted path. Values may be texts, as they come from a command line.
 
 Plain values are read by pydantic. The walk over the tree is written out here, since only then does an error that
 `__post_init__` raises keep its path, and a tree that leaves out `kind` mean "the member that stands there already".
@@ -189,9 +189,12 @@ def _member(classes: tuple[type[Any], ...], given: Tree, base: Any, where: str) 
     """The class that a table is of."""
     kinds = {_kind(cls): cls for cls in classes}
     if "kind" not in given:
-        if len(classes) > 1 and type(base) not in classes:
+        if type(base) in classes:
+            return type(base)
+        unnamed = [cls for cls in classes if not hasattr(cls, "kind")]  # what is meant where no kind is said
+        if len(classes) > 1 and len(unnamed) != 1:
             raise ConfigError(f"is missing: it must be one of {', '.join(kinds)}", where=join(where, "kind"))
-        return type(base) if type(base) in classes else classes[0]
+        return unnamed[0] if unnamed else classes[0]
     if given["kind"] not in kinds:
         raise _unknown("kind", str(given["kind"]), kinds, join(where, "kind"))
     return kinds[given["kind"]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
-from bothways.families import albert, bert, bigbird, distilbert, electra, gpt, longformer, modernbert, roberta
+from bothways.families import albert, bert, bigbird, distilbert, electra, elmo, gpt, longformer, modernbert, roberta
 from bothways.families.family import Family
-from bothways.model.config import EncoderConfig
+from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 
 FAMILIES: tuple[Family, ...] = (
     bert.BERT,
@@ -23,7 +23,7 @@ FAMILIES: tuple[Family, ...] = (
     gpt.GPT,
     gpt.GPT2,
 )
-PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **bert.PRESETS,
     **roberta.PRESETS,
     **distilbert.PRESETS,
@@ -33,6 +33,7 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     **bigbird.PRESETS,
     **modernbert.PRESETS,
     **gpt.PRESETS,
+    **elmo.PRESETS,
 }
 
 
@@ -41,13 +42,15 @@ def family_named(model_type: str) -> Family | None:
     return next((family for family in FAMILIES if family.model_type == model_type), None)
 
 
-def family_for(config: EncoderConfig, vocabulary: str | None = None) -> Family | None:
+def family_for(config: ModelConfig, vocabulary: str | None = None) -> Family | None:
     """The first family that can express this configuration; one of this kind of vocabulary goes before the others."""
+    if isinstance(config, RecurrentConfig):
+        return None  # transformers has Transformers alone
     able = [family for family in FAMILIES if family.translation.write(config) is not None]
     return next((family for family in able if vocabulary and family.vocabulary == vocabulary), next(iter(able), None))
 
 
-def preset(name: str) -> EncoderConfig:
+def preset(name: str) -> ModelConfig:
     """The configuration of this name.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Literal
 from bothways.families.keys import KeyTable
 from bothways.families.translation import Translation
 
-HeadKind = Literal["masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced", "causal"]
+HeadKind = Literal["masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced", "causal", "bilm"]
 
 DROPOUTS: dict[HeadKind, tuple[str, float | None]] = {
     "labels": ("classifier_dropout", None),
@@ -21,18 +21,20 @@ DROPOUTS: dict[HeadKind, tuple[str, float | None]] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A class of transformers.
+    """A class of transformers, or a model of ours that none of its classes can be.
 
     Attributes:
         name: as `architectures` in `config.json` has it.
         heads: what it has beside the encoder.
         bare: whether its files leave out the family's prefix.
         idle: what of this its files hold and nothing reads.
+        own: whether it is one of ours.
     """
 
     name: str
     heads: frozenset[HeadKind]
     bare: bool = False
+    own: bool = False
     idle: frozenset[HeadKind] = frozenset()
 
 

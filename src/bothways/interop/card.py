@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import bothways
+from bothways.families.family import Architecture
 
 _TASKS = {
     "labels": "text-classification",
@@ -39,15 +40,12 @@ class Card:
     limits: Sequence[str] = ()
 
 
-def render(card: Card, architecture: str, heads: Iterable[str]) -> str:
+def render(card: Card, architecture: Architecture) -> str:
     """The card as Markdown, with the header that the Hub reads."""
-    kinds = set(heads)
-    task = next((name for kind, name in _TASKS.items() if kind in kinds), "feature-extraction")
-    header = ["---", "library_name: transformers", f"pipeline_tag: {task}", "tags:", "- bothways", "---"]
-    use = (
-        f'```python\nfrom transformers import AutoTokenizer, {architecture}\n\nmodel = {architecture}.from_pretrained("…")\n```'
-    )
-    body = [f"# {_line(card.title)}", card.summary, use]
+    task = next((name for kind, name in _TASKS.items() if kind in architecture.heads), "feature-extraction")
+    library = "bothways" if architecture.own else "transformers"
+    header = ["---", f"library_name: {library}", f"pipeline_tag: {task}", "tags:", "- bothways", "---"]
+    body = [f"# {_line(card.title)}", card.summary, _use(architecture)]
     body += _table("Metrics", {name: f"{value:.4g}" for name, value in card.metrics.items()})
     body += _limits(card.limits)
     body += _table("Data", card.data)
@@ -56,14 +54,22 @@ def render(card: Card, architecture: str, heads: Iterable[str]) -> str:
     return "\n".join(header) + "\n\n" + "\n\n".join(part for part in body if part) + "\n"
 
 
-def versions(architecture: str) -> dict[str, str]:
+def _use(architecture: Architecture) -> str:
+    if architecture.own:
+        code = 'from bothways import load_model\n\nmodel = load_model("…").model'
+        return f"```python\n{code}\n```\n\ntransformers has no class for this model and does not open the folder."
+    name = architecture.name
+    return f'```python\nfrom transformers import AutoTokenizer, {name}\n\nmodel = {name}.from_pretrained("…")\n```'
+
+
+def versions(architecture: Architecture) -> dict[str, str]:
     """What wrote the folder, and what reads it."""
     import torch
 
     return {
         "bothways": bothways.__version__,
         "torch": torch.__version__,
-        "format": f"Hugging Face transformers, {architecture}",
+        "format": architecture.name if architecture.own else f"Hugging Face transformers, {architecture.name}",
     }
 
 

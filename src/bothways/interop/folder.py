@@ -1,7 +1,8 @@
 """The model folder, both ways: what is saved is a Hugging Face folder, and theirs open here.
 
 `config.json`, `model.safetensors` and the tokenizer's files are transformers' own; what they have no place for lies in
-`bothways.json`. Loading is strict: a part that the folder lacks starts at random only if it is asked for by name.
+`bothways.json`. A model that none of its classes can be has a folder of our own type (`bothways.interop.ownfolder`). Loading is
+strict: a part that the folder lacks starts at random only if it is asked for by name.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from torch import Tensor
 import bothways
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.files import new_folder
-from bothways.families.catalogue import FAMILIES, family_for
+from bothways.families.catalogue import family_for
 from bothways.families.family import Architecture, Family
 from bothways.families.keys import KeyTable, to_theirs
 from bothways.interop.card import Card, render
 from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
+from bothways.interop.ownfolder import KEYS, Description, own_settings
 from bothways.interop.settings import Problem, Settings, label_name, read_settings
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
 from bothways.model.heads import (
+    BiLM,
     Choice,
     Head,
     Labels,
@@ -44,6 +47,7 @@ from bothways.model.heads import (
     build_head,
     completed,
 )
+from bothways.model.recurrentconfig import RecurrentConfig
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
@@ -110,7 +114,7 @@ def build_model(
     """
     wanted = tuple(heads)
     model, plan = plan_model(settings, weights, wanted, fresh)
-    table = settings.family.keys
+    table = settings.keys
     _check(plan.report, table, weights.file, {head.kind for head in wanted})
     state = _read(plan, table, model.state_dict(), weights)
     for head in wanted:
@@ -126,16 +130,18 @@ def heads_of(settings: Settings, names: Iterable[str]) -> tuple[Head, ...]:
 
     A `classifier` of an unknown class is left out: its name does not tell what it reads.
     """
+    if settings.heads is not None:
+        return settings.heads
     if settings.architecture is not None:
         kinds: Collection[str | None] = settings.architecture.heads
     else:
-        table = settings.family.keys
+        table = settings.keys
         rules = [table.origin(table.full_name(name)) for name in names]
         kinds = {head_of(rule.ours) for rule in rules if rule is not None and rule.ours not in table.shared}
     count, rate = len(settings.labels), settings.dropouts.get
     every: tuple[Head, ...] = (
         Masked(), Pooled(), Pair(), Labels(count, rate("labels")), Tags(count, rate("tags")), Span(), Choice(rate("choice")),
-        Replaced(), NextToken(),
+        Replaced(), NextToken(), BiLM(),
     )  # fmt: skip
     return tuple(head for head in every if head.kind in kinds)
 
@@ -148,7 +154,7 @@ def plan_model(
         model = Model(settings.encoder, heads)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     has = None if settings.architecture is None else settings.architecture.heads
-    return model, plan_loading(settings.family.keys, shapes, weights.shapes, fresh, has)
+    return model, plan_loading(settings.keys, shapes, weights.shapes, fresh, has)
 
 
 def _check(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[str]) -> None:
@@ -197,7 +203,9 @@ def save_model(
     extra: Mapping[str, Any] | None = None,
     beside: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder that transformers opens; it appears whole or not at all, and replaces an older one.
+    """Write a model folder; it appears whole or not at all, and replaces an older one.
+
+    transformers opens it if one of its families can express the configuration; else it is of our own type, which it does not.
 
     Args:
         folder: where; if it exists, it must hold nothing but a model.
@@ -210,13 +218,13 @@ def save_model(
         beside: JSON files of other programs, by name, such as those of sentence-transformers.
 
     Raises:
-        FolderError: transformers has no class for this configuration or these heads, the names do not fit the outputs, the
-            tokenizer has more ids than the embedding, or the folder holds something else.
+        FolderError: the family has no class in transformers for these heads, the names do not fit the outputs, the tokenizer
+            has more ids than the embedding, or the folder holds something else.
         ResourceError: there is no room or no permission; an older model then stays as it was.
     """
     place = Path(folder)
-    family, architecture = _counterpart(model, None if tokenizer is None else tokenizer.kind, place)
-    settings = _settings(family, architecture, model, labels, problem, place)
+    form = _form(model, None if tokenizer is None else tokenizer.kind, place)
+    settings = {**form.settings, **_outputs(model, labels, problem, place), **form.dropouts}
     if tokenizer is not None and "sep_token_id" in settings:
         settings["sep_token_id"] = tokenizer.specials.sep
     if tokenizer is not None and tokenizer.size > model.config.vocab:
@@ -229,33 +237,58 @@ def save_model(
         for name, tree in (beside or {}).items():
             (hidden / name).parent.mkdir(exist_ok=True)
             _write_json(hidden / name, tree)
-        (hidden / "README.md").write_text(render(card or Card(), architecture.name, architecture.heads), encoding="utf8")
+        (hidden / "README.md").write_text(render(card or Card(), form.architecture), encoding="utf8")
         if tokenizer is not None:
-            tokenizer.save(hidden, positions=model.config.position.most, segments=model.config.segments > 1)
-        _write_weights(hidden / "model.safetensors", model, family.keys, architecture)
+            tokenizer.save(hidden, positions=model.config.most, segments=model.config.segments > 1)
+        _write_weights(hidden / "model.safetensors", model, form.keys, form.architecture)
 
 
-def _counterpart(model: Model, vocabulary: str | None, place: Path) -> tuple[Family, Architecture]:
-    family = family_for(model.config, vocabulary)
-    if family is None:
-        names = ", ".join(family.model_type for family in FAMILIES)
-        fix = "An encoder without segments, for one, is none of them."
-        raise FolderError(f"this configuration has no counterpart in transformers: tried {names}", where=place, fix=fix)
+@dataclass(frozen=True)
+class _Form:
+    """How a model is written: as a class of transformers, or as one of ours.
+
+    Attributes:
+        settings: what `config.json` says of class and shape.
+        dropouts: what it says of a head's own dropout.
+    """
+
+    settings: Mapping[str, Any]
+    architecture: Architecture
+    keys: KeyTable
+    dropouts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _form(model: Model, vocabulary: str | None, place: Path) -> _Form:
+    config = model.config
+    family = family_for(config, vocabulary)
+    if family is None or isinstance(config, RecurrentConfig):
+        return _Form(own_settings(model), Description(config, model.specification).architecture, KEYS)
     architecture = family.architecture_with(model.heads)
     if architecture is None:
         sets = "; ".join(f"{', '.join(sorted(known.heads))} ({known.name})" for known in family.architectures)
         what = f"transformers has no class for the heads {', '.join(model.heads) or 'none'}: it has {sets}"
         raise FolderError(what, where=place)
-    return family, architecture
-
-
-def _settings(
-    family: Family, architecture: Architecture, model: Model, labels: Sequence[str], problem: Problem | None, place: Path
-) -> dict[str, Any]:
-    """The content of `config.json`."""
     settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
-    settings |= family.translation.write(model.config) or {}
-    head = next((head for head in model.specification if isinstance(head, Labels | Tags | Choice)), None)
+    return _Form(settings | (family.translation.write(config) or {}), architecture, family.keys, _dropouts(family, model))
+
+
+def _dropouts(family: Family, model: Model) -> dict[str, Any]:
+    head = _answering(model)
+    key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
+    if head is None or not key:
+        return {}
+    rate = model.config.dropout if head.dropout is None and default is not None else head.dropout
+    return {} if rate is None else {key: rate}
+
+
+def _answering(model: Model) -> Labels | Tags | Choice | None:
+    """The head with a dropout of its own, if there is one."""
+    return next((head for head in model.specification if isinstance(head, Labels | Tags | Choice)), None)
+
+
+def _outputs(model: Model, labels: Sequence[str], problem: Problem | None, place: Path) -> dict[str, Any]:
+    """What `config.json` says of a head's outputs."""
+    head, settings = _answering(model), dict[str, Any]()
     count = head.count if isinstance(head, Labels | Tags) else 0
     if problem == "single_label_classification" and count == 1:
         what = "one output cannot choose among classes, and transformers refuses it"
@@ -268,12 +301,7 @@ def _settings(
             "id2label": {str(at): name for at, name in enumerate(names)},
             "label2id": {name: at for at, name in enumerate(names)},
         }
-    if head is not None:
-        key, default = family.dropouts.get(head.kind, ("", None))
-        rate = model.config.dropout if head.dropout is None and default is not None else head.dropout
-        said = {"problem_type": problem} | ({key: rate} if key else {})
-        settings |= {key: value for key, value in said.items() if value is not None}
-    return settings
+    return settings | ({"problem_type": problem} if head is not None and problem is not None else {})
 
 
 def _check_free(place: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from bothways.core import config as configs
 from bothways.core.errors import FolderError
+from bothways.families.catalogue import family_for
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
 from bothways.interop.weights import read_json, read_tree
@@ -97,6 +98,9 @@ def save_sentences(folder: str | Path, task: Embed, card: Card | None = None) ->
         ResourceError: as `save_model`.
     """
     definition = task.definition
+    if family_for(task.model.config) is None:
+        what = "transformers has no class for this model, and sentence-transformers opens no other"
+        raise FolderError(what, where=folder, fix="Save it with save_model: bothways opens that.")
     last = (-1,), (task.model.config.depth,)
     if definition.layers not in last:
         what = f"sentence-transformers pools the last layer, and this embedding reads {definition.layers}"

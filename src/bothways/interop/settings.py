@@ -9,10 +9,13 @@ from typing import Any, Literal, get_args
 
 from bothways.core.errors import FolderError
 from bothways.families.catalogue import FAMILIES, family_named
-from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.family import Architecture, HeadKind
+from bothways.families.keys import KeyTable
 from bothways.families.translation import read_choice, read_number
+from bothways.interop.ownfolder import KEYS, OWN, read_description
 from bothways.interop.weights import read_json
-from bothways.model.config import EncoderConfig
+from bothways.model.heads import Head, Labels, Tags
+from bothways.model.recurrentconfig import ModelConfig
 
 Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
 """What a label head is for, as transformers names it."""
@@ -21,20 +24,24 @@ Problem = Literal["single_label_classification", "multi_label_classification", "
 @dataclass(frozen=True)
 class Settings:
     """Attributes:
-    family: what `model_type` means.
+    model_type: the family.
+    keys: its weight names.
     encoder: the shape.
     architecture: the class that it names, if that is one of the family's here.
     labels: names of a label head's outputs, in order.
     dropouts: of heads that have one of their own, by kind; none means the encoder's.
     problem: what such a head is for, if it is said.
+    heads: in a folder of our own type, what it says of them; none where the class tells.
     """
 
-    family: Family
-    encoder: EncoderConfig
+    model_type: str
+    keys: KeyTable
+    encoder: ModelConfig
     architecture: Architecture | None
     labels: tuple[str, ...]
     dropouts: Mapping[HeadKind, float | None]
     problem: Problem | None
+    heads: tuple[Head, ...] | None = None
 
 
 def read_settings(folder: Path) -> Settings:
@@ -50,21 +57,38 @@ def read_settings(folder: Path) -> Settings:
             fix = f"It holds a checkpoint of TensorFlow: make a model of it with bothways convert {folder} --out FOLDER"
         raise FolderError("is no model folder: it has no config.json", where=folder, fix=fix)
     raw, where = read_json(file), str(file)
+    if raw.get("model_type") == OWN:
+        return _own_settings(raw, file)
     family = family_named(str(raw.get("model_type")))
     if family is None:
-        known = ", ".join(family.model_type for family in FAMILIES)
+        known = ", ".join([*(family.model_type for family in FAMILIES), OWN])
         what = f"model_type {raw.get('model_type')!r} is no known family: it must be one of {known}"
         raise FolderError(what, where=where, fix="A BERT from before model_type was written needs the line added.")
     architectures = raw.get("architectures") or ()
-    problems = {name: name for name in get_args(Problem)}
     return Settings(
-        family,
+        family.model_type,
+        family.keys,
         family.translation.read(raw, where),
         family.architecture_named(map(str, architectures)),
         _labels(raw, where),
         {kind: _dropout(raw, key, default, where) for kind, (key, default) in family.dropouts.items()},
-        None if raw.get("problem_type") is None else read_choice(raw, "problem_type", problems, "", where),
+        _problem(raw, where),
     )
+
+
+def _own_settings(raw: Mapping[str, Any], file: Path) -> Settings:
+    described, labels = read_description(raw, file), _labels(raw, str(file))
+    counts = {head.count for head in described.heads if isinstance(head, Labels | Tags)}
+    if "id2label" in raw and counts != {len(labels)}:
+        raise FolderError(f"id2label names {len(labels)} outputs, and the heads have {sorted(counts) or 'none'}", where=file)
+    named = labels if "id2label" in raw else tuple(label_name(at) for at in range(max(counts, default=0)))
+    architecture, problem = described.architecture, _problem(raw, str(file))
+    return Settings(OWN, KEYS, described.encoder, architecture, named, {}, problem, described.heads)
+
+
+def _problem(raw: Mapping[str, Any], where: str) -> Problem | None:
+    problems: dict[str, Problem] = {name: name for name in get_args(Problem)}
+    return None if raw.get("problem_type") is None else read_choice(raw, "problem_type", problems, "", where)
 
 
 def _dropout(raw: Mapping[str, Any], key: str, default: float | None, where: str) -> float | None:

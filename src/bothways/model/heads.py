@@ -17,11 +17,13 @@ from typing_extensions import assert_never
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.model.block import activate
-from bothways.model.config import EncoderConfig, FromPooler, Own
+from bothways.model.config import Causal, EncoderConfig, FromPooler, Own
 from bothways.model.dropout import Dropout
 from bothways.model.encoder import Encoder
 from bothways.model.init import initialise
 from bothways.model.norm import layer_norm
+from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
+from bothways.model.recurrentencoder import AnyEncoder, RecurrentEncoder
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,17 @@ class NextToken:
     kind: Literal["causal"] = "causal"
 
 
-Head = Masked | Pooled | Pair | Labels | Tags | Span | Choice | Replaced | NextToken
+@dataclass(frozen=True)
+class BiLM:
+    """Predicts at each position the token that follows, from what reads forward, and the one before, from what reads back.
+
+    Of use where the two directions never meet, as in ELMo (Peters et al. 2018, section 3.1).
+    """
+
+    kind: Literal["bilm"] = "bilm"
+
+
+Head = Masked | Pooled | Pair | Labels | Tags | Span | Choice | Replaced | NextToken | BiLM
 
 
 def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
@@ -163,7 +175,7 @@ class LabelHead(nn.Module):
     Source: Devlin et al. 2018, section 3.1, Task #2, sections 4.1 to 4.4 and 5.3.
     """
 
-    def __init__(self, config: EncoderConfig, labels: int, dropout: float = 0.0) -> None:
+    def __init__(self, config: ModelConfig, labels: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
         self.dense = nn.Linear(config.width, labels)
@@ -180,7 +192,7 @@ class OwnHead(nn.Module):
     Source: RoBERTa's, ELECTRA's and DistilBERT's classification heads, and all of ModernBERT's.
     """
 
-    def __init__(self, config: EncoderConfig, own: Own, outputs: int, dropout: float) -> None:
+    def __init__(self, config: ModelConfig, own: Own, outputs: int, dropout: float) -> None:
         super().__init__()
         self.activation, self.reads = own.activation, own.reads
         self.first = Dropout(dropout if own.dropout_first else 0.0)
@@ -253,19 +265,38 @@ class NextTokenHead(nn.Module):
         return nn.functional.linear(x, embedding)
 
 
+class BiLMHead(nn.Module):
+    """The token embedding transposed, plus a bias per token: one softmax for both directions (Peters et al. 2018, 3.1)."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.dropout = Dropout(config.dropout)
+        self.bias = nn.Parameter(torch.zeros(config.vocab))
+
+    def forward(
+        self,
+        x: Float[Tensor, "tokens width"],
+        embedding: Float[Tensor, "vocab half"],
+        direction: Literal["next", "previous"] = "next",
+    ) -> Float[Tensor, "tokens vocab"]:
+        """Vectors and the encoder's token embedding → logits of the token after each, or of the one before."""
+        ahead, back = x.chunk(2, dim=-1)
+        return nn.functional.linear(self.dropout(ahead if direction == "next" else back), embedding, self.bias)
+
+
 class Model(nn.Module):
-    """An encoder with heads by name: "masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced", "causal".
+    """An encoder with heads by name: "masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced" …
 
     Args:
         config: the encoder's shape.
         heads: which heads it has; the pooler comes with those that read it.
     """
 
-    def __init__(self, config: EncoderConfig, heads: Iterable[Head]) -> None:
+    def __init__(self, config: ModelConfig, heads: Iterable[Head]) -> None:
         super().__init__()
         self.config = config
         self.specification = completed(config, heads)
-        self.encoder = Encoder(config)
+        self.encoder: AnyEncoder = RecurrentEncoder(config) if isinstance(config, RecurrentConfig) else Encoder(config)
         self.heads = nn.ModuleDict({head.kind: build_head(config, head) for head in self.specification})
 
     def read(
@@ -277,7 +308,14 @@ class Model(nn.Module):
         return result
 
 
-def completed(config: EncoderConfig, heads: Iterable[Head]) -> tuple[Head, ...]:
+def token_head(config: ModelConfig) -> Masked | NextToken | BiLM:
+    """What predicts tokens from this encoder without having read them: what it can be pre-trained with."""
+    if isinstance(config, RecurrentConfig):
+        return BiLM()
+    return NextToken() if all(isinstance(pattern, Causal) for pattern in config.patterns) else Masked()
+
+
+def completed(config: ModelConfig, heads: Iterable[Head]) -> tuple[Head, ...]:
     """These heads, and the pooler if one of them reads it."""
     wanted = tuple(heads)
     readers = {"pair": FromPooler(), "labels": config.readout.labels, "choice": config.readout.choice}
@@ -285,15 +323,13 @@ def completed(config: EncoderConfig, heads: Iterable[Head]) -> tuple[Head, ...]:
     return (Pooled(), *wanted) if needs and Pooled() not in wanted else wanted
 
 
-def build_head(config: EncoderConfig, head: Head) -> nn.Module:
-    """The module of a head, with weights as Google starts them."""
+def build_head(config: ModelConfig, head: Head) -> nn.Module:
+    """The module of a head, with weights as Google starts them.
+
+    Raises:
+        ConfigError: an encoder of this shape has nothing that the head could read.
+    """
     match head:
-        case Masked():
-            return MaskedHead(config)
-        case Pooled():
-            return Pooler(config)
-        case Pair():
-            return LabelHead(config, 2, config.readout.pair_dropout)
         case Labels(count, dropout):
             return _sequence_head(config, config.readout.labels, count, dropout)
         case Tags(count, dropout):
@@ -302,10 +338,33 @@ def build_head(config: EncoderConfig, head: Head) -> nn.Module:
             if isinstance(config, EncoderConfig) and config.readout.span is not None:
                 return DeepHead(config, 2)
             return _token_head(config, 2, config.readout.span_dropout)
-        case Replaced():
-            return ReplacedHead(config)
         case Choice(dropout):
             return _sequence_head(config, config.readout.choice, 1, dropout)
+        case Masked() | Pooled() | Pair() | Replaced() | NextToken():
+            if isinstance(config, RecurrentConfig):
+                what = f"the head {head.kind!r} reads one vector that knows both sides, and here two directions never meet"
+                raise ConfigError(what, where="heads", fix="Predict tokens with the head 'bilm'.")
+            return _joint_head(config, head)
+        case BiLM():
+            if not isinstance(config, RecurrentConfig):
+                what = "the head 'bilm' reads two directions that never meet, and here each token sees others"
+                raise ConfigError(what, where="heads", fix=f"Predict tokens with the head {token_head(config).kind!r}.")
+            return BiLMHead(config)
+        case _:
+            assert_never(head)
+
+
+def _joint_head(config: EncoderConfig, head: Masked | Pooled | Pair | Replaced | NextToken) -> nn.Module:
+    """A head that a Transformer alone has."""
+    match head:
+        case Masked():
+            return MaskedHead(config)
+        case Pooled():
+            return Pooler(config)
+        case Pair():
+            return LabelHead(config, 2, config.readout.pair_dropout)
+        case Replaced():
+            return ReplacedHead(config)
         case NextToken():
             if config.embedding is not None:
                 what = f"the head predicts with the embedding, {config.embedding} features, from vectors of {config.width}"
@@ -315,12 +374,12 @@ def build_head(config: EncoderConfig, head: Head) -> nn.Module:
             assert_never(head)
 
 
-def _token_head(config: EncoderConfig, outputs: int, rate: float) -> nn.Module:
+def _token_head(config: ModelConfig, outputs: int, rate: float) -> nn.Module:
     own = config.readout.tokens
     return LabelHead(config, outputs, rate) if own is None else OwnHead(config, own, outputs, rate)
 
 
-def _sequence_head(config: EncoderConfig, reads: FromPooler | Own, outputs: int, dropout: float | None) -> nn.Module:
+def _sequence_head(config: ModelConfig, reads: FromPooler | Own, outputs: int, dropout: float | None) -> nn.Module:
     rate = config.dropout if dropout is None else dropout
     match reads:
         case FromPooler():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def initialise(module: nn.Module, initial_range: float) -> None:
-    """Set every Linear, Embedding and LayerNorm under `module` to its starting value, with torch's default generator."""
+    """Set every Linear, Embedding, LayerNorm and LSTM under `module` to its starting value, with torch's default generator."""
     for part in module.modules():
         match part:
             case nn.Linear():
@@ -23,6 +23,20 @@ def initialise(module: nn.Module, initial_range: float) -> None:
                 nn.init.ones_(part.weight)
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
+            case nn.LSTM():
+                part.reset_parameters()
+                _open_forget_gates(part)
+
+
+@torch.no_grad()
+def _open_forget_gates(lstm: nn.LSTM) -> None:
+    """Biases 0, those of forget gates 1: at the start nothing is forgotten (Jozefowicz et al. 2015, section 2.2)."""
+    cells = lstm.hidden_size
+    for name, parameter in lstm.named_parameters():
+        if name.startswith("bias"):
+            parameter.zero_()
+        if name.startswith("bias_ih"):
+            parameter[cells : 2 * cells] = 1.0  # the gates in torch's order: input, forget, cell, output
 
 
 @torch.no_grad()

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing_extensions import assert_never
 
 from bothways.model.config import Blocks, Causal, EncoderConfig, FromPooler, Full, Gated, Learned, Own, Pattern, PreNorm, Window
-from bothways.model.heads import Choice, Head, Labels, Masked, NextToken, Pair, Pooled, Replaced, Span, Tags, completed
+from bothways.model.heads import BiLM, Choice, Head, Labels, Masked, NextToken, Pair, Pooled, Replaced, Span, Tags, completed
+from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 
 BACKWARD = 2
 """The backward pass multiplies twice for each matrix of the forward one: gradients of the input and of the weights."""
@@ -25,7 +26,8 @@ BACKWARD = 2
 class Entry:
     """Attributes:
     part: of the model.
-    formula: in V, H, L (blocks with weights of their own), I (inner), P (positions), S (segments), C (labels), E (embedding).
+    formula: in V, H, L (blocks with weights of their own), I (inner), P (positions), S (segments), C (labels), E (embedding),
+        M (memory cells of an LSTM).
     count: of parameters.
     textbook: whether V·H + 12·L·H² counts it.
     """
@@ -51,15 +53,32 @@ class Ledger:
         return sum(entry.count for entry in self.entries)
 
 
-def ledger(config: EncoderConfig, heads: Iterable[Head] = ()) -> Ledger:
+def ledger(config: ModelConfig, heads: Iterable[Head] = ()) -> Ledger:
     """Every parameter of the encoder and of these heads, with the pooler if they read it."""
+    encoder = _recurrent(config) if isinstance(config, RecurrentConfig) else _transformer(config)
+    return Ledger((*encoder, *(_entry(config, head) for head in completed(config, heads))))
+
+
+def _recurrent(config: RecurrentConfig) -> list[Entry]:
+    """Four gates and perhaps a projection, for each direction and layer; two biases a gate, as torch has them."""
+    v, e, m, n = config.vocab, config.projection, config.cells, 2 * config.depth
+    projected = [Entry("LSTMs: projections", "2·L·E·M", n * e * m)] if m > e else []
+    return [
+        Entry("token embedding", "V·E", v * e),
+        Entry("LSTMs: gates", "2·L·4·M·(E + E)", n * 4 * m * (e + e)),
+        *projected,
+        Entry("LSTMs: biases", "2·L·8·M", n * 8 * m),
+    ]
+
+
+def _transformer(config: EncoderConfig) -> list[Entry]:
     v, h, n, i, e = config.vocab, config.width, config.blocks, config.inner, config.embedding_width
     letter = _embedded(config)
     rows = config.position.most + config.position.offset if isinstance(config.position, Learned) else 0
     gated = isinstance(config.mlp, Gated)
     names, first = ("up, gate, down", "2·I") if gated else ("up, down", "I")
     matrices = 3 if gated else 2
-    entries = [
+    return [
         Entry("token embedding", f"V·{letter}", v * e, textbook=True),
         Entry("attention: query, key, value, output", "4·L·H²", 4 * n * h * h, textbook=True),
         *([Entry("attention of global tokens", "3·L·H²", 3 * n * h * h)] if config.everywhere else []),
@@ -71,7 +90,6 @@ def ledger(config: EncoderConfig, heads: Iterable[Head] = ()) -> Ledger:
         *([Entry("feed-forward biases", f"L·({first} + H)", n * ((matrices - 1) * i + h))] if config.bias.mlp else []),
         _norms(config),
     ]
-    return Ledger((*entries, *(_entry(config, head) for head in completed(config, heads))))
 
 
 def _attention_biases(config: EncoderConfig) -> list[Entry]:
@@ -83,9 +101,9 @@ def _attention_biases(config: EncoderConfig) -> list[Entry]:
     return [Entry("attention biases", f"{times}·L·H", times * config.blocks * config.width)]
 
 
-def _embedded(config: EncoderConfig) -> str:
+def _embedded(config: ModelConfig) -> str:
     """The letter of the embedding's width."""
-    return "H" if config.embedding is None else "E"
+    return "H" if isinstance(config, EncoderConfig) and config.embedding is None else "E"
 
 
 def _norms(config: EncoderConfig) -> Entry:
@@ -100,12 +118,12 @@ def _norms(config: EncoderConfig) -> Entry:
     return Entry("LayerNorms", " + ".join(terms), times * count)
 
 
-def _scale(config: EncoderConfig) -> str:
+def _scale(config: ModelConfig) -> str:
     """What a LayerNorm's width is multiplied by: it has a scale and perhaps a bias."""
     return "2·" if config.bias.norm else ""
 
 
-def _entry(config: EncoderConfig, head: Head) -> Entry:
+def _entry(config: ModelConfig, head: Head) -> Entry:
     h = config.width
     match head:
         case Pooled():
@@ -126,19 +144,21 @@ def _entry(config: EncoderConfig, head: Head) -> Entry:
             return _read("choice head", config, config.readout.choice, "C", 1)
         case NextToken():
             return Entry("next-token head", "0", 0)
+        case BiLM():
+            return Entry("LM head of both directions", "V", config.vocab)
         case _:
             assert_never(head)
 
 
-def _masked(config: EncoderConfig) -> Entry:
+def _masked(config: ModelConfig) -> Entry:
     v, h, e, bias = config.vocab, config.width, config.embedding_width, config.bias
     letter = _embedded(config)
-    terms = ["H²" if config.embedding is None else "H·E", *([letter] if bias.head else []), f"{_scale(config)}{letter}"]
+    terms = ["H²" if letter == "H" else "H·E", *([letter] if bias.head else []), f"{_scale(config)}{letter}"]
     count = h * e + (e if bias.head else 0) + (2 if bias.norm else 1) * e + (v if bias.output else 0)
     return Entry("masked LM head", " + ".join([*terms, *(["V"] if bias.output else [])]), count)
 
 
-def _read(part: str, config: EncoderConfig, reads: FromPooler | Own | None, letter: str, outputs: int) -> Entry:
+def _read(part: str, config: ModelConfig, reads: FromPooler | Own | None, letter: str, outputs: int) -> Entry:
     """A dense layer to the outputs, perhaps after one of its own."""
     h, terms, count = config.width, [f"{letter}·H", letter], outputs * config.width + outputs
     if isinstance(reads, Own):
@@ -148,7 +168,7 @@ def _read(part: str, config: EncoderConfig, reads: FromPooler | Own | None, lett
     return Entry(part, " + ".join(terms), count)
 
 
-def _span(config: EncoderConfig) -> Entry:
+def _span(config: ModelConfig) -> Entry:
     if not isinstance(config, EncoderConfig) or config.readout.span is None:
         return _read("span head", config, config.readout.tokens, "2", 2)
     h, i = config.width, config.inner
@@ -187,7 +207,7 @@ def _seen_in_blocks(pattern: Blocks, length: int) -> float:
     return (everywhere * length + inner * (everywhere + pattern.random * size) + size * near) / length
 
 
-def forward_flops(config: EncoderConfig, heads: Iterable[Head], length: int, predicted: float = 0.15) -> float:
+def forward_flops(config: ModelConfig, heads: Iterable[Head], length: int, predicted: float = 0.15) -> float:
     """Floating-point operations per token of a forward pass: 2 for each multiply-add of a matrix product, nothing else.
 
     Args:
@@ -198,15 +218,25 @@ def forward_flops(config: EncoderConfig, heads: Iterable[Head], length: int, pre
             names cost what they are made by; what they see is not counted.
         predicted: share of tokens that the masked LM head predicts.
     """
+    encoder = _recurrent_flops(config) if isinstance(config, RecurrentConfig) else _transformer_flops(config, length)
+    return encoder + sum(_head_flops(config, head, length, predicted) for head in completed(config, heads))
+
+
+def _recurrent_flops(config: RecurrentConfig) -> float:
+    e, m = config.projection, config.cells
+    return 2.0 * config.depth * 2 * (4 * m * (e + e) + (e * m if m > e else 0))
+
+
+def _transformer_flops(config: EncoderConfig, length: int) -> float:
     h, factor = config.width, 3 if isinstance(config.mlp, Gated) else 2
     attended = sum(seen(config.pattern(layer), length) for layer in range(config.depth)) / config.depth
     matrices = 7 if config.everywhere else 4
     blocks = config.steps * (2 * (matrices * h * h + factor * h * config.inner) + 4 * h * attended)
     projection = 0 if config.embedding is None else 2 * config.embedding * h
-    return projection + blocks + sum(_head_flops(config, head, length, predicted) for head in completed(config, heads))
+    return projection + blocks
 
 
-def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float) -> float:
+def _head_flops(config: ModelConfig, head: Head, length: int, predicted: float) -> float:
     h = config.width
     match head:
         case Masked():
@@ -227,7 +257,16 @@ def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float
             return 2.0 * h * (h + 1)
         case Choice():
             return _read_flops(config.readout.choice, h, 1) / length
-        case NextToken():
+        case NextToken() | BiLM():
             return 2.0 * h * config.vocab
         case _:
             assert_never(head)
+
+
+def kept_floats(config: ModelConfig, length: int) -> float:
+    """Numbers that the backward pass needs of each token in sequences of this length, by estimate."""
+    if isinstance(config, RecurrentConfig):
+        # Per layer and direction: gates, cells before and after their activation, what was read, dropped and given.
+        return config.depth * 2.0 * (7 * config.cells + 4 * config.projection)
+    # Per block: inputs of the norms, of the matrix products and of the dropouts; twice the probabilities.
+    return config.depth * (16.0 * config.width + 2 * config.inner + 3 * config.heads * length)

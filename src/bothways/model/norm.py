@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from bothways.model.config import EncoderConfig
+from bothways.model.recurrentconfig import ModelConfig
 
 
-def layer_norm(config: EncoderConfig, width: int | None = None) -> nn.LayerNorm:
+def layer_norm(config: ModelConfig, width: int | None = None) -> nn.LayerNorm:
     """Over `width` features, or as many as the encoder has; without a bias where the configuration says so."""
     return nn.LayerNorm(width or config.width, config.norm_epsilon, bias=config.bias.norm)

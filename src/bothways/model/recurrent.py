@@ -15,6 +15,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bothways.core.layout import Layout
 
+Order = tuple[Int[Tensor, " tokens"], Int[Tensor, " longest"]]
+"""The order in which tokens are read, and how many are read at each step."""
+
 
 class BiLSTM(nn.Module):
     """Layers of LSTMs in both directions, with torch's own initialisation.
@@ -38,10 +41,15 @@ class BiLSTM(nn.Module):
         return torch.empty_like(packed.data).index_copy(0, order, packed.data)
 
 
-def by_time(layout: Layout) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " longest"]]:
-    """The tokens by time step, in a step those of longer sequences first; and how many each step has, on the CPU."""
+def by_time(layout: Layout, back: bool = False) -> Order:
+    """The tokens by time step, in a step those of longer sequences first; and how many each step has, on the CPU.
+
+    Args:
+        back: whether sequences are read from their ends.
+    """
     lengths = torch.tensor(layout.lengths, dtype=torch.int64)
     rank = torch.empty_like(lengths)
     rank[torch.argsort(lengths, descending=True, stable=True)] = torch.arange(len(lengths))
-    key = layout.positions * len(lengths) + rank.to(layout.owner.device)[layout.owner]
+    places = layout.offsets.diff()[layout.owner] - 1 - layout.positions if back else layout.positions
+    key = places * len(lengths) + rank.to(layout.owner.device)[layout.owner]
     return torch.argsort(key), torch.bincount(layout.positions, minlength=layout.longest).cpu()

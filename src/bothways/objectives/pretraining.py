@@ -37,6 +37,7 @@ class Pretraining(Learner):
         super().__init__()
         self.model = model
         self.masking, self.vocabulary = masking, vocabulary
+        self.predicts = ("masked",)
 
     def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
         """The sequence with tokens hidden."""

@@ -9,12 +9,18 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from bothways.data.corpus import Corpus
-from bothways.model.config import EncoderConfig
+from bothways.model.heads import BiLM, Masked, NextToken, token_head
+from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 from bothways.tasks.preflight import Finding
 
 if TYPE_CHECKING:
     from bothways.recipes.finetune_setup import Source
 
+_PREDICTS = {
+    Masked: "masked tokens",
+    NextToken: "the token that follows",
+    BiLM: "the token that follows and the one before, each from one side alone",
+}
 UNSEEN = "Language and domain are those of its data; how it does on others was not measured."
 
 
@@ -42,7 +48,7 @@ def limits_of_finetuned(length: int, seed: int, findings: Iterable[Finding], sco
     )
 
 
-def limits_of_pretrained(encoder: EncoderConfig, lengths: Iterable[int], tokens: int, corpus: Corpus) -> tuple[str, ...]:
+def limits_of_pretrained(encoder: ModelConfig, lengths: Iterable[int], tokens: int, corpus: Corpus) -> tuple[str, ...]:
     """What one cannot rely on a pre-trained model for.
 
     Args:
@@ -50,10 +56,10 @@ def limits_of_pretrained(encoder: EncoderConfig, lengths: Iterable[int], tokens:
         tokens: that were read.
     """
     longest, epochs = max(lengths), tokens / max(1, corpus.manifest.counts.tokens)
-    unread = encoder.position.most - longest
+    unread = 0 if isinstance(encoder, RecurrentConfig) else encoder.most - longest
     return (
         UNSEEN,
-        "It predicts masked tokens; for anything else it is to be fine-tuned.",
+        f"It predicts {_PREDICTS[type(token_head(encoder))]}; for anything else it is to be fine-tuned.",
         f"It was trained on sequences of at most {longest} tokens"
         + (f"; the last {unread} of its positions are as they were at the start." if unread > 0 else "."),
         f"It has read {tokens:,} tokens, {epochs:.2g} times its corpus; BERT itself read about 1.3 · 10¹¹.",

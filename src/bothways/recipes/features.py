@@ -137,7 +137,7 @@ def prepare_features(
     """
     loaded = load_model(model_folder(settings.model), heads=())
     model, tokenizer = loaded.model, Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
-    length, depth = settings.length or model.config.position.most, model.config.depth
+    length, depth = settings.length or model.config.most, model.config.depth
     layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
     settle(check_model(model.config, tokenizer, length))
     reading = settings.task.read(settings.train, settings.task.columns)

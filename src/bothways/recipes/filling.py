@@ -38,7 +38,7 @@ class Filled:
 def fill_masks(model: Model, corpus: Corpus, documents: Iterable[int], count: int, seed: int) -> list[Filled]:
     """Hide one word in sentences of these documents and let the model, with a masked head, fill it in."""
     draws, tokenizer = rng(seed, "filling"), corpus.tokenizer
-    fill = Filling(top=GUESSES).task(model, tokenizer, (), model.config.position.most)
+    fill = Filling(top=GUESSES).task(model, tokenizer, (), model.config.most)
     filled = []
     for document in documents:
         sentences = [ids for ids in corpus.sentences_of(int(document)) if 8 <= len(ids) <= 30]

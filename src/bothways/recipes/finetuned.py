@@ -101,7 +101,7 @@ def open_task(
     if definition.problem is not None and loaded.problem not in (None, definition.problem):
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
         raise FolderError(what, where=loaded.folder, fix="Choose another task, or another model.")
-    longest = length or record.length or loaded.model.config.position.most
+    longest = length or record.length or loaded.model.config.most
     tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
     settle(check_model(loaded.model.config, tokenizer, longest))
     opened = definition.task(loaded.model, tokenizer, loaded.labels, longest).to(choose_device(device))
@@ -114,7 +114,7 @@ def _record(loaded: Loaded, task: str | None) -> Record:
     ours = configs.read(_Said, said, where=RECORD)
     if ours.task is not None and task in (None, ours.task.name):
         return Record(ours.task, ours.length)
-    theirs = read_sentences(loaded.folder, loaded.model.config.position.most) if task in (None, "embed") else None
+    theirs = read_sentences(loaded.folder, loaded.model.config.most) if task in (None, "embed") else None
     if theirs is not None:
         return Record(*theirs)
     return Record(_definition(loaded, task), ours.length)

@@ -22,8 +22,8 @@ from bothways.core.sequence import Sequence
 from bothways.data.listed import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share
 from bothways.data.packing import Examples, Tokens
-from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, Model
+from bothways.model.recurrentconfig import ModelConfig
 from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of_training, training_loss
 from bothways.recipes.stability import Stability, rules, steady
 from bothways.tasks.catalogue import Trainable
@@ -234,7 +234,7 @@ class Fitted:
     failure: Failure | None = None
 
 
-def start_from(start: Model | EncoderConfig, heads: Iterable[Head], seed: int) -> Model:
+def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> Model:
     """A model with fresh heads: on the encoder and, if it is among them, the pooler of `start`, or all at random.
 
     Raises:
@@ -254,7 +254,7 @@ def start_from(start: Model | EncoderConfig, heads: Iterable[Head], seed: int) -
 
 
 def fit_task(
-    start: Model | EncoderConfig,
+    start: Model | ModelConfig,
     data: Labelled,
     method: Method = Method(),
     *,
@@ -373,7 +373,7 @@ def _waiting(data: Labelled, method: Method) -> Waiting:
     return Waiting(method.training.patience, Best(metric, data.definition.directions(data.labels)[metric]))
 
 
-def _check_start(start: Model | EncoderConfig, method: Method) -> None:
+def _check_start(start: Model | ModelConfig, method: Method) -> None:
     for name in ("reinitialise", "frozen", "mixout", "pull"):
         if not isinstance(start, Model) and getattr(method.stability, name):
             what = "is about pre-trained weights, and this run starts from random ones"

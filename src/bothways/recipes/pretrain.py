@@ -1,4 +1,4 @@
-"""Pre-training: from a corpus to a Hugging Face folder with a masked-LM head and, by choice, a next-sentence head.
+"""Pre-training: from a corpus to a model folder with a head that predicts tokens and, by choice, a next-sentence head.
 
 The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the configuration as resolved and, at the end,
 `model/`.
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from typing_extensions import assert_never
 
 from bothways.core import config as configs
+from bothways.core.errors import ConfigError
 from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
 from bothways.core.learner import Cursor, Step
 from bothways.data import nextsentence
@@ -32,9 +33,13 @@ from bothways.data.segments import CorpusSource, FullSentences, NextSentence
 from bothways.families.catalogue import family_for
 from bothways.interop.card import Card
 from bothways.interop.folder import load_model, save_model
-from bothways.model.config import EncoderConfig, Learned
-from bothways.model.heads import Head, Masked, Model, Pair, Pooled
+from bothways.interop.hub import resolve
+from bothways.interop.settings import read_settings
+from bothways.model.config import Learned
+from bothways.model.heads import Head, Masked, Model, Pair, Pooled, token_head
 from bothways.model.ledger import BACKWARD, forward_flops
+from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
+from bothways.objectives.language import LanguageModelling
 from bothways.objectives.pretraining import Pretraining
 from bothways.recipes.cards import data_of_corpus, limits_of_pretrained
 from bothways.recipes.settings import Phase, PretrainConfig
@@ -50,6 +55,8 @@ from bothways.training.state import Duration, Epochs, Hours, Progress, Steps
 from bothways.training.state import Tokens as TokenCount
 from bothways.training.trackers import Peak, flat
 
+C = TypeVar("C", bound=ModelConfig)
+Learning = Pretraining | LanguageModelling
 COUNTED = 10_000_000
 """Tokens of the corpus from which the unigram baseline is counted, at most."""
 
@@ -64,7 +71,7 @@ class Pretrained:
         metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair", "held-out/perplexity" …
     """
 
-    learner: Pretraining
+    learner: Learning
     progress: Progress
     metrics: Mapping[str, float]
 
@@ -73,20 +80,31 @@ class Pretrained:
         return self.progress.finished(training.until)
 
 
-def heads_for(segments: FullSentences | NextSentence) -> tuple[Head, ...]:
-    """The heads that these segments can train: the pair head needs pairs."""
+def heads_for(encoder: ModelConfig, segments: FullSentences | NextSentence) -> tuple[Head, ...]:
+    """The heads that these segments can train: what predicts tokens from this encoder, and the pair head, which needs pairs.
+
+    Raises:
+        ConfigError: pairs for a language model: none of its vectors has read both segments.
+    """
+    head = token_head(encoder)
     match segments:
+        case NextSentence() if not isinstance(head, Masked):
+            what = f"next-sentence pairs go with masked LM, and this encoder is trained by the head {head.kind!r}"
+            raise ConfigError(what, where="segments", fix="Set segments=full_sentences.")
         case NextSentence():
-            return Masked(), Pooled(), Pair()
+            return head, Pooled(), Pair()
         case FullSentences():
-            return (Masked(),)
+            return (head,)
         case _:
             assert_never(segments)
 
 
-def fitted(encoder: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
+def fitted(encoder: C, tokenizer: Tokenizer) -> C:
     """The encoder for a tokenizer: its rows, and its padding, from which RoBERTa's positions count."""
-    pad, position = tokenizer.specials.pad, encoder.position
+    pad = tokenizer.specials.pad
+    if isinstance(encoder, RecurrentConfig):
+        return dataclasses.replace(encoder, vocab=tokenizer.size, pad=pad)
+    position = encoder.position
     if isinstance(position, Learned) and position.offset:
         position = dataclasses.replace(position, offset=pad + 1)
     return dataclasses.replace(encoder, vocab=tokenizer.size, pad=pad, position=position)
@@ -123,8 +141,8 @@ def pretrain(
         for finding in findings:
             on_finding(finding)
     torch.manual_seed(settings.seed)
-    model = start or Model(settings.encoder, heads_for(settings.segments))
-    learner = Pretraining(model, settings.masking, vocabulary_of(corpus)).to(where)
+    model = start or Model(settings.encoder, heads_for(settings.encoder, settings.segments))
+    learner = learner_of(model, settings, corpus).to(where)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
     with run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(), connected(plan, where):
         if is_main(plan) and not resume:
@@ -146,6 +164,13 @@ def pretrain(
         return Pretrained(learner, progress, scoring())
 
 
+def learner_of(model: Model, settings: PretrainConfig, corpus: Corpus) -> Learning:
+    """The model as what it is trained to be: a masked language model, or one that reads in one direction, or in each."""
+    if isinstance(token_head(model.config), Masked):
+        return Pretraining(model, settings.masking, vocabulary_of(corpus))
+    return LanguageModelling(model)
+
+
 def vocabulary_of(corpus: Corpus) -> Vocabulary:
     """What masking knows of a corpus' vocabulary."""
     tokenizer = corpus.tokenizer
@@ -159,7 +184,7 @@ def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: to
         BothwaysError: there are errors; it lists them all.
     """
     longest = max(phase.length for phase in settings.phases)
-    heads = heads_for(settings.segments)
+    heads = heads_for(settings.encoder, settings.segments)
     load = Load(settings.encoder, heads, longest, settings.microbatch_tokens, settings.training.keep.last + 2)
     findings = [
         *check_model(settings.encoder, corpus.tokenizer, longest),
@@ -176,13 +201,13 @@ def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: to
     return settle(findings)
 
 
-def _check_class(encoder: EncoderConfig, heads: Iterable[Head], tokenizer: Tokenizer) -> list[Finding]:
-    """Whether the model can be saved in the end."""
+def _check_class(encoder: ModelConfig, heads: Iterable[Head], tokenizer: Tokenizer) -> list[Finding]:
+    """Whether the model can be saved in the end, and who opens it then."""
     family = family_for(encoder, tokenizer.kind)
     kinds = [head.kind for head in heads]
     if family is None:
-        what = "no family of transformers has this configuration, so the model could not be saved in the end"
-        return [Finding("heads", "error", what, "encoder", "Change as little as you can in a preset: bothways describe NAME.")]
+        what = "no family of transformers has this configuration: bothways will open the model's folder, transformers will not"
+        return [Finding("heads", "note", what, "encoder")]
     if family.architecture_with(kinds) is not None:
         return []
     what = f"transformers has no class of the family {family.model_type} with the heads {', '.join(kinds)}"
@@ -199,16 +224,14 @@ def _check_pairs(settings: PretrainConfig, template: Template) -> list[Finding]:
 
 
 def _loader(
-    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], phase: Phase, plan: Plan, learner: Pretraining
+    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], phase: Phase, plan: Plan, learner: Learning
 ) -> Loader[Any]:
     source = CorpusSource(corpus, corpus.tokenizer.template, settings.segments_of(phase), chosen, settings.seed, settings.views)
     share = Share(plan.rank, plan.world)
     return Loader(source, learner.prepare, settings.batch, settings.microbatch_tokens, settings.seed, share)
 
 
-def _phases(
-    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan: Plan, learner: Pretraining
-) -> list[run.Phase]:
+def _phases(settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan: Plan, learner: Learning) -> list[run.Phase]:
     """The run's phases, each with its data from a cursor on."""
 
     def steps(phase: Phase) -> Callable[[Cursor], Iterable[Step]]:
@@ -240,7 +263,8 @@ def part_of(run: Duration, share: float) -> Duration:
 
 
 def _peak(settings: PretrainConfig, device: torch.device, plan: Plan) -> Peak:
-    forward = forward_flops(settings.encoder, heads_for(settings.segments), settings.phases[0].length, settings.masking.rate)
+    heads = heads_for(settings.encoder, settings.segments)
+    forward = forward_flops(settings.encoder, heads, settings.phases[0].length, settings.masking.rate)
     rate = gemm_rate(device, resolve_precision(settings.training.precision, device))
     return Peak((1 + BACKWARD) * forward, rate * plan.world)
 
@@ -248,8 +272,9 @@ def _peak(settings: PretrainConfig, device: torch.device, plan: Plan) -> Peak:
 class HeldOut:
     """Scores a learner on the same held-out sequences, masked in the same way, each time it is called.
 
-    The sequences are those of the longest phase. Beside the losses and accuracies stand the perplexity of masked tokens and the
-    unigram baseline: always the most frequent token, and the frequencies as probabilities.
+    The sequences are those of the longest phase. Beside the losses and accuracies stand the perplexity of predicted tokens, of
+    both directions together where there are two, and the unigram baseline: always the most frequent token, and the frequencies
+    as probabilities.
     """
 
     def __init__(
@@ -258,7 +283,7 @@ class HeldOut:
         corpus: Corpus,
         chosen: NDArray[Any],
         plan: Plan,
-        learner: Pretraining,
+        learner: Learning,
         counts: NDArray[np.int64],
     ) -> None:
         longest = max(settings.phases, key=lambda phase: phase.length)
@@ -272,19 +297,23 @@ class HeldOut:
     def __call__(self) -> dict[str, float]:
         """Metrics by name; equal on all ranks."""
         scores = evaluate(self._learner, self._steps, self._plan, precision=self._precision)
-        perplexity = math.exp(min(scores.losses["masked"], 700.0))
+        loss = float(np.mean([scores.losses[name] for name in self._learner.predicts]))
+        perplexity = math.exp(min(loss, 700.0))
         return flat(scores, "held-out/") | {"held-out/perplexity": perplexity} | self._unigram
 
     def _baseline(self, counts: NDArray[np.int64]) -> dict[str, float]:
         """What a model would reach that knows nothing but how frequent each token is."""
-        hidden = [np.asarray(b.targets["masked"].ids) for step in self._steps for b in step.microbatches]  # type: ignore[attr-defined]
+        return dict(pair for name in self._learner.predicts for pair in self._unigrams(name, counts).items())
+
+    def _unigrams(self, name: str, counts: NDArray[np.int64]) -> dict[str, float]:
+        hidden = [np.asarray(b.targets[name].ids) for step in self._steps for b in step.microbatches]  # type: ignore[attr-defined]
         ids = np.concatenate(hidden)
         surprise = -np.log((counts + 1) / (counts.sum() + len(counts)))
         sums = total(
             self._plan,
             {"n": float(len(ids)), "loss": float(surprise[ids].sum()), "hits": float((ids == counts.argmax()).sum())},
         )
-        return {"unigram/loss/masked": sums["loss"] / sums["n"], "unigram/accuracy/masked": sums["hits"] / sums["n"]}
+        return {f"unigram/loss/{name}": sums["loss"] / sums["n"], f"unigram/accuracy/{name}": sums["hits"] / sums["n"]}
 
 
 def _up_to(tokens: int, steps: Iterator[Step]) -> Iterator[Step]:
@@ -301,8 +330,10 @@ def begin_from(source: str, segments: FullSentences | NextSentence) -> Model:
 
     Raises:
         FolderError: the folder lacks a head, or is no model.
+        ConfigError: pairs for a language model.
     """
-    return load_model(source, heads_for(segments)).model
+    folder = resolve(source)
+    return load_model(folder, heads_for(read_settings(folder).encoder, segments)).model
 
 
 def save_pretrained(done: Pretrained, settings: PretrainConfig, corpus: Corpus, folder: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 import bothways
 from bothways.core import config as configs
 from bothways.core.hardware import describe
-from bothways.model.config import PostNorm
+from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.ledger import ledger
 from bothways.recipes.fitting import Fitted
 from bothways.recipes.pretrain import flatten, heads_for
@@ -195,7 +195,7 @@ def _more(told: Told) -> s.Prose:
 
 
 def _ledger(told: Told) -> s.Table:
-    entries = ledger(told.settings.encoder, heads_for(told.settings.segments)).entries
+    entries = ledger(told.settings.encoder, heads_for(told.settings.encoder, told.settings.segments)).entries
     rows: list[list[s.Cell]] = [[entry.part, entry.formula, entry.count] for entry in entries]
     return s.Table("Parameters", ["part", "formula", "count"], [*rows, ["all", "", sum(e.count for e in entries)]], total=True)
 
@@ -207,8 +207,9 @@ def _settings(told: Told) -> s.Table:
         for prefix, table in tables.items()
         for name, value in flatten(configs.to_dict(table)).items()
     ]
-    post = isinstance(told.settings.encoder.order, PostNorm)
-    order = "post-norm, as BERT has it" if post else "pre-norm, saved as megatron-bert"
+    encoder = told.settings.encoder
+    pre = isinstance(encoder, EncoderConfig) and isinstance(encoder.order, PreNorm)
+    order = "pre-norm, saved as megatron-bert" if pre else "post-norm, as BERT has it"
     return s.Table("Settings", ["setting", "value"], rows, note=f"The blocks are {order}.")
 
 

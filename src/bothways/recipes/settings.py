@@ -13,7 +13,8 @@ from bothways.core.errors import ConfigError
 from bothways.data.masking import AnyToken, Masking
 from bothways.data.packing import Examples, Tokens
 from bothways.data.segments import FullSentences, NextSentence
-from bothways.model.config import EncoderConfig
+from bothways.model.heads import Masked, token_head
+from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 from bothways.training.optim import AdamW, BertAdam
 from bothways.training.run import Training
 from bothways.training.schedule import GoogleLinear, Linear
@@ -44,7 +45,7 @@ class PretrainConfig:
         training: the optimiser, its schedule, the length of the run, and how often it is evaluated and saved.
         segments: what a sequence is made of; its length is that of the phase.
         phases: one after the other; their shares add up to 1.
-        masking: how tokens are hidden.
+        masking: how tokens are hidden; a language model hides none.
         batch: sequences or tokens per update, over all ranks.
         microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
         held_out: the share of documents that is never trained on.
@@ -53,7 +54,7 @@ class PretrainConfig:
         seed: of weights, data and dropout.
     """
 
-    encoder: EncoderConfig
+    encoder: ModelConfig
     training: Training
     segments: FullSentences | NextSentence = NextSentence()
     phases: tuple[Phase, ...] = (Phase(128),)
@@ -74,21 +75,21 @@ class PretrainConfig:
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
         for number, phase in enumerate(self.phases):
-            if phase.length > self.encoder.position.most:
+            if phase.length > self.encoder.most:
                 raise ConfigError(
-                    f"sequences of {phase.length} tokens are longer than the encoder's {self.encoder.position.most} positions",
+                    f"sequences of {phase.length} tokens are longer than the encoder's {self.encoder.most} positions",
                     where=f"phases.{number}.length",
                     fix="Shorten the phase, or set encoder.position.most higher.",
                 )
 
 
-def paper(encoder: EncoderConfig) -> PretrainConfig:
+def paper(encoder: ModelConfig) -> PretrainConfig:
     """The paper's run (Devlin et al. 2018, appendix A.2), with what its code adds: GELU by tanh, Adam without bias correction.
 
     A million steps of 256 sequences; 90 % of them at 128 tokens, the rest at 512; ten versions of the data.
     """
     return PretrainConfig(
-        encoder=dataclasses.replace(encoder, activation="gelu_tanh"),
+        encoder=encoder if isinstance(encoder, RecurrentConfig) else dataclasses.replace(encoder, activation="gelu_tanh"),
         training=Training(
             until=Steps(1_000_000),
             optimiser=BertAdam(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
@@ -97,7 +98,7 @@ def paper(encoder: EncoderConfig) -> PretrainConfig:
             evaluate=Steps(10_000),
             save=Steps(10_000),
         ),
-        segments=NextSentence(short=0.1),
+        segments=_segments(encoder),
         phases=(Phase(128, 0.9), Phase(512, 0.1)),
         masking=Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
         batch=Examples(256),
@@ -105,13 +106,16 @@ def paper(encoder: EncoderConfig) -> PretrainConfig:
     )
 
 
-def modern(encoder: EncoderConfig) -> PretrainConfig:
+def modern(encoder: ModelConfig) -> PretrainConfig:
     """What one would do today on one machine: no dropout, fresh masks in every epoch, batches by tokens, a higher rate.
 
     That short runs want no dropout and a higher rate is from Izsak et al. 2021 and Geiping & Goldstein 2022.
     """
+    if not isinstance(encoder, RecurrentConfig):
+        encoder = dataclasses.replace(encoder, attention_dropout=0.0)
     return PretrainConfig(
-        encoder=dataclasses.replace(encoder, dropout=0.0, attention_dropout=0.0),
+        encoder=dataclasses.replace(encoder, dropout=0.0),
+        segments=_segments(encoder),
         training=Training(
             until=Epochs(1.0),
             optimiser=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
@@ -120,6 +124,11 @@ def modern(encoder: EncoderConfig) -> PretrainConfig:
             save=Steps(1000),
         ),
     )
+
+
+def _segments(encoder: ModelConfig) -> FullSentences | NextSentence:
+    """Pairs for BERT; running text for a language model, for which there is no vector of a pair."""
+    return NextSentence(short=0.1) if isinstance(token_head(encoder), Masked) else FullSentences()
 
 
 RECIPES = {"modern": modern, "paper": paper}

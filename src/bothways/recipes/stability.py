@@ -24,6 +24,7 @@ from bothways.core.seeds import rng
 from bothways.model.heads import Model
 from bothways.model.init import initialise
 from bothways.model.mixout import mix_out
+from bothways.model.recurrentconfig import RecurrentConfig
 from bothways.training.optim import Rule, Rules
 
 
@@ -61,8 +62,10 @@ def level(name: str, depth: int) -> int:
     name = name.removeprefix("model.")
     if block := re.match(r"encoder\.blocks\.(\d+)\.", name):
         return int(block[1]) + 1
-    if name.startswith("encoder.embedding."):
+    if name.startswith(("encoder.embedding.", "encoder.relative.")):
         return 0
+    if name.startswith("encoder.convolution."):
+        return 1
     return depth + 1 if name.startswith(("encoder.", "heads.pooler.")) else depth + 2
 
 
@@ -97,10 +100,14 @@ def steady(model: Model, stability: Stability, seed: int, fresh: Collection[str]
         fresh: heads that start at random.
 
     Raises:
-        ConfigError: the encoder has not so many blocks, or a part would be both frozen and started anew.
+        ConfigError: the encoder has not so many blocks or no dense layers to mix, or a part would be both frozen and started
+            anew.
     """
     depth = len(model.encoder.blocks)
     _check(stability, depth)
+    if stability.mixout and isinstance(model.config, RecurrentConfig):
+        what = "mixout works on dense layers, and a recurrent encoder has none"
+        raise ConfigError(what, where="stability.mixout", fix="Set it to 0; stability.pull has the same aim.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "reinitialise").integers(2**63)))
         for part in _anew(model, stability):

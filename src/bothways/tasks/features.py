@@ -31,9 +31,9 @@ from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.data.packing import deal
 from bothways.model.dropout import Dropout
-from bothways.model.encoder import Encoder
 from bothways.model.layers import LayerChoice, build_mix, chosen_layers
 from bothways.model.recurrent import BiLSTM
+from bothways.model.recurrentencoder import AnyEncoder
 from bothways.objectives.losses import cross_entropy
 from bothways.tasks.task import Input
 
@@ -93,7 +93,7 @@ class Features:
 
 
 def open_features(
-    folder: Path, encoder: Encoder, inputs: Many[Input], layers: tuple[int, ...], stored: Stored = "float32"
+    folder: Path, encoder: AnyEncoder, inputs: Many[Input], layers: tuple[int, ...], stored: Stored = "float32"
 ) -> Features:
     """The features of tagged sentences: from the folder if it holds those of this encoder and these tokens, else computed.
 
@@ -138,7 +138,7 @@ def _held(folder: Path, about: Mapping[str, object]) -> tuple[int, ...]:
     return layers if said == about else ()
 
 
-def _key(encoder: Encoder, inputs: Many[Input]) -> str:
+def _key(encoder: AnyEncoder, inputs: Many[Input]) -> str:
     """The sha256 of all that features depend on: weights, tokens, and which of them stand for words."""
     result = hashlib.sha256(repr(encoder.config).encode())
     for name, tensor in sorted(encoder.state_dict().items()):
@@ -154,7 +154,7 @@ def _key(encoder: Encoder, inputs: Many[Input]) -> str:
 
 @torch.no_grad()
 def extract(
-    encoder: Encoder, inputs: Many[Input], layers: tuple[int, ...], table: NDArray[np.floating], tokens: int = 8192
+    encoder: AnyEncoder, inputs: Many[Input], layers: tuple[int, ...], table: NDArray[np.floating], tokens: int = 8192
 ) -> None:
     """Write the vectors of each word's first token into a table `(words, layers, width)`, without dropout.
 

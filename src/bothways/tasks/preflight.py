@@ -22,9 +22,9 @@ from bothways.core.batch import Batch
 from bothways.core.errors import BothwaysError
 from bothways.core.hardware import Precision, disk_free, memory_available, resolve_precision
 from bothways.core.learner import Learner
-from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head
-from bothways.model.ledger import ledger
+from bothways.model.ledger import kept_floats, ledger
+from bothways.model.recurrentconfig import ModelConfig
 from bothways.tasks.task import Input
 from bothways.text.tokenizer import Tokenizer
 
@@ -87,15 +87,15 @@ def places(items: Many[str]) -> str:
     return ", ".join(items[:SHOWN]) + (f" and {len(items) - SHOWN} more" if len(items) > SHOWN else "")
 
 
-def check_model(encoder: EncoderConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:
+def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:
     """Ids against the rows of the embedding, and length against positions; what fails late as a "device-side assert"."""
     findings = []
     if tokenizer.size > encoder.vocab:
         what = f"the tokenizer has ids up to {tokenizer.size - 1}, but the model's embedding has {encoder.vocab} rows"
         findings.append(Finding("ids", "error", what, "tokenizer", "Use the tokenizer that the model was trained with."))
-    if length > encoder.position.most:
-        what = f"sequences of {length} tokens are longer than the model's {encoder.position.most} positions"
-        findings.append(Finding("positions", "error", what, "length", f"Set length={encoder.position.most} or less."))
+    if length > encoder.most:
+        what = f"sequences of {length} tokens are longer than the model's {encoder.most} positions"
+        findings.append(Finding("positions", "error", what, "length", f"Set length={encoder.most} or less."))
     return findings
 
 
@@ -156,7 +156,7 @@ class Load:
         checkpoints: how many lie on the disk at once, the one being written included.
     """
 
-    encoder: EncoderConfig
+    encoder: ModelConfig
     heads: tuple[Head, ...]
     length: int
     microbatch: int
@@ -169,10 +169,7 @@ class Load:
     @property
     def memory(self) -> float:
         """Bytes at the peak of a step: weights with Adam's moments, and what the backward pass needs of each token."""
-        c = self.encoder
-        # Per block and token: inputs of the norms, of the matrix products and of the dropouts; twice the probabilities.
-        floats = c.depth * (16 * c.width + 2 * c.inner + 3 * c.heads * self.length)
-        return ADAM_BYTES * self.parameters + 4.0 * floats * self.microbatch
+        return ADAM_BYTES * self.parameters + 4.0 * kept_floats(self.encoder, self.length) * self.microbatch
 
 
 def check_machine(load: Load, folder: Path, device: torch.device) -> list[Finding]:

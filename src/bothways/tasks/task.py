@@ -70,7 +70,7 @@ class Task(Learner, Generic[E, P]):
         self, definition: Definition[E, P], model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> None:
         super().__init__()
-        positions = model.config.position.most
+        positions = model.config.most
         if not SHORTEST <= length <= positions:
             what = f"must be from {SHORTEST} to the encoder's {positions} positions, not {length}"
             raise ConfigError(what, where="length", fix=f"Set length={min(max(length, SHORTEST), positions)}.")

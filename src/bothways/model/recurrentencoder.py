@@ -1,0 +1,105 @@
+"""The recurrent encoder: embeddings, then layers of LSTMs, each direction by itself, over packed tokens (ELMo).
+
+Left to right and right to left are two stacks that share the token embedding and nothing else: the vector of a token is what
+one has read up to it and what the other has read back to it, side by side. So neither half knows the token on its far side,
+which is what each is trained to predict; and no layer sees both sides at once, which is what BERT does otherwise.
+
+As in ELMo each LSTM has a projection, and from the second layer on adds what it read to what it gives. Tokens come from the
+same vocabulary of word pieces as everywhere here, not from characters.
+
+Source: Devlin et al. 2018, figure 3; Peters et al. 2018; the projection is that of Sak et al. 2014.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from bothways.core.batch import Batch
+from bothways.model.dropout import Dropout
+from bothways.model.encoder import Encoder, Hidden
+from bothways.model.init import initialise
+from bothways.model.recurrent import Order, by_time
+from bothways.model.recurrentconfig import RecurrentConfig
+
+
+class RecurrentEmbedding(nn.Module):
+    """The vector of each token; order is known from the reading."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.token = nn.Embedding(config.vocab, config.projection)
+
+    def forward(self, batch: Batch) -> Float[Tensor, "tokens half"]:
+        """Raises IndexError for an id outside the table; the caller checks inputs before."""
+        result: Tensor = self.token(batch.ids)
+        return result
+
+
+class RecurrentBlock(nn.Module):
+    """A layer: an LSTM for each direction.
+
+    Args:
+        config: the encoder's.
+        residual: whether what an LSTM reads is added to what it gives; in the first layer it is not.
+    """
+
+    def __init__(self, config: RecurrentConfig, residual: bool) -> None:
+        super().__init__()
+        self.dropout = Dropout(config.dropout)
+        self.residual = residual
+        self.ahead, self.back = _lstm(config), _lstm(config)
+
+    def forward(self, ahead: PackedSequence, back: PackedSequence) -> tuple[PackedSequence, PackedSequence]:
+        """What each direction reads, in the order in which it reads → what it gives."""
+        return self._read(self.ahead, ahead), self._read(self.back, back)
+
+    def _read(self, lstm: nn.LSTM, given: PackedSequence) -> PackedSequence:
+        x = self.dropout(given.data)
+        y = lstm(PackedSequence(x, given.batch_sizes))[0].data
+        return PackedSequence(x + y if self.residual else y, given.batch_sizes)
+
+
+class RecurrentEncoder(nn.Module):
+    """Two stacks of LSTMs; what `Encoder` is to a Transformer.
+
+    Args:
+        config: its shape. Weights of an LSTM start as torch's do, its forget gates open.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.width = config.width
+        self.embedding = RecurrentEmbedding(config)
+        self.blocks = nn.ModuleList(RecurrentBlock(config, residual=layer > 0) for layer in range(config.depth))
+        initialise(self, config.initial_range)
+
+    def forward(self, batch: Batch, keep_layers: bool = False) -> Hidden:
+        """Encode a packed batch; `keep_layers` also returns the embeddings, twice side by side, and what each layer gave."""
+        x = self.embedding(batch)
+        steps = by_time(batch.layout), by_time(batch.layout, back=True)
+        ahead, back = (PackedSequence(x[order], sizes) for order, sizes in steps)
+        layers = [torch.cat([x, x], dim=-1)] if keep_layers else []
+        for block in self.blocks:
+            ahead, back = block(ahead, back)
+            if keep_layers:
+                layers.append(_joined(ahead, back, steps))
+        last = layers[-1] if keep_layers else _joined(ahead, back, steps)
+        return Hidden(last, tuple(layers))
+
+
+AnyEncoder = Encoder | RecurrentEncoder
+
+
+def _lstm(config: RecurrentConfig) -> nn.LSTM:
+    projected = config.projection if config.cells > config.projection else 0
+    return nn.LSTM(config.projection, config.cells, proj_size=projected)
+
+
+def _joined(ahead: PackedSequence, back: PackedSequence, steps: tuple[Order, Order]) -> Float[Tensor, "tokens width"]:
+    """What the two directions gave, side by side, in the order of the batch."""
+    halves = ((packed.data, order) for packed, (order, _) in zip((ahead, back), steps, strict=True))
+    return torch.cat([torch.empty_like(data).index_copy(0, order, data) for data, order in halves], dim=-1)
