@@ -78,7 +78,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
         bias=Bias(**bias),
         dropout=config.attention_dropout,  # theirs is on attention's output, too
         embedding_dropout=None if rate == config.attention_dropout else rate,
-        readout=Readout(own, own, own, activation, span_dropout=read_number(raw, "classifier_dropout", 0.0, where)),
+        readout=Readout(own, own, own, masked=activation, span_dropout=read_number(raw, "classifier_dropout", 0.0, where)),
     ).canonical
 
 
