@@ -117,6 +117,13 @@ def test_thresholds_are_tuned_and_used(tmp_path: Path) -> None:
     assert {made.labels for _, made in predict(strict, examples)} == {("x",)}
 
 
+def test_a_label_is_given_from_its_threshold_on(tmp_path: Path) -> None:
+    logits = np.array([0.0, -1e-3, 1e-3], dtype=np.float32)
+    assert make_labeller(tmp_path).decode(MultiExample("t"), [logits]).labels == ("x", "z")
+    certain = make_labeller(tmp_path, MultiLabel(thresholds=(1.0, 1.0, 0.0)))
+    assert certain.decode(MultiExample("t"), [np.array([99, 9, -9999], dtype=np.float32)]).labels == ("x", "z")
+
+
 def test_a_certain_mistake_costs_much_and_not_everything(tmp_path: Path) -> None:
     made = MultiPrediction(("x",), {"x": 1.0, "y": 0.0, "z": 0.0})
     assert make_labeller(tmp_path).score([(MultiExample("t", None, ()), made)])["loss"] == pytest.approx(36.84 / 3, abs=0.01)
@@ -182,3 +189,5 @@ def test_the_usual_labels_are_what_one_answers_without_reading(tmp_path: Path) -
     expected = make_labeller(tmp_path).score([(e, constant) for e in dev])
     assert MultiLabel().baseline(train, dev) == pytest.approx(dict(expected))
     assert MultiLabel().answer(constant) == ("x",)
+    half = [MultiExample("ape", None, ("x",)), MultiExample("bee", None, ())]
+    assert MultiLabel().baseline(half, half[1:])["exact"] == 1.0  # what just half of them have is not given
