@@ -28,15 +28,19 @@ CASES = [(family, architecture) for family in FAMILIES for architecture in famil
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=[architecture.name for _, architecture in CASES])
 def test_operations_are_those_that_torch_counts(family: Family, architecture: Architecture, seed: int) -> None:
-    """Windows reach over the whole sequence. What is left out of a causal product is computed, and counted by torch."""
+    """Windows reach over the whole sequence. Left out of the ledger, yet computed, and counted by torch: the masked half of a
+    causal product, and what a global token sees in addition."""
     config = family.translation.read(draw_settings(family.model_type, seed), "settings")
     wide = tuple(replace(pattern, radius=2 * LENGTH) if isinstance(pattern, Window) else pattern for pattern in config.patterns)
-    config, heads = replace(config, patterns=wide), [HEADS[kind] for kind in architecture.heads]
+    kinds = architecture.heads if architecture.bare else architecture.heads - {"pooler"}  # it comes with those that read it
+    config, heads = replace(config, patterns=wide), [HEADS[kind] for kind in kinds]
     model = Model(config, heads).eval()
     ids = torch.randint(4, config.vocab, (LENGTH * COPIES,))
-    batch = Batch(ids, torch.zeros_like(ids), Layout.of([LENGTH] * COPIES))
+    everywhere = torch.arange(len(ids)) % LENGTH == 0 if config.everywhere else None
+    batch = Batch(ids, torch.zeros_like(ids), Layout.of([LENGTH] * COPIES), everywhere=everywhere)
     with FlopCounterMode(display=False) as counter:
         outputs(model, batch)
     computed = replace(config, patterns=tuple(Full() if isinstance(pattern, Causal) else pattern for pattern in wide))
     expected = forward_flops(computed, heads, LENGTH, predicted=1.0) * len(ids)
+    expected += config.steps * 4 * config.width * LENGTH * COPIES if config.everywhere else 0
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
