@@ -1,8 +1,8 @@
 """Dropout from 16-bit random numbers, four to a draw: the same distribution as torch's, several times faster on a CPU.
 
 torch draws one Bernoulli number per element there, which takes longer than the matrix products of a small encoder. Its own
-generator is slow, too: it gives only the seed of each draw. The rate is rounded to a multiple of 1/65536; what is kept is scaled
-by the exact inverse, so the expectation is the input itself.
+generator is slow, too: it gives only the seed of each draw. The rate is rounded to a multiple of 1/65536; what is kept is
+scaled by the exact inverse, so the expectation is the input itself.
 
 Source: Srivastava et al. 2014.
 """

@@ -290,13 +290,14 @@ class Model(nn.Module):
     Args:
         config: the encoder's shape.
         heads: which heads it has; the pooler comes with those that read it.
+        encoder: one of this shape, taken as it is; none for new weights.
     """
 
-    def __init__(self, config: ModelConfig, heads: Iterable[Head]) -> None:
+    def __init__(self, config: ModelConfig, heads: Iterable[Head], encoder: AnyEncoder | None = None) -> None:
         super().__init__()
         self.config = config
         self.specification = completed(config, heads)
-        self.encoder: AnyEncoder = RecurrentEncoder(config) if isinstance(config, RecurrentConfig) else Encoder(config)
+        self.encoder = encoder or build_encoder(config)
         self.heads = nn.ModuleDict({head.kind: build_head(config, head) for head in self.specification})
 
     def read(
@@ -306,6 +307,11 @@ class Model(nn.Module):
         head = self.heads[kind]
         result: Tensor = head(head.pool(x, layout) if isinstance(head, OwnHead) else self.heads["pooler"](x, layout))
         return result
+
+
+def build_encoder(config: ModelConfig) -> AnyEncoder:
+    """An encoder of this shape with new weights."""
+    return RecurrentEncoder(config) if isinstance(config, RecurrentConfig) else Encoder(config)
 
 
 def token_head(config: ModelConfig) -> Masked | NextToken | BiLM:

@@ -241,15 +241,15 @@ def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> 
         ConfigError: `start` has no pooler, and the heads read one.
     """
     torch.manual_seed(seed)
-    model = Model(start.config if isinstance(start, Model) else start, heads)
-    if isinstance(start, Model):
-        model.encoder.load_state_dict(start.encoder.state_dict())
-        if "pooler" in model.heads:
-            if "pooler" not in start.heads:
-                what = f"the model has no pooler, only {', '.join(start.heads) or 'an encoder'}"
-                fix = "Pre-train with next-sentence pairs, or load the model with a fresh pooler."
-                raise ConfigError(what, where="start", fix=fix)
-            model.heads["pooler"].load_state_dict(start.heads["pooler"].state_dict())
+    if not isinstance(start, Model):
+        return Model(start, heads)
+    model = Model(start.config, heads, copy.deepcopy(start.encoder))
+    if "pooler" in model.heads:
+        if "pooler" not in start.heads:
+            what = f"the model has no pooler, only {', '.join(start.heads) or 'an encoder'}"
+            fix = "Pre-train with next-sentence pairs, or load the model with a fresh pooler."
+            raise ConfigError(what, where="start", fix=fix)
+        model.heads["pooler"].load_state_dict(start.heads["pooler"].state_dict())
     return model
 
 
