@@ -68,6 +68,8 @@ def draw_settings(model_type: str, seed: int, dropout: float = 0.0) -> dict[str,
             **{f"{name}_bias": rng.random() < 0.5 for name in ("attention", "mlp", "norm", "decoder", "classifier")},
             **{f"{name}_token_id": at for name, at in (("pad", 3), ("cls", 1), ("bos", 1), ("sep", 2), ("eos", 2))},
         }  # fmt: skip
+    if model_type in ("deberta", "deberta-v2"):
+        return draw_deberta(model_type, rng, most, dropout)
     settings: dict[str, object] = {
         "vocab_size": 50, "hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads,
         "intermediate_size": rng.randint(8, 40), "max_position_embeddings": most, "hidden_act": activation,
@@ -83,6 +85,32 @@ def draw_settings(model_type: str, seed: int, dropout: float = 0.0) -> dict[str,
         settings |= {"embedding_size": rng.choice((6, width)), "summary_last_dropout": dropout}
     if "roberta" in model_type:
         settings |= {"pad_token_id": rng.choice((0, 1, 3))}
+    return settings
+
+
+def draw_deberta(model_type: str, rng: random.Random, most: int, dropout: float) -> dict[str, object]:
+    """Disentangled attention with all its options, or none of it, which is transformers' default."""
+    heads, relative = rng.choice((1, 2, 4)), rng.random() < 0.8
+    width = heads * rng.choice((5, 8))
+    settings: dict[str, object] = {
+        "vocab_size": 50, "hidden_size": width, "num_hidden_layers": rng.randint(1, 3), "num_attention_heads": heads,
+        "intermediate_size": rng.randint(8, 40), "max_position_embeddings": most, "layer_norm_eps": rng.choice((1e-7, 1e-2)),
+        "hidden_act": rng.choice(("gelu", "gelu_new", "relu")), "type_vocab_size": rng.randint(0, 2),
+        "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "pooler_dropout": dropout / 2,
+        "cls_dropout": dropout, "pooler_hidden_act": rng.choice(("gelu", "tanh", "relu")),
+        "relative_attention": relative, "position_biased_input": not relative or rng.random() < 0.4,
+        "pos_att_type": rng.choice((["c2p"], ["p2c"], ["c2p", "p2c"], ["p2c", "c2p"])) if relative else None,
+        "max_relative_positions": rng.choice((-1, 4, 9)) if relative else -1,
+        **({"embedding_size": 6} if rng.random() < 0.5 else {}),
+    }  # fmt: skip
+    if model_type == "deberta-v2" and relative:
+        settings |= {
+            "position_buckets": rng.choice((-1, 4, 5)), "share_att_key": rng.random() < 0.5,
+            "norm_rel_ebd": rng.choice(("none", "layer_norm")),
+        }  # fmt: skip
+        if rng.random() < 0.6:
+            size, act = rng.choice((1, 3, 5)), rng.choice(("tanh", "gelu"))
+            settings |= {"conv_kernel_size": size, "conv_groups": rng.choice((1, heads)), "conv_act": act}
     return settings
 
 
@@ -103,7 +131,7 @@ def inputs(theirs: nn.Module, seed: int) -> tuple[Batch, dict[str, Tensor], Tens
     generator, config = torch.Generator().manual_seed(seed), theirs.config
     kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     ids = torch.randint(4, 50, kept.shape, generator=generator)
-    segments = torch.randint(getattr(config, "type_vocab_size", 1), kept.shape, generator=generator)
+    segments = torch.randint(max(1, getattr(config, "type_vocab_size", 1)), kept.shape, generator=generator)
     padded = {"input_ids": ids.masked_fill(~kept, config.pad_token_id or 0), "attention_mask": kept.long()}
     if config.model_type not in SEGMENTLESS:
         padded["token_type_ids"] = segments * kept
@@ -113,8 +141,9 @@ def inputs(theirs: nn.Module, seed: int) -> tuple[Batch, dict[str, Tensor], Tens
 def outputs(model: Model, batch: Batch) -> list[Tensor]:
     x, layout, heads = model.encoder(batch).last, batch.layout, model.heads
     found = [heads[kind](x, model.encoder.embedding.token.weight) for kind in ("masked", "causal") if kind in heads]
+    found += [heads["replaced"](x, layout)] if "replaced" in heads else []
     found += [model.read(kind, x, layout) for kind in ("pair", "labels", "choice") if kind in heads]  # type: ignore[arg-type]
-    found += [heads[kind](x) for kind in ("tags", "span", "replaced") if kind in heads]
+    found += [heads[kind](x) for kind in ("tags", "span") if kind in heads]
     if found:
         return found
     return [x, heads["pooler"](x, layout)] if "pooler" in heads else [x]
@@ -165,9 +194,10 @@ def test_every_class_equals_transformers(family: Family, architecture: Architect
         (found * weights).sum().backward(retain_graph=True)
         (wanted * weights).sum().backward(retain_graph=True)
     state = {name: parameter.grad for name, parameter in mine.named_parameters() if parameter.grad is not None}
-    found_gradients = to_theirs(family.keys, state)
+    keys = family.keys_for(mine.config)
+    found_gradients = to_theirs(keys, state)
     prefix = family.keys.prefix if architecture.bare else ""
-    ties = {tie.theirs: name for name, tie in family.keys.ties.items()}
+    ties = {tie.theirs: name for name, tie in keys.ties.items()}
     full = {prefix + name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
     wanted_gradients = {ties.get(name, name): gradient for name, gradient in full.items()}
     assert found_gradients.keys() == wanted_gradients.keys()

@@ -235,7 +235,7 @@ def test_an_electra_computes_what_transformers_does(tmp_path: Path) -> None:
     batch = Batch(ids[kept], segments[kept], Layout.of(LENGTHS))
     with torch.no_grad():
         wanted = discriminator(input_ids=ids, token_type_ids=segments, attention_mask=kept.long()).logits[kept]
-        torch.testing.assert_close(model.heads["replaced"](model.encoder(batch).last), wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model.heads["replaced"](model.encoder(batch).last, batch.layout), wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("words", "lowercase"), [(WORDS, True), ([*WORDS[:-1], "Cat"], False)])

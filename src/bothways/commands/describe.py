@@ -68,7 +68,7 @@ def _find(model: str) -> _Found:
     from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
     from bothways.interop.folder import heads_of, plan_model
     from bothways.interop.hub import CONFIG_FILES, resolve
-    from bothways.interop.settings import read_settings
+    from bothways.interop.settings import read_settings, with_names
     from bothways.interop.weights import open_weights
     from bothways.model.heads import Masked, NextToken, Pair, Pooled, Replaced, token_head
     from bothways.model.recurrentconfig import RecurrentConfig
@@ -97,6 +97,7 @@ def _find(model: str) -> _Found:
     if not local:
         return _Found(origin, settings.encoder, heads_of(settings, ()))
     weights = open_weights(folder)
+    settings = with_names(settings, weights.shapes)
     heads = heads_of(settings, weights.shapes)
     _, plan = plan_model(settings, weights, heads)
     return _Found(origin, settings.encoder, heads, plan.report)

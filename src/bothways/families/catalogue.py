@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
-from bothways.families import albert, bert, bigbird, distilbert, electra, elmo, gpt, longformer, modernbert, roberta
+from bothways.families import albert, bert, bigbird, deberta, distilbert, electra, elmo, gpt, longformer, modernbert, roberta
 from bothways.families.family import Family
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 
@@ -17,6 +17,8 @@ FAMILIES: tuple[Family, ...] = (
     distilbert.DISTILBERT,
     albert.ALBERT,
     electra.ELECTRA,
+    deberta.DEBERTA,
+    deberta.DEBERTA_V2,
     longformer.LONGFORMER,
     bigbird.BIGBIRD,
     modernbert.MODERNBERT,
@@ -29,6 +31,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **distilbert.PRESETS,
     **albert.PRESETS,
     **electra.PRESETS,
+    **deberta.PRESETS,
     **longformer.PRESETS,
     **bigbird.PRESETS,
     **modernbert.PRESETS,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from bothways.families.keys import KeyTable
 from bothways.families.translation import Translation
+from bothways.model.config import EncoderConfig
 
 HeadKind = Literal["masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced", "causal", "bilm"]
 
@@ -47,6 +48,8 @@ class Family:
     translation: its settings.
     vocabulary: the model of its tokenizers ("Unigram"), where that alone tells it from another family; else none.
     dropouts: for heads with a dropout of their own, the setting and what it means if it is absent: none for the encoder's.
+    adapted: where weight names, or what lies under them, depend on the configuration, those of one; none where they do not.
+    seen: what the names of its weights tell of a file's configuration: (what its settings say, names) → configuration.
     """
 
     model_type: str
@@ -55,6 +58,12 @@ class Family:
     translation: Translation
     vocabulary: str | None = None
     dropouts: Mapping[HeadKind, tuple[str, float | None]] = field(default_factory=lambda: DROPOUTS)
+    adapted: Callable[[EncoderConfig], KeyTable] | None = None
+    seen: Callable[[EncoderConfig, Collection[str]], EncoderConfig] = lambda config, names: config
+
+    def keys_for(self, config: EncoderConfig) -> KeyTable:
+        """The weight names of a model of this configuration."""
+        return self.keys if self.adapted is None else self.adapted(config)
 
     def architecture_named(self, names: Iterable[str]) -> Architecture | None:
         """The first of these classes that the family has."""

@@ -46,6 +46,19 @@ class Transpose:
 
 
 @dataclass(frozen=True)
+class Interleave:
+    """Ours is query, key and value one after the other; theirs has them side by side for each head.
+
+    Attributes:
+        heads: how many; what `Family.keys_for` fills in.
+    """
+
+    ours: str
+    theirs: str
+    heads: int = 1
+
+
+@dataclass(frozen=True)
 class Tie:
     """Theirs may hold ours a second time, for `part` of ours: the copy is compared when read and left out when written."""
 
@@ -54,7 +67,7 @@ class Tie:
     part: str
 
 
-Rule = Rename | Stack | Transpose | Tie
+Rule = Rename | Stack | Transpose | Interleave | Tie
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """What a LayerNorm's tensors were called in TensorFlow, and in files converted from it early on."""
@@ -69,7 +82,7 @@ class Place:
         names: under which names; several for a stack.
     """
 
-    rule: Rename | Stack | Transpose
+    rule: Rename | Stack | Transpose | Interleave
     names: tuple[str, ...]
 
     def join(self, parts: list[Tensor]) -> Tensor:
@@ -83,6 +96,8 @@ class Place:
                 return torch.cat(parts)
             case Transpose():
                 return _transposed(parts[0])
+            case Interleave(heads=heads):
+                return _turned(parts[0], heads, 3)
             case _:
                 assert_never(self.rule)
 
@@ -95,13 +110,15 @@ class Place:
                 return list(tensor.chunk(len(self.names)))
             case Transpose():
                 return [_transposed(tensor)]
+            case Interleave(heads=heads):
+                return [_turned(tensor, 3, heads)]
             case _:
                 assert_never(self.rule)
 
     def part_shape(self, shape: Shape) -> Shape:
         """The shape of our tensor → that of each of theirs."""
         match self.rule:
-            case Rename():
+            case Rename() | Interleave():
                 return shape
             case Stack():
                 return (shape[0] // len(self.names), *shape[1:])
@@ -119,11 +136,13 @@ class KeyTable:
         prefix: what the names of the encoder's tensors begin with; a file may leave it out.
         rules: one for each of our modules, and one for each copy that a file may hold.
         computed: their buffers that hold no weight, such as position numbers; `{}` stands for a number here, too.
+        synonyms: what some files call a module otherwise: (that name, its name in the rules).
     """
 
     prefix: str
     rules: tuple[Rule, ...]
     computed: tuple[str, ...] = ()
+    synonyms: tuple[tuple[str, str], ...] = ()
 
     def place(self, ours: str) -> Place:
         """Where our tensor of this name lies. Every family has a rule for each of the tensors that its configurations have."""
@@ -162,6 +181,7 @@ class KeyTable:
         """A name as some file has it, old or without prefix, as the rules have it; a name unknown to them as it is."""
         head, dot, tail = found.rpartition(".")
         name = head + OLD_NAMES.get(dot + tail, dot + tail)
+        name = next((same[0] for old, new in self.synonyms if (same := _follow(old, (new,), name))), name)
         prefixed = self.prefix + name
         if self.origin(name) is None and (self.origin(prefixed) is not None or self.computes(prefixed)):
             return prefixed
@@ -200,6 +220,12 @@ def _follow(ours: str, theirs: tuple[str, ...], name: str) -> tuple[str, ...]:
 def _pattern(name: str) -> re.Pattern[str]:
     """A module's or tensor's name → what matches it and the tensors below it; groups: the numbers, then the rest."""
     return re.compile(re.escape(name).replace(r"\{\}", r"(\d+)") + r"((?:\..+)?)")
+
+
+def _turned(tensor: Tensor, outer: int, inner: int) -> Tensor:
+    """Rows that lie as `(outer, inner, …)` → as `(inner, outer, …)`."""
+    rest = (len(tensor) // (outer * inner), *tensor.shape[1:])
+    return tensor.reshape(outer, inner, *rest).transpose(0, 1).reshape(tensor.shape)
 
 
 def _transposed(tensor: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from bothways.interop.card import Card, render
 from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
 from bothways.interop.ownfolder import KEYS, Description, own_settings
-from bothways.interop.settings import Problem, Settings, label_name, read_settings
+from bothways.interop.settings import Problem, Settings, label_name, read_settings, with_names
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
 from bothways.model.heads import (
     BiLM,
@@ -92,7 +92,8 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
         ConfigError: `fresh` names a head that the model is not to have.
     """
     folder = resolve(source)
-    settings, weights = read_settings(folder), open_weights(folder)
+    weights = open_weights(folder)
+    settings = with_names(read_settings(folder), weights.shapes)
     wanted = heads_of(settings, weights.shapes) if heads is None else completed(settings.encoder, heads)
     kinds = {head.kind for head in wanted}
     if not set(fresh) <= kinds:
@@ -269,7 +270,9 @@ def _form(model: Model, vocabulary: str | None, place: Path) -> _Form:
         what = f"transformers has no class for the heads {', '.join(model.heads) or 'none'}: it has {sets}"
         raise FolderError(what, where=place)
     settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
-    return _Form(settings | (family.translation.write(config) or {}), architecture, family.keys, _dropouts(family, model))
+    return _Form(
+        settings | (family.translation.write(config) or {}), architecture, family.keys_for(config), _dropouts(family, model)
+    )
 
 
 def _dropouts(family: Family, model: Model) -> dict[str, Any]:
@@ -323,7 +326,9 @@ def _write_weights(file: Path, model: Model, table: KeyTable, architecture: Arch
     """What the class holds idle and the model does not have is written as zeros: nothing reads it."""
     state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
     if "pooler" in architecture.idle - set(model.heads):
-        state |= {f"heads.pooler.{name}": torch.zeros_like(t) for name, t in build_head(model.config, Pooled()).state_dict().items()}
+        state |= {
+            f"heads.pooler.{name}": torch.zeros_like(t) for name, t in build_head(model.config, Pooled()).state_dict().items()
+        }
     prefix = table.prefix if architecture.bare else ""
     tensors = {name.removeprefix(prefix): tensor.clone() for name, tensor in to_theirs(table, state).items()}
     try:

@@ -29,6 +29,7 @@ MODEL_FILES = (
     "merges.txt",
     "sentencepiece.bpe.model",
     "spiece.model",
+    "spm.model",
     "model.safetensors",
     "model.safetensors.index.json",
     "model-*.safetensors",

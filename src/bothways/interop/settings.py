@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,6 +14,7 @@ from bothways.families.keys import KeyTable
 from bothways.families.translation import read_choice, read_number
 from bothways.interop.ownfolder import KEYS, OWN, read_description
 from bothways.interop.weights import read_json
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, Labels, Tags
 from bothways.model.recurrentconfig import ModelConfig
 
@@ -65,15 +66,25 @@ def read_settings(folder: Path) -> Settings:
         what = f"model_type {raw.get('model_type')!r} is no known family: it must be one of {known}"
         raise FolderError(what, where=where, fix="A BERT from before model_type was written needs the line added.")
     architectures = raw.get("architectures") or ()
+    encoder = family.translation.read(raw, where)
     return Settings(
         family.model_type,
-        family.keys,
-        family.translation.read(raw, where),
+        family.keys_for(encoder),
+        encoder,
         family.architecture_named(map(str, architectures)),
         _labels(raw, where),
         {kind: _dropout(raw, key, default, where) for kind, (key, default) in family.dropouts.items()},
         _problem(raw, where),
     )
+
+
+def with_names(settings: Settings, names: Collection[str]) -> Settings:
+    """The same with what the names of the folder's tensors tell beside."""
+    family, encoder = family_named(settings.model_type), settings.encoder
+    if family is None or not isinstance(encoder, EncoderConfig):
+        return settings
+    encoder = family.seen(encoder, names)
+    return replace(settings, encoder=encoder, keys=family.keys_for(encoder))
 
 
 def _own_settings(raw: Mapping[str, Any], file: Path) -> Settings:

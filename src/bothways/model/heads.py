@@ -14,12 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
+from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.model.block import activate
-from bothways.model.config import Causal, EncoderConfig, FromPooler, Own
+from bothways.model.config import Causal, Disentangled, EncoderConfig, FromPooler, Own
 from bothways.model.dropout import Dropout
-from bothways.model.encoder import Encoder
+from bothways.model.encoder import Encoder, Hidden
 from bothways.model.init import initialise
 from bothways.model.norm import layer_norm
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
@@ -138,6 +139,8 @@ def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
 class MaskedHead(nn.Module):
     """Predicts a token: dense, activation, LayerNorm, then the token embedding transposed plus a bias per token, if it has one.
 
+    With an enhanced mask decoder (He et al. 2020, section 3.2) it holds the absolute positions: see `Model.before_masked`.
+
     Source: Devlin et al. 2018, section 3.1, Task #1; the decoder shares the encoder's embedding.
     """
 
@@ -147,6 +150,9 @@ class MaskedHead(nn.Module):
         self.dense = nn.Linear(config.width, config.embedding_width, bias=config.bias.head)
         self.norm = layer_norm(config, config.embedding_width)
         self.bias = nn.Parameter(torch.zeros(config.vocab)) if config.bias.output else None
+        place = config.position
+        rows = place.most if isinstance(place, Disentangled) and place.absolute == "decoder" else 0
+        self.position = nn.Embedding(rows, config.width) if rows else None
         initialise(self, config.initial_range)
 
     def forward(
@@ -195,7 +201,7 @@ class OwnHead(nn.Module):
     def __init__(self, config: ModelConfig, own: Own, outputs: int, dropout: float) -> None:
         super().__init__()
         self.activation, self.reads = own.activation, own.reads
-        self.first = Dropout(dropout if own.dropout_first else 0.0)
+        self.first = Dropout(dropout if own.dropout_first else own.input_dropout)
         self.dropout = Dropout(dropout)
         self.inner = nn.Linear(config.width, config.width, bias=config.bias.head)
         self.norm = layer_norm(config) if own.norm else nn.Identity()
@@ -241,16 +247,22 @@ class DeepHead(nn.Module):
 
 
 class ReplacedHead(nn.Module):
-    """A dense layer with the encoder's activation, then one to a score, on each token."""
+    """A dense layer with the encoder's activation, then one to a score, on each token.
+
+    DeBERTa's reads the sum of a token's vector and the first one's, after a LayerNorm (He et al. 2021, its code).
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.activation = config.activation
+        self.norm = layer_norm(config) if config.readout.replaced == "with_first" else None
         self.inner = nn.Linear(config.width, config.width)
         self.dense = nn.Linear(config.width, 1)
         initialise(self, config.initial_range)
 
-    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, " rows"]:
+    def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, " tokens"]:
+        if self.norm is not None:
+            x = self.norm(x + x[layout.offsets[:-1]][layout.owner])
         result: Tensor = self.dense(activate(self.activation, self.inner(x)))
         return result.squeeze(-1)
 
@@ -299,6 +311,17 @@ class Model(nn.Module):
         self.specification = completed(config, heads)
         self.encoder = encoder or build_encoder(config)
         self.heads = nn.ModuleDict({head.kind: build_head(config, head) for head in self.specification})
+
+    def before_masked(self, batch: Batch, hidden: Hidden) -> Float[Tensor, "tokens width"]:
+        """What the masked LM head reads of an encoded batch: its vectors, or what the enhanced mask decoder makes of them.
+
+        The decoder's queries are, at first, what the last block read plus absolute positions.
+        """
+        head = self.heads["masked"]
+        if not isinstance(head, MaskedHead) or head.position is None or hidden.before is None:
+            return hidden.last
+        assert isinstance(self.encoder, Encoder)
+        return self.encoder.decode(batch, hidden.before, hidden.before + head.position(batch.layout.positions))
 
     def read(
         self, kind: Literal["pair", "labels", "choice"], x: Float[Tensor, "tokens width"], layout: Layout

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 def initialise(module: nn.Module, initial_range: float) -> None:
-    """Set every Linear, Embedding, LayerNorm and LSTM under `module` to its starting value, with torch's default generator."""
+    """Set every Linear, Conv1d, Embedding, LayerNorm and LSTM under `module` to its start, with torch's default generator."""
     for part in module.modules():
         match part:
-            case nn.Linear():
+            case nn.Linear() | nn.Conv1d():
                 truncated_normal(part.weight, initial_range)
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)

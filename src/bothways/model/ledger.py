@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from typing_extensions import assert_never
 
-from bothways.model.config import Blocks, Causal, EncoderConfig, FromPooler, Full, Gated, Learned, Own, Pattern, PreNorm, Window
+from bothways.model.config import Blocks, Causal, EncoderConfig, FromPooler, Full, Gated, Own, Pattern, PreNorm, Window
 from bothways.model.heads import BiLM, Choice, Head, Labels, Masked, NextToken, Pair, Pooled, Replaced, Span, Tags, completed
+from bothways.model.placeledger import absolute_rows, convolution_flops, decoder_rows, relative_flops, relative_parts
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 
 BACKWARD = 2
@@ -74,7 +75,7 @@ def _recurrent(config: RecurrentConfig) -> list[Entry]:
 def _transformer(config: EncoderConfig) -> list[Entry]:
     v, h, n, i, e = config.vocab, config.width, config.blocks, config.inner, config.embedding_width
     letter = _embedded(config)
-    rows = config.position.most + config.position.offset if isinstance(config.position, Learned) else 0
+    late = config.norm_after_projection
     gated = isinstance(config.mlp, Gated)
     names, first = ("up, gate, down", "2·I") if gated else ("up, down", "I")
     matrices = 3 if gated else 2
@@ -83,9 +84,14 @@ def _transformer(config: EncoderConfig) -> list[Entry]:
         Entry("attention: query, key, value, output", "4·L·H²", 4 * n * h * h, textbook=True),
         *([Entry("attention of global tokens", "3·L·H²", 3 * n * h * h)] if config.everywhere else []),
         Entry(f"feed-forward: {names}", f"{matrices}·L·H·I", matrices * n * h * i, textbook=True),
-        Entry("position embedding", f"P·{letter}", rows * e),
+        Entry("position embedding", f"P·{letter}", absolute_rows(config) * e),
+        *(Entry(*part) for part in relative_parts(config)),
         Entry("segment embedding", f"S·{letter}", config.segments * e),
-        *([] if config.embedding is None else [Entry("embedding to width", "E·H + H", e * h + h)]),
+        *(
+            []
+            if config.embedding is None
+            else [Entry("embedding to width", *(("E·H", e * h) if late else ("E·H + H", e * h + h)))]
+        ),
         *_attention_biases(config),
         *([Entry("feed-forward biases", f"L·({first} + H)", n * ((matrices - 1) * i + h))] if config.bias.mlp else []),
         _norms(config),
@@ -112,9 +118,10 @@ def _norms(config: EncoderConfig) -> Entry:
     each, times = _scale(config), 2 if config.bias.norm else 1
     missing = 0 if config.first_norm else 1
     terms = [f"2·L·{each}H" if not missing else f"(2·L − 1)·{each}H"]
-    terms += [f"{each}{_embedded(config)}"] if config.order.embedding else []
+    late = config.norm_after_projection
+    terms += [f"{each}{'H' if late else _embedded(config)}"] if config.order.embedding else []
     terms += [f"{each}H"] if final else []
-    count = (2 * n - missing) * h + (e if config.order.embedding else 0) + (h if final else 0)
+    count = (2 * n - missing) * h + ((h if late else e) if config.order.embedding else 0) + (h if final else 0)
     return Entry("LayerNorms", " + ".join(terms), times * count)
 
 
@@ -139,7 +146,8 @@ def _entry(config: ModelConfig, head: Head) -> Entry:
         case Span():
             return _span(config)
         case Replaced():
-            return Entry("replaced-token head", "H² + 2·H + 1", h * h + 2 * h + 1)
+            norm = (f" + {_scale(config)}H", (2 if config.bias.norm else 1) * h) if _sums(config) else ("", 0)
+            return Entry("replaced-token head", "H² + 2·H + 1" + norm[0], h * h + 2 * h + 1 + norm[1])
         case Choice():
             return _read("choice head", config, config.readout.choice, "C", 1)
         case NextToken():
@@ -150,12 +158,19 @@ def _entry(config: ModelConfig, head: Head) -> Entry:
             assert_never(head)
 
 
+def _sums(config: ModelConfig) -> bool:
+    """Whether the replaced-token head reads a normed sum."""
+    return isinstance(config, EncoderConfig) and config.readout.replaced == "with_first"
+
+
 def _masked(config: ModelConfig) -> Entry:
     v, h, e, bias = config.vocab, config.width, config.embedding_width, config.bias
     letter = _embedded(config)
     terms = ["H²" if letter == "H" else "H·E", *([letter] if bias.head else []), f"{_scale(config)}{letter}"]
     count = h * e + (e if bias.head else 0) + (2 if bias.norm else 1) * e + (v if bias.output else 0)
-    return Entry("masked LM head", " + ".join([*terms, *(["V"] if bias.output else [])]), count)
+    rows = decoder_rows(config) if isinstance(config, EncoderConfig) else 0
+    terms += [*(["V"] if bias.output else []), *(["P·H"] if rows else [])]
+    return Entry("masked LM head", " + ".join(terms), count + rows * h)
 
 
 def _read(part: str, config: ModelConfig, reads: FromPooler | Own | None, letter: str, outputs: int) -> Entry:
@@ -215,7 +230,8 @@ def forward_flops(config: ModelConfig, heads: Iterable[Head], length: int, predi
         heads: what reads it.
         length: tokens of a sequence; attention costs 4·L·H·length per token for scores and sums, in a window, in blocks or
             left to right only what is seen: what the reference kernel computes and masks is more. Global tokens that a batch
-            names cost what they are made by; what they see is not counted.
+            names cost what they are made by; what they see is not counted, nor keys and queries of relative positions, which
+            are made once a batch.
         predicted: share of tokens that the masked LM head predicts.
     """
     encoder = _recurrent_flops(config) if isinstance(config, RecurrentConfig) else _transformer_flops(config, length)
@@ -228,19 +244,29 @@ def _recurrent_flops(config: RecurrentConfig) -> float:
 
 
 def _transformer_flops(config: EncoderConfig, length: int) -> float:
-    h, factor = config.width, 3 if isinstance(config.mlp, Gated) else 2
-    attended = sum(seen(config.pattern(layer), length) for layer in range(config.depth)) / config.depth
-    matrices = 7 if config.everywhere else 4
-    blocks = config.steps * (2 * (matrices * h * h + factor * h * config.inner) + 4 * h * attended)
-    projection = 0 if config.embedding is None else 2 * config.embedding * h
-    return projection + blocks
+    blocks = sum(_block_flops(config, layer, length) for layer in range(config.depth)) * (config.steps // config.depth)
+    projection = 0 if config.embedding is None else 2 * config.embedding * config.width
+    return projection + blocks + convolution_flops(config)
+
+
+def _block_flops(config: EncoderConfig, layer: int, length: int) -> float:
+    h, factor, matrices = config.width, 3 if isinstance(config.mlp, Gated) else 2, 7 if config.everywhere else 4
+    scores = 4 * h * seen(config.pattern(layer), length) + relative_flops(config, length)
+    return 2 * (matrices * h * h + factor * h * config.inner) + scores
+
+
+def _decoder_flops(config: ModelConfig, length: int) -> float:
+    """The last block twice more, with queries of its own, in an enhanced mask decoder."""
+    if not isinstance(config, EncoderConfig) or not decoder_rows(config):
+        return 0.0
+    return 2 * (_block_flops(config, config.depth - 1, length) + 2 * config.width**2)
 
 
 def _head_flops(config: ModelConfig, head: Head, length: int, predicted: float) -> float:
     h = config.width
     match head:
         case Masked():
-            return predicted * 2 * config.embedding_width * (h + config.vocab)
+            return _decoder_flops(config, length) + predicted * 2 * config.embedding_width * (h + config.vocab)
         case Pooled():
             return 2 * h * h / length
         case Pair():

@@ -53,12 +53,12 @@ class Pretraining(Learner):
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The masked language model's loss, and next sentence prediction's."""
         encoder, heads, weights = self.model.encoder, self.model.heads, self.weights(batch)
-        x = encoder(batch).last
-        masked = _masked(batch)
+        hidden, masked = encoder(batch), _masked(batch)
+        x = self.model.before_masked(batch, hidden)
         logits = heads["masked"](x[masked.index], encoder.embedding.token.weight)
         losses = {"masked": cross_entropy(logits, cast(torch.Tensor, masked.ids), weights["masked"])}
         if "pair" in heads:
-            logits = heads["pair"](heads["pooler"](x, batch.layout))
+            logits = heads["pair"](heads["pooler"](hidden.last, batch.layout))
             losses["pair"] = cross_entropy(logits, _pair(batch), weights["pair"])
         return losses
 

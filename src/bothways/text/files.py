@@ -1,13 +1,13 @@
 """The files of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, older layouts; read and written as transformers does.
 
-Older layouts are BERT's `vocab.txt`, RoBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of XLM-RoBERTa and
-ALBERT. ALBERT's pieces that end with a comma after a digit lose 100 in score, as in its published `tokenizer.json`: Google's
-code cuts that comma off.
+Older layouts are BERT's `vocab.txt`, RoBERTa's and DeBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of
+XLM-RoBERTa, ALBERT and DeBERTa's later versions. ALBERT's pieces that end with a comma after a digit lose 100 in score, as in
+its published `tokenizer.json`: Google's code cuts that comma off.
 
 Notable choices. Truncation and padding that a file asks for are switched off: the parts that cut and pack do so in sight. A
 tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. What is written is declared a
-`BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's) only if transformers, which builds these anew from vocabulary and settings,
-arrives at the same tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
+`BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's, DeBERTa's) only if transformers, which builds these anew from vocabulary and
+settings, arrives at the same tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import ResourceError, TokenizerError
-from bothways.text.pipelines import Albert, Pipeline, Roberta, XlmRoberta, declaration, parts
+from bothways.text.pipelines import Albert, ByteDeberta, PieceDeberta, Pipeline, Roberta, XlmRoberta, declaration, parts
 from bothways.text.sentencepiece import read_sentencepiece
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -44,7 +44,7 @@ SETTINGS = {
 }
 """Their keys in `tokenizer_config.json`."""
 
-FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 """What a folder's tokenizer is read from: the first of these that it holds."""
 
 _ELSEWHERE = "Give a folder with tokenizer.json: transformers writes one, AutoTokenizer.from_pretrained(…).save_pretrained(…)."
@@ -102,12 +102,13 @@ def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials]:
 
 
 def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials) -> None:
-    """Puts the parts of the pipeline around the model; the mask takes the white space before it."""
+    """Puts the parts of the pipeline around the model; the mask takes the white space before it, but for DeBERTa's pieces."""
     made = parts(pipeline, _ends(backend, specials))
     if made.normalizer is not None:
         backend.normalizer = made.normalizer
     backend.pre_tokenizer, backend.decoder, backend.post_processor = made.pre_tokenizer, made.decoder, made.post_processor
-    mask = tokenizers.AddedToken(backend.id_to_token(specials.mask), lstrip=True, special=True, normalized=False)
+    strips = not isinstance(pipeline, PieceDeberta)
+    mask = tokenizers.AddedToken(backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False)
     backend.add_special_tokens([mask])
 
 
@@ -212,7 +213,9 @@ def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, 
         case ".model":
             return _from_pieces(file, config)
         case _ if file.name == "vocab.json":
-            return _from_merges(file), Roberta(config.get("add_prefix_space", False), config.get("trim_offsets", True))
+            backend, prefix = _from_merges(file), config.get("add_prefix_space", False)
+            byte_bert = backend.token_to_id("[CLS]") is not None
+            return backend, ByteDeberta(prefix) if byte_bert else Roberta(prefix, config.get("trim_offsets", True))
         case _:
             return _from_json(file), None
 
@@ -298,5 +301,12 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
         scored = [(piece, score - 100 if re.search(r"\d,$", piece) else score) for piece, score in pieces]
         albert = Albert(config.get("do_lower_case", True), config.get("keep_accents", False), prefix, held.charsmap)
         return tokenizers.Tokenizer(models.Unigram(scored, unk_id=places["<unk>"])), albert
-    what = f"its {held.kind} pieces are neither ALBERT's, which have [CLS], nor XLM-RoBERTa's sentencepiece.bpe.model"
+    if held.kind == "unigram" and {"[UNK]", "[CLS]"} <= set(places):
+        mask = _name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
+        added = [] if mask in places else [(mask, 0.0)]
+        deberta = PieceDeberta(config.get("do_lower_case", False), config.get("split_by_punct", False), prefix, held.charsmap)
+        return tokenizers.Tokenizer(models.Unigram([*pieces, *added], unk_id=places["[UNK]"])), deberta
+    what = (
+        f"its {held.kind} pieces are neither ALBERT's or DeBERTa's, which have [CLS], nor XLM-RoBERTa's sentencepiece.bpe.model"
+    )
     raise TokenizerError(what, where=file, fix=_ELSEWHERE)

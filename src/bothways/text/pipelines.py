@@ -1,10 +1,13 @@
-"""The tokenizers of BERT's descendants, part by part as transformers builds them: RoBERTa, XLM-RoBERTa, ALBERT.
+"""The tokenizers of BERT's descendants, part by part as transformers builds them: RoBERTa, XLM-RoBERTa, ALBERT, DeBERTa.
 
-Liu et al. 2019 (bytes, after Radford et al. 2019); Conneau et al. 2020 and Lan et al. 2019, both with pieces of Kudo 2018.
+Liu et al. 2019 (bytes, after Radford et al. 2019); Conneau et al. 2020 and Lan et al. 2019, both with pieces of Kudo 2018; He
+et al. 2020, bytes in version 1, pieces after it.
 By these settings a folder without `tokenizer.json` is read, and a tokenizer is recognised when it is written: transformers
 builds these classes anew from the vocabulary and the settings.
 
-Notable choice. `<mask>`, and ALBERT's [MASK], take the white space before them, as in the published `tokenizer.json`.
+Notable choices. `<mask>`, and the [MASK] of ALBERT and of DeBERTa's first version, take the white space before them, as in the
+published `tokenizer.json`. DeBERTa's authors write [CLS] A [SEP] B [SEP] and normalise as SentencePiece does, and so do folders
+in the older layout here; transformers 5 puts a second [SEP] between texts in version 1, and has its own normalisation after it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from typing_extensions import assert_never
 
 ALONE = "{cls} $A {sep}"
@@ -53,7 +56,26 @@ class Albert:
     charsmap: bytes | None = None
 
 
-Pipeline = Roberta | XlmRoberta | Albert
+@dataclass(frozen=True)
+class ByteDeberta:
+    """Byte-level BPE with BERT's special tokens. `doubled`: whether there are two [SEP] between texts, as in transformers 5."""
+
+    prefix_space: bool = False
+    doubled: bool = False
+
+
+@dataclass(frozen=True)
+class PieceDeberta:
+    """Unigram over whole texts. `split_punctuation`: whether each mark stands alone. `charsmap`: SentencePiece's normalisation,
+    compiled; none for that of transformers 5: white space made spaces, NFC, none at the end."""
+
+    lowercase: bool = False
+    split_punctuation: bool = False
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+Pipeline = Roberta | XlmRoberta | Albert | ByteDeberta | PieceDeberta
 
 
 @dataclass(frozen=True)
@@ -78,14 +100,35 @@ def parts(pipeline: Pipeline, ends: Ends) -> Parts:
             return Parts(norm, *_words(prefix), _template(PAIR, ends))
         case Albert(_, _, prefix, _):
             return Parts(_albert_normalizer(pipeline), *_words(prefix), _template(PAIR_OF_SEGMENTS, ends))
+        case ByteDeberta(prefix, doubled):
+            between = PAIR if doubled else PAIR_OF_SEGMENTS
+            cut = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+            return Parts(None, cut, decoders.ByteLevel(), _template(between, ends))
+        case PieceDeberta(_, split, prefix, _):
+            spaces, joined = _spaces("always" if prefix else "first")
+            marks = [pre_tokenizers.Punctuation("isolated")] if split else []
+            before = pre_tokenizers.Sequence([*marks, spaces])
+            return Parts(_deberta_normalizer(pipeline), before, joined, _template(PAIR_OF_SEGMENTS, ends))
         case _:
             assert_never(pipeline)
 
 
 def _words(prefix: bool) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
-    scheme = "always" if prefix else "never"
-    cut = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)]
-    return pre_tokenizers.Sequence(cut), decoders.Metaspace("▁", prepend_scheme=scheme)
+    cut, joined = _spaces("always" if prefix else "never")
+    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), cut]), joined
+
+
+def _spaces(scheme: str) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
+    return pre_tokenizers.Metaspace("▁", prepend_scheme=scheme), decoders.Metaspace("▁", prepend_scheme=scheme)
+
+
+def _deberta_normalizer(deberta: PieceDeberta) -> normalizers.Normalizer:
+    first = [normalizers.Lowercase()] if deberta.lowercase else []
+    if deberta.charsmap is None:
+        white = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+        return normalizers.Sequence([*first, white, normalizers.NFC(), normalizers.Strip(left=False, right=True)])
+    mapped = [normalizers.Strip(), normalizers.Precompiled(deberta.charsmap), normalizers.Replace(Regex(" {2,}"), " ")]
+    return normalizers.Sequence([*first, *mapped])
 
 
 def _albert_normalizer(albert: Albert) -> normalizers.Normalizer:
@@ -109,12 +152,12 @@ def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
     """The class of transformers, with its settings, that arrives at this `tokenizer.json`; none if none does."""
     for pipeline in _candidates(spec):
         if _spoken(parts(pipeline, ends)) == _said(spec):
-            return _settings(pipeline) | {"bos_token": ends[0][0], "eos_token": ends[1][0]}
+            return _settings(pipeline, spec["model"].get("unk_id")) | {"bos_token": ends[0][0], "eos_token": ends[1][0]}
     return None
 
 
 def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
-    """All pipelines that the model of this `tokenizer.json` may stand in; transformers fixes the place of the unknown token."""
+    """All pipelines that the model of this `tokenizer.json` may stand in; most fix the place of the unknown token."""
     both = (False, True)
     match spec["model"]:
         case {
@@ -122,13 +165,17 @@ def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
             "end_of_word_suffix": None | "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
         }:  # fmt: skip
             yield from (Roberta(*choice) for choice in itertools.product(both, both))
-        case {"type": "Unigram", "unk_id": 3, "byte_fallback": False}:
-            yield from (XlmRoberta(prefix, _charsmap(spec)) for prefix in both)
-        case {"type": "Unigram", "unk_id": 1, "byte_fallback": False}:
-            yield from (Albert(*choice, _charsmap(spec)) for choice in itertools.product(both, both, both))
+            yield from (ByteDeberta(prefix, doubled=True) for prefix in both)
+        case {"type": "Unigram", "unk_id": unknown, "byte_fallback": False}:
+            if unknown == 3:
+                yield from (XlmRoberta(prefix, _charsmap(spec)) for prefix in both)
+            if unknown == 1:
+                yield from (Albert(*choice, _charsmap(spec)) for choice in itertools.product(both, both, both))
+            yield from (PieceDeberta(*choice) for choice in itertools.product(both, both, both))
 
 
-def _settings(pipeline: Pipeline) -> dict[str, Any]:
+def _settings(pipeline: Pipeline, unknown: int | None) -> dict[str, Any]:
+    """Of transformers' class. `unknown`: the id of the unknown token in the model, if it has one."""
     match pipeline:
         case Roberta(prefix, trim):
             return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": prefix, "trim_offsets": trim}
@@ -137,6 +184,11 @@ def _settings(pipeline: Pipeline) -> dict[str, Any]:
         case Albert(lowercase, accents, prefix, _):
             named = {"do_lower_case": lowercase, "keep_accents": accents, "add_prefix_space": prefix}
             return {"tokenizer_class": "AlbertTokenizer", **named}
+        case ByteDeberta(prefix):
+            return {"tokenizer_class": "DebertaTokenizer", "add_prefix_space": prefix}
+        case PieceDeberta(lowercase, split, prefix):
+            named = {"do_lower_case": lowercase, "split_by_punct": split, "add_prefix_space": prefix}
+            return {"tokenizer_class": "DebertaV2Tokenizer", **named, "unk_id": unknown}
         case _:
             assert_never(pipeline)
 

@@ -1,0 +1,282 @@
+"""DeBERTa: attention to content and to relative position apart (He et al. 2020), and as ELECTRA (version 3; He et al. 2021).
+
+Against BERT: relative positions in each layer (`Disentangled`), no segments, ε is 1e-7, and the heads of whole sequences have a
+dense layer of their own with GELU. Version 1 has byte-level BPE, and no biases of keys. Versions 2 and 3 have pieces of
+SentencePiece, buckets of distances, the content's layers for positions, too; version 2 a convolution beside the first layer.
+
+Absolute positions come in when a masked token is predicted, and only there (the enhanced mask decoder). transformers has no
+such decoder and leaves out its table, `position_embeddings`; the published files have it, and a head `lm_predictions` that goes
+with it. So a file with that table is read as one with a decoder (`_seen`), and a model with one is written as those are, with a
+setting `enhanced_mask_decoder` that transformers passes over. Without a decoder the head is `cls.predictions`, transformers'
+`legacy` layout; both names are read in either case.
+
+Version 3's published discriminators have a head of replaced tokens, too, `mask_predictions`; no class of transformers has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+from bothways.core.errors import FolderError
+from bothways.families import bert
+from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.family import Family
+from bothways.families.keys import Interleave, KeyTable, Rename, Rule, Stack
+from bothways.families.translation import ACTIVATIONS, FIXED, NUMBERS, Translation, read_choice, read_flag, read_number
+from bothways.model.config import Activation, Bias, Disentangled, EncoderConfig, Learned, Own, PostNorm, Readout
+from bothways.model.place import Convolution, Term
+
+ENGLISH_BYTES = 50_265
+ENGLISH = 128_100
+MULTILINGUAL = 251_000
+
+_OWN = Own("gelu")
+_NGRAMS = Convolution(3, activation="gelu")
+
+
+def _sized(vocab: int, depth: int, width: int, heads: int, position: Disentangled) -> EncoderConfig:
+    return EncoderConfig(
+        vocab,
+        width,
+        depth,
+        heads,
+        4 * width,
+        segments=0,
+        position=position,
+        norm_epsilon=1e-7,
+        readout=Readout(labels=_OWN, choice=_OWN, replaced="with_first"),
+    )
+
+
+def first(depth: int, width: int, heads: int) -> EncoderConfig:
+    """Version 1: a row of its own for each distance, layers of its own for positions, no biases of keys."""
+    return replace(_sized(ENGLISH_BYTES, depth, width, heads, Disentangled(absolute="decoder")), bias=Bias(key=False))
+
+
+def later(depth: int, width: int, heads: int, vocab: int = ENGLISH, convolution: Convolution | None = None) -> EncoderConfig:
+    """Version 3, and with a convolution version 2."""
+    position = Disentangled(buckets=256, shared=True, norm=True, absolute="decoder", convolution=convolution)
+    return _sized(vocab, depth, width, heads, position)
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "deberta-base": lambda: first(12, 768, 12),
+    "deberta-large": lambda: first(24, 1024, 16),
+    "deberta-xlarge": lambda: first(48, 1024, 16),
+    "deberta-v2-xlarge": lambda: later(24, 1536, 24, convolution=_NGRAMS),
+    "deberta-v2-xxlarge": lambda: later(48, 1536, 24, convolution=_NGRAMS),
+    "deberta-v3-xsmall": lambda: later(12, 384, 6),
+    "deberta-v3-small": lambda: later(6, 768, 12),
+    "deberta-v3-base": lambda: later(12, 768, 12),
+    "deberta-v3-large": lambda: later(24, 1024, 16),
+    "mdeberta-v3-base": lambda: later(12, 768, 12, MULTILINGUAL),
+}
+
+
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    narrow = read_number(raw, "embedding_size", config.width, where)
+    for key, size in (("pooler_hidden_size", config.width), ("attention_head_size", config.width // config.heads)):
+        if raw.get(key) is not None and raw[key] != size:
+            raise FolderError(f"{key} must be {size} as the rest says, not {raw[key]!r}", where=where)
+    activation = read_choice(raw, "pooler_hidden_act", _POOLER_ACTIVATIONS, "gelu", where)
+    own = Own(activation, input_dropout=read_number(raw, "pooler_dropout", 0.0, where))
+    return replace(
+        config,
+        segments=read_number(raw, "type_vocab_size", 0, where),
+        position=_read_position(raw, config.position.most, config.bias.key, where),
+        embedding=None if narrow == config.width else narrow,
+        order=PostNorm(projected=narrow != config.width),
+        readout=replace(config.readout, labels=own, choice=own),
+    )
+
+
+_POOLER_ACTIVATIONS: dict[str, Any] = {**ACTIVATIONS, "tanh": "tanh"}
+
+
+def _read_position(raw: Mapping[str, Any], most: int, later: bool, where: str) -> Learned | Disentangled:
+    """Of version 1, or a later one; settings that only those know mean nothing in version 1."""
+    at_input = read_flag(raw, "position_biased_input", True, where)
+    terms = _read_terms(raw, where)
+    if not read_flag(raw, "relative_attention", False, where):
+        if terms or not at_input or (later and read_number(raw, "conv_kernel_size", 0, where) > 0):
+            what = "without relative_attention, pos_att_type and a convolution are absent and position_biased_input is true"
+            raise FolderError(what, where=where, fix="Say relative_attention true, as the published models do.")
+        return Learned(most)
+    decoder = read_flag(raw, "enhanced_mask_decoder", False, where)
+    position = Disentangled(
+        most,
+        terms,
+        reach=_positive(raw, "max_relative_positions", where),
+        absolute="input" if at_input else "decoder" if decoder else "none",
+    )
+    if not later:
+        return position
+    size = read_number(raw, "conv_kernel_size", 0, where)
+    groups = read_number(raw, "conv_groups", 1, where)
+    activation = read_choice(raw, "conv_act", _POOLER_ACTIVATIONS, "tanh", where)
+    return replace(
+        position,
+        buckets=_positive(raw, "position_buckets", where),
+        shared=read_flag(raw, "share_att_key", False, where),
+        norm=read_choice(raw, "norm_rel_ebd", {"none": False, "layer_norm": True}, "none", where),
+        convolution=Convolution(size, groups, activation) if size > 0 else None,
+    )
+
+
+def _read_terms(raw: Mapping[str, Any], where: str) -> tuple[Term, ...]:
+    """A list, or one text with bars between."""
+    said = raw.get("pos_att_type") or []
+    names = said.lower().split("|") if isinstance(said, str) else said
+    terms: dict[Any, Term] = {term: term for term in get_args(Term)}
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() in terms for name in names):
+        raise FolderError(f"pos_att_type {said!r} has no counterpart here: it must hold c2p, p2c or both", where=where)
+    return tuple(terms[name.strip()] for name in names)
+
+
+def _positive(raw: Mapping[str, Any], key: str, where: str) -> int | None:
+    """A number; none where it is below 1, as -1 is."""
+    number: int = read_number(raw, key, -1, where)
+    return number if number > 0 else None
+
+
+def _write_more(config: EncoderConfig) -> dict[str, Any]:
+    own = config.readout.labels
+    settings = {
+        "type_vocab_size": config.segments,
+        **({} if config.embedding is None else {"embedding_size": config.embedding}),
+        "pooler_hidden_size": config.width,
+        "pooler_hidden_act": _said(own.activation) if isinstance(own, Own) else "",
+        "pooler_dropout": own.input_dropout if isinstance(own, Own) else 0.0,
+    }
+    return settings | _write_position(config.position) if isinstance(config.position, Learned | Disentangled) else settings
+
+
+def _said(activation: Activation | str) -> str:
+    return next((theirs for theirs, ours in _POOLER_ACTIVATIONS.items() if ours == activation), "")
+
+
+def _write_position(position: Learned | Disentangled) -> dict[str, Any]:
+    if isinstance(position, Learned):
+        return {"relative_attention": False, "position_biased_input": True, "pos_att_type": None, "legacy": True}
+    convolution, decoder = position.convolution, position.absolute == "decoder"
+    return {
+        "relative_attention": True,
+        "pos_att_type": list(position.terms),
+        "max_relative_positions": position.reach or -1,
+        "position_biased_input": position.absolute == "input",
+        "legacy": not decoder,
+        **({"enhanced_mask_decoder": True} if decoder else {}),
+        "position_buckets": position.buckets or -1,
+        "share_att_key": position.shared,
+        "norm_rel_ebd": "layer_norm" if position.norm else "none",
+        **({} if convolution is None else _write_convolution(convolution)),
+    }
+
+
+def _write_convolution(convolution: Convolution) -> dict[str, Any]:
+    act = _said(convolution.activation)
+    return {"conv_kernel_size": convolution.size, "conv_groups": convolution.groups, "conv_act": act}
+
+
+_EMBEDDINGS = "deberta.embeddings"
+_ENCODER = "deberta.encoder"
+_SELF = f"{_ENCODER}.layer.{{}}.attention.self"
+_ATTENTION = "encoder.blocks.{}.attention"
+_AT_INPUT = Rename("encoder.embedding.position", f"{_EMBEDDINGS}.position_embeddings")
+_IN_DECODER = Rename("heads.masked.position", f"{_EMBEDDINGS}.position_embeddings")
+_LEGACY = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "bias": "cls.predictions.bias",
+}
+_PUBLISHED = {
+    "dense": "lm_predictions.lm_head.dense",
+    "norm": "lm_predictions.lm_head.LayerNorm",
+    "bias": "lm_predictions.lm_head.bias",
+}
+
+
+def _masked(names: Mapping[str, str]) -> tuple[Rule, ...]:
+    return masked_rules(names["dense"], names["norm"], "cls.predictions.decoder", names["bias"])
+
+
+def _synonyms(others: Mapping[str, str], names: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((others[part], names[part]) for part in names)
+
+
+_COMMON: tuple[Rule, ...] = (
+    Rename("encoder.embedding.token", f"{_EMBEDDINGS}.word_embeddings"),
+    Rename("encoder.embedding.segment", f"{_EMBEDDINGS}.token_type_embeddings"),
+    Rename("encoder.embedding.project", f"{_EMBEDDINGS}.embed_proj"),
+    Rename("encoder.relative.table", f"{_ENCODER}.rel_embeddings"),
+    Rename("encoder.relative.norm", f"{_ENCODER}.LayerNorm"),
+    Rename("encoder.convolution.conv", f"{_ENCODER}.conv.conv"),
+    Rename("encoder.convolution.norm", f"{_ENCODER}.conv.LayerNorm"),
+    Rename(f"{_ATTENTION}.out", f"{_ENCODER}.layer.{{}}.attention.output.dense"),
+    Rename("encoder.blocks.{}.mlp.up", f"{_ENCODER}.layer.{{}}.intermediate.dense"),
+    Rename("encoder.blocks.{}.mlp.down", f"{_ENCODER}.layer.{{}}.output.dense"),
+    *bert.post_norm_rules("deberta"),
+    *output_rules(
+        {
+            "labels.inner": "pooler.dense",
+            "choice.inner": "pooler.dense",
+            "replaced.norm": "mask_predictions.LayerNorm",
+            "replaced.inner": "mask_predictions.dense",
+            "replaced.dense": "mask_predictions.classifier",
+        }
+    ),
+)
+_FIRST: tuple[Rule, ...] = (
+    Interleave(f"{_ATTENTION}.qkv", f"{_SELF}.in_proj"),
+    Stack(f"{_ATTENTION}.bias", (f"{_SELF}.q_bias", f"{_SELF}.v_bias")),
+    Rename(f"{_ATTENTION}.position_key", f"{_SELF}.pos_proj"),
+    Rename(f"{_ATTENTION}.position_query", f"{_SELF}.pos_q_proj"),
+)
+_LATER: tuple[Rule, ...] = (
+    Stack(f"{_ATTENTION}.qkv", tuple(f"{_SELF}.{name}_proj" for name in ("query", "key", "value"))),
+    Rename(f"{_ATTENTION}.position_key", f"{_SELF}.pos_key_proj"),
+    Rename(f"{_ATTENTION}.position_query", f"{_SELF}.pos_query_proj"),
+)
+
+
+def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
+    """The names for this configuration: heads of version 1's matrix, and the masked LM head's layout."""
+    placed = tuple(replace(rule, heads=config.heads) if isinstance(rule, Interleave) else rule for rule in rules)
+    decoder = isinstance(config.position, Disentangled) and config.position.absolute == "decoder"
+    ours, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
+    every = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *_masked(ours))
+    return KeyTable("deberta.", every, (f"{_EMBEDDINGS}.position_ids",), _synonyms(others, ours))
+
+
+def _seen(config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
+    """A table of absolute positions that the input does not read is the decoder's."""
+    position = config.position
+    if not isinstance(position, Disentangled) or position.absolute != "none":
+        return config
+    held = any(name.endswith("embeddings.position_embeddings.weight") for name in names)
+    return replace(config, position=replace(position, absolute="decoder")) if held else config
+
+
+def _family(model_type: str, stem: str, defaults: EncoderConfig, rules: tuple[Rule, ...]) -> Family:
+    """`stem`: what the names of transformers' classes begin with; version 1 has none for choices."""
+    return Family(
+        model_type=model_type,
+        keys=_keys_for(rules, defaults),
+        architectures=tuple(known for known in classes(stem) if stem != "Deberta" or "choice" not in known.heads),
+        translation=Translation(
+            defaults,
+            numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
+            fixed=FIXED | {"talking_head": False},
+            read_more=_read_more,
+            write_more=_write_more,
+        ),
+        dropouts={"labels": ("cls_dropout", None), "choice": ("cls_dropout", None)},
+        adapted=lambda config: _keys_for(rules, config),
+        seen=_seen,
+    )
+
+
+DEBERTA = _family("deberta", "Deberta", replace(first(12, 768, 12), position=Disentangled()), _FIRST)
+DEBERTA_V2 = _family("deberta-v2", "DebertaV2", replace(later(24, 1536, 24), position=Disentangled()), _LATER)
