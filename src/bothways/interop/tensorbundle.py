@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import FolderError
+from bothways.core.protobuf import Fixed, MalformedError, fields, varint
 from bothways.families.keys import Shape
 from bothways.interop.weights import AGAIN, Weights
 
@@ -45,10 +46,6 @@ _TYPES: Mapping[int, torch.dtype] = {
     19: torch.float16,
 }
 """TensorFlow's numbers of types. The others are no plain numbers, such as strings."""
-
-
-class _Malformed(Exception):
-    """What is wrong with an index, as the rest of a sentence that begins with the file."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def open_bundle(index: Path) -> Weights:
     """
     try:
         shards, entries = _read_index(_content(index))
-    except _Malformed as error:
+    except MalformedError as error:
         raise FolderError(f"is no whole TensorFlow checkpoint: {error}", where=index, fix=AGAIN) from error
     files = {shard: _shard(index, shard, shards) for shard in sorted({entry.shard for entry in entries.values()})}
     for shard, file in files.items():
@@ -96,7 +93,7 @@ def _content(index: Path) -> bytes:
     try:
         size = index.stat().st_size
         if size > _MOST_INDEX:
-            raise _Malformed(f"an index of {size:,} bytes is longer than that of any model, {_MOST_INDEX:,}")
+            raise MalformedError(f"an index of {size:,} bytes is longer than that of any model, {_MOST_INDEX:,}")
         return index.read_bytes()
     except OSError as error:
         raise FolderError(f"cannot be read: {error.strerror}", where=index, fix="Check the permissions.") from error
@@ -136,38 +133,38 @@ def _read_tensor(file: Path, name: str, entry: Entry) -> Tensor:
 def _read_index(data: bytes) -> tuple[int, dict[str, Entry]]:
     """The content of an index → how many data files there are, and the tensors."""
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
-        raise _Malformed("it does not end as an index does")
+        raise MalformedError("it does not end as an index does")
     footer = _Bytes(data[-_FOOTER:-8])
     _handle(footer)  # of a block about the blocks, which TensorFlow leaves empty
     index = _block(data, *_handle(footer))
     handles = [_handle(_Bytes(value)) for _, value in _entries(index)]
     if any(offset + size > after for (offset, size), (after, _) in itertools.pairwise(handles)):
-        raise _Malformed("its blocks lie on top of each other")
+        raise MalformedError("its blocks lie on top of each other")
     shards, found, before = None, dict[str, Entry](), None
     for key, value in itertools.chain.from_iterable(_entries(_block(data, *handle)) for handle in handles):
         if before is not None and key <= before:
-            raise _Malformed(f"{key!r} comes after {before!r}: names must rise")
+            raise MalformedError(f"{key!r} comes after {before!r}: names must rise")
         before = key
         if not key:
             shards = _header(value)
         elif shards is None:
-            raise _Malformed("it has no header")
+            raise MalformedError("it has no header")
         else:
             name = _name(key)
             found[name] = _entry(name, value, shards)
     if shards is None:
-        raise _Malformed("it has no header")
+        raise MalformedError("it has no header")
     return shards, found
 
 
 def _name(key: bytes) -> str:
     if key.startswith(b"\0"):
-        raise _Malformed("it holds variables in slices, which are not read")
+        raise MalformedError("it holds variables in slices, which are not read")
     name = key.decode("latin-1")
     if not name.isascii() or not name.isprintable():
-        raise _Malformed(f"{key!r} is no name of a variable")
+        raise MalformedError(f"{key!r} is no name of a variable")
     if name == "_CHECKPOINTABLE_OBJECT_GRAPH":
-        raise _Malformed("it is one of objects, as TensorFlow 2 writes them; only those of TensorFlow 1 are read")
+        raise MalformedError("it is one of objects, as TensorFlow 2 writes them; only those of TensorFlow 1 are read")
     return name
 
 
@@ -179,7 +176,7 @@ class _Bytes:
 
     def take(self, count: int) -> bytes:
         if count > len(self.data) - self.at:
-            raise _Malformed(f"{count} bytes are announced where {len(self.data) - self.at} are left")
+            raise MalformedError(f"{count} bytes are announced where {len(self.data) - self.at} are left")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -187,14 +184,8 @@ class _Bytes:
         return int.from_bytes(self.take(count), "little")
 
     def varint(self) -> int:
-        """Seven bits a byte, the lowest first; a set eighth bit means that more follow."""
-        result = 0
-        for shift in range(0, 70, 7):
-            byte = self.fixed(1)
-            result |= (byte & 127) << shift
-            if byte < 128:
-                return result
-        raise _Malformed("a number has no end")
+        result, self.at = varint(self.data, self.at)
+        return result
 
 
 def _handle(data: _Bytes) -> tuple[int, int]:
@@ -209,12 +200,12 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     content = source.take(size)
     compression = source.take(1)
     if source.fixed(4) != _masked(content + compression):
-        raise _Malformed(f"the block at {offset} does not fit its checksum")
+        raise MalformedError(f"the block at {offset} does not fit its checksum")
     if compression != b"\0":
-        raise _Malformed(f"the block at {offset} is compressed, and only plain ones are read")
+        raise MalformedError(f"the block at {offset} is compressed, and only plain ones are read")
     restarts = int.from_bytes(content[-4:], "little")
     if len(content) < 4 * (restarts + 1):
-        raise _Malformed(f"the block at {offset} is too short for its {restarts} restart points")
+        raise MalformedError(f"the block at {offset} is too short for its {restarts} restart points")
     return content[: -4 * (restarts + 1)]
 
 
@@ -224,7 +215,9 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     while source.at < len(block):
         shared, rest, size = source.varint(), source.varint(), source.varint()
         if shared > len(key) or shared + rest > _MOST_NAME:
-            raise _Malformed(f"a name shares {shared} bytes with one of {len(key)} and adds {rest}; {_MOST_NAME} are allowed")
+            raise MalformedError(
+                f"a name shares {shared} bytes with one of {len(key)} and adds {rest}; {_MOST_NAME} are allowed"
+            )
         key = key[:shared] + source.take(rest)
         yield key, source.take(size)
 
@@ -235,27 +228,10 @@ def _masked(data: bytes) -> int:
     return (((plain >> 15) | (plain << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field of a protocol buffer."""
-    source = _Bytes(message)
-    while source.at < len(message):
-        number, wire = divmod(source.varint(), 8)
-        match wire:
-            case 0:
-                yield number, source.varint()
-            case 1:
-                yield number, source.fixed(8)
-            case 2:
-                yield number, source.take(source.varint())
-            case 5:
-                yield number, source.fixed(4)
-            case _:
-                raise _Malformed(f"a field has the unknown wire type {wire}")
-
-
 def _numbers(message: bytes, **numbers: int) -> dict[str, int]:
     """Whole numbers by name, of the fields of these numbers; 0 where there is none, as the format has it."""
-    found = {number: value for number, value in _fields(message) if isinstance(value, int)}
+    whole = ((number, value.whole if isinstance(value, Fixed) else value) for number, value in fields(message))
+    found = {number: value for number, value in whole if isinstance(value, int)}
     return {name: found.get(number, 0) for name, number in numbers.items()}
 
 
@@ -263,9 +239,9 @@ def _header(message: bytes) -> int:
     """How many data files there are."""
     numbers = _numbers(message, shards=1, big_endian=2)
     if numbers["big_endian"]:
-        raise _Malformed("its numbers are big-endian")
+        raise MalformedError("its numbers are big-endian")
     if not 1 <= numbers["shards"] <= 99_999:
-        raise _Malformed(f"it cannot have {numbers['shards']} data files")
+        raise MalformedError(f"it cannot have {numbers['shards']} data files")
     return numbers["shards"]
 
 
@@ -273,25 +249,27 @@ def _entry(name: str, message: bytes, shards: int) -> Entry:
     numbers = _numbers(message, dtype=1, shard=3, offset=4, size=5, checksum=6)
     dtype = _TYPES.get(numbers["dtype"])
     if dtype is None:
-        raise _Malformed(f"{name} is of type {numbers['dtype']}, which is no plain number: one of {list(_TYPES)}")
-    shapes = [value for number, value in _fields(message) if number == 2 and isinstance(value, bytes)]
+        raise MalformedError(f"{name} is of type {numbers['dtype']}, which is no plain number: one of {list(_TYPES)}")
+    shapes = [value for number, value in fields(message) if number == 2 and isinstance(value, bytes)]
     shape = tuple(itertools.islice((size for value in shapes for size in _shape(name, value)), _MOST_AXES + 1))
     if len(shape) > _MOST_AXES:
-        raise _Malformed(f"{name} has more than {_MOST_AXES} axes")
+        raise MalformedError(f"{name} has more than {_MOST_AXES} axes")
     if math.prod(shape) * dtype.itemsize != numbers["size"]:
-        raise _Malformed(f"{name} has {numbers['size']} bytes, not those of {list(shape)} numbers of {dtype.itemsize} bytes")
+        raise MalformedError(
+            f"{name} has {numbers['size']} bytes, not those of {list(shape)} numbers of {dtype.itemsize} bytes"
+        )
     if numbers["shard"] >= shards:
-        raise _Malformed(f"{name} lies in data file {numbers['shard']} of {shards}")
+        raise MalformedError(f"{name} lies in data file {numbers['shard']} of {shards}")
     return Entry(dtype, shape, numbers["shard"], numbers["offset"], numbers["size"], numbers["checksum"])
 
 
 def _shape(name: str, message: bytes) -> Iterator[int]:
-    for number, value in _fields(message):
+    for number, value in fields(message):
         match number, value:
             case 2, bytes():
                 size = _numbers(value, size=1)["size"]
                 if size >= 1 << 63:
-                    raise _Malformed(f"{name} has a negative size")
+                    raise MalformedError(f"{name} has a negative size")
                 yield size
             case 3, int() if value:
-                raise _Malformed(f"{name} has no known shape")
+                raise MalformedError(f"{name} has no known shape")
