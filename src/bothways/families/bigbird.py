@@ -18,7 +18,7 @@ from bothways.families import bert
 from bothways.families.alike import masked_rules, output_rules
 from bothways.families.family import Architecture, Family, HeadKind
 from bothways.families.keys import KeyTable, Rename, Rule
-from bothways.families.translation import FIXED, Translation, read_choice, read_flag, read_number
+from bothways.families.translation import ACTIVATIONS, Translation, read_choice, read_flag, read_number
 from bothways.model.config import Bias, Blocks, Deep, EncoderConfig, Full, Learned, Own, Pattern, Readout
 
 VOCABULARY = 50_358
@@ -108,6 +108,6 @@ BIGBIRD = Family(
     model_type="big_bird",
     keys=KeyTable("bert.", _RULES, ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")),
     architectures=tuple(Architecture("BigBird" + name, heads, name == "Model", idle=idle) for name, heads, idle in _CLASSES),
-    translation=Translation(base(), fixed=FIXED, read_more=_read_more, write_more=_write_more),
+    translation=Translation(base(), activations={"gelu_new": "gelu_tanh", **ACTIVATIONS}, read_more=_read_more, write_more=_write_more),
     dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
 )

@@ -81,7 +81,7 @@ def attend(
         qkv: queries, keys and values.
         view: who sees whom.
         rate: of the dropout on attention probabilities.
-        wide: those through which global tokens see; none if they see through the same as others.
+        wide: those through which the global tokens of a window see; none if they see through the same as others.
     """
     if view.turn is not None:
         qkv, wide = view.turn(qkv), None if wide is None else view.turn(wide)
@@ -100,7 +100,8 @@ def _attend_part(qkv: Tensor, wide: Tensor | None, part: Part, rate: float) -> F
     else:
         found = attend_padded(q, k, v, part.mask, rate, choose(q.device, q.dtype, rectangle.longest, rate))
     if part.everywhere is not None:
-        q, k, v = (q, k, v) if wide is None else rectangle.pad(wide).permute(2, 0, 3, 1, 4)
+        if wide is not None and isinstance(part.pattern, Window):
+            q, k, v = rectangle.pad(wide).permute(2, 0, 3, 1, 4)
         found = attend_from(part.everywhere, q, k, v, rectangle, rate, found)
     return rectangle.unpad(found.transpose(1, 2))
 

@@ -120,8 +120,8 @@ class View:
 
     @property
     def everywhere(self) -> bool:
-        """Whether there are global tokens."""
-        return any(part.everywhere is not None for part in self.parts)
+        """Whether there are global tokens that the batch names."""
+        return any(isinstance(part.pattern, Window) and part.everywhere is not None for part in self.parts)
 
     @property
     def masks(self) -> tuple[Tensor | None, ...]:
