@@ -22,7 +22,7 @@ from typing import Any, get_args
 from bothways.core.errors import FolderError
 from bothways.families import bert
 from bothways.families.alike import classes, masked_rules, output_rules
-from bothways.families.family import Family
+from bothways.families.family import Architecture, Family, HeadKind
 from bothways.families.keys import Interleave, KeyTable, Rename, Rule, Stack
 from bothways.families.translation import ACTIVATIONS, FIXED, NUMBERS, Translation, read_choice, read_flag, read_number
 from bothways.model.config import Activation, Bias, Disentangled, EncoderConfig, Learned, Own, PostNorm, Readout
@@ -259,12 +259,18 @@ def _seen(config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
     return replace(config, position=replace(position, absolute="decoder")) if held else config
 
 
-def _family(model_type: str, stem: str, defaults: EncoderConfig, rules: tuple[Rule, ...]) -> Family:
-    """`stem`: what the names of transformers' classes begin with; version 1 has none for choices."""
+def _own(*heads: HeadKind) -> Architecture:
+    """What no class of transformers has: a model of our own folder type."""
+    return Architecture("bothways.Model", frozenset(heads), own=True)
+
+
+def _family(
+    model_type: str, defaults: EncoderConfig, rules: tuple[Rule, ...], architectures: tuple[Architecture, ...]
+) -> Family:
     return Family(
         model_type=model_type,
         keys=_keys_for(rules, defaults),
-        architectures=tuple(known for known in classes(stem) if stem != "Deberta" or "choice" not in known.heads),
+        architectures=architectures,
         translation=Translation(
             defaults,
             numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
@@ -278,5 +284,13 @@ def _family(model_type: str, stem: str, defaults: EncoderConfig, rules: tuple[Ru
     )
 
 
-DEBERTA = _family("deberta", "Deberta", replace(first(12, 768, 12), position=Disentangled()), _FIRST)
-DEBERTA_V2 = _family("deberta-v2", "DebertaV2", replace(later(24, 1536, 24), position=Disentangled()), _LATER)
+_FIRST_CLASSES = tuple(known for known in classes("Deberta") if known.heads != {"choice"})
+
+# A setting that is absent says what it does in transformers, which the published sizes do not follow.
+DEBERTA = _family("deberta", replace(first(12, 768, 12), position=Disentangled()), _FIRST, (*_FIRST_CLASSES, _own("choice")))
+DEBERTA_V2 = _family(
+    "deberta-v2",
+    replace(later(24, 1536, 24), position=Disentangled()),
+    _LATER,
+    (*classes("DebertaV2"), _own("replaced"), _own("masked", "replaced")),
+)

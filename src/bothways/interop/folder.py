@@ -269,6 +269,8 @@ def _form(model: Model, vocabulary: str | None, place: Path) -> _Form:
         sets = "; ".join(f"{', '.join(sorted(known.heads))} ({known.name})" for known in family.architectures)
         what = f"transformers has no class for the heads {', '.join(model.heads) or 'none'}: it has {sets}"
         raise FolderError(what, where=place)
+    if architecture.own:
+        return _Form(own_settings(model), architecture, KEYS)
     settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
     return _Form(
         settings | (family.translation.write(config) or {}), architecture, family.keys_for(config), _dropouts(family, model)
