@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 from toy_text import bert_tokens, hostile, load, roberta_backend
-from transformers import AlbertTokenizer, AutoTokenizer, BertTokenizer, RobertaTokenizer, XLMRobertaTokenizer
+from transformers import AlbertTokenizer, AutoTokenizer, BertTokenizer, BigBirdTokenizer, RobertaTokenizer, XLMRobertaTokenizer
 
 from bothways.core.errors import ResourceError, TokenizerError
 from bothways.text.template import assemble
@@ -41,6 +41,7 @@ PIECES = [
     *((letter, -6.0 - number / 50) for number, letter in enumerate(LETTERS)),
 ]
 ALBERT = [("<pad>", 0.0), ("<unk>", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0), *PIECES]
+BIG_BIRD = [(name, 0.0) for name in ("<pad>", "</s>", "<s>", "[CLS]", "[SEP]", "[MASK]", "<unk>")] + PIECES
 XLM = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *PIECES, ("<mask>", 0.0)]
 
 
@@ -62,6 +63,10 @@ def albert(**settings: Any) -> AlbertTokenizer:
     return AlbertTokenizer(vocab=ALBERT, mask_token=mask("[MASK]"), **settings)
 
 
+def big_bird(**settings: Any) -> BigBirdTokenizer:
+    return BigBirdTokenizer(vocab=BIG_BIRD, mask_token=mask("[MASK]"), **settings)
+
+
 def word_piece(**settings: Any) -> BertTokenizer:
     return BertTokenizer(vocab={token: id for id, token in enumerate(bert_tokens())}, **settings)
 
@@ -75,9 +80,12 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "albert": ("albert", lambda: albert(_spm_precompiled_charsmap=MAP)),
     "albert, cased": ("albert", lambda: albert(do_lower_case=False, keep_accents=True)),
     "albert, lower case with accents": ("albert", lambda: albert(keep_accents=True, add_prefix_space=False)),
+    "big_bird": ("big_bird", big_bird),
+    "big_bird as it stands": ("big_bird", lambda: big_bird(add_prefix_space=False)),
     "distilbert": ("distilbert", word_piece),
     "electra": ("electra", lambda: word_piece(do_lower_case=False)),
 }
+SEGMENTED = ("albert", "electra", "big_bird")
 Pair = tuple[str, Any, Tokenizer, Any]
 
 
@@ -89,7 +97,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
         home = tmp_path_factory.mktemp(str(number))
         build().save_pretrained(home / "theirs")
         ours = Tokenizer.load(home / "theirs")
-        ours.save(home / "ours", positions=77, segments=model_type in ("albert", "electra"))
+        ours.save(home / "ours", positions=77, segments=model_type in SEGMENTED)
         for folder in ("theirs", "ours"):
             (home / folder / "config.json").write_text(json.dumps({"model_type": model_type}))
         theirs, again = (AutoTokenizer.from_pretrained(home / folder) for folder in ("theirs", "ours"))
@@ -120,7 +128,7 @@ def test_what_is_written_is_of_the_same_class(folders: list[Pair], number: int) 
     for use in ("pad", "cls", "sep", "unk", "mask"):
         assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id")
     a, b = "hello the <mask>", "9, [MASK] play"
-    segments = model_type in ("albert", "electra")
+    segments = model_type in SEGMENTED
     for texts in ((a,), (a, b)):
         row = again(*texts)
         assert row["input_ids"] == theirs(*texts)["input_ids"]

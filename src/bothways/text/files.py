@@ -1,12 +1,12 @@
 """The files of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, older layouts; read and written as transformers does.
 
 Older layouts are BERT's `vocab.txt`, RoBERTa's and DeBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of
-XLM-RoBERTa, ALBERT and DeBERTa's later versions. ALBERT's pieces that end with a comma after a digit lose 100 in score, as in
+XLM-RoBERTa, ALBERT, BigBird and DeBERTa's later versions. ALBERT's pieces that end with a comma after a digit lose 100 in score, as in
 its published `tokenizer.json`: Google's code cuts that comma off.
 
 Notable choices. Truncation and padding that a file asks for are switched off: the parts that cut and pack do so in sight. A
 tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. What is written is declared a
-`BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's, DeBERTa's) only if transformers, which builds these anew from vocabulary and
+`BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's, DeBERTa's, BigBird's) only if transformers, which builds these anew from vocabulary and
 settings, arrives at the same tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
 """
 
@@ -23,7 +23,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import ResourceError, TokenizerError
-from bothways.text.pipelines import Albert, ByteDeberta, PieceDeberta, Pipeline, Roberta, XlmRoberta, declaration, parts
+from bothways.text.pipelines import Albert, BigBird, ByteDeberta, PieceDeberta, Pipeline, Roberta, XlmRoberta, declaration, parts
 from bothways.text.sentencepiece import read_sentencepiece
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -172,10 +172,10 @@ def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[
     """What `tokenizer_config.json` has to say for transformers to make the same tokenizer of `tokenizer.json`."""
     names = {SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
     spec = json.loads(backend.to_str())
-    only = len(spec["added_tokens"]) == len(set(names.values()))
-    family = declaration(spec, _ends(backend, specials)) if only else None
+    added, known = {token["content"] for token in spec["added_tokens"]}, set(names.values())
+    only, family = added == known, declaration(spec, _ends(backend, specials))
     match spec:
-        case _ if family is not None:
+        case _ if family is not None and added == known | {family["bos_token"], family["eos_token"]}:
             return family | names
         case {
             "normalizer": {"type": "BertNormalizer", "clean_text": True} as normalizer,
@@ -297,6 +297,8 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
         pieces = [*((name, 0.0) for name in names[:4]), *pieces[3:], (names[4], 0.0)]
         return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=3)), XlmRoberta(prefix, held.charsmap)
     places = {piece: id for id, (piece, _) in enumerate(pieces)}
+    if held.kind == "unigram" and {"<unk>", "<s>", "[CLS]"} <= set(places):
+        return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=places["<unk>"])), BigBird(prefix, held.charsmap)
     if held.kind == "unigram" and {"<unk>", "[CLS]"} <= set(places):
         scored = [(piece, score - 100 if re.search(r"\d,$", piece) else score) for piece, score in pieces]
         albert = Albert(config.get("do_lower_case", True), config.get("keep_accents", False), prefix, held.charsmap)
@@ -306,7 +308,6 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
         added = [] if mask in places else [(mask, 0.0)]
         deberta = PieceDeberta(config.get("do_lower_case", False), config.get("split_by_punct", False), prefix, held.charsmap)
         return tokenizers.Tokenizer(models.Unigram([*pieces, *added], unk_id=places["[UNK]"])), deberta
-    what = (
-        f"its {held.kind} pieces are neither ALBERT's or DeBERTa's, which have [CLS], nor XLM-RoBERTa's sentencepiece.bpe.model"
-    )
+    known = "neither ALBERT's, BigBird's or DeBERTa's, which have [CLS], nor XLM-RoBERTa's sentencepiece.bpe.model"
+    what = f"its {held.kind} pieces are {known}"
     raise TokenizerError(what, where=file, fix=_ELSEWHERE)

@@ -1,11 +1,11 @@
-"""The tokenizers of BERT's descendants, part by part as transformers builds them: RoBERTa, XLM-RoBERTa, ALBERT, DeBERTa.
+"""The tokenizers of BERT's descendants, part by part as transformers builds them: of RoBERTa, XLM-R, ALBERT, DeBERTa, BigBird.
 
 Liu et al. 2019 (bytes, after Radford et al. 2019); Conneau et al. 2020 and Lan et al. 2019, both with pieces of Kudo 2018; He
-et al. 2020, bytes in version 1, pieces after it.
+et al. 2020, bytes in version 1, pieces after it; Zaheer et al. 2020, pieces.
 By these settings a folder without `tokenizer.json` is read, and a tokenizer is recognised when it is written: transformers
 builds these classes anew from the vocabulary and the settings.
 
-Notable choices. `<mask>`, and the [MASK] of ALBERT and of DeBERTa's first version, take the white space before them, as in the
+Notable choices. `<mask>`, and the [MASK] of ALBERT, BigBird and DeBERTa's first version, take the white space before them, as in the
 published `tokenizer.json`. DeBERTa's authors write [CLS] A [SEP] B [SEP] and normalise as SentencePiece does, and so do folders
 in the older layout here; transformers 5 puts a second [SEP] between texts in version 1, and has its own normalisation after it.
 """
@@ -75,7 +75,16 @@ class PieceDeberta:
     charsmap: bytes | None = None
 
 
-Pipeline = Roberta | XlmRoberta | Albert | ByteDeberta | PieceDeberta
+@dataclass(frozen=True)
+class BigBird:
+    """Unigram over words with "▁" before them and BERT's special tokens. `charsmap`: SentencePiece's normalisation, compiled;
+    none for that of transformers 5, which makes several spaces one and does nothing else."""
+
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+Pipeline = Roberta | XlmRoberta | Albert | ByteDeberta | PieceDeberta | BigBird
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,10 @@ def parts(pipeline: Pipeline, ends: Ends) -> Parts:
             marks = [pre_tokenizers.Punctuation("isolated")] if split else []
             before = pre_tokenizers.Sequence([*marks, spaces])
             return Parts(_deberta_normalizer(pipeline), before, joined, _template(PAIR_OF_SEGMENTS, ends))
+        case BigBird(prefix, charsmap):
+            first = normalizers.Strip(left=False, right=False) if charsmap is None else normalizers.Precompiled(charsmap)
+            steps = normalizers.Sequence([first, normalizers.Replace(Regex(" {2,}"), "▁")])
+            return Parts(steps, *_spaces("always" if prefix else "never"), _template(PAIR_OF_SEGMENTS, ends))
         case _:
             assert_never(pipeline)
 
@@ -152,7 +165,7 @@ def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
     """The class of transformers, with its settings, that arrives at this `tokenizer.json`; none if none does."""
     for pipeline in _candidates(spec):
         if _spoken(parts(pipeline, ends)) == _said(spec):
-            return _settings(pipeline, spec["model"].get("unk_id")) | {"bos_token": ends[0][0], "eos_token": ends[1][0]}
+            return {"bos_token": ends[0][0], "eos_token": ends[1][0]} | _settings(pipeline, spec["model"].get("unk_id"))
     return None
 
 
@@ -172,6 +185,8 @@ def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
             if unknown == 1:
                 yield from (Albert(*choice, _charsmap(spec)) for choice in itertools.product(both, both, both))
             yield from (PieceDeberta(*choice) for choice in itertools.product(both, both, both))
+            if unknown is not None and spec["model"]["vocab"][unknown][1] == 0:  # transformers looks it up with this score
+                yield from (BigBird(prefix) for prefix in both)
 
 
 def _settings(pipeline: Pipeline, unknown: int | None) -> dict[str, Any]:
@@ -189,6 +204,9 @@ def _settings(pipeline: Pipeline, unknown: int | None) -> dict[str, Any]:
         case PieceDeberta(lowercase, split, prefix):
             named = {"do_lower_case": lowercase, "split_by_punct": split, "add_prefix_space": prefix}
             return {"tokenizer_class": "DebertaV2Tokenizer", **named, "unk_id": unknown}
+        case BigBird(prefix):
+            named = {"add_prefix_space": prefix}
+            return {"tokenizer_class": "BigBirdTokenizer", **named, "bos_token": "<s>", "eos_token": "</s>"}
         case _:
             assert_never(pipeline)
 
