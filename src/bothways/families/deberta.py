@@ -46,7 +46,7 @@ def _sized(vocab: int, depth: int, width: int, heads: int, position: Disentangle
         segments=0,
         position=position,
         norm_epsilon=1e-7,
-        readout=Readout(labels=_OWN, choice=_OWN, replaced="with_first"),
+        readout=Readout(labels=_OWN, choice=_OWN),
     )
 
 
@@ -58,7 +58,8 @@ def first(depth: int, width: int, heads: int) -> EncoderConfig:
 def later(depth: int, width: int, heads: int, vocab: int = ENGLISH, convolution: Convolution | None = None) -> EncoderConfig:
     """Version 3, and with a convolution version 2."""
     position = Disentangled(buckets=256, shared=True, norm=True, absolute="decoder", convolution=convolution)
-    return _sized(vocab, depth, width, heads, position)
+    shape = _sized(vocab, depth, width, heads, position)
+    return replace(shape, readout=replace(shape.readout, replaced="with_first"))
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
