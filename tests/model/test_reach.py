@@ -87,9 +87,8 @@ def test_output_and_gradients_equal_the_formula(
     mine, reference = [x.float().requires_grad_() for x in both], [x.clone().requires_grad_() for x in both]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "choose", lambda *_: kernel)
-        patch.setattr(kernels, "LONGEST_MASKED", {"cpu": 0})
-        for module in (kernels, reach):
-            patch.setattr(module, "SMALLEST", smallest)
+        patch.setattr(kernels, "LONGEST_MASKED", {"cpu": -99})
+        patch.setattr(reach, "SMALLEST", smallest)
         view = View.of(Layout.of(lengths), pattern, everywhere=named, draw=draw)
         found = attend(mine[0], view, 0.0, mine[1])
     wanted = formula(*reference, lengths, pattern, named, draw)
@@ -110,6 +109,7 @@ def test_whole_and_in_blocks_a_window_is_the_same() -> None:
         patch.setattr(kernels, "LONGEST_MASKED", {"cpu": 10**9})
         whole = attend(qkv, view, 0.0, wide)
         patch.setattr(kernels, "LONGEST_MASKED", {"cpu": 0})
+        assert in_blocks(CPU, view.parts[0].pattern, 33)
         torch.testing.assert_close(attend(qkv, view, 0.0, wide), whole, rtol=0, atol=2e-6)
 
 
@@ -119,7 +119,9 @@ def test_dropout_acts_on_what_blocks_read_in_windows() -> None:
     one = torch.randn(length, 3, HEADS, SIZE)
     named = torch.arange(length) == 0
     view = View.of(Layout.of([length] * copies), Window(3, everywhere=True), everywhere=named.repeat(copies))
-    draws = attend(one.repeat(copies, 1, 1, 1), view, rate).double().view(copies, length, HEADS, SIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "LONGEST_MASKED", {"cpu": 0})
+        draws = attend(one.repeat(copies, 1, 1, 1), view, rate).double().view(copies, length, HEADS, SIZE)
     expected = formula(one.double(), one.double(), [length], Window(3), named, None)
     z = (draws.mean(0) - expected) / (draws.var(0) / copies).sqrt()
     assert float(z.abs().max()) < 5.5
@@ -161,10 +163,11 @@ def test_a_length_with_too_few_blocks_to_draw_from_repeats_them() -> None:
 @pytest.mark.parametrize(
     ("device", "pattern", "longest", "blocked"),
     [
-        ("cpu", Window(64), 64 * kernels.LONGEST_MASKED["cpu"], False),
-        ("cpu", Window(64), 64 * kernels.LONGEST_MASKED["cpu"] + 1, True),
-        ("cpu", Window(0), reach.SMALLEST * kernels.LONGEST_MASKED["cpu"], False),
-        ("cuda", Window(256), 256 * kernels.LONGEST_MASKED["cuda"] + 1, True),
+        ("cpu", Window(64), 128 + 256, False),
+        ("cpu", Window(64), 128 + 257, True),
+        ("cpu", Window(0), 256, False),
+        ("cuda", Window(256), 512 + 1024, False),
+        ("mps", Window(256), 512 + 1025, True),
         ("cpu", Blocks(64, 3), 704, False),
         ("cuda", Blocks(64, 3), 705, True),
         ("cpu", Full(), 10**6, False),

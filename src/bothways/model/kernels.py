@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 from bothways.core.layout import Rectangle
 from bothways.model.dropout import dropout
 from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
-from bothways.model.reach import SMALLEST, Everywhere, Reach
+from bothways.model.reach import Everywhere, Reach
 from bothways.model.view import Part, View
 
 Kernel = Literal["written_out", "fused"]
@@ -29,8 +29,9 @@ LONGEST_WRITTEN_OUT = {torch.bfloat16: 512, torch.float32: 256}
 """Up to this length a CPU is faster with two matrix products and a softmax than with torch's fused kernel, which works on small
 tiles: on two Zen 5 cores 4 to 9 times faster at 32 to 128 tokens in bf16 with gradients, 1.2 to 3 times at 512."""
 
-LONGEST_MASKED = {"cpu": 4, "cuda": 4}
-"""Up to so many radii a window is faster as a mask on full attention."""
+LONGEST_MASKED = {"cpu": 256, "cuda": 1024}
+"""Up to so many tokens beyond the window a mask on full attention is faster than blocks: on one Cascade Lake core in fp32, with
+gradients, equal at 256 tokens for a radius of 16, 390 to 510 for 64 and 700 for 256. On a GPU it is a guess."""
 
 
 def choose(device: torch.device, dtype: torch.dtype, longest: int, rate: float) -> Kernel:
@@ -53,14 +54,14 @@ def in_blocks(device: torch.device, pattern: Pattern, longest: int) -> bool:
 
     | pattern | longest | read |
     |---|---|---|
-    | window | up to `LONGEST_MASKED[device]` radii | whole |
+    | window | up to two radii and `LONGEST_MASKED[device]` | whole |
     | window | longer | in blocks |
     | blocks | longer than its own limit | in blocks |
     | any other | any | whole |
     """
     match pattern:
         case Window(radius):
-            return longest > LONGEST_MASKED.get(device.type, 8) * max(radius, SMALLEST)
+            return longest > 2 * radius + LONGEST_MASKED.get(device.type, 1024)
         case Blocks():
             return longest > pattern.dense
         case Full() | Causal():
