@@ -13,9 +13,9 @@ from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import FAMILIES
 from bothways.families.family import Architecture, Family, HeadKind
-from bothways.model.config import Causal, Full, Window
+from bothways.model.config import Causal, Disentangled, EncoderConfig, Full, Window
 from bothways.model.heads import Choice, Head, Labels, Masked, Model, NextToken, Pair, Pooled, Replaced, Span, Tags
-from bothways.model.ledger import forward_flops
+from bothways.model.ledger import batch_flops, forward_flops
 
 LENGTH, COPIES = 12, 3
 HEADS: dict[HeadKind, Head] = {
@@ -25,11 +25,19 @@ HEADS: dict[HeadKind, Head] = {
 CASES = [(family, architecture) for family in FAMILIES for architecture in family.architectures]
 
 
-@pytest.mark.parametrize("seed", range(2))
+def once(config: EncoderConfig) -> float:
+    """What a batch costs beside its tokens: what global tokens see in addition, and what is made of relative positions."""
+    seen = 4 * config.width * LENGTH * COPIES if config.everywhere else 0
+    position, made = config.position, 0
+    if isinstance(position, Disentangled):
+        made = 2 * config.width**2 * 2 * position.span * (3 if position.shared else len(position.terms))
+    return float(config.steps * (seen + made))
+
+
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=[architecture.name for _, architecture in CASES])
 def test_operations_are_those_that_torch_counts(family: Family, architecture: Architecture, seed: int) -> None:
-    """Windows reach over the whole sequence. Left out of the ledger, yet computed, and counted by torch: the masked half of a
-    causal product, and what a global token sees in addition."""
+    """Windows reach over the whole sequence; of a causal product torch counts the masked half, too."""
     config = family.translation.read(draw_settings(family.model_type, seed), "settings")
     wide = tuple(replace(pattern, radius=2 * LENGTH) if isinstance(pattern, Window) else pattern for pattern in config.patterns)
     kinds = architecture.heads if architecture.bare else architecture.heads - {"pooler"}  # it comes with those that read it
@@ -42,5 +50,5 @@ def test_operations_are_those_that_torch_counts(family: Family, architecture: Ar
         outputs(model, batch)
     computed = replace(config, patterns=tuple(Full() if isinstance(pattern, Causal) else pattern for pattern in wide))
     expected = forward_flops(computed, heads, LENGTH, predicted=1.0) * len(ids)
-    expected += config.steps * 4 * config.width * LENGTH * COPIES if config.everywhere else 0
-    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
+    expected += batch_flops(config, heads, LENGTH)
+    assert counter.get_total_flops() == pytest.approx(expected + once(config), rel=1e-9)
