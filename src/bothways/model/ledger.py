@@ -16,7 +16,14 @@ from typing_extensions import assert_never
 
 from bothways.model.config import Blocks, Causal, EncoderConfig, FromPooler, Full, Gated, Own, Pattern, PreNorm, Window
 from bothways.model.heads import BiLM, Choice, Head, Labels, Masked, NextToken, Pair, Pooled, Replaced, Span, Tags, completed
-from bothways.model.placeledger import absolute_rows, convolution_flops, decoder_rows, relative_flops, relative_parts
+from bothways.model.placeledger import (
+    absolute_rows,
+    convolution_flops,
+    decoder_rows,
+    relative_flops,
+    relative_parts,
+    rows_flops,
+)
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 
 BACKWARD = 2
@@ -230,12 +237,19 @@ def forward_flops(config: ModelConfig, heads: Iterable[Head], length: int, predi
         heads: what reads it.
         length: tokens of a sequence; attention costs 4·L·H·length per token for scores and sums, in a window, in blocks or
             left to right only what is seen: what the reference kernel computes and masks is more. Global tokens that a batch
-            names cost what they are made by; what they see is not counted, nor keys and queries of relative positions, which
-            are made once a batch.
+            names cost what they are made by; what they see is not counted, nor what `batch_flops` counts.
         predicted: share of tokens that the masked LM head predicts.
     """
     encoder = _recurrent_flops(config) if isinstance(config, RecurrentConfig) else _transformer_flops(config, length)
     return encoder + sum(_head_flops(config, head, length, predicted) for head in completed(config, heads))
+
+
+def batch_flops(config: ModelConfig, heads: Iterable[Head], longest: int) -> float:
+    """What a forward pass does once a batch whose longest sequence is so long, beside `forward_flops`."""
+    if not isinstance(config, EncoderConfig):
+        return 0.0
+    decoded = 2 if decoder_rows(config) and Masked() in tuple(heads) else 0
+    return (config.steps + decoded) * rows_flops(config, longest)
 
 
 def _recurrent_flops(config: RecurrentConfig) -> float:
