@@ -20,7 +20,7 @@ from bothways.core.batch import pack
 from bothways.data.packing import Examples
 from bothways.families.catalogue import family_for, preset
 from bothways.interop.folder import save_model
-from bothways.model.config import Disentangled, EncoderConfig, Learned
+from bothways.model.config import Disentangled, EncoderConfig, Learned, Window
 from bothways.model.heads import Head, Labels, Masked, Model, Pooled
 from bothways.recipes.finetuned import open_task
 from bothways.recipes.fitting import Method, adam, fit_task, label
@@ -40,7 +40,7 @@ from bothways.tasks.tagged import TagExample
 from bothways.tasks.task import Task, predict
 from bothways.text.files import Bert as BertNormalisation
 from bothways.text.files import bert_backend, dress, find_specials, finish
-from bothways.text.pipelines import Albert, ByteDeberta, PieceDeberta, Pipeline, XlmRoberta
+from bothways.text.pipelines import Albert, BigBird, ByteDeberta, PieceDeberta, Pipeline, XlmRoberta
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.train import SPECIALS, ByteBPE, train
 from bothways.training.state import Steps
@@ -58,6 +58,8 @@ FAMILIES = {
     "electra": "electra-small-discriminator",
     "deberta": "deberta-base",
     "deberta-v2": "deberta-v2-xlarge",
+    "longformer": "longformer-base-4096",
+    "big_bird": "bigbird-roberta-base",
 }
 
 
@@ -75,10 +77,12 @@ BYTE_NAMES = (("s", "CLS"), ("pad", "PAD"), ("/s", "SEP"), ("unk", "UNK"), ("mas
 
 def tokenizer_of(family: str) -> Tokenizer:
     match family:
-        case "roberta":
+        case "roberta" | "longformer":
             return train(TEXTS, ByteBPE(300))
         case "xlm-roberta":
             return unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], XlmRoberta(), 3)
+        case "big_bird":
+            return unigram(["<pad>", "</s>", "<s>", "[CLS]", "[SEP]", "[MASK]", "<unk>"], BigBird(), 6)
         case "albert":
             return unigram(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], Albert(), 1)
         case "deberta":
@@ -106,7 +110,8 @@ def encoder_of(family: str, tokenizer: Tokenizer) -> EncoderConfig:
         buckets = None if shape.position.buckets is None else 8
         return replace(tiny, position=replace(shape.position, most=40, buckets=buckets, absolute="none"))
     assert isinstance(shape.position, Learned)
-    return replace(tiny, position=replace(shape.position, most=40))
+    near = (Window(2, everywhere=True),) if family == "longformer" else shape.patterns
+    return replace(tiny, position=replace(shape.position, most=40), patterns=near)
 
 
 def pairs(labels: tuple[str, ...]) -> list[Example]:

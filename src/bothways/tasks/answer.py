@@ -19,13 +19,14 @@ from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bothways.core.batch import Batch, SpanTargets
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
+from bothways.model.config import Deep
 from bothways.model.heads import Head, Model
 from bothways.model.heads import Span as SpanHead
 from bothways.objectives.spans import span_loss
@@ -162,7 +163,8 @@ class Answer(Task[Question, AnswerPrediction]):
     def scores(self, batch: Batch) -> Float[Tensor, "tokens 2"]:
         """The scores of each token as a start and as an end."""
         result: Tensor = self.model.heads["span"](self.model.encoder(batch).last)
-        return result
+        alone = isinstance(self.model.config.readout.span, Deep)
+        return result - FAR * _question(batch)[:, None].to(result.dtype) if alone else result
 
     def outputs(self, batch: Batch) -> list[Output]:
         """The scores of each window `(its tokens, 2)`."""
@@ -218,6 +220,18 @@ class Answer(Task[Question, AnswerPrediction]):
         """With the threshold that gives the best F1, if there are questions without an answer."""
         best = _graded(results).metrics().get("threshold_best")
         return self.definition if best is None else replace(self.definition, threshold=best)
+
+
+FAR = 1e6
+"""What BigBird takes off the scores of the question's tokens."""
+
+
+def _question(batch: Batch) -> Bool[Tensor, " tokens"]:
+    """The tokens of questions with the separator behind them; not [CLS]."""
+    assert batch.everywhere is not None
+    positions = batch.layout.positions
+    before = torch.cat([batch.everywhere[:1], batch.everywhere[:-1]])
+    return (before | batch.everywhere) & (positions > 0)
 
 
 def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None, float]:
