@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
+from bothways.core.layout import Layout
+from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig, Learned, Sinusoidal
 from bothways.model.embedding import positions, sinusoids
 from bothways.model.heads import Model
@@ -17,7 +22,7 @@ from bothways.model.ledger import ledger
 @pytest.mark.parametrize("width", [6, 7])
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_sines_and_cosines(width: int, interleaved: bool) -> None:
-    found = sinusoids(Sinusoidal(9, interleaved), width)
+    found = sinusoids(torch.arange(9), width, interleaved)
     pairs = (width + 1) // 2
     for place in range(9):
         angles = [place / 10_000 ** (2 * pair / width) for pair in range(pairs)]
@@ -47,3 +52,36 @@ def test_no_position_at_all_is_refused(position: type) -> None:
         position(0)
     with pytest.raises(ConfigError, match=r"^encoder\.position\.offset: must be at least 0, not -1"):
         Learned(4, offset=-1)
+
+
+def test_the_first_transformer_is_torchs() -> None:
+    """The preset's encoder against torch's TransformerEncoder, with embeddings scaled and waves added by hand."""
+    torch.manual_seed(3)
+    config = replace(preset("transformer-base"), vocab=30, width=12, depth=2, heads=3, inner=20)
+    assert isinstance(config, EncoderConfig)
+    encoder = Model(config, ()).encoder.double().eval()
+    layer = nn.TransformerEncoderLayer(12, 3, 20, layer_norm_eps=1e-6, batch_first=True, dtype=torch.float64)
+    theirs = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    for block, other in zip(encoder.blocks, theirs.layers, strict=True):
+        pairs = [
+            (block.attention.qkv.weight, other.self_attn.in_proj_weight),
+            (block.attention.qkv.bias, other.self_attn.in_proj_bias),
+            *((getattr(mine, part), getattr(its, part)) for mine, its in (
+                (block.attention.out, other.self_attn.out_proj), (block.attention_norm, other.norm1),
+                (block.mlp.up, other.linear1), (block.mlp.down, other.linear2), (block.mlp_norm, other.norm2),
+            ) for part in ("weight", "bias")),
+        ]  # fmt: skip
+        with torch.no_grad():
+            for mine, its in pairs:
+                its.copy_(mine.add_(torch.randn_like(mine) * 0.3))
+    ids = torch.randint(30, (2, 7))
+    waves = torch.tensor([[wave(place, feature, 12) for feature in range(12)] for place in range(7)], dtype=torch.float64)
+    given = encoder.embedding.token(ids) * math.sqrt(12) + waves
+    found = encoder(Batch(ids.flatten(), torch.zeros(14, dtype=torch.int64), Layout.of([7, 7]))).last
+    torch.testing.assert_close(found, theirs(given).flatten(0, 1), rtol=1e-6, atol=1e-6)  # positions are of fp32
+
+
+def wave(place: int, feature: int, width: int) -> float:
+    """Vaswani et al. 2017, section 3.5."""
+    angle = place / 10_000 ** ((feature - feature % 2) / width)
+    return math.cos(angle) if feature % 2 else math.sin(angle)

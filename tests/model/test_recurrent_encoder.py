@@ -16,8 +16,8 @@ from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 from bothways.families.catalogue import family_for, preset
-from bothways.model.config import EncoderConfig
-from bothways.model.heads import BiLM, Choice, Labels, Masked, Model, NextToken, Pair, Pooled, Replaced, Span, Tags
+from bothways.model.config import Causal, EncoderConfig
+from bothways.model.heads import BiLM, Choice, Labels, Masked, Model, NextToken, Pooled, Replaced, Span, Tags
 from bothways.model.ledger import forward_flops, ledger
 from bothways.model.recurrent import by_time
 from bothways.model.recurrentconfig import RecurrentConfig
@@ -51,16 +51,20 @@ def reference(encoder: RecurrentEncoder, batch: Batch) -> list[Tensor]:
     def turned(x: Tensor) -> Tensor:
         return nn.utils.rnn.pad_sequence([row[mask].flip(0) for row, mask in zip(x, kept, strict=True)], batch_first=True)
 
+    def read(lstm: nn.LSTM, x: Tensor) -> Tensor:
+        result: Tensor = lstm(x.transpose(0, 1))[0].transpose(0, 1)
+        return result
+
     ahead = encoder.embedding.token(padded)
     back, layers = ahead, [torch.cat([ahead, ahead], -1)[kept]]
     for number, block in enumerate(encoder.blocks):
-        one, other = block.ahead(ahead)[0], turned(block.back(turned(back))[0])
+        one, other = read(block.ahead, ahead), turned(read(block.back, turned(back)))
         ahead, back = (one + ahead, other + back) if number else (one, other)
         layers.append(torch.cat([ahead, back], -1)[kept])
     return layers
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=6),
     st.integers(1, 5),
@@ -83,7 +87,7 @@ def test_layers_and_gradients_are_those_of_padded_lstms(
     gradients = torch.autograd.grad((found.last * weights).sum(), parameters)
     for mine, theirs in zip(gradients, torch.autograd.grad((wanted[-1] * weights).sum(), parameters), strict=True):
         torch.testing.assert_close(mine, theirs)
-        assert theirs.abs().sum() > 0
+        assert theirs.abs().sum() > 0 or max(lengths) == 1  # then nothing is remembered
 
 
 def test_a_sequence_alone_is_a_sequence_in_a_batch() -> None:
@@ -150,7 +154,7 @@ def test_forget_gates_start_open() -> None:
     lstm = RecurrentEncoder(SMALL).blocks[1].back
     bias = lstm.bias_ih_l0.detach() + lstm.bias_hh_l0.detach()
     assert bias.tolist() == [0.0] * 7 + [1.0] * 7 + [0.0] * 14
-    assert float(lstm.weight_hh_l0.abs().max()) <= 7**-0.5
+    assert float(lstm.weight_hh_l0.detach().abs().max()) <= 7**-0.5
 
 
 HEADS = (BiLM(), Labels(3), Tags(4), Span(), Choice())
@@ -164,7 +168,7 @@ def test_the_ledger_counts_to_the_last_parameter(config: RecurrentConfig) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("elmo-original", 91_255_808), ("elmo-medium", 26_753_536), ("elmo-small", 8_658_176 - 0)]
+    ("name", "count"), [("elmo-original", 91_255_808), ("elmo-medium", 26_753_536), ("elmo-small", 8_658_176)]
 )
 def test_presets_have_their_sizes_and_no_family(name: str, count: int) -> None:
     config = preset(name)
@@ -190,14 +194,14 @@ def test_a_head_of_whole_sequences_reads_the_mean() -> None:
     torch.testing.assert_close(model.read("labels", x, batch.layout), head.dense(torch.tanh(head.inner(means))))
 
 
-@pytest.mark.parametrize("head", [Masked(), Pooled(), Pair(), Replaced(), NextToken()])
-def test_heads_of_a_transformer_are_refused(head: Masked | Pooled | Pair | Replaced | NextToken) -> None:
+@pytest.mark.parametrize("head", [Masked(), Pooled(), Replaced(), NextToken()])
+def test_heads_of_a_transformer_are_refused(head: Masked | Pooled | Replaced | NextToken) -> None:
     with pytest.raises(ConfigError, match=f"^heads: the head '{head.kind}' reads one vector that knows both sides"):
         Model(SMALL, (head,))
 
 
 def test_a_transformer_has_no_head_of_both_directions() -> None:
-    with pytest.raises(ConfigError, match=r"^heads: the head 'bilm' reads two directions .* with the head 'masked'"):
+    with pytest.raises(ConfigError, match=r"^heads: the head 'bilm' reads two directions (.|\n)* with the head 'masked'"):
         Model(EncoderConfig(VOCAB, 8, 1, 2, 8), (BiLM(),))
 
 
@@ -230,23 +234,21 @@ def test_the_objective_is_the_likelihood_of_neighbours_from_one_side_each() -> N
         model.heads["bilm"].bias.normal_()
     batch = pack([learner.prepare(sequence, np.random.default_rng(0)) for sequence in given])
     losses = learner(batch)
-    matrix, bias = model.encoder.embedding.token.weight, model.heads["bilm"].bias
+    matrix, bias = model.encoder.embedding.token.weight.detach(), model.heads["bilm"].bias.detach()
     totals = {"next": 0.0, "previous": 0.0}
     for sequence in given:
         ids = torch.from_numpy(sequence.ids).long()
-        x = reference(model.encoder, Batch(ids, torch.zeros_like(ids), Layout.of([len(ids)])))[-1]
+        x = reference(model.encoder, Batch(ids, torch.zeros_like(ids), Layout.of([len(ids)])))[-1].detach()
         ahead, back = ((part @ matrix.T + bias).log_softmax(-1) for part in x.split(5, -1))
         for at in range(len(ids) - 1):
             totals["next"] -= float(ahead[at, ids[at + 1]])
             totals["previous"] -= float(back[at + 1, ids[at]])
     for name, total in totals.items():
-        assert float(losses[name].total) == pytest.approx(total, rel=1e-9)
+        assert float(losses[name].total.detach()) == pytest.approx(total, rel=1e-9)
         assert losses[name].weight == learner.weights(batch)[name] == 3 + 0 + 5
 
 
 def test_from_left_to_right_the_objective_is_gpts() -> None:
-    from bothways.model.config import Causal
-
     torch.manual_seed(2)
     config = EncoderConfig(VOCAB, 8, 2, 2, 8, patterns=(Causal(),), dropout=0.0, attention_dropout=0.0)
     learner, given = LanguageModelling(Model(config, (NextToken(),))), sequences([5])

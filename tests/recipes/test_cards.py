@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bothways.data.corpus import Corpus
+from bothways.families.family import Architecture
 from bothways.interop.card import Card, render
 from bothways.model.config import EncoderConfig, Learned
 from bothways.recipes.cards import UNSEEN, data_of, data_of_corpus, limits_of_finetuned, limits_of_pretrained
@@ -35,7 +36,7 @@ def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) 
 
 def test_the_card_has_sections_for_data_and_limits(corpus: Corpus) -> None:
     data = {**data_of({"train": Source("a.tsv", 1234, "abc")}), **data_of_corpus(corpus, "def")}
-    text = render(Card("T", data=data, limits=("One\nthing.", "Another.")), "BertModel", ())
+    text = render(Card("T", data=data, limits=("One\nthing.", "Another.")), Architecture("BertModel", frozenset()))
     assert "## Limits\n\n- One thing.\n- Another.\n" in text
     assert "| train | a.tsv, 1,234 examples, sha256 abc |" in text
     assert "| corpus | 150 documents, " in text

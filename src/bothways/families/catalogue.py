@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
-from bothways.families import albert, bert, bigbird, deberta, distilbert, electra, elmo, gpt, longformer, modernbert, roberta
+from bothways.families import (
+    albert,
+    bert,
+    bigbird,
+    deberta,
+    distilbert,
+    electra,
+    elmo,
+    gpt,
+    longformer,
+    modernbert,
+    roberta,
+    transformer,
+)
 from bothways.families.family import Family
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 
@@ -37,6 +50,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **modernbert.PRESETS,
     **gpt.PRESETS,
     **elmo.PRESETS,
+    **transformer.PRESETS,
 }
 
 

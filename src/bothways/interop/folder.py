@@ -92,8 +92,8 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
         ConfigError: `fresh` names a head that the model is not to have.
     """
     folder = resolve(source)
-    weights = open_weights(folder)
-    settings = with_names(read_settings(folder), weights.shapes)
+    settings, weights = read_settings(folder), open_weights(folder)
+    settings = with_names(settings, weights.shapes)
     wanted = heads_of(settings, weights.shapes) if heads is None else completed(settings.encoder, heads)
     kinds = {head.kind for head in wanted}
     if not set(fresh) <= kinds:

@@ -33,7 +33,7 @@ class Embedding(nn.Module):
         self.late = config.norm_after_projection
         normed = config.width if self.late else width
         self.norm = layer_norm(config, normed) if config.order.embedding else nn.Identity()
-        self.scale = math.sqrt(width) if isinstance(config.position, Learned) and config.position.scaled else 1.0
+        self.scale = _scale(config.position, width)
         self.sum_dropout = Dropout(config.dropout_at("sum"))
         self.dropout = Dropout(config.dropout_at("embedding"))
         narrow = config.embedding is not None
@@ -65,16 +65,14 @@ class LearnedPositions(nn.Embedding):
 
 
 class SinusoidalPositions(nn.Module):
-    """sin(p / 10000^(2i/width)) and cos of the same, computed once."""
-
-    table: Tensor
+    """sin(p / 10000^(2i/width)) and cos of the same; they cost so little that no table is kept."""
 
     def __init__(self, config: Sinusoidal, width: int) -> None:
         super().__init__()
-        self.register_buffer("table", sinusoids(config, width), persistent=False)
+        self.width, self.interleaved = width, config.interleaved
 
     def forward(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
-        return self.table[positions]
+        return sinusoids(positions, self.width, self.interleaved)
 
 
 def positions(config: Learned | Sinusoidal | Rotary | Disentangled, width: int) -> nn.Module | None:
@@ -92,11 +90,16 @@ def positions(config: Learned | Sinusoidal | Rotary | Disentangled, width: int) 
             assert_never(config)
 
 
-def sinusoids(config: Sinusoidal, width: int) -> Float[Tensor, "most width"]:
-    """The table of fixed positions (Vaswani et al. 2017, section 3.5); an odd width ends with a sine."""
+def _scale(position: Learned | Sinusoidal | Rotary | Disentangled, width: int) -> float:
+    """What tokens are multiplied by before positions are added."""
+    return math.sqrt(width) if isinstance(position, Learned | Sinusoidal) and position.scaled else 1.0
+
+
+def sinusoids(positions: Int[Tensor, " tokens"], width: int, interleaved: bool) -> Float[Tensor, "tokens width"]:
+    """The vectors of fixed positions (Vaswani et al. 2017, section 3.5); an odd width ends with a sine."""
     pairs = math.ceil(width / 2)
-    rates = torch.exp(torch.arange(pairs, dtype=torch.float64) * (-2 * math.log(10_000) / width))
-    angles = torch.arange(config.most, dtype=torch.float64)[:, None] * rates
-    joined = torch.stack if config.interleaved else torch.cat
+    steps = torch.arange(pairs, dtype=torch.float64, device=positions.device)
+    angles = positions[:, None] * torch.exp(steps * (-2 * math.log(10_000) / width))
+    joined = torch.stack if interleaved else torch.cat
     both = joined([angles.sin(), angles.cos()], -1).flatten(1)
     return both[:, :width].float()

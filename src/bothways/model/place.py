@@ -37,10 +37,12 @@ class Sinusoidal:
     Attributes:
         most: the longest input, in tokens.
         interleaved: sine and cosine of one wavelength lie side by side, as in the paper; else all sines come first.
+        scaled: whether tokens are multiplied by √width before positions are added to them (section 3.4 there).
     """
 
     most: int = 512
     interleaved: bool = True
+    scaled: bool = False
     kind: Literal["sinusoidal"] = "sinusoidal"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,44 @@
+"""The encoder of the first Transformer, from which BERT's is taken (Vaswani et al. 2017).
+
+Against BERT: sines and cosines in the place of learned positions, added to tokens that are multiplied by √width; no segments
+and no LayerNorm after the embeddings; ReLU; no dropout on attention. No family of transformers has it: its folder is of our
+own type.
+
+Source: Vaswani et al. 2017, sections 3 and 5.4; Devlin et al. 2018, section 3, for what BERT kept of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from bothways.model.config import EncoderConfig, PostNorm, Sinusoidal
+
+VOCABULARY = 37_000
+"""Of the paper's English and German, in bytes paired; a corpus brings its own."""
+
+
+def base() -> EncoderConfig:
+    """6 layers of 512; tokens start with variance 1 / 512, so that after scaling they are as large as positions are."""
+    return EncoderConfig(
+        VOCABULARY,
+        width=512,
+        depth=6,
+        heads=8,
+        inner=2048,
+        segments=0,
+        position=Sinusoidal(scaled=True),
+        order=PostNorm(embedding=False),
+        activation="relu",
+        norm_epsilon=1e-6,
+        attention_dropout=0.0,
+        initial_range=512**-0.5,
+    )
+
+
+def big() -> EncoderConfig:
+    """6 layers of 1024, and more dropout, as for English to German."""
+    return replace(base(), width=1024, heads=16, inner=4096, dropout=0.3, initial_range=1024**-0.5)
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {"transformer-base": base, "transformer-big": big}
