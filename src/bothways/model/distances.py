@@ -29,7 +29,7 @@ class Distances:
 
     start: int
     stop: int
-    rows: tuple[Int[Tensor, " distances"], ...]
+    rows: tuple[Int[Tensor, " _"], ...]
 
     @classmethod
     def of(cls, position: Disentangled, layout: Layout) -> Distances:
