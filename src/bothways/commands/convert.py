@@ -1,4 +1,4 @@
-"""`bothways convert`: a checkpoint of TensorFlow, as Google publishes them, becomes a model folder."""
+"""`bothways convert`: a checkpoint of TensorFlow becomes a model folder; a model folder of BERT or RoBERTa becomes a Longformer."""
 
 from __future__ import annotations
 
@@ -6,18 +6,62 @@ from pathlib import Path
 from typing import Literal
 
 
-def convert(source: Path, /, *, out: Path, part: Literal["discriminator", "generator"] | None = None) -> None:
-    """Make a Hugging Face folder of a checkpoint of BERT, ALBERT or ELECTRA. TensorFlow is not needed.
+def convert(
+    source: Path,
+    /,
+    *,
+    out: Path,
+    part: Literal["discriminator", "generator"] | None = None,
+    positions: int = 4096,
+    window: int = 512,
+) -> None:
+    """Make a Hugging Face folder of a checkpoint of TensorFlow, or a Longformer of the folder of a BERT or RoBERTa.
+
+    Checkpoints are those of BERT, ALBERT or ELECTRA. TensorFlow is not needed.
 
     Parameters
     ----------
     source
-        The unpacked folder, or the .index file of one checkpoint in it.
+        The unpacked folder of a checkpoint, or the .index file of one in it. Or a model folder.
     out
         The model folder.
     part
-        Of an ELECTRA, which of its two models; by default the discriminator.
+        Of an ELECTRA's checkpoint, which of its two models; by default the discriminator.
+    positions
+        Of a Longformer, the longest input in tokens.
+    window
+        Of a Longformer, how many tokens each one looks at, both sides together.
     """
+    if (source / "config.json").is_file() and not any(source.glob("*.index")) and part is None:
+        _lengthen(source, out, positions, window)
+    else:
+        _read(source, out, part)
+
+
+def _lengthen(source: Path, out: Path, positions: int, window: int) -> None:
+    import sys
+
+    from bothways.interop.card import Card
+    from bothways.interop.folder import load_model, save_model
+    from bothways.interop.lengthen import lengthened
+    from bothways.text.files import FILES
+    from bothways.text.tokenizer import Tokenizer
+
+    found = load_model(str(source))
+    model = lengthened(found.model, positions, window)
+    held = any((found.folder / name).is_file() for name in FILES)
+    tokenizer = Tokenizer.load(found.folder) if held else None
+    summary = (
+        f"A Longformer of {positions} positions, made of {found.folder.name} with `bothways convert`. "
+        "Nothing was trained: it needs training on long texts before it is of use there."
+    )
+    save_model(out, model, tokenizer, card=Card(f"{found.folder.name}, for long texts", summary))
+    if tokenizer is None:
+        print("warning: the folder has no tokenizer, and neither has the new one", file=sys.stderr)
+    print(f"wrote {out}", file=sys.stderr)
+
+
+def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] | None) -> None:
     import sys
 
     from bothways.interop.card import Card

@@ -78,7 +78,10 @@ _RULES: tuple[Rule, ...] = (
     *bert.post_norm_rules("bert"),
     Rename("heads.pooler.dense", "bert.pooler"),
     *masked_rules(
-        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder", "cls.predictions.bias"
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder",
+        "cls.predictions.bias",
     ),
     Rename("heads.pair.dense", "cls.seq_relationship"),
     *output_rules(
@@ -108,6 +111,8 @@ BIGBIRD = Family(
     model_type="big_bird",
     keys=KeyTable("bert.", _RULES, ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")),
     architectures=tuple(Architecture("BigBird" + name, heads, name == "Model", idle=idle) for name, heads, idle in _CLASSES),
-    translation=Translation(base(), activations={"gelu_new": "gelu_tanh", **ACTIVATIONS}, read_more=_read_more, write_more=_write_more),
+    translation=Translation(
+        base(), activations={"gelu_new": "gelu_tanh", **ACTIVATIONS}, read_more=_read_more, write_more=_write_more
+    ),
     dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
 )
