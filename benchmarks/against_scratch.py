@@ -20,7 +20,9 @@ from finetuning import DATA, Data, read
 from bothways.interop.folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Model, Pooled
-from bothways.recipes.fitting import Labelled, Method, adam, fit_task
+from bothways.recipes.fitting import fit_task
+from bothways.recipes.labelled import Labelled
+from bothways.recipes.method import Method, adam
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.optim import AdamW
 

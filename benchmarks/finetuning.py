@@ -36,7 +36,9 @@ from peers.tags import TAGS
 
 from bothways.interop.folder import load_model
 from bothways.model.heads import Pooled
-from bothways.recipes.fitting import Labelled, Method, adam, fit_task, label, predictions
+from bothways.recipes.fitting import fit_task
+from bothways.recipes.labelled import Labelled, label, predictions
+from bothways.recipes.method import Method, adam
 from bothways.tasks.answer import Answering
 from bothways.tasks.choice import MultipleChoice
 from bothways.tasks.choice_examples import ChoiceColumns

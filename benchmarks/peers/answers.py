@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, DataCollatorWithPadding
 
-from bothways.recipes.fitting import Labelled
+from bothways.recipes.labelled import Labelled
 from bothways.tasks.squad import Question
 from peers.peer import Peer, Plan, Trained, train
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForMultipleChoice
 from transformers.data.data_collator import DataCollatorForMultipleChoice
 
-from bothways.recipes.fitting import Labelled
+from bothways.recipes.labelled import Labelled
 from bothways.tasks.task import Input
 from peers.peer import Peer, Plan, Rows, Trained, train
 

@@ -10,7 +10,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
-from bothways.recipes.fitting import Labelled
+from bothways.recipes.labelled import Labelled
 from bothways.tasks.task import Input
 from peers.peer import Peer, Plan, Rows, Trained, train
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
 
-from bothways.recipes.fitting import Labelled
+from bothways.recipes.labelled import Labelled
 
 RATE, BATCH = 5e-5, 32
 

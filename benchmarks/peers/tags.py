@@ -13,7 +13,7 @@ from seqeval.metrics import f1_score
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
 from bothways.core.batch import IGNORED
-from bothways.recipes.fitting import Labelled
+from bothways.recipes.labelled import Labelled
 from bothways.tasks.task import Input
 from peers.peer import Peer, Plan, Rows, Trained, train
 

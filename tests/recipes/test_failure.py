@@ -12,7 +12,9 @@ from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
 from bothways.model.config import EncoderConfig, Learned
 from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of_training
-from bothways.recipes.fitting import Labelled, Method, adam, fit_task, label
+from bothways.recipes.fitting import fit_task
+from bothways.recipes.labelled import Labelled, label
+from bothways.recipes.method import Method, adam
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import Definition
 from bothways.tasks.examples import Example

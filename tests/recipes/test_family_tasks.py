@@ -23,7 +23,9 @@ from bothways.interop.folder import save_model
 from bothways.model.config import Disentangled, EncoderConfig, Learned, Window
 from bothways.model.heads import Head, Labels, Masked, Model, Pooled
 from bothways.recipes.finetuned import open_task
-from bothways.recipes.fitting import Method, adam, fit_task, label
+from bothways.recipes.fitting import fit_task
+from bothways.recipes.labelled import label
+from bothways.recipes.method import Method, adam
 from bothways.recipes.pretrain import fitted
 from bothways.tasks.answer import Answering
 from bothways.tasks.catalogue import Trainable

@@ -26,7 +26,7 @@ from bothways.model.heads import Labels, Masked, Model, Pair, Pooled
 from bothways.recipes import finetune as job
 from bothways.recipes.finetune import FinetuneConfig, Finetuned, finetune
 from bothways.recipes.finetuned import open_task
-from bothways.recipes.fitting import adam
+from bothways.recipes.method import adam
 from bothways.report.sections import readable
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import fingerprint
@@ -204,7 +204,7 @@ def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Pat
 def test_the_tokens_of_a_run_are_known_beforehand(files: Files, until, batch: str, expected) -> None:  # type: ignore[no-untyped-def]
     from bothways.data import packing
     from bothways.recipes.finetune_setup import tokens_of
-    from bothways.recipes.fitting import label
+    from bothways.recipes.labelled import label
 
     data = label(Classification(), make_tokenizer(Path(files.model)), make_examples(320, 0), [], 16)
     sizes = {"examples": packing.Examples(32), "tokens": packing.Tokens(100)}

@@ -16,7 +16,7 @@ from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Model, Pooled
 from bothways.recipes.finetune import FinetuneConfig, Finetuned, finetune
 from bothways.recipes.finetuned import open_task
-from bothways.recipes.fitting import adam
+from bothways.recipes.method import adam
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice import MultipleChoice
 from bothways.tasks.choice_examples import ChoiceColumns

@@ -15,18 +15,9 @@ from bothways.core.learner import Cursor
 from bothways.interop.folder import load_model, save_model
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Masked, Model, Pooled
-from bothways.recipes.fitting import (
-    ALL,
-    RECIPES,
-    Labelled,
-    Method,
-    adam,
-    fit_task,
-    label,
-    loader,
-    score,
-    start_from,
-)
+from bothways.recipes.fitting import fit_task, start_from
+from bothways.recipes.labelled import ALL, Labelled, label, loader, score
+from bothways.recipes.method import RECIPES, Method, adam
 from bothways.tasks.classify import Classification, Classify
 from bothways.tasks.examples import Example
 from bothways.training.checkpoint import Best, Keep

@@ -14,7 +14,7 @@ from bothways.data.packing import Examples
 from bothways.data.segments import FullSentences
 from bothways.interop.folder import load_model
 from bothways.model.config import EncoderConfig, Learned
-from bothways.recipes.fitting import Method
+from bothways.recipes.method import Method
 from bothways.recipes.quickstart import Story, Told, gather, part, tell
 from bothways.recipes.quickstart_report import report_of
 from bothways.recipes.settings import Phase

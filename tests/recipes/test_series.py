@@ -21,7 +21,7 @@ from bothways.interop.folder import load_model
 from bothways.recipes import finetune as job
 from bothways.recipes import series as engine
 from bothways.recipes.finetune import FinetuneConfig
-from bothways.recipes.fitting import adam
+from bothways.recipes.method import adam
 from bothways.recipes.search import GRIDS, cells, folder_name, parse_grid, search_grid, search_trials
 from bothways.recipes.seeds import finetune_seeds, parse_seeds, spread
 from bothways.recipes.series import Outcome, Place, Series

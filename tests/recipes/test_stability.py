@@ -17,7 +17,9 @@ from bothways.model.heads import Labels, Model, Pooled
 from bothways.model.mixout import MixoutLinear
 from bothways.recipes import finetune as job
 from bothways.recipes.finetune import FinetuneConfig, finetune
-from bothways.recipes.fitting import Labelled, Method, adam, fit_task, label, start_from
+from bothways.recipes.fitting import fit_task, start_from
+from bothways.recipes.labelled import Labelled, label
+from bothways.recipes.method import Method, adam
 from bothways.recipes.stability import Stability, is_pretrained, level, rules, steady
 from bothways.tasks.classify import Classification
 from bothways.training.optim import AdamW, Rule

@@ -15,7 +15,7 @@ from bothways.cli import app
 from bothways.core.batch import pack
 from bothways.recipes.finetune import FinetuneConfig, Finetuned, finetune
 from bothways.recipes.finetuned import open_task
-from bothways.recipes.fitting import adam
+from bothways.recipes.method import adam
 from bothways.tasks.tag import Tagging
 from bothways.tasks.tagged import TagColumns, TagExample
 from bothways.training.optim import AdamW

@@ -106,7 +106,7 @@ def settings_from(
     from bothways.core import config as configs
     from bothways.core.trees import merge, parse_overrides
     from bothways.recipes.finetune import FinetuneConfig
-    from bothways.recipes.fitting import RECIPES
+    from bothways.recipes.method import RECIPES
     from bothways.tasks.catalogue import TASKS
 
     method = RECIPES[recipe](TASKS[task]())

@@ -26,7 +26,7 @@ from bothways.data.packing import Examples, Tokens, deal
 from bothways.interop.folder import load_model
 from bothways.model.layers import LayerChoice, LayerSum, chosen_layers
 from bothways.recipes.finetune_setup import model_folder
-from bothways.recipes.fitting import label
+from bothways.recipes.labelled import label
 from bothways.tasks.definition import Metrics
 from bothways.tasks.features import BiLSTMTagger, Features, FeatureTagger, Stored, open_features
 from bothways.tasks.predictions import TagPrediction

@@ -27,7 +27,8 @@ from bothways.recipes.analysis.survey import analyse_encoded, write_report
 from bothways.recipes.cards import data_of, limits_of_finetuned
 from bothways.recipes.failure import Failure
 from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
-from bothways.recipes.fitting import conclude, dev_windows, loader, score
+from bothways.recipes.fitting import conclude
+from bothways.recipes.labelled import dev_windows, loader, score
 from bothways.recipes.stability import Stability, rules
 from bothways.tasks.definition import Metrics
 from bothways.tasks.preflight import Finding, places

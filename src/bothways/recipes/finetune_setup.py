@@ -14,7 +14,8 @@ from bothways.core.batch import Batch, pack
 from bothways.data.packing import Examples, Tokens
 from bothways.interop.folder import load_model
 from bothways.model.heads import Model
-from bothways.recipes.fitting import Labelled, Method, check_metric, examine
+from bothways.recipes.labelled import Labelled, check_metric, examine
+from bothways.recipes.method import Method
 from bothways.recipes.stability import steady
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.definition import Direction, Reading, fingerprint

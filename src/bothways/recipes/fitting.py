@@ -8,211 +8,31 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import choose_device
-from bothways.core.learner import Cursor, Learner
-from bothways.core.sequence import Sequence
-from bothways.data.listed import ListPlan, ListSource, Shuffled
-from bothways.data.loader import Loader, Share
-from bothways.data.packing import Examples, Tokens
+from bothways.core.learner import Cursor
 from bothways.model.heads import Head, Model
 from bothways.model.recurrentconfig import ModelConfig
 from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of_training, training_loss
-from bothways.recipes.stability import Stability, rules, steady
-from bothways.tasks.catalogue import Trainable
-from bothways.tasks.classify import Classification
-from bothways.tasks.definition import Definition, Metrics
-from bothways.tasks.preflight import Finding, check_casing, check_inputs, settle
-from bothways.tasks.task import PACE, SHORTEST, Input, Pace, Task, predict_encoded
-from bothways.text.tokenizer import Tokenizer
-from bothways.training.checkpoint import Best, Keep
+from bothways.recipes.labelled import Labelled, better, check_metric, loader, predictions, score, tune
+from bothways.recipes.method import USUAL, Method
+from bothways.recipes.stability import rules, steady
+from bothways.tasks.definition import Metrics
+from bothways.tasks.task import Task
+from bothways.training.checkpoint import Best
 from bothways.training.loop import fit
 from bothways.training.meter import Meter
-from bothways.training.optim import AdamW, BertAdam, build
+from bothways.training.optim import build
 from bothways.training.parallel import Single
 from bothways.training.patience import Waiting
-from bothways.training.run import Training
-from bothways.training.schedule import GoogleLinear, Linear, factor
-from bothways.training.state import Epochs, Progress
-
-
-def adam() -> Training:
-    """Three epochs of AdamW at 5e-5 with a tenth of warm-up: the paper's grid, with the bias correction that its code lacks.
-
-    That the correction makes fine-tuning on small sets stable is from Zhang et al. 2020 and Mosbach et al. 2020.
-    """
-    return Training(until=Epochs(3.0), optimiser=AdamW(lr=5e-5), schedule=Linear(0.1), evaluate=Epochs(1.0), keep=Keep(1))
-
-
-ALL = Share()
-"""All of the data: a single process."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a model is fine-tuned.
-
-    Attributes:
-        training: the optimiser, its schedule, the length of the run, and how often the dev data is scored.
-        length: the longest sequence in tokens, specials included; what is longer is cut.
-        batch: sequences or tokens per update.
-        microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
-        metric: of the dev data, by which the best weights are chosen; none means the task's usual one.
-        dropout: on the vectors that the new head reads; none means the encoder's.
-        stability: what keeps the run near its start, or frees it of what is bad in it.
-        task: what for.
-    """
-
-    training: Training = field(default_factory=adam)
-    length: int = 128
-    batch: Examples | Tokens = Examples(32)
-    microbatch_tokens: int = 8192
-    metric: str | None = None
-    dropout: float | None = None
-    stability: Stability = Stability()
-    task: Trainable = Classification()
-
-    def __post_init__(self) -> None:
-        if self.length < SHORTEST:
-            what = f"must be at least {SHORTEST} ([CLS], a token, [SEP], a token, [SEP]), not {self.length}"
-            raise ConfigError(what, where="length")
-        if self.microbatch_tokens < 1:
-            raise ConfigError(f"must be at least 1, not {self.microbatch_tokens}", where="microbatch_tokens")
-        if self.training.keep.best is not None:
-            what = "which checkpoint is the best is decided by metric"
-            raise ConfigError(what, where="training.keep.best", fix="Set metric instead, such as metric=mcc.")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ConfigError(f"must lie in [0, 1), not {self.dropout}", where="dropout")
-
-    @property
-    def chosen_by(self) -> str:
-        """The metric by which the best weights are chosen."""
-        return self.metric or self.task.metric
-
-
-def modern(task: Trainable) -> Method:
-    """What one would do today: AdamW, three epochs, a tenth of warm-up."""
-    return Method(adam(), task.length, task=task)
-
-
-def paper(task: Trainable) -> Method:
-    """Devlin et al. 2018 (sections 4 and 5.3, appendix A.3), with the optimiser and the schedule of google-research/bert."""
-    epochs, rate, batch = PAPER.get(task.name, (3.0, 5e-5, 32))
-    training = dataclasses.replace(adam(), until=Epochs(epochs), optimiser=BertAdam(lr=rate), schedule=GoogleLinear(0.1))
-    return Method(training, task.length, Examples(batch), task=task)
-
-
-PAPER: dict[str, tuple[float, float, int]] = {"choice": (3.0, 2e-5, 16)}
-"""Epochs, learning rate and batch of the tasks for which the paper says others than 3, 5e-5 and 32."""
-
-RECIPES: dict[str, Callable[[Trainable], Method]] = {"modern": modern, "paper": paper}
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """Examples that are checked and encoded.
-
-    Attributes:
-        definition: of the task.
-        labels: in the order of the model's outputs.
-        train, dev: what the examples became.
-        train_examples, dev_examples: as they were read; there may be none to score.
-        findings: of the preflight.
-    """
-
-    definition: Definition[Any, Any]
-    tokenizer: Tokenizer
-    labels: tuple[str, ...]
-    train: tuple[Input, ...]
-    dev: tuple[Input, ...]
-    train_examples: tuple[Any, ...]
-    dev_examples: tuple[Any, ...]
-    findings: tuple[Finding, ...]
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """All training sequences."""
-        return [sequence for item in self.train for sequence in item.sequences]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of an epoch, specials included."""
-        return sum(len(sequence) for sequence in self.sequences)
-
-
-def examine(definition: Definition[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int) -> Labelled:
-    """Encode examples and look at them, errors among the findings and all."""
-    labels = definition.labels(train)
-    every = definition.labels([*train, *dev])  # beyond `labels` only where there is an error
-    encoded = [tuple(definition.encode(examples, tokenizer, every, length)) for examples in (train, dev)]
-    found = (
-        *definition.check(train, dev),
-        *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
-        *check_inputs(encoded[0], tokenizer, length),
-    )
-    return Labelled(definition, tokenizer, labels, encoded[0], encoded[1], tuple(train), tuple(dev), found)
-
-
-def label(definition: Definition[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int) -> Labelled:
-    """Check and encode examples, once for any number of runs; `length` is that of the longest sequence, in tokens.
-
-    Raises:
-        BothwaysError: what the task cannot learn from, such as an empty text, an absent label, fewer than two classes; all of
-            them in one message.
-    """
-    data = examine(definition, tokenizer, train, dev, length)
-    return dataclasses.replace(data, findings=tuple(settle(data.findings)))
-
-
-def loader(data: Labelled, method: Method, learner: Learner, seed: int, share: Share = ALL) -> Loader[ListPlan]:
-    """Steps over the training data, shuffled anew in each epoch."""
-    source = ListSource(data.sequences, Shuffled(seed))
-    return Loader(source, learner.prepare, method.batch, method.microbatch_tokens, seed, share)
-
-
-def dev_windows(data: Labelled, size: int = PACE.window) -> Iterator[tuple[list[Any], list[Input]]]:
-    """The dev examples with what they became, in parts."""
-    for start in range(0, len(data.dev), size):
-        part = slice(start, start + size)
-        yield list(data.dev_examples[part]), list(data.dev[part])
-
-
-def predictions(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Iterator[tuple[Any, Any]]:
-    """The dev examples with their predictions, in windows, so that no more predictions than one window's are held."""
-    for examples, inputs in dev_windows(data, pace.window):
-        yield from predict_encoded(task, examples, inputs, pace)
-
-
-def score(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Metrics:
-    """The metrics of the dev data."""
-    return task.score(predictions(task, data, pace))
-
-
-def tune(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> None:
-    """Choose what the task takes from dev data, such as thresholds."""
-    task.definition = task.tuned(predictions(task, data, pace))
-
-
-def check_metric(metric: str, data: Labelled) -> None:
-    """Raises ConfigError for a metric that the task does not have with these labels."""
-    known = data.definition.directions(data.labels)
-    if metric not in known:
-        what = f"{metric!r} is no metric of {data.definition.name} with {len(data.labels)} labels: it must be one of "
-        raise ConfigError(what + ", ".join(known), where="metric", fix=f"Set metric={data.definition.metric}.")
-
-
-def better(metric: str, data: Labelled, new: Metrics, old: Metrics) -> bool:
-    """Whether the metric is better in `new`."""
-    return (
-        new[metric] < old[metric] if data.definition.directions(data.labels)[metric] == "lowest" else new[metric] > old[metric]
-    )
+from bothways.training.schedule import factor
+from bothways.training.state import Progress
 
 
 @dataclass(frozen=True)
@@ -256,7 +76,7 @@ def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> 
 def fit_task(
     start: Model | ModelConfig,
     data: Labelled,
-    method: Method = Method(),
+    method: Method = USUAL,
     *,
     seed: int = 0,
     order_seed: int | None = None,

@@ -33,7 +33,9 @@ from bothways.data.sentences import detect_language
 from bothways.interop.folder import save_model
 from bothways.model.config import EncoderConfig, Learned
 from bothways.recipes.filling import Filled, fill_masks
-from bothways.recipes.fitting import Fitted, Labelled, Method, fit_task, label
+from bothways.recipes.fitting import Fitted, fit_task
+from bothways.recipes.labelled import Labelled, label
+from bothways.recipes.method import Method
 from bothways.recipes.pretrain import Pretrained, pretrain, save_pretrained
 from bothways.recipes.settings import Phase, PretrainConfig
 from bothways.recipes.wordorder import word_order

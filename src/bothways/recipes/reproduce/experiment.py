@@ -16,7 +16,7 @@ from bothways.data.packing import Examples
 from bothways.data.streams import COMPRESSED
 from bothways.recipes.features import FeatureConfig
 from bothways.recipes.finetune_setup import FinetuneConfig
-from bothways.recipes.fitting import paper
+from bothways.recipes.method import paper
 from bothways.recipes.reproduce.published import Published
 from bothways.tasks.catalogue import Trainable
 from bothways.training.optim import BertAdam

@@ -1,0 +1,123 @@
+"""Labelled examples, checked and encoded once for any number of runs; loaded for training, predicted and scored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+from bothways.core.errors import ConfigError
+from bothways.core.learner import Learner
+from bothways.core.sequence import Sequence
+from bothways.data.listed import ListPlan, ListSource, Shuffled
+from bothways.data.loader import Loader, Share
+from bothways.recipes.method import Method
+from bothways.tasks.definition import Definition, Metrics
+from bothways.tasks.preflight import Finding, check_casing, check_inputs, settle
+from bothways.tasks.task import PACE, Input, Pace, Task, predict_encoded
+from bothways.text.tokenizer import Tokenizer
+
+ALL = Share()
+"""All of the data: a single process."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Examples that are checked and encoded.
+
+    Attributes:
+        definition: of the task.
+        labels: in the order of the model's outputs.
+        train, dev: what the examples became.
+        train_examples, dev_examples: as they were read; there may be none to score.
+        findings: of the preflight.
+    """
+
+    definition: Definition[Any, Any]
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    train: tuple[Input, ...]
+    dev: tuple[Input, ...]
+    train_examples: tuple[Any, ...]
+    dev_examples: tuple[Any, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All training sequences."""
+        return [sequence for item in self.train for sequence in item.sequences]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an epoch, specials included."""
+        return sum(len(sequence) for sequence in self.sequences)
+
+
+def examine(definition: Definition[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int) -> Labelled:
+    """Encode examples and look at them, errors among the findings and all."""
+    labels = definition.labels(train)
+    every = definition.labels([*train, *dev])  # beyond `labels` only where there is an error
+    encoded = [tuple(definition.encode(examples, tokenizer, every, length)) for examples in (train, dev)]
+    found = (
+        *definition.check(train, dev),
+        *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
+        *check_inputs(encoded[0], tokenizer, length),
+    )
+    return Labelled(definition, tokenizer, labels, encoded[0], encoded[1], tuple(train), tuple(dev), found)
+
+
+def label(definition: Definition[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int) -> Labelled:
+    """Check and encode examples, once for any number of runs; `length` is that of the longest sequence, in tokens.
+
+    Raises:
+        BothwaysError: what the task cannot learn from, such as an empty text, an absent label, fewer than two classes; all of
+            them in one message.
+    """
+    data = examine(definition, tokenizer, train, dev, length)
+    return dataclasses.replace(data, findings=tuple(settle(data.findings)))
+
+
+def loader(data: Labelled, method: Method, learner: Learner, seed: int, share: Share = ALL) -> Loader[ListPlan]:
+    """Steps over the training data, shuffled anew in each epoch."""
+    source = ListSource(data.sequences, Shuffled(seed))
+    return Loader(source, learner.prepare, method.batch, method.microbatch_tokens, seed, share)
+
+
+def dev_windows(data: Labelled, size: int = PACE.window) -> Iterator[tuple[list[Any], list[Input]]]:
+    """The dev examples with what they became, in parts."""
+    for start in range(0, len(data.dev), size):
+        part = slice(start, start + size)
+        yield list(data.dev_examples[part]), list(data.dev[part])
+
+
+def predictions(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Iterator[tuple[Any, Any]]:
+    """The dev examples with their predictions, in windows, so that no more predictions than one window's are held."""
+    for examples, inputs in dev_windows(data, pace.window):
+        yield from predict_encoded(task, examples, inputs, pace)
+
+
+def score(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Metrics:
+    """The metrics of the dev data."""
+    return task.score(predictions(task, data, pace))
+
+
+def tune(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> None:
+    """Choose what the task takes from dev data, such as thresholds."""
+    task.definition = task.tuned(predictions(task, data, pace))
+
+
+def check_metric(metric: str, data: Labelled) -> None:
+    """Raises ConfigError for a metric that the task does not have with these labels."""
+    known = data.definition.directions(data.labels)
+    if metric not in known:
+        what = f"{metric!r} is no metric of {data.definition.name} with {len(data.labels)} labels: it must be one of "
+        raise ConfigError(what + ", ".join(known), where="metric", fix=f"Set metric={data.definition.metric}.")
+
+
+def better(metric: str, data: Labelled, new: Metrics, old: Metrics) -> bool:
+    """Whether the metric is better in `new`."""
+    return (
+        new[metric] < old[metric] if data.definition.directions(data.labels)[metric] == "lowest" else new[metric] > old[metric]
+    )
