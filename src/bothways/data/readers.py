@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import assert_never
 
@@ -144,15 +145,22 @@ def read_json_lines(path: Path, column: str, tally: Tally) -> Iterator[Document]
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            what = f"is not JSON: {error.msg} at column {error.colno}"
-            raise DataError(what, where=where, fix="Each line of a .jsonl file is one JSON object.") from error
-        if not isinstance(row, dict):
-            fix = f'Each line is an object like {{"{column}": "…"}}; for plain text use the suffix .txt.'
-            raise DataError(f"holds a JSON {type(row).__name__}, not an object", where=where, fix=fix)
+        row = json_object(line, where, f'like {{"{column}": "…"}}; for plain text use the suffix .txt')
         yield Document(_text_of(row, column, where), where)
+
+
+def json_object(line: str, where: str, meant: str) -> dict[str, Any]:
+    """The object on a line of a .jsonl file. DataError if there is none; `meant` tells what it is to be like."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        what = f"is not JSON: {error.msg} at column {error.colno}"
+        raise DataError(what, where=where, fix="Each line of a .jsonl file is one JSON object.") from error
+    if not isinstance(row, dict):
+        raise DataError(
+            f"holds a JSON {type(row).__name__}, not an object", where=where, fix=f"Each line is an object {meant}."
+        )
+    return row
 
 
 def read_parquet(path: Path, column: str, tally: Tally) -> Iterator[Document]:

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import dataclasses
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
-from bothways.data.readers import parse_hub_name
+from bothways.data.readers import json_object, parse_hub_name
 from bothways.data.streams import COMPRESSED, Tally, open_bytes, read_lines
 
 STDIN = "-"
@@ -157,14 +156,7 @@ def _json_rows(where: str, lines: Lines) -> Iterator[Row]:
         if not line.strip():
             continue
         place = f"{where}:{number}"
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            what = f"is not JSON: {error.msg} at column {error.colno}"
-            raise DataError(what, where=place, fix="Each line of a .jsonl file is one JSON object.") from error
-        if not isinstance(values, dict):
-            fix = 'Each line is an object like {"text": "…", "label": "…"}.'
-            raise DataError(f"holds a JSON {type(values).__name__}, not an object", where=place, fix=fix)
+        values = json_object(line, place, 'like {"text": "…", "label": "…"}')
         yield Row(values, place)
 
 

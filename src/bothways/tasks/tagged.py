@@ -17,6 +17,7 @@ from bothways.core.errors import DataError
 from bothways.data.documents import HUB
 from bothways.data.streams import COMPRESSED, Tally, read_lines
 from bothways.tasks.conll import read_columns
+from bothways.tasks.examples import cell_of
 from bothways.tasks.tables import STDIN, Row, Table, open_table
 from bothways.tasks.words import split_words
 
@@ -229,7 +230,7 @@ def _from_table(table: Table, columns: TagColumns, *, lines: bool) -> Numbered:
 
 def _example(row: Row, columns: TagColumns) -> TagExample:
     assert columns.text is not None
-    words = _cell(row, columns.text)
+    words = cell_of(row, columns.text)
     if isinstance(words, str) and columns.label is None:
         spans = split_words(words)
         return TagExample(tuple(words[a:b] for a, b in spans), None, row.where, words, tuple(a for a, _ in spans))
@@ -240,15 +241,8 @@ def _example(row: Row, columns: TagColumns) -> TagExample:
     return TagExample(tuple(words), tags, row.where)
 
 
-def _cell(row: Row, column: str) -> Any:
-    if column not in row.values:
-        what = f"the row has no column {column!r}; it has {', '.join(row.values)}"
-        raise DataError(what, where=row.where, fix="Complete the row, or take it out.")
-    return row.values[column]
-
-
 def _tags(row: Row, column: str) -> Sentence:
-    values = _cell(row, column)
+    values = cell_of(row, column)
     if not isinstance(values, list) or not all(isinstance(value, str | int) for value in values):
         what = f"column {column!r} holds {_kind(values)}, not a list of tags"
         raise DataError(what, where=row.where, fix="Give each word a tag, such as O.")
