@@ -1,16 +1,18 @@
 """Longformer and BigBird against transformers: each sequence alone there, all packed here; every class, mode and option.
 
-transformers' batch of mixed lengths is no reference: BigBird's last block and its draws are those of the longest sequence there.
+transformers' batch of mixed lengths is no reference: BigBird's last block and its draws are those of the longest one there.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from test_descendants import SPECIALS, assert_near, outputs
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
@@ -26,7 +28,6 @@ from bothways.interop.weights import open_weights
 from bothways.model.config import Blocks, EncoderConfig
 from bothways.model.heads import Labels, Masked, Model, Span
 from bothways.model.ledger import forward_flops, ledger, seen
-from test_descendants import SPECIALS, assert_near, outputs
 
 CASES = [(family, architecture) for family in (LONGFORMER, BIGBIRD) for architecture in family.architectures]
 NAMES = [architecture.name for _, architecture in CASES]
@@ -40,7 +41,8 @@ def draw_settings(model_type: str, seed: int, dropout: float = 0.0) -> dict[str,
     heads, depth = rng.choice((1, 2, 4)), rng.randint(1, 3)
     settings: dict[str, object] = {
         "vocab_size": 50, "hidden_size": heads * rng.choice((5, 8)), "num_hidden_layers": depth, "num_attention_heads": heads,
-        "intermediate_size": rng.randint(8, 40), "max_position_embeddings": rng.randint(66, 90), "type_vocab_size": rng.randint(1, 2),
+        "intermediate_size": rng.randint(8, 40), "max_position_embeddings": rng.randint(66, 90),
+        "type_vocab_size": rng.randint(1, 2),
         "hidden_act": rng.choice(("gelu", TANH[model_type], "relu", "silu")), "layer_norm_eps": rng.choice((1e-12, 1e-5, 1e-2)),
         "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "bos_token_id": 1, "eos_token_id": 2,
         "sep_token_id": 3, "pad_token_id": rng.choice((0, 1, 3)),
@@ -86,7 +88,7 @@ def alone(theirs: nn.Module, batch: Batch, start: int, stop: int) -> dict[str, T
 
 def peer_outputs(model: nn.Module, architecture: Architecture, batch: Batch) -> list[Tensor]:
     bounds, parts = batch.layout.offsets.tolist(), []
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         row = alone(model, batch, start, stop)
         if "choice" in architecture.heads:
             row = {name: value[None] for name, value in row.items()}
@@ -159,7 +161,7 @@ def test_a_sequence_alone_is_a_sequence_in_a_batch(case: tuple[Family, Architect
     theirs.save_pretrained(tmp_path)
     model, batch = load_model(tmp_path).model.train(), inputs(theirs, 9)
     together, bounds = model.encoder(batch).last.detach(), batch.layout.offsets.tolist()
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         named = None if batch.everywhere is None else batch.everywhere[start:stop]
         one = Batch(batch.ids[start:stop], batch.segments[start:stop], Layout.of([stop - start]), {}, named)
         assert_near(model.encoder(one).last.detach(), together[start:stop])

@@ -1,4 +1,4 @@
-"""Attention read block by block, in windows and in blocks, against the formula over all pairs of tokens, in double precision."""
+"""Attention read block by block, in windows and in blocks, against the formula over all pairs of tokens, in float64."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_blocks_are_drawn_as_transformers_draws(size: int, random: int, heads: i
     )
     theirs, length = BigBirdBlockSparseAttention(config), -(-tokens // size) * size
     for seed in (0, 5):
-        np.random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
         if length in (1024, 3072, 4096):
             rows = [theirs._bigbird_block_rand_mask(most, most, size, size, random, last_idx=1024) for _ in range(heads)]
             rows = [row[: length // size - 2] for row in rows]

@@ -1,4 +1,4 @@
-"""`bothways convert`: a checkpoint of TensorFlow becomes a model folder; a model folder of BERT or RoBERTa becomes a Longformer."""
+"""`bothways convert`: a checkpoint of TensorFlow becomes a model folder; the folder of a BERT or RoBERTa, a Longformer."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Sequence:
         targets: one per objective.
         parts: the lengths of the texts that it consists of, which do not see one another, such as the choices of a question;
             empty for a single one.
-        everywhere: True for the tokens that an encoder with global tokens is to see from everywhere `(n)`; none if there is none.
+        everywhere: True for global tokens, for encoders that have them `(n)`; none if there is none.
     """
 
     ids: Ids

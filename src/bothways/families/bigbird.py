@@ -1,11 +1,11 @@
 """BigBird: BERT on long texts, with windows of blocks, random blocks and global blocks (Zaheer et al. 2020).
 
 Against BERT: 4,096 positions; a long sequence is read in blocks of 64 tokens (`Blocks`), a short one whole; GELU by its tanh
-approximation; dropout before the embeddings' LayerNorm, not after; a vocabulary of SentencePiece; heads with layers of their own
-for classes and for answers.
+approximation; dropout before the embeddings' LayerNorm, not after; a vocabulary of SentencePiece; heads with layers of their
+own for classes and for answers.
 
-What transformers does and the paper does not: in evaluation each random block is the first block again; no attention probability
-is dropped in blocks. Both are kept here, since outputs would differ otherwise.
+What transformers does and the paper does not: in evaluation each random block is the first block again; in blocks no attention
+probability is dropped. Both are kept here, since outputs would differ otherwise.
 """
 
 from __future__ import annotations

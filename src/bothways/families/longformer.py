@@ -1,8 +1,8 @@
 """Longformer: RoBERTa on long texts, with windows and global tokens in place of full attention (Beltagy et al. 2020).
 
-Against RoBERTa: 4,096 positions; each layer looks no further than its window; global tokens see all and are seen by all, through
-queries, keys and values of their own. Which tokens are global, the task says: the first one for classes, the question for
-answers, the ending for choices, none for tags and masks, as transformers' classes have it.
+Against RoBERTa: 4,096 positions; each layer looks no further than its window; global tokens see all and are seen by all, and
+see through queries, keys and values of their own. Which tokens are global, the task says: the first one for classes, the
+question for answers, the ending for choices, none for tags and masks, as transformers' classes have it.
 
 Their `attention_window` counts both sides.
 """

@@ -1,7 +1,7 @@
 """A BERT or RoBERTa becomes a Longformer, a start for training on long texts (Beltagy et al. 2020, section 5).
 
-Its positions are repeated over and over, so that neighbours keep the vectors of neighbours; what global tokens see through begins
-as a copy of what all see through. Up to the window, and without global tokens, it gives what the model gave.
+Its positions are repeated over and over, so that neighbours keep the vectors of neighbours; what global tokens see through
+begins as a copy of what all see through. Up to the window, and without global tokens, it gives what the model gave.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def lengthened(model: Model, positions: int = 4096, window: int = 512) -> Model:
         window: tokens that each looks at, on both sides together.
 
     Raises:
-        ConfigError: an odd window or none, fewer positions than there are, neither of the heads, or an encoder of another build.
+        ConfigError: an odd window or none, fewer positions than there are, neither head, or an encoder of another build.
     """
     if window < 2 or window % 2:
         raise ConfigError(f"must be an even number above 0, not {window}", where="window")

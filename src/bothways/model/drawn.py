@@ -1,8 +1,8 @@
 """The random blocks of BigBird: which blocks of keys a block of queries reads beside its neighbours (Zaheer et al. 2020).
 
-Each layer draws with its own number as the seed, so the blocks are the same in every run: a trained model depends on them. These
-are the draws of google-research/bigbird as transformers has them. In evaluation transformers draws nothing and reads the first
-block in place of each random one; a model gives what it gives there only if the same is done here.
+Each layer draws with its own number as the seed, so the blocks are the same in every run: a trained model depends on them.
+These are the draws of google-research/bigbird as transformers has them. In evaluation transformers draws nothing and reads the
+first block in place of each random one; a model gives what it gives there only if the same is done here.
 
 Source: transformers' `modeling_big_bird.py`, whose ranges are kept where the paper's are not: at 1,024, 3,072 and 4,096 tokens
 blocks are drawn from the first 1,024 tokens, and neighbours may be among them.
@@ -70,7 +70,7 @@ def _drawn(draw: Draw, count: int, pattern: Blocks) -> Drawn:
 
 def _range(block: int, count: int, size: int) -> Drawn:
     """What a block draws from at the published lengths."""
-    middle, last = np.arange(1, count - 1), REACHED // size - 1 if REACHED > 2 * size else count - 1
+    middle, last = np.arange(1, count - 1), REACHED // size - 1 if 2 * size < REACHED else count - 1
     before = block - 2
     match block:
         case 1 | 2:
@@ -86,7 +86,7 @@ def _range(block: int, count: int, size: int) -> Drawn:
 
 
 def _few(order: NDArray[np.integer], block: int, random: int) -> Drawn:
-    """The first in this order of the first blocks that are neither neighbours nor global, as if the sequence ended with them."""
+    """The first in this order that are neither neighbours nor global, as if the sequence ended with the last of them."""
     count = len(order)
     barred = {0, count - 1, block - 1, block, block + 1}
     barred |= {count - 2} if block == 1 else {1} if block == count - 2 else set()

@@ -23,29 +23,37 @@ from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
 from bothways.model.reach import Everywhere, Reach
 from bothways.model.view import Part, View
 
-Kernel = Literal["written_out", "fused"]
+Kernel = Literal["written_out", "fused", "in_place"]
 
 LONGEST_WRITTEN_OUT = {torch.bfloat16: 512, torch.float32: 256}
 """Up to this length a CPU is faster with two matrix products and a softmax than with torch's fused kernel, which works on small
 tiles: on two Zen 5 cores 4 to 9 times faster at 32 to 128 tokens in bf16 with gradients, 1.2 to 3 times at 512."""
+
+LONGEST_IN_PLACE = {torch.float32: 48}
+"""Up to this length, where nothing is learned, a CPU is fastest with the same products and the scores scaled in place: on one
+core of Cascade Lake 1.1 to 1.4 times as fast as the fused kernel at 20, 26 and 40 tokens, which is faster beyond."""
 
 LONGEST_MASKED = {"cpu": 256, "cuda": 1024}
 """Up to so many tokens beyond the window a mask on full attention is faster than blocks: on one Cascade Lake core in fp32, with
 gradients, equal at 256 tokens for a radius of 16, 390 to 510 for 64 and 700 for 256. On a GPU it is a guess."""
 
 
-def choose(device: torch.device, dtype: torch.dtype, longest: int, rate: float) -> Kernel:
-    """The kernel for one rectangle.
+def choose(device: torch.device, dtype: torch.dtype, longest: int, rate: float, learning: bool = True) -> Kernel:
+    """The kernel for one rectangle; `learning`: whether there will be gradients.
 
-    | device | dropout | longest | kernel |
-    |---|---|---|---|
-    | CUDA | any | any | fused |
-    | CPU | > 0 | any | written out: there is no fused one |
-    | CPU | 0 | up to `LONGEST_WRITTEN_OUT[dtype]` | written out |
-    | CPU | 0 | longer | fused |
+    | device | dropout | learning | longest | kernel |
+    |---|---|---|---|---|
+    | CUDA | any | any | any | fused |
+    | CPU | > 0 | any | any | written out: there is no fused one |
+    | CPU | 0 | no, in fp32 | up to `LONGEST_IN_PLACE[dtype]` | in place |
+    | CPU | 0 | no, in fp32 | longer | fused |
+    | CPU | 0 | else | up to `LONGEST_WRITTEN_OUT[dtype]` | written out |
+    | CPU | 0 | else | longer | fused |
     """
     if device.type != "cpu":
         return "fused"
+    if rate == 0 and not learning and dtype in LONGEST_IN_PLACE:
+        return "in_place" if longest <= LONGEST_IN_PLACE[dtype] else "fused"
     return "written_out" if rate > 0 or longest <= LONGEST_WRITTEN_OUT.get(dtype, 256) else "fused"
 
 
@@ -99,7 +107,7 @@ def _attend_part(qkv: Tensor, wide: Tensor | None, part: Part, rate: float) -> F
     if sparse and part.reach is not None:
         found = attend_in_blocks(q, k, v, part.reach, part.everywhere, rate)
     else:
-        found = attend_padded(q, k, v, part.mask, rate, choose(q.device, q.dtype, rectangle.longest, rate))
+        found = attend_padded(q, k, v, part.mask, rate, choose(q.device, q.dtype, rectangle.longest, rate, q.requires_grad))
     if part.everywhere is not None:
         if wide is not None and isinstance(part.pattern, Window):
             q, k, v = rectangle.pad(wide).permute(2, 0, 3, 1, 4)
@@ -110,14 +118,19 @@ def _attend_part(qkv: Tensor, wide: Tensor | None, part: Part, rate: float) -> F
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, reach: Reach, everywhere: Everywhere | None, rate: float) -> Tensor:
     """`(rows, heads, longest, d)` each → as q; every block of queries meets the keys of the blocks that it reads."""
     longest, count = q.shape[2], reach.blocks.shape[1]
-    q, k, v = (F.pad(x, (0, 0, 0, count * reach.size - longest)).unflatten(2, (count, reach.size)) for x in (q, k, v))
+    q, k, v = (_blocked(x, count, reach.size) for x in (q, k, v))
     queries, keys, values = _joined(q), _read(k, reach, everywhere), _read(v, reach, everywhere)
     mask = reach.mask.permute(2, 0, 1, 3, 4)
     if mask.shape[1:3] != (1, 1):
         mask = mask.expand(-1, *q.shape[:2], -1, -1)
-    kernel = choose(q.device, q.dtype, keys.shape[2], rate)
+    kernel = choose(q.device, q.dtype, keys.shape[2], rate, q.requires_grad)
     found = attend_padded(queries, keys, values, mask.flatten(1, 2), rate, kernel)
-    return found.unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :longest]
+    return found.reshape(count, *q.shape[:2], reach.size, -1).permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :longest]
+
+
+def _blocked(x: Float[Tensor, "rows heads longest d"], count: int, size: int) -> Float[Tensor, "rows heads blocks size d"]:
+    padded = F.pad(x, (0, 0, 0, count * size - x.shape[2]))
+    return padded.reshape(*x.shape[:2], count, size, x.shape[3])
 
 
 def _joined(x: Float[Tensor, "rows heads blocks size d"]) -> Float[Tensor, "blocks places size d"]:
@@ -150,7 +163,7 @@ def attend_from(
 ) -> Tensor:
     """What was found `(rows, heads, longest, d)`, with that of global tokens in its place: these see all."""
     keys = None if rectangle.keep is None else rectangle.keep[:, None, None, :]
-    kernel = choose(q.device, q.dtype, rectangle.longest, rate)
+    kernel = choose(q.device, q.dtype, rectangle.longest, rate, q.requires_grad)
     wide = attend_padded(_at(q, everywhere), k, v, keys, rate, kernel).to(found.dtype)
     # Where a row has fewer global tokens than others, the rest goes to a place of its own at the end.
     places = torch.where(everywhere.held, everywhere.slots, rectangle.longest)[:, None, :, None].expand_as(wide)
@@ -168,5 +181,10 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: fl
             if mask is not None:
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
             return dropout(scores.softmax(-1), rate) @ v
+        case "in_place":
+            scores = (q.contiguous() @ k.transpose(-2, -1).contiguous()).mul_(q.shape[-1] ** -0.5)
+            if mask is not None:
+                scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+            return dropout(scores.softmax(-1), rate) @ v.contiguous()
         case _:
             assert_never(kernel)

@@ -1,8 +1,8 @@
 """What each block of queries reads, where a token sees but a few others: attention in time linear in the length.
 
-A sequence is cut into blocks of equal size. A block of queries reads the keys of its own block and of both neighbours, of others
-that are drawn, and the global tokens; a mask says which of these a query sees. Windows of tokens (Beltagy et al. 2020, section
-3.1) and of blocks (Zaheer et al. 2020, appendix D) are two such masks.
+A sequence is cut into blocks of equal size. A block of queries reads the keys of its own block and of both neighbours, of
+others that are drawn, and the global tokens; a mask says which of these a query sees. Windows of tokens (Beltagy et al. 2020,
+section 3.1) and of blocks (Zaheer et al. 2020, appendix D) are two such masks.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ def block_reach(part: Rectangle, pattern: Blocks, everywhere: Everywhere, drawn:
     near = _near(_without(_real(part, device), everywhere), count, size)[:, None, :, None]
     places = drawn[..., None] * size + torch.arange(size, device=device)
     far = (places < part.longest).flatten(2)[None, :, :, None]
-    shape = torch.broadcast_shapes(near.shape[:-1], far.shape[:-1])
-    seen = torch.cat([near.expand(*shape, -1), far.expand(*shape, -1)], -1)
+    seen = torch.cat([near.expand(-1, len(drawn), -1, -1, -1), far.expand(len(near), -1, -1, -1, -1)], -1)
     blocks = torch.cat([_neighbours(count, device).expand(len(drawn), -1, -1), drawn], -1)
     return Reach(size, blocks, _with_globals(seen, everywhere))
 

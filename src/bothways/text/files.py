@@ -1,13 +1,13 @@
 """The files of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, older layouts; read and written as transformers does.
 
 Older layouts are BERT's `vocab.txt`, RoBERTa's and DeBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of
-XLM-RoBERTa, ALBERT, BigBird and DeBERTa's later versions. ALBERT's pieces that end with a comma after a digit lose 100 in score, as in
-its published `tokenizer.json`: Google's code cuts that comma off.
+XLM-RoBERTa, ALBERT, BigBird and DeBERTa's later versions. ALBERT's pieces that end with a comma after a digit lose 100 in
+score, as in its published `tokenizer.json`: Google's code cuts that comma off.
 
 Notable choices. Truncation and padding that a file asks for are switched off: the parts that cut and pack do so in sight. A
 tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. What is written is declared a
-`BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's, DeBERTa's, BigBird's) only if transformers, which builds these anew from vocabulary and
-settings, arrives at the same tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
+`BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's, DeBERTa's, BigBird's) only if transformers, which builds these anew from
+vocabulary and settings, arrives at the same tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import ResourceError, TokenizerError
-from bothways.text.pipelines import Albert, BigBird, ByteDeberta, PieceDeberta, Pipeline, Roberta, XlmRoberta, declaration, parts
+from bothways.text.pipelines import (
+    Albert,
+    BigBird,
+    ByteDeberta,
+    PieceDeberta,
+    Pipeline,
+    Roberta,
+    XlmRoberta,
+    declaration,
+    parts,
+)
 from bothways.text.sentencepiece import read_sentencepiece
 
 NAMES: dict[str, tuple[str, ...]] = {
