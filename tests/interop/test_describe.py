@@ -32,7 +32,7 @@ def rows(text: str) -> dict[str, list[str]]:
 def test_a_preset_is_counted_to_the_last_parameter(capsys: pytest.CaptureFixture[str]) -> None:
     text = described(capsys, "bert-base")
     table = rows(text)
-    assert "a preset of bert" in text
+    assert "a preset of bert, with the heads of BertForPreTraining" in text
     assert table["position"] == ["learned (most 512, offset 0, scaled False)"]
     assert table["order"] == ["post (embedding True, projected False)"]
     assert table["patterns"] == ["full"]

@@ -81,9 +81,9 @@ def _find(model: str) -> _Found:
             return _Found(what, config, (token_head(config),))
         able = [family for family in FAMILIES if family.translation.write(config) is not None]
         family = next((family for family in able if model.startswith(family.model_type)), able[0])
-        every, kinds = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.architectures[0].heads
-        what = f"a preset of {family.model_type}, with the heads of pre-training"
-        return _Found(what, config, tuple(head for head in every if head.kind in kinds))
+        every, first = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.architectures[0]
+        what = f"a preset of {family.model_type}, with the heads of {first.name}"
+        return _Found(what, config, tuple(head for head in every if head.kind in first.heads))
     try:
         folder = resolve(model, CONFIG_FILES)
     except FolderError as error:
