@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bothways.cli import app
+from bothways.core import config as configs
 from bothways.core.batch import Batch
 from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
 from bothways.families.catalogue import family_for, preset
 from bothways.interop.folder import load_model, save_model
-from bothways.interop.ownfolder import own_settings
+from bothways.interop.ownfolder import Description, own_settings
 from bothways.interop.settings import read_settings
 from bothways.model.config import (
     Bias,
@@ -246,3 +247,20 @@ def test_what_is_left_out_is_as_the_classes_have_it(tmp_path: Path) -> None:
     file.write_text(json.dumps(raw))
     assert read_settings(tmp_path / "model").encoder == model.config
     assert load_model(tmp_path / "model").model.specification == (Masked(),)
+
+
+def test_a_preset_without_a_family_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["describe", "elmo-original"], result_action="return_value")
+    text = capsys.readouterr().out
+    assert "a preset that no family of transformers has" in " ".join(text.split())
+    for said in ("LSTMs: gates", "2·L·4·M·(E + E)", "67,108,864", "91,255,808", "LM head of both directions"):
+        assert said in text
+    assert "textbook" not in text
+
+
+def test_a_configuration_without_a_kind_is_a_transformers() -> None:
+    tree = configs.to_dict(Description(GEGLU, (Masked(),)))
+    assert "kind" not in tree["encoder"]
+    assert configs.read(Description, tree) == Description(GEGLU, (Masked(),))
+    changed = configs.read(Description, {"encoder": {"cells": 9}}, base=Description(RecurrentConfig(VOCAB, 4, 6)))
+    assert changed.encoder == RecurrentConfig(VOCAB, 4, 9)
