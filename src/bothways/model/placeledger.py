@@ -67,7 +67,7 @@ def rows_flops(config: EncoderConfig, longest: int) -> float:
         return 0.0
     first, last = row_of(position, torch.tensor([1 - longest, longest - 1])).tolist()
     matrices = 3 if position.shared else len(position.terms)  # with the content's, values are made as well
-    return 2.0 * (last - first + 1) * matrices * config.width**2
+    return float(2 * (last - first + 1) * matrices * config.width**2)
 
 
 def convolution_flops(config: EncoderConfig) -> float:
