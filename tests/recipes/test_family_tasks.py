@@ -41,8 +41,9 @@ from bothways.tasks.tag import Tagging
 from bothways.tasks.tagged import TagExample
 from bothways.tasks.task import Task, predict
 from bothways.text.files import Bert as BertNormalisation
-from bothways.text.files import bert_backend, dress, find_specials, finish
+from bothways.text.files import bert_backend, dress, finish
 from bothways.text.pipelines import Albert, BigBird, ByteDeberta, PieceDeberta, Pipeline, XlmRoberta
+from bothways.text.specials import find_specials
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.train import SPECIALS, ByteBPE, train
 from bothways.training.state import Steps

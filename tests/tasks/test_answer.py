@@ -30,7 +30,7 @@ from bothways.tasks.answer import Answer, Answering
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.squad import Question, QuestionColumns
 from bothways.tasks.task import Pace, evaluate, predict
-from bothways.text.files import Specials
+from bothways.text.specials import Specials
 from bothways.text.tokenizer import Tokenizer
 
 LENGTH, ALWAYS = 24, Answering()

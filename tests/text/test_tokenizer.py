@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from toy_text import BERT_NAMES, bert_tokens, google_tokens, hostile, load, roberta_backend, write_vocabulary
 
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
-from bothways.text.files import Specials
+from bothways.text.specials import Specials
 from bothways.text.tokenizer import Tokenizer, _flaw
 
 SETTINGS = [

@@ -35,24 +35,7 @@ from bothways.text.pipelines import (
     parts,
 )
 from bothways.text.sentencepiece import read_sentencepiece
-
-NAMES: dict[str, tuple[str, ...]] = {
-    "pad": ("[PAD]", "<pad>"),
-    "unknown": ("[UNK]", "<unk>"),
-    "cls": ("[CLS]", "<s>"),
-    "sep": ("[SEP]", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
-}
-"""What the special tokens are called, by their use: BERT's name, then RoBERTa's."""
-
-SETTINGS = {
-    "pad": "pad_token",
-    "unknown": "unk_token",
-    "cls": "cls_token",
-    "sep": "sep_token",
-    "mask": "mask_token",
-}
-"""Their keys in `tokenizer_config.json`."""
+from bothways.text.specials import NAMES, SETTINGS, Specials, find_specials, name_in
 
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 """What a folder's tokenizer is read from: the first of these that it holds."""
@@ -61,17 +44,6 @@ _ELSEWHERE = "Give a folder with tokenizer.json: transformers writes one, AutoTo
 
 LONGEST_WORD = 100
 """Characters; a longer word is unknown. transformers and tokenizers have 100, google-research/bert has 200."""
-
-
-@dataclass(frozen=True)
-class Specials:
-    """Ids of the tokens that every encoder needs."""
-
-    pad: int
-    unknown: int
-    cls: int
-    sep: int
-    mask: int
 
 
 @dataclass(frozen=True)
@@ -142,40 +114,6 @@ def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Toke
             special_tokens=[(cls, specials.cls), (sep, specials.sep)],
         )
     return backend
-
-
-def find_specials(backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: Path | str) -> Specials:
-    """The special tokens by the names that the configuration, the model or else custom gives them.
-
-    Raises:
-        TokenizerError: those that are missing, by name; a vocabulary with fewer tokens than that.
-    """
-    size = backend.get_vocab_size()
-    if size < len(NAMES):
-        what = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens that it must hold"
-        raise TokenizerError(what, where=where, fix="Train one: bothways tokenizer train FILES --out FOLDER")
-    found, missing = dict[str, int](), list[str]()
-    for use, customary in NAMES.items():
-        names = (_name_in(config, SETTINGS[use]), *customary)
-        ids = (backend.token_to_id(name) for name in names if name)
-        match next((id for id in ids if id is not None), None):
-            case None:
-                missing.append(" or ".join(dict.fromkeys(name for name in names if name)))
-            case id:
-                found[use] = id
-    if missing:
-        what = f"the vocabulary of {size} tokens lacks special tokens: {', '.join(missing)}"
-        fix = f"Add them, or name those it has in tokenizer_config.json ({', '.join(SETTINGS.values())})."
-        raise TokenizerError(what, where=where, fix=fix)
-    return Specials(**found)
-
-
-def _name_in(config: Mapping[str, Any], setting: str) -> str | None:
-    match config.get(setting):
-        case str(name) | {"content": str(name)}:
-            return name
-        case _:
-            return None
 
 
 def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[str, Any]:
@@ -277,7 +215,7 @@ def _from_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokeni
         cjk=config.get("tokenize_chinese_chars", True),
     )
     vocab = {token: id for id, token in enumerate(lines)}
-    return bert_backend(vocab, bert, _name_in(config, SETTINGS["unknown"]) or "[UNK]")
+    return bert_backend(vocab, bert, name_in(config, SETTINGS["unknown"]) or "[UNK]")
 
 
 def _from_merges(file: Path) -> tokenizers.Tokenizer:
@@ -303,7 +241,7 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
         raise ResourceError(what, where=file, fix="Check the name and the permissions.") from error
     pieces, prefix = list(held.pieces), config.get("add_prefix_space", True)
     if held.kind == "unigram" and file.name == "sentencepiece.bpe.model":
-        names = [(_name_in(config, SETTINGS[use]) or NAMES[use][1]) for use in ("cls", "pad", "sep", "unknown", "mask")]
+        names = [(name_in(config, SETTINGS[use]) or NAMES[use][1]) for use in ("cls", "pad", "sep", "unknown", "mask")]
         pieces = [*((name, 0.0) for name in names[:4]), *pieces[3:], (names[4], 0.0)]
         return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=3)), XlmRoberta(prefix, held.charsmap)
     places = {piece: id for id, (piece, _) in enumerate(pieces)}
@@ -314,7 +252,7 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
         albert = Albert(config.get("do_lower_case", True), config.get("keep_accents", False), prefix, held.charsmap)
         return tokenizers.Tokenizer(models.Unigram(scored, unk_id=places["<unk>"])), albert
     if held.kind == "unigram" and {"[UNK]", "[CLS]"} <= set(places):
-        mask = _name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
+        mask = name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
         added = [] if mask in places else [(mask, 0.0)]
         deberta = PieceDeberta(config.get("do_lower_case", False), config.get("split_by_punct", False), prefix, held.charsmap)
         return tokenizers.Tokenizer(models.Unigram([*pieces, *added], unk_id=places["[UNK]"])), deberta

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import DataError, ResourceError, TokenizerError
 from bothways.core.sequence import Ids
-from bothways.text.files import Specials, load_backend, tokenizer_config
+from bothways.text.files import load_backend, tokenizer_config
 from bothways.text.pieces import PieceTable, cutter
+from bothways.text.specials import Specials
 from bothways.text.template import Template
 
 __all__ = ["Encoded", "Specials", "Tokenizer"]

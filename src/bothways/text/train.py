@@ -25,9 +25,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError
-from bothways.text.files import NAMES, Bert, bert_backend, dress, find_specials, finish
+from bothways.text.files import Bert, bert_backend, dress, finish
 from bothways.text.pipelines import Roberta
 from bothways.text.sample import Sample, sample
+from bothways.text.specials import NAMES, find_specials
 from bothways.text.tokenizer import Tokenizer
 
 SPECIALS = [names[0] for names in NAMES.values()]
