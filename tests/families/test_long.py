@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bothways.core.batch import Batch
 from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
+from bothways.core.learner import Learner
 from bothways.families.bigbird import BIGBIRD
 from bothways.families.catalogue import preset
 from bothways.families.family import Architecture, Family
@@ -25,9 +26,10 @@ from bothways.families.keys import to_theirs
 from bothways.families.longformer import LONGFORMER
 from bothways.interop.folder import load_model, save_model
 from bothways.interop.weights import open_weights
-from bothways.model.config import Blocks, EncoderConfig
-from bothways.model.heads import Labels, Masked, Model, Span
+from bothways.model.config import Blocks, EncoderConfig, Window
+from bothways.model.heads import Labels, Masked, Model, Span, Tags
 from bothways.model.ledger import forward_flops, ledger, seen
+from bothways.training.parallel import Replicated, replicate
 
 CASES = [(family, architecture) for family in (LONGFORMER, BIGBIRD) for architecture in family.architectures]
 NAMES = [architecture.name for _, architecture in CASES]
@@ -262,3 +264,32 @@ def test_windows_that_are_none(window: object) -> None:
 def test_blocks_that_are_none(key: str, value: object) -> None:
     with pytest.raises(FolderError):
         BIGBIRD.translation.read({key: value}, "config.json")
+
+
+class Tagger(Learner):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.model = Model(config, (Tags(3),))
+
+    def forward(self, batch: Batch) -> Tensor:  # type: ignore[override]
+        result: Tensor = self.model.heads["tags"](self.model.encoder(batch).last).sum()
+        return result
+
+
+def test_ranks_agree_on_batches_with_global_tokens_and_without(tmp_path: Path) -> None:
+    """torch's wrapper would wait for gradients that never come."""
+    learner = Tagger(EncoderConfig(50, 8, 2, 2, 8, patterns=(Window(2, everywhere=True),)))
+    assert learner.partial
+    assert not Tagger(EncoderConfig(50, 8, 2, 2, 8)).partial
+    wide = learner.model.encoder.blocks[0].attention.wide.weight
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "s"), 1), rank=0, world_size=1
+    )
+    try:
+        replica = replicate(learner, Replicated(0, 1, 0))
+        for named in (None, torch.arange(9) == 0, None):
+            replica(Batch(torch.arange(9), torch.zeros(9, dtype=torch.int64), Layout.of([9]), {}, named)).backward()
+            assert (wide.grad is None) == (named is None)
+            learner.zero_grad()
+    finally:
+        torch.distributed.destroy_process_group()

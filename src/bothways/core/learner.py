@@ -17,6 +17,11 @@ from bothways.core.sequence import Sequence
 class Learner(nn.Module):
     """A model that knows its losses. Subclasses define `prepare`, `weights` and `forward`."""
 
+    @property
+    def partial(self) -> bool:
+        """Whether a batch may leave some parameters without a gradient: a module with such parameters has a true `partial`."""
+        return any(getattr(part, "partial", False) for part in [*self.modules()][1:])
+
     def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
         """The sequence as this learner wants it (masked, say), with targets. CPU only, pure: equal draws give equal results."""
         raise NotImplementedError

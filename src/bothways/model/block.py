@@ -51,6 +51,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias and config.bias.key)
         self.bias = nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None
         self.wide = nn.Linear(config.width, 3 * config.width, bias=bias) if config.everywhere else None
+        self.partial = config.everywhere  # a batch may have no global tokens
         self.out = nn.Linear(config.width, config.width, bias=config.bias.attention)
         position = config.position
         self.terms = position.terms if isinstance(position, Disentangled) else ()

@@ -106,13 +106,15 @@ def connected(plan: Plan, device: torch.device) -> Iterator[None]:
 def replicate(learner: Learner, plan: Plan) -> nn.Module:
     """The learner as the loop calls it: its gradients become the mean over ranks, its weights start as those of rank 0.
 
-    Every parameter that needs a gradient must take part in `forward`, on a void batch too.
+    Every parameter that needs a gradient must take part in `forward`, on a void batch too, unless the learner is partial.
     """
     match plan:
         case Single():
             return learner
         case Replicated():
-            return nn.parallel.DistributedDataParallel(learner, gradient_as_bucket_view=True)
+            return nn.parallel.DistributedDataParallel(
+                learner, gradient_as_bucket_view=True, find_unused_parameters=learner.partial
+            )
         case _:
             assert_never(plan)
 
