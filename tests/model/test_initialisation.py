@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from scipy import stats
@@ -83,3 +86,18 @@ def test_the_gradient_of_dropout_is_its_mask() -> None:
     y = Dropout(0.3)(x)
     y.sum().backward()
     torch.testing.assert_close(x.grad * x.detach(), y.detach())
+
+
+def test_weights_that_will_be_loaded_are_not_drawn() -> None:
+    """In a process of its own: what asks torch for its compiler, which takes seconds to import, is seen only the first time."""
+    code = (
+        "import sys\n"
+        "from bothways.model.config import EncoderConfig\n"
+        "from bothways.model.heads import Labels, Masked, Model\n"
+        "from bothways.model.init import without_weights\n"
+        "with without_weights():\n"
+        "    model = Model(EncoderConfig(9, 4, 1, 1, 8), (Masked(), Labels(2)))\n"
+        "assert all(parameter.is_meta for parameter in model.parameters())\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

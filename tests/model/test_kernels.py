@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bothways.core import layout
-from bothways.core.layout import Layout
+from bothways.core.layout import EQUAL, LOOSE, Cut, Layout
 from bothways.model import kernels
 from bothways.model.config import Causal, Full, Pattern, Window
 from bothways.model.kernels import Kernel, attend, choose
@@ -40,16 +39,16 @@ def formula(qkv: Tensor, lengths: list[int], pattern: Pattern = EVERYTHING) -> T
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("kernel", ["fused", "written_out"])
+@pytest.mark.parametrize("kernel", ["fused", "written_out", "in_place"])
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     seed=st.integers(0, 99),
-    small=st.sampled_from([0, 1024]),
+    cut=st.sampled_from([LOOSE, EQUAL, Cut(small=0)]),
     pattern=st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.integers(0, 12))),
 )
 def test_output_and_gradient_equal_the_formula(
-    kernel: Kernel, lengths: list[int], seed: int, small: int, pattern: Pattern
+    kernel: Kernel, lengths: list[int], seed: int, cut: Cut, pattern: Pattern
 ) -> None:
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64) * 2
@@ -57,8 +56,7 @@ def test_output_and_gradient_equal_the_formula(
     mine, reference = qkv.float().requires_grad_(), qkv.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "choose", lambda *_: kernel)
-        patch.setattr(layout, "SMALL", small)
-        found, wanted = attend(mine, View.of(Layout.of(lengths), pattern)), formula(reference, lengths, pattern)
+        found, wanted = attend(mine, View.of(Layout.of(lengths, cut), pattern)), formula(reference, lengths, pattern)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
     (found * weights).sum().backward()
     (wanted * weights).sum().backward()
@@ -110,6 +108,19 @@ def test_half_precision_attends_within_its_rounding() -> None:
 )
 def test_the_table_of_kernels(device: str, dtype: torch.dtype, longest: int, rate: float, kernel: Kernel) -> None:
     assert choose(torch.device(device), dtype, longest, rate) == kernel
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "longest", "kernel"),
+    [
+        ("cuda", torch.float32, 16, "fused"),
+        ("cpu", torch.float32, 48, "in_place"),
+        ("cpu", torch.float32, 49, "fused"),
+        ("cpu", torch.bfloat16, 512, "written_out"),
+    ],
+)
+def test_the_table_of_kernels_where_nothing_is_learned(device: str, dtype: torch.dtype, longest: int, kernel: Kernel) -> None:
+    assert choose(torch.device(device), dtype, longest, 0.0, learning=False) == kernel
 
 
 def test_full_attention_needs_no_mask_where_nothing_is_padded() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bothways.core.layout import SMALL, TIGHTNESS, Layout
+from bothways.core.layout import EQUAL, LOOSE, Cut, Layout, cut_to_predict
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 30), st.integers(200, 400)), min_size=1, max_size=12)
 
@@ -21,15 +21,15 @@ def test_offsets_positions_and_owners_agree(lengths: list[int]) -> None:
     assert list(zip(layout.owner.tolist(), layout.positions.tolist(), strict=True)) == tokens
 
 
-@given(LENGTHS)
-def test_rectangles_cover_all_tokens_once_and_are_tight(lengths: list[int]) -> None:
-    layout = Layout.of(lengths)
+@given(LENGTHS, st.sampled_from([LOOSE, EQUAL, Cut(small=0)]))
+def test_rectangles_cover_all_tokens_once_and_are_tight(lengths: list[int], cut: Cut) -> None:
+    layout = Layout.of(lengths, cut)
     at, rows = 0, 0
     for rectangle in layout.rectangles:
         held = lengths[rows : rows + rectangle.rows]
         assert rectangle.start == at
         assert rectangle.longest == max(held)
-        assert min(held) >= TIGHTNESS * max(held) or len(held) * max(held) <= SMALL
+        assert min(held) >= cut.tightness * max(held) or len(held) * max(held) <= cut.small
         assert (rectangle.slots is None) == (rectangle.keep is None) == (len(set(held)) == 1)
         at, rows = rectangle.stop, rows + rectangle.rows
         assert at == sum(lengths[:rows])
@@ -38,7 +38,7 @@ def test_rectangles_cover_all_tokens_once_and_are_tight(lengths: list[int]) -> N
     for one, other in zip(layout.rectangles, layout.rectangles[1:], strict=False):
         ends = [layout.owner[one.start], layout.owner[one.stop - 1]]
         both = [*lengths[ends[0] : ends[1] + 1], lengths[layout.owner[other.start]]]
-        assert min(both) < TIGHTNESS * max(both)
+        assert min(both) < cut.tightness * max(both)
 
 
 @given(LENGTHS, st.integers(0, 9))
@@ -65,3 +65,9 @@ def test_a_layout_moves_whole(lengths: list[int]) -> None:
     assert moved.longest == layout.longest
     assert torch.equal(moved.owner, layout.owner)
     assert torch.equal(moved.positions, layout.positions)
+
+
+def test_predictions_on_a_cpu_pad_nothing() -> None:
+    layout = Layout.of([3, 3, 4, 2, 2], cut_to_predict(torch.device("cpu")))
+    assert [(part.rows, part.longest) for part in layout.to(torch.device("cpu")).rectangles] == [(2, 3), (1, 4), (2, 2)]
+    assert cut_to_predict(torch.device("cuda")) == LOOSE

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.layout import Layout
+from bothways.core.layout import LOOSE, Cut, Layout
 from bothways.core.sequence import Sequence
 
 IGNORED = -100
@@ -139,9 +139,9 @@ class Batch:
         )
 
 
-def pack(sequences: Many[Sequence]) -> Batch:
-    """Sequences → one batch, in the order given. All must have targets of the same names."""
-    layout = Layout.of([length for s in sequences for length in s.parts or (len(s),)])
+def pack(sequences: Many[Sequence], cut: Cut = LOOSE) -> Batch:
+    """Sequences → one batch, in the order given, that falls apart as `cut` says. All must have targets of the same names."""
+    layout = Layout.of([length for s in sequences for length in s.parts or (len(s),)], cut)
     starts = [0, *itertools.accumulate(len(s) for s in sequences)][:-1]
     targets = {
         name: type(first).pack([s.targets[name] for s in sequences], starts)

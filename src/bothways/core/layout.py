@@ -14,10 +14,29 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-TIGHTNESS = 0.8
-"""A new rectangle begins when a sequence is shorter than this share of the rectangle's longest …"""
-SMALL = 1024
-"""… and the rectangle would have more slots than this: below, starting another one costs more than the padding."""
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a new rectangle begins: with a sequence by which it would have both too much padding and a certain size.
+
+    Attributes:
+        tightness: of the longest sequence, the share that a shorter one must have.
+        small: slots up to which a rectangle may be less tight, since starting another one costs more than the padding.
+    """
+
+    tightness: float = 0.8
+    small: int = 1024
+
+
+LOOSE = Cut()
+"""For training, and wherever starting an operation takes long."""
+EQUAL = Cut(1.0, 0)
+"""Sequences of one length alone: nothing is padded, and nothing masked for it."""
+
+
+def cut_to_predict(device: torch.device) -> Cut:
+    """On a CPU, where operations start in microseconds, padding and masks cost more than further rectangles."""
+    return EQUAL if device.type == "cpu" else LOOSE
 
 
 @dataclass(frozen=True)
@@ -61,22 +80,24 @@ class Layout:
         positions: place of each token in its own sequence, from 0.
         owner: the sequence of each token.
         longest: the longest sequence, in tokens.
+        cut: how it falls apart into rectangles.
     """
 
     offsets: Int[Tensor, " bounds"]
     positions: Int[Tensor, " tokens"]
     owner: Int[Tensor, " tokens"]
     longest: int
+    cut: Cut = LOOSE
 
     @classmethod
-    def of(cls, lengths: list[int]) -> Layout:
+    def of(cls, lengths: list[int], cut: Cut = LOOSE) -> Layout:
         """The layout of sequences of these lengths, on the CPU."""
         sizes = torch.tensor(lengths, dtype=torch.int64)
         offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
         torch.cumsum(sizes, 0, out=offsets[1:])
         owner = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
         positions = torch.arange(len(owner)) - offsets[owner]
-        return cls(offsets, positions, owner, max(lengths, default=0))
+        return cls(offsets, positions, owner, max(lengths, default=0), cut)
 
     @property
     def sequences(self) -> int:
@@ -95,11 +116,12 @@ class Layout:
     def rectangles(self) -> list[Rectangle]:
         """The batch as padded rectangles of neighbours, each tight or small; made once a batch, for all layers."""
         result, lengths, start, first = [], self.lengths, 0, 0
+        tightness, small = self.cut.tightness, self.cut.small
         while first < len(lengths):
             last, low, high = first, lengths[first], lengths[first]
             while last + 1 < len(lengths):
                 new_low, new_high = min(low, lengths[last + 1]), max(high, lengths[last + 1])
-                if new_low < TIGHTNESS * new_high and (last + 2 - first) * new_high > SMALL:
+                if new_low < tightness * new_high and (last + 2 - first) * new_high > small:
                     break
                 last, low, high = last + 1, new_low, new_high
             result.append(self._rectangle(start, lengths[first : last + 1]))
@@ -128,4 +150,4 @@ class Layout:
     def to(self, device: torch.device) -> Layout:
         """The same layout on another device."""
         offsets, positions, owner = (t.to(device, non_blocking=True) for t in (self.offsets, self.positions, self.owner))
-        return Layout(offsets, positions, owner, self.longest)
+        return Layout(offsets, positions, owner, self.longest, self.cut)

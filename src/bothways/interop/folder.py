@@ -47,6 +47,7 @@ from bothways.model.heads import (
     build_head,
     completed,
 )
+from bothways.model.init import without_weights
 from bothways.model.recurrentconfig import RecurrentConfig
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def plan_model(
     settings: Settings, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
 ) -> tuple[Model, LoadPlan]:
     """The model without memory for its weights, and what loading would do; nothing but names and shapes is read."""
-    with torch.device("meta"):
+    with without_weights():
         model = Model(settings.encoder, heads)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     has = None if settings.architecture is None else settings.architecture.heads

@@ -16,6 +16,7 @@ from bothways.families import roberta
 from bothways.families.longformer import LONGFORMER
 from bothways.model.config import EncoderConfig, Learned, Window
 from bothways.model.heads import Masked, Model, Pooled
+from bothways.model.init import without_weights
 
 _POSITIONS = "encoder.embedding.position.weight"
 
@@ -43,7 +44,7 @@ def lengthened(model: Model, positions: int = 4096, window: int = 512) -> Model:
     config = _long(old, old.pad, positions, window)
     if LONGFORMER.translation.write(config) is None or (head == Masked() and (old.readout.masked or old.activation) != "gelu"):
         raise ConfigError(_OTHER, where="encoder", fix=_FIX)
-    with torch.device("meta"):
+    with without_weights():
         result = Model(config, (head,))
     result.load_state_dict(_weights(model, old.position, config, list(result.state_dict())), assign=True)
     return result.eval()

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
-
 from bothways.core import config as configs
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.trees import join
@@ -21,6 +19,7 @@ from bothways.families.keys import KeyTable, Rename
 from bothways.families.translation import LARGEST
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, Model
+from bothways.model.init import without_weights
 from bothways.model.ledger import ledger
 from bothways.model.recurrentconfig import RecurrentConfig
 
@@ -80,7 +79,7 @@ def read_description(raw: Mapping[str, Any], file: Path) -> Description:
         described = configs.read(Description, tree, where=OWN)
         _compare(tree, configs.to_dict(described), OWN)
         _check_size(described)
-        with torch.device("meta"):
+        with without_weights():
             Model(described.encoder, described.heads)
     except ConfigError as error:
         raise FolderError(f"{error.where}: {error.what}", where=file, fix=error.fix) from error

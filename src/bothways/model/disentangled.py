@@ -57,7 +57,7 @@ def _attend_padded(q: Tensor, k: Tensor, v: Tensor, near: Tensor, mask: Tensor |
         case "fused":
             bias = near if mask is None else near.masked_fill(~mask, lowest)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), dropout_p=rate, scale=1.0)
-        case "written_out":
+        case "written_out" | "in_place":
             scores = q @ k.contiguous().transpose(-2, -1) + near
             if mask is not None:
                 scores = scores.masked_fill(~mask, lowest)

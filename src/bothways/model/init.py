@@ -5,8 +5,35 @@ Source: Devlin et al. 2018, appendix A.2; the reference code's `truncated_normal
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """Within it, new modules have names and shapes, and no memory for their weights, which are then assigned."""
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out random draws: for weights without memory, torch would import its compiler to make nothing of them.
+
+    That took longer than all the rest of loading a small model.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func.__name__.endswith(("normal_", "uniform_")):
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
 
 
 def initialise(module: nn.Module, initial_range: float) -> None:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import ConfigError
-from bothways.core.hardware import Precision, resolve_precision
+from bothways.core.hardware import Precision, keep_freed_memory, resolve_precision
+from bothways.core.layout import cut_to_predict
 from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
 from bothways.data.packing import deal
@@ -163,14 +164,15 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
 def predict_encoded(task: Task[E, P], examples: Many[E], inputs: Many[Input], pace: Pace = PACE) -> list[tuple[E, P]]:
     """As `predict`, for examples that are encoded already."""
     device = next(task.parameters()).device
-    dtype, training = resolve_precision(pace.precision, device), task.training
+    dtype, training, cut = resolve_precision(pace.precision, device), task.training, cut_to_predict(device)
     sequences = [sequence for item in inputs for sequence in item.sequences]
     outputs: dict[int, Output] = {}
+    keep_freed_memory()
     task.eval()
     try:
         for places in deal([len(sequence) for sequence in sequences], 1, pace.tokens)[0]:
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                results = task.outputs(pack([sequences[place] for place in places]).to(device))
+                results = task.outputs(pack([sequences[place] for place in places], cut).to(device))
             outputs.update(zip(places, results, strict=True))
     finally:
         task.train(training)
