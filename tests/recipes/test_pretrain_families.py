@@ -20,6 +20,7 @@ from bothways.families.catalogue import preset
 from bothways.interop.folder import load_model
 from bothways.model.config import Learned
 from bothways.recipes.pretrain import fitted
+from bothways.tasks.untrained import vocabulary_logits
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.train import ByteBPE, WordPiece, train
 
@@ -72,6 +73,26 @@ def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_output
             batch = Batch(ids, torch.zeros_like(ids), Layout.of([len(ids)]))
             found = model.heads["masked"](model.encoder(batch).last, model.encoder.embedding.token.weight)
             assert torch.allclose(found, logits[kept], atol=1e-5)
+
+
+def test_a_deberta_is_trained_with_its_decoder(home: Path) -> None:
+    """Masks are filled with it; transformers opens the folder without it, and encodes alike."""
+    from transformers import DebertaForMaskedLM
+
+    folder = run(home, "deberta", "--model", "deberta-base", "segments=full_sentences")
+    theirs, info = DebertaForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    loaded = load_model(folder)
+    assert loaded.model.heads["masked"].position.weight.shape == (64, 32)
+    ids = torch.arange(5, 15)
+    batch = Batch(ids, torch.zeros_like(ids), Layout.of([len(ids)]))
+    with torch.no_grad():
+        (found,) = vocabulary_logits(loaded.model, batch, torch.tensor([3]))
+        plain = theirs.eval()(input_ids=ids[None]).logits[0, 3:4]
+        last = loaded.model.encoder(batch).last
+        wanted = theirs.deberta(input_ids=ids[None]).last_hidden_state[0]
+    torch.testing.assert_close(last, wanted, rtol=0, atol=1e-5)
+    assert float((found - plain).abs().max()) > 1e-4
 
 
 def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None:
