@@ -104,7 +104,9 @@ def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(corpus: 
 
 def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> None:
     config = settings(corpus, evaluation_tokens=100)
-    learner = Pretraining(Model(config.encoder, heads_for(config.encoder, config.segments)), config.masking, vocabulary_of(corpus))
+    learner = Pretraining(
+        Model(config.encoder, heads_for(config.encoder, config.segments)), config.masking, vocabulary_of(corpus)
+    )
     _, held_out = corpus.split(config.held_out, config.seed)
     counts = np.ones(corpus.tokenizer.size, dtype=np.int64)
     scoring = HeldOut(config, corpus, held_out, plan_here(), learner, counts)
