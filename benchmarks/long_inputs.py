@@ -4,9 +4,9 @@
 
 One sequence of random ids goes forward, and through a training step (masked LM on 15 % of its tokens, without dropout, so that
 full attention has torch's fused kernel, too). Shapes: Longformer (windows of 128 tokens on each side, the first token global),
-BigBird (blocks of 64, 3 of them random) and the same with full attention, 2 layers of 128; with --base 12 of 768 and the published
-windows. Each measurement on a CPU has a process of its own; time is its processor time, the best of three, memory what the
-process grew by at its peak (Linux). Full attention is measured up to --whole tokens.
+BigBird (blocks of 64, 3 others at random) and the same with full attention, 2 layers of 128; with --base 12 of 768 and the
+published windows. Each measurement on a CPU has a process of its own; time is its processor time, the best of three, memory
+what the process grew by at its peak (Linux). Full attention is measured up to --whole tokens.
 
 The exponent is the slope of log time, or memory, over log length from 2,048 tokens on: 1 is linear, 2 quadratic.
 """

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bothways.core.errors import ConfigError
-from bothways.model.config import EncoderConfig, Full, Gated, Learned, Rotary, Window
+from bothways.model.config import Blocks, Disentangled, EncoderConfig, Full, Gated, Learned, Rotary, Window
 from bothways.model.heads import Labels, NextToken, build_head
 
 
@@ -31,6 +31,8 @@ from bothways.model.heads import Labels, NextToken, build_head
         ({"pad": -1}, "encoder.pad: id -1 is not in the vocabulary of 50"),
         ({"embedding_dropout": 1.0}, "encoder.embedding_dropout: must lie in [0, 1), not 1.0"),
         ({"patterns": ()}, "encoder.patterns: must hold at least one pattern"),
+        ({"patterns": (Blocks(),), "position": Disentangled()}, "encoder.patterns: distances between tokens are scored"),
+        ({"patterns": (Window(4, everywhere=True),), "position": Disentangled()}, "encoder.patterns: distances between"),
         (
             {"position": Rotary(), "width": 12, "heads": 4},
             "encoder.heads: rotary positions turn pairs of features, but a head has 3",

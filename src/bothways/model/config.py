@@ -14,8 +14,9 @@ from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
 from bothways.model.place import Disentangled, Learned, Rotary, Sinusoidal
 
 __all__ = [
-    "Activation", "Bias", "Blocks", "Causal", "Deep", "Disentangled", "EncoderConfig", "FromPooler", "Full", "Gated", "Learned", "Own", "Pattern",
-    "Place", "Plain", "PostNorm", "PreNorm", "Readout", "Rotary", "Sharing", "Sinusoidal", "Window",
+    "Activation", "Bias", "Blocks", "Causal", "Deep", "Disentangled", "EncoderConfig", "FromPooler", "Full", "Gated",
+    "Learned", "Own", "Pattern", "Place", "Plain", "PostNorm", "PreNorm", "Readout", "Rotary", "Sharing", "Sinusoidal",
+    "Window",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -316,6 +317,9 @@ class EncoderConfig:
         _check_features(self.position, self.width, self.heads)
         if not self.patterns:
             raise ConfigError("must hold at least one pattern", where="encoder.patterns", fix='Full attention is ["full"].')
+        if isinstance(self.position, Disentangled) and (self.everywhere or any(isinstance(p, Blocks) for p in self.patterns)):
+            what = "distances between tokens are scored for all keys, which blocks and global tokens do not read"
+            raise ConfigError(what, where="encoder.patterns", fix="Use learned positions, or full attention and windows.")
         if self.pad is not None and not 0 <= self.pad < self.vocab:
             raise ConfigError(f"id {self.pad} is not in the vocabulary of {self.vocab}", where="encoder.pad")
 

@@ -309,4 +309,5 @@ def kept_floats(config: ModelConfig, length: int) -> float:
         # Per layer and direction: gates, cells before and after their activation, what was read, dropped and given.
         return config.depth * 2.0 * (7 * config.cells + 4 * config.projection)
     # Per block: inputs of the norms, of the matrix products and of the dropouts; twice the probabilities.
-    return config.depth * (16.0 * config.width + 2 * config.inner + 3 * config.heads * length)
+    attended = sum(seen(config.pattern(layer), length) for layer in range(config.depth))
+    return config.depth * (16.0 * config.width + 2 * config.inner) + 3 * config.heads * attended
