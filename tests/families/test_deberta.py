@@ -137,6 +137,17 @@ def test_a_class_without_a_decoder_in_the_new_layout(stem: str, tmp_path: Path) 
     torch.testing.assert_close(again(**padded).logits[kept], wanted, rtol=0, atol=1e-6)
 
 
+def test_a_head_that_transformers_trained_has_no_decoder(tmp_path: Path) -> None:
+    """Though its file may still hold the table."""
+    theirs = moved(transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**LATER)))
+    theirs.save_pretrained(tmp_path)
+    add(tmp_path, {TABLE: torch.randn(24, 16)})
+    loaded = load_model(tmp_path)
+    assert loaded.report.unused == {TABLE: "the configuration has no place for it"}
+    batch, padded, kept = inputs()
+    torch.testing.assert_close(logits_of(loaded.model, batch), theirs(**padded).logits[kept], rtol=0, atol=1e-5)
+
+
 def add(folder: Path, tensors: dict[str, Tensor]) -> None:
     save_file({**load_file(folder / "model.safetensors"), **tensors}, folder / "model.safetensors")
 

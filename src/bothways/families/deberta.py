@@ -252,12 +252,13 @@ def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
 
 
 def _seen(config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
-    """A table of absolute positions that the input does not read is the decoder's."""
+    """A table of absolute positions that the input does not read is the decoder's; but not if transformers trained the head."""
     position = config.position
     if not isinstance(position, Disentangled) or position.absolute != "none":
         return config
-    held = any(name.endswith("embeddings.position_embeddings.weight") for name in names)
-    return replace(config, position=replace(position, absolute="decoder")) if held else config
+    table = any(name.endswith("embeddings.position_embeddings.weight") for name in names)
+    legacy = _LEGACY["bias"] in names and _PUBLISHED["bias"] not in names
+    return replace(config, position=replace(position, absolute="decoder")) if table and not legacy else config
 
 
 def _own(*heads: HeadKind) -> Architecture:
