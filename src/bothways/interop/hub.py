@@ -40,6 +40,12 @@ PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_mo
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
+def model_folder(name: str) -> str | Path:
+    """A model folder by name; for the folder of a run, the model in it."""
+    inner = Path(name).expanduser() / "model"
+    return inner if (inner / "config.json").is_file() and not (inner.parent / "config.json").exists() else name
+
+
 def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     """The local folder of a model: `name` itself if it is one, else the files of that id on the Hub, or of its cache.
 

@@ -24,8 +24,8 @@ from bothways.data.listed import ListSource, Shuffled
 from bothways.data.loader import Loader, Share
 from bothways.data.packing import Examples, Tokens, deal
 from bothways.interop.folder import load_model
+from bothways.interop.hub import model_folder
 from bothways.model.layers import LayerChoice, LayerSum, chosen_layers
-from bothways.recipes.finetune_setup import model_folder
 from bothways.recipes.labelled import label
 from bothways.tasks.definition import Metrics
 from bothways.tasks.features import BiLSTMTagger, Features, FeatureTagger, Stored, open_features

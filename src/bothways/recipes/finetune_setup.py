@@ -13,6 +13,7 @@ import torch
 from bothways.core.batch import Batch, pack
 from bothways.data.packing import Examples, Tokens
 from bothways.interop.folder import load_model
+from bothways.interop.hub import model_folder
 from bothways.model.heads import Model
 from bothways.recipes.labelled import Labelled, check_metric, examine
 from bothways.recipes.method import Method
@@ -108,12 +109,6 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device) -> Pre
         found.append(forecast(task, _sample(data), tokens, settings.training.precision))
     sources = {"train": _source(settings.train, train)} | ({"dev": _source(settings.dev, dev)} if settings.dev else {})
     return Prepared(settings, task, data, sources, tuple(found))
-
-
-def model_folder(name: str) -> str | Path:
-    """A model folder by name; for the folder of a run, the model in it."""
-    inner = Path(name).expanduser() / "model"
-    return inner if (inner / "config.json").is_file() and not (inner.parent / "config.json").exists() else name
 
 
 def _read(source: str, definition: Trainable) -> tuple[list[Any], Trainable]:

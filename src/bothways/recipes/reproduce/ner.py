@@ -13,11 +13,10 @@ from pathlib import Path
 from bothways.core.errors import ConfigError
 from bothways.core.files import replace_file
 from bothways.data.streams import Tally, read_lines
-from bothways.interop.hub import resolve
+from bothways.interop.hub import model_folder, resolve
 from bothways.interop.settings import read_settings
 from bothways.model.layers import LayerChoice, chosen_layers
 from bothways.recipes.features import FeatureConfig
-from bothways.recipes.finetune_setup import model_folder
 from bothways.recipes.reproduce import published
 from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Plan, Point, Request, find, settings_of
 from bothways.tasks.features import BiLSTMTagger
