@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bothways.core import layout
 from bothways.core.batch import Batch
 from bothways.core.config import load, read, to_dict
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
+from bothways.core.layout import EQUAL, LOOSE, Cut, Layout
 from bothways.model import disentangled
 from bothways.model.config import Bias, Causal, Disentangled, EncoderConfig, Full, Own, Pattern, PostNorm, PreNorm, Window
 from bothways.model.disentangled import PositionTerms, along_diagonals, attend_disentangled
@@ -93,21 +92,21 @@ def formula(
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("kernel", ["fused", "written_out"])
+@pytest.mark.parametrize("kernel", ["fused", "written_out", "in_place"])
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     seed=st.integers(0, 99),
-    small=st.sampled_from([0, 1024]),
+    cut=st.sampled_from([LOOSE, EQUAL, Cut(small=0)]),
     numbers=NUMBERS,
     held=st.sampled_from([(True, True), (True, False), (False, True)]),
     pattern=st.sampled_from([Full(), Causal(), Window(2)]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_output_and_gradient_equal_the_formula(
     kernel: Kernel,
     lengths: list[int],
     seed: int,
-    small: int,
+    cut: Cut,
     numbers: tuple[int, int | None, int | None],
     held: tuple[bool, bool],
     pattern: Pattern,
@@ -119,8 +118,7 @@ def test_output_and_gradient_equal_the_formula(
     single = [tensor.detach().float().requires_grad_() for tensor in exact]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disentangled, "choose", lambda *_: kernel)
-        patch.setattr(layout, "SMALL", small)
-        packed = Layout.of(lengths)
+        packed = Layout.of(lengths, cut)
         distances = Distances.of(position, packed)
         terms = [
             tensor[distances.start : distances.stop] if there else None for tensor, there in zip(single[1:], held, strict=True)

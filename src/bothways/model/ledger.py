@@ -35,7 +35,7 @@ class Entry:
     """Attributes:
     part: of the model.
     formula: in V, H, L (blocks with weights of their own), I (inner), P (positions), S (segments), C (labels), E (embedding),
-        M (memory cells of an LSTM).
+        M (memory cells of an LSTM), R (distances to each side, or buckets of them).
     count: of parameters.
     textbook: whether V·H + 12·L·H² counts it.
     """

@@ -41,7 +41,8 @@ def relative_parts(config: EncoderConfig) -> list[Part]:
     if position.convolution is not None:
         size, groups = position.convolution.size, position.convolution.groups
         count = size * h * h // groups + h + times * h
-        parts.append(("convolution", f"{size}·H²/{groups} + H + {scale}H", count))
+        shared = f"/{groups}" if groups > 1 else ""
+        parts.append(("convolution", f"{size}·H²{shared} + H + {scale}H", count))
     return parts
 
 
