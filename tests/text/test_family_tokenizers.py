@@ -156,7 +156,8 @@ MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": Fals
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]:
     """Ours from folders without `tokenizer.json`, and transformers' classes with the vocabulary in them."""
-    bytes_, spaced, one, two, three = (tmp_path_factory.mktemp(name) for name in ("bytes", "spaced", "xlm", "albert", "cased"))
+    names = ("bytes", "spaced", "xlm", "albert", "cased", "big_bird")
+    bytes_, spaced, one, two, three, four = (tmp_path_factory.mktemp(name) for name in names)
     write_bytes_layout(bytes_, mask_token=MASK)
     write_bytes_layout(spaced)
     (spaced / "tokenizer_config.json").write_text('{"add_prefix_space": true, "trim_offsets": false}')
@@ -165,6 +166,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]
     (two / "spiece.model").write_bytes(message(ALBERT, charsmap=MAP))
     (three / "spiece.model").write_bytes(message(ALBERT))
     (three / "tokenizer_config.json").write_text('{"do_lower_case": false, "keep_accents": true}')
+    (four / "spiece.model").write_bytes(message(BIG_BIRD))
     return [
         (Tokenizer.load(bytes_), AutoTokenizer.from_pretrained(bytes_)),
         (Tokenizer.load(spaced / "vocab.json"), roberta(add_prefix_space=True, trim_offsets=False)),
@@ -174,6 +176,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]
         ),
         (Tokenizer.load(two), albert_of(rounded(ALBERT), _spm_precompiled_charsmap=MAP)),
         (Tokenizer.load(three), albert_of(rounded(ALBERT), do_lower_case=False, keep_accents=True)),
+        (Tokenizer.load(four), BigBirdTokenizer(vocab=rounded(BIG_BIRD), mask_token=mask("[MASK]"))),
     ]
 
 
@@ -304,3 +307,13 @@ def test_what_is_no_tokenizer_of_these_families(tmp_path: Path, name: str, kind:
         Tokenizer.load(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert caught.value.fix  # type: ignore[attr-defined]
+
+
+def test_a_big_birds_compiled_normalisation_is_followed(tmp_path: Path) -> None:
+    """transformers' class leaves it out; SentencePiece, with which BigBird was trained, does not."""
+    (tmp_path / "spiece.model").write_bytes(message(BIG_BIRD, charsmap=MAP))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode(["he & he"])[0].tolist() == tokenizer.encode(["he and he"])[0].tolist()
+    tokenizer.save(tmp_path / "again")
+    again = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert again("he & he", add_special_tokens=False)["input_ids"] == tokenizer.encode(["he and he"])[0].tolist()

@@ -91,7 +91,8 @@ def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials)
     backend.pre_tokenizer, backend.decoder, backend.post_processor = made.pre_tokenizer, made.decoder, made.post_processor
     strips = not isinstance(pipeline, PieceDeberta)
     mask = tokenizers.AddedToken(backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False)
-    backend.add_special_tokens([mask])
+    others = ("<s>", "</s>") if isinstance(pipeline, BigBird) and backend.token_to_id("</s>") is not None else ()
+    backend.add_special_tokens([mask, *(tokenizers.AddedToken(name, special=True, normalized=False) for name in others)])
 
 
 def _ends(backend: tokenizers.Tokenizer, specials: Specials) -> tuple[tuple[str, int], tuple[str, int]]:
