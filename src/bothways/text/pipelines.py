@@ -6,8 +6,9 @@ By these settings a folder without `tokenizer.json` is read, and a tokenizer is 
 builds these classes anew from the vocabulary and the settings.
 
 Notable choices. `<mask>`, and the [MASK] of ALBERT, BigBird and DeBERTa's first version, take the white space before them, as
-in the published `tokenizer.json`. DeBERTa's authors write [CLS] A [SEP] B [SEP] and normalise as SentencePiece does, and so do folders
-in the older layout here; transformers 5 puts a second [SEP] between texts in version 1, and has its own normalisation after it.
+in the published `tokenizer.json`. DeBERTa's authors write [CLS] A [SEP] B [SEP] and normalise as SentencePiece does, and so
+do folders in the older layout here; transformers 5 puts a second [SEP] between texts in version 1, and has its own
+normalisation after it.
 """
 
 from __future__ import annotations
