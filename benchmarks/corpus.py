@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +29,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import datasets
 import numpy as np
 import tokenizers
+from harness import clocks, machine
 from rich.console import Console
 from rich.table import Table
 
@@ -75,16 +74,10 @@ def by_document(backend: tokenizers.Tokenizer) -> Callable[[Batch], Ids]:
     return work
 
 
-def clocks() -> np.ndarray:
-    """Seconds of processor time, and on the clock."""
-    times = os.times()
-    return np.array([times.user + times.system + times.children_user + times.children_system, time.perf_counter()])
-
-
 def mapped(data: datasets.Dataset, work: Callable[[Batch], Ids]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Seconds, and the data set of ids, in a file."""
     with tempfile.TemporaryDirectory() as folder:
-        start = clocks()
+        start = np.array(clocks())
         result = data.map(
             work,
             batched=True,
@@ -93,7 +86,7 @@ def mapped(data: datasets.Dataset, work: Callable[[Batch], Ids]) -> tuple[np.nda
             load_from_cache_file=False,
             cache_file_name=str(Path(folder) / "ids.arrow"),
         )
-        seconds = clocks() - start
+        seconds = np.array(clocks()) - start
         return seconds, result.with_format("numpy")[:]
 
 
@@ -101,9 +94,9 @@ def built(documents: list[Document], tokenizer: Tokenizer) -> tuple[np.ndarray, 
     """Seconds, and the corpus."""
     folder = tempfile.mkdtemp()
     try:
-        start = clocks()
+        start = np.array(clocks())
         corpus = build(documents, tokenizer, Path(folder) / "corpus", workers=1)
-        return clocks() - start, corpus
+        return np.array(clocks()) - start, corpus
     finally:
         shutil.rmtree(folder)
 
@@ -149,19 +142,8 @@ def main() -> None:
         each = [" ".join(f"{second:.2f}" for second in column) for column in np.transpose(rounds)]
         table.add_row(name, *each, f"{size / 1e6 / middle:.2f}", f"{tokens / middle:,.0f}", f"{middle / ours:.2f}")
     Console().print(table)
-    print(f"{len(documents):,} documents, {size / 1e6:.1f} MB, {tokens:,} tokens, one core of {platform.machine()}, {cpu()}")
-    print(f"datasets {datasets.__version__}, tokenizers {tokenizers.__version__}, Python {platform.python_version()}")
-
-
-def cpu() -> str:
-    """The processor's name, if it can be found."""
-    info = Path("/proc/cpuinfo")
-    names = (
-        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
-    return names[0] if names else platform.processor()
+    print(f"{len(documents):,} documents, {size / 1e6:.1f} MB, {tokens:,} tokens")
+    print(f"one core of {machine(['datasets', 'tokenizers'])}")
 
 
 if __name__ == "__main__":

@@ -9,18 +9,16 @@ known in each round, so what it costs to meet a word for the first time is in th
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import platform
 import re
-import statistics
-import time
 from collections.abc import Callable, Iterator
 
 os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import numpy as np
-import tokenizers
+from harness import against, interleaved, machine, span
 
 from bothways.core.sequence import Ids
 from bothways.data.documents import read_documents
@@ -70,13 +68,6 @@ CONTENDERS: dict[str, Encode] = {
 }
 
 
-def timed(encode: Encode, tokenizer: Tokenizer, texts: list[str]) -> float:
-    """Seconds of processor time."""
-    start = time.process_time()
-    encode(tokenizer, texts)
-    return time.process_time() - start
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", help=".txt, .docs or .jsonl, also compressed")
@@ -88,24 +79,13 @@ def main() -> None:
     tokenizer = Tokenizer.load(options.tokenizer)
     texts = read_texts(options.text, options.megabytes * 1e6, options.split)
     same = all(map(np.array_equal, ours(tokenizer, texts), encode_batch(tokenizer, texts)))
-    rounds = [{name: timed(encode, tokenizer, texts) for name, encode in CONTENDERS.items()} for _ in range(options.rounds)]
+    works = {name: functools.partial(encode, tokenizer, texts) for name, encode in CONTENDERS.items()}
+    lines = against(interleaved(works, options.rounds, warm=0), "tokenizers encode_batch", threads=1)
     characters = sum(map(len, texts)) / 1e6
     print(f"{len(texts):,} {options.split}, {characters:.1f} M characters, ids {'equal' if same else 'DIFFERENT'}")
-    for name in CONTENDERS:
-        seconds = statistics.median(times[name] for times in rounds)
-        ratios = [times["tokenizers encode_batch"] / times[name] for times in rounds]
-        span = f"{statistics.median(ratios):.2f}× ({min(ratios):.2f}–{max(ratios):.2f})"
-        print(f"{name:30}{seconds:7.2f} s {characters / seconds:7.2f} M characters/s   {span}")
-    versions = f"Python {platform.python_version()}, tokenizers {tokenizers.__version__}, NumPy {np.__version__}"
-    print(f"{_processor()}, {os.cpu_count()} cores, one used; {versions}")
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    for line in lines:
+        print(f"{line.name:30}{line.seconds:7.2f} s {characters / line.seconds:7.2f} M characters/s   {span(line.speed)}")
+    print(f"one core of {machine(['tokenizers', 'numpy'])}")
 
 
 if __name__ == "__main__":

