@@ -30,7 +30,7 @@ from torch import Tensor
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import preset
-from bothways.model.config import Blocks, EncoderConfig, Full, Learned, Pattern, Window
+from bothways.model.config import Blocks, Dropouts, EncoderConfig, Full, Learned, Pattern, Window
 from bothways.model.heads import Masked, Model
 
 SMALL = {"width": 128, "depth": 2, "heads": 2, "inner": 512, "vocab": 1000}
@@ -50,7 +50,7 @@ def shapes(base: bool) -> dict[str, EncoderConfig]:
     for name, pattern in windows.items():
         shape = preset("bigbird-roberta-base")
         assert isinstance(shape, EncoderConfig)
-        plain = replace(shape, patterns=(pattern,), dropout=0.0, attention_dropout=0.0, position=Learned(32_768))
+        plain = replace(shape, patterns=(pattern,), dropout=Dropouts(0.0, 0.0), position=Learned(32_768))
         found[name] = plain if base else replace(plain, **SMALL)
     return found
 

@@ -79,7 +79,7 @@ encoders = st.builds(
             "order": table("post") | table("pre") | st.sampled_from(["post", "pre"]),
             "activation": st.sampled_from(["gelu", "gelu_tanh", "relu", "silu"]),
             "norm_epsilon": positive,
-            "dropout": rates,
+            "dropout": st.fixed_dictionaries({"hidden": rates, "attention": rates}),
             "initial_range": positive,
             "pad": st.none() | st.integers(0, 9),
         }
@@ -228,7 +228,7 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
         ("encoder.depth=six", r"^encoder\.depth: 'six' is given, but it must be a whole number"),
         ("encoder.depth=2.5", r"^encoder\.depth: '2\.5' is given, but it must be a whole number"),
         ("encoder.depth=none", r"^encoder\.depth: 'none' is given"),
-        ("encoder.dropout=1.5", r"^encoder\.dropout: must lie in \[0, 1\), not 1\.5"),
+        ("encoder.dropout.hidden=1.5", r"^encoder\.dropout\.hidden: must lie in \[0, 1\), not 1\.5"),
         ("encoder.heads=7", r"^encoder\.heads: width 64 cannot be divided among 7 heads\n  Use a number"),
         ("encoder=3", r"^encoder: '3' is given, but it must be a table"),
         ("training.until=3 parsecs", r"^training\.until: '3 parsecs' is no duration\n  Write a number and one of"),

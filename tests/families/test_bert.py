@@ -17,7 +17,7 @@ from bothways.core.errors import ConfigError, FolderError
 from bothways.families import bert
 from bothways.families.catalogue import PRESETS, family_for, family_named, preset
 from bothways.families.translation import ACTIVATIONS
-from bothways.model.config import EncoderConfig, Learned, PostNorm, PreNorm
+from bothways.model.config import Dropouts, EncoderConfig, Learned, PostNorm, PreNorm
 
 CLASSES = {"bert": transformers.BertConfig, "megatron-bert": transformers.MegatronBertConfig}
 FAMILIES = {"bert": bert.BERT, "megatron-bert": bert.MEGATRON_BERT}
@@ -37,8 +37,7 @@ def draw(seed: int, model_type: str) -> EncoderConfig:
         order=PostNorm() if model_type == "bert" else PreNorm(),
         activation=rng.choice(("gelu", "gelu_tanh", "relu", "silu")),
         norm_epsilon=rng.choice((1e-12, 1e-5)),
-        dropout=rng.choice((0.0, 0.1, 0.3)),
-        attention_dropout=rng.choice((0.0, 0.1, 0.3)),
+        dropout=Dropouts(rng.choice((0.0, 0.1, 0.3)), rng.choice((0.0, 0.1, 0.3))),
         initial_range=rng.choice((0.02, 0.5)),
         pad=rng.choice((None, 0, 3)),
     )
@@ -138,7 +137,8 @@ def test_presets_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> 
 
 
 def test_every_preset_has_a_family_and_takes_another_vocabulary() -> None:
-    assert all(family_for(make()) is not None for make in PRESETS.values())
+    without = {name for name, make in PRESETS.items() if family_for(make()) is None}
+    assert without == {"transformer-base", "transformer-big", "elmo-small", "elmo-medium", "elmo-original"}
     assert bert.small(4000) == dataclasses.replace(bert.small(), vocab=4000)
 
 

@@ -16,7 +16,7 @@ from bothways.families.catalogue import family_for, preset
 from bothways.families.gpt import GPT, GPT2
 from bothways.families.modernbert import MODERNBERT
 from bothways.interop.loading import plan_loading
-from bothways.model.config import Causal, EncoderConfig, Full, Learned, Rotary, Window
+from bothways.model.config import Causal, Dropouts, EncoderConfig, Full, Learned, Rotary, Window
 
 PUBLISHED: dict[str, Any] = {
     "attention_bias": False, "attention_dropout": 0.0, "classifier_activation": "gelu", "classifier_bias": False,
@@ -63,7 +63,7 @@ def test_other_depths_of_a_preset_keep_their_family(depth: int) -> None:
         {"patterns": (Causal(),)},
         {"position": Learned(8192)},
         {"position": Rotary(8192, (160_000.0, 10_000.0, 20_000.0))},
-        {"dropout": 0.1},
+        {"dropout": Dropouts(0.1, 0.0, places=("embedding", "attention"))},
         {"segments": 2},
     ],
 )

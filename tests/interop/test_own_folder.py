@@ -27,6 +27,7 @@ from bothways.interop.settings import read_settings
 from bothways.model.config import (
     Bias,
     Causal,
+    Dropouts,
     EncoderConfig,
     FromPooler,
     Full,
@@ -72,7 +73,7 @@ def draw_transformer(rng: random.Random) -> EncoderConfig:
         bias=Bias(*(flag() for _ in range(5))),
         activation=rng.choice(("gelu", "gelu_tanh", "relu", "silu")),
         norm_epsilon=10 ** -rng.uniform(3, 12),
-        dropout=rng.random() * 0.9,
+        dropout=Dropouts(rng.random() * 0.9, rng.random() * 0.9),
         pad=rng.choice((None, rng.randrange(VOCAB))),
         sharing=rng.choice((None, Sharing(rng.randint(1, depth), rng.randint(1, 2)))),
         readout=Readout(labels=rng.choice((FromPooler(), own())), tokens=rng.choice((None, own()))),

@@ -15,7 +15,7 @@ from bothways.core.layout import Layout
 from bothways.families.bert import BERT, MEGATRON_BERT
 from bothways.families.family import Family
 from bothways.families.keys import to_ours, to_theirs
-from bothways.model.config import EncoderConfig, Learned, PostNorm, PreNorm
+from bothways.model.config import Dropouts, EncoderConfig, Learned, PostNorm, PreNorm
 from bothways.model.heads import Head, Model
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
@@ -38,8 +38,7 @@ def draw_config(seed: int, order: str, dropout: float = 0.0, attention_dropout: 
         order=PostNorm() if order == "post" else PreNorm(),
         activation=rng.choice(tuple(ACTIVATIONS)),  # type: ignore[arg-type]
         norm_epsilon=rng.choice((1e-12, 1e-5, 1e-2)),
-        dropout=dropout,
-        attention_dropout=attention_dropout,
+        dropout=Dropouts(dropout, attention_dropout),
     )
 
 

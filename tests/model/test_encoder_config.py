@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bothways.core.errors import ConfigError
-from bothways.model.config import Blocks, Disentangled, EncoderConfig, Full, Gated, Learned, Rotary, Window
+from bothways.model.config import Blocks, Disentangled, Dropouts, EncoderConfig, Full, Gated, Learned, Rotary, Window
 from bothways.model.heads import Labels, NextToken, build_head
 
 
@@ -22,14 +22,10 @@ from bothways.model.heads import Labels, NextToken, build_head
         ({"inner": 0}, "encoder.inner: must be at least 1, not 0"),
         ({"width": 100, "heads": 12}, "encoder.heads: width 100 cannot be divided among 12 heads"),
         ({"segments": -1}, "encoder.segments: must be at least 0, not -1"),
-        ({"dropout": 1.0}, "encoder.dropout: must lie in [0, 1), not 1.0"),
-        ({"dropout": float("nan")}, "encoder.dropout: must lie in [0, 1), not nan"),
-        ({"attention_dropout": -0.1}, "encoder.attention_dropout: must lie in [0, 1), not -0.1"),
         ({"norm_epsilon": 0.0}, "encoder.norm_epsilon: must be above 0, not 0.0"),
         ({"initial_range": -0.02}, "encoder.initial_range: must be above 0, not -0.02"),
         ({"pad": 50}, "encoder.pad: id 50 is not in the vocabulary of 50"),
         ({"pad": -1}, "encoder.pad: id -1 is not in the vocabulary of 50"),
-        ({"embedding_dropout": 1.0}, "encoder.embedding_dropout: must lie in [0, 1), not 1.0"),
         ({"patterns": ()}, "encoder.patterns: must hold at least one pattern"),
         ({"patterns": (Blocks(),), "position": Disentangled()}, "encoder.patterns: distances between tokens are scored"),
         ({"patterns": (Window(4, everywhere=True),), "position": Disentangled()}, "encoder.patterns: distances between"),
@@ -42,6 +38,12 @@ from bothways.model.heads import Labels, NextToken, build_head
 def test_a_setting_that_cannot_be_is_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         EncoderConfig(**{"vocab": 50, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "rate"), [("hidden", 1.0), ("hidden", float("nan")), ("attention", -0.1), ("embedding", 1.0)])
+def test_a_rate_that_cannot_be_is_refused(name: str, rate: float) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"encoder.dropout.{name}: must lie in [0, 1), not {rate}")):
+        Dropouts(**{name: rate})  # type: ignore[arg-type]
 
 
 def test_positions_must_be_some() -> None:

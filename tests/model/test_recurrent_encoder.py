@@ -16,7 +16,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 from bothways.families.catalogue import family_for, preset
-from bothways.model.config import Causal, EncoderConfig
+from bothways.model.config import Causal, Dropouts, EncoderConfig
 from bothways.model.heads import BiLM, Choice, Labels, Masked, Model, NextToken, Pooled, Replaced, Span, Tags
 from bothways.model.ledger import forward_flops, ledger
 from bothways.model.recurrent import by_time
@@ -250,7 +250,7 @@ def test_the_objective_is_the_likelihood_of_neighbours_from_one_side_each() -> N
 
 def test_from_left_to_right_the_objective_is_gpts() -> None:
     torch.manual_seed(2)
-    config = EncoderConfig(VOCAB, 8, 2, 2, 8, patterns=(Causal(),), dropout=0.0, attention_dropout=0.0)
+    config = EncoderConfig(VOCAB, 8, 2, 2, 8, patterns=(Causal(),), dropout=Dropouts(0.0, 0.0))
     learner, given = LanguageModelling(Model(config, (NextToken(),))), sequences([5])
     batch = pack([learner.prepare(sequence, np.random.default_rng(0)) for sequence in given])
     losses = learner(batch)

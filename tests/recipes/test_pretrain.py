@@ -23,7 +23,7 @@ from bothways.data.documents import Document
 from bothways.data.packing import Examples
 from bothways.data.segments import FullSentences
 from bothways.interop.folder import load_model
-from bothways.model.config import EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import Model
 from bothways.objectives.pretraining import Pretraining
 from bothways.recipes.pretrain import HeldOut, begin_from, heads_for, part_of, pretrain, save_pretrained, vocabulary_of
@@ -45,7 +45,7 @@ SMALL += [
 
 
 def settings(corpus: Corpus, steps: int = 60, **changes: object) -> PretrainConfig:
-    encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=0.0, attention_dropout=0.0)
+    encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.0, 0.0))
     training = Training(Steps(steps), AdamW(lr=5e-3), Linear(0.1), precision="fp32", evaluate=Steps(30))
     config = PretrainConfig(encoder, training, phases=(Phase(32),), batch=Examples(32), held_out=0.1, evaluation_tokens=2000)
     return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
@@ -186,8 +186,8 @@ def test_the_paper_recipe_is_the_papers() -> None:
     assert [(p.length, p.share) for p in config.phases] == [(128, 0.9), (512, 0.1)]
     assert config.batch == Examples(256)
     assert (config.masking.rate, config.masking.mask, config.masking.random) == (0.15, 0.8, 0.1)
-    assert (config.encoder.activation, config.encoder.dropout) == ("gelu_tanh", 0.1)
-    assert modern(EncoderConfig(30522)).encoder.dropout == 0
+    assert (config.encoder.activation, config.encoder.dropout) == ("gelu_tanh", Dropouts())
+    assert modern(EncoderConfig(30522)).encoder.dropout == Dropouts(0.0, 0.0)
 
 
 @pytest.mark.parametrize("run", [Steps(10), Tokens(1000), Epochs(2.0), Hours(4.0)])

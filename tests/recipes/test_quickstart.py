@@ -13,7 +13,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.data.packing import Examples
 from bothways.data.segments import FullSentences
 from bothways.interop.folder import load_model
-from bothways.model.config import EncoderConfig, Learned
+from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.recipes.method import Method
 from bothways.recipes.quickstart import Story, Told, gather, part, tell
 from bothways.recipes.quickstart_report import report_of
@@ -27,7 +27,7 @@ from bothways.training.state import Epochs
 SMALL = Story(
     minutes=0.1,
     vocabulary=200,
-    encoder=EncoderConfig(200, 32, 2, 2, 64, position=Learned(64), dropout=0.0, attention_dropout=0.0),
+    encoder=EncoderConfig(200, 32, 2, 2, 64, position=Learned(64), dropout=Dropouts(0.0, 0.0)),
     phases=(Phase(16, 0.5, FullSentences()), Phase(32, 0.5)),
     labels=60,
     method=Method(Training(Epochs(1.0), AdamW(lr=1e-3), Linear(0.1), evaluate=Epochs(1.0)), 32, Examples(16)),

@@ -23,7 +23,7 @@ from bothways.core import config as configs
 from bothways.core.batch import SpanTargets, pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
-from bothways.model.config import EncoderConfig, Learned
+from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.model.heads import Model
 from bothways.model.heads import Span as SpanHead
 from bothways.tasks.answer import Answer, Answering
@@ -40,7 +40,7 @@ def make_task(folder: Path, definition: Answering = ALWAYS, length: int = LENGTH
     torch.manual_seed(3)
     tokenizer = make_tokenizer(folder)
     config = EncoderConfig(
-        tokenizer.size, 16, 2, 2, 32, position=Learned(64), initial_range=0.3, dropout=dropout, attention_dropout=dropout
+        tokenizer.size, 16, 2, 2, 32, position=Learned(64), initial_range=0.3, dropout=Dropouts(dropout, dropout)
     )
     return definition.task(Model(config, definition.heads((), None)), tokenizer, (), length)
 

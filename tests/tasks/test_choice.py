@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from toy_task import VOCABULARY, make_text, make_tokenizer
 
 from bothways.core.errors import DataError
-from bothways.model.config import EncoderConfig, Learned
+from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.model.heads import Model
 from bothways.tasks.choice import Choose, MultipleChoice
 from bothways.tasks.choice_examples import NO_COLUMNS, ChoiceColumns, ChoiceExample
@@ -26,9 +26,7 @@ from bothways.tasks.task import Pace, evaluate, predict
 
 def make_chooser(folder: Path, length: int = 16) -> Choose:
     torch.manual_seed(8)
-    config = EncoderConfig(
-        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=0.0, attention_dropout=0.0
-    )
+    config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=Dropouts(0.0, 0.0))
     definition = MultipleChoice()
     return definition.task(Model(config, definition.heads((), None)), make_tokenizer(folder), (), length)
 

@@ -18,7 +18,7 @@ from toy_task import VOCABULARY, make_text, make_tokenizer
 
 from bothways.core import config as configs
 from bothways.core.errors import ConfigError, DataError
-from bothways.model.config import EncoderConfig, Learned
+from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.model.heads import Model
 from bothways.tasks.examples import Columns
 from bothways.tasks.multilabel import LabelAll, MultiExample, MultiLabel
@@ -31,9 +31,7 @@ PLAIN = MultiLabel()
 
 def make_labeller(folder: Path, definition: MultiLabel = PLAIN, labels: tuple[str, ...] = LABELS) -> LabelAll:
     torch.manual_seed(7)
-    config = EncoderConfig(
-        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=0.0, attention_dropout=0.0
-    )
+    config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=Dropouts(0.0, 0.0))
     return definition.task(Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16)
 
 

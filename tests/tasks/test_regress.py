@@ -13,7 +13,7 @@ from scipy import stats
 from toy_task import VOCABULARY, make_examples, make_tokenizer
 
 from bothways.core.errors import DataError
-from bothways.model.config import EncoderConfig, Learned
+from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.model.heads import Model
 from bothways.tasks.examples import Columns, Example
 from bothways.tasks.predictions import Score
@@ -24,7 +24,7 @@ from bothways.tasks.task import Pace, evaluate, predict
 def make_scorer(folder: Path, dropout: float = 0.0) -> Regress:
     torch.manual_seed(6)
     config = EncoderConfig(
-        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=dropout, attention_dropout=dropout
+        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=Dropouts(dropout, dropout)
     )
     definition = Regression()
     labels = definition.labels([])

@@ -16,7 +16,7 @@ from toy_task import VOCABULARY, WORDS, make_tokenizer
 from bothways.core import config as configs
 from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import ConfigError, DataError
-from bothways.model.config import EncoderConfig, Learned
+from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.model.heads import Model
 from bothways.tasks.metrics import classification
 from bothways.tasks.predictions import Entity
@@ -45,7 +45,7 @@ def make_task(
 ) -> Tag:
     torch.manual_seed(5)
     config = EncoderConfig(
-        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.5, dropout=dropout, attention_dropout=dropout
+        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.5, dropout=Dropouts(dropout, dropout)
     )
     return definition.task(Model(config, definition.heads(labels, None)), tokenizer, labels, length)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bothways.model.config import EncoderConfig, Learned
+from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.model.heads import Labels, Model, Pooled
 from bothways.tasks.classify import Classification, Classify
 from bothways.tasks.examples import Example
@@ -27,7 +27,7 @@ def make_tokenizer(folder: Path, tokens: tuple[str, ...] = VOCABULARY, lowercase
 def make_task(folder: Path, labels: tuple[str, ...] = ("x", "y", "z"), length: int = 16, dropout: float = 0.1) -> Classify:
     torch.manual_seed(5)
     config = EncoderConfig(
-        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=dropout, attention_dropout=dropout
+        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=Dropouts(dropout, dropout)
     )
     return Classify(Classification(), Model(config, (Pooled(), Labels(len(labels)))), make_tokenizer(folder), labels, length)
 

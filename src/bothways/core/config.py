@@ -138,9 +138,9 @@ def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
 
 
 def _place(named: Any, fields: Iterable[str], where: str) -> str | None:
-    """Where an error of `__post_init__` is. What it says itself may begin with a name of the whole, "encoder.depth"."""
-    first, _, rest = str(named or "").partition(".")
-    inner = str(named) if first in fields else rest
+    """Where an error of `__post_init__` is. What it says itself may begin with names of the whole, "encoder.dropout.hidden"."""
+    names = str(named or "").split(".")
+    inner = ".".join(names[next((at for at, name in enumerate(names) if name in fields), 1) :])
     return (join(where, inner) if inner else where) or named
 
 

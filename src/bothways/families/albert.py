@@ -15,7 +15,7 @@ from bothways.families.alike import classes, masked_rules, output_rules
 from bothways.families.family import Family
 from bothways.families.keys import KeyTable, Rename, Rule, Stack
 from bothways.families.translation import NUMBERS, Translation, read_number
-from bothways.model.config import EncoderConfig, Readout, Sharing
+from bothways.model.config import Dropouts, EncoderConfig, Readout, Sharing
 
 VOCABULARY = 30_000
 
@@ -29,11 +29,9 @@ def _sized(depth: int, width: int, heads: int) -> EncoderConfig:
         heads,
         4 * width,
         activation="gelu_tanh",
-        dropout=0.0,
-        attention_dropout=0.0,
+        dropout=Dropouts(0.0, 0.0, places=("embedding", "attention")),
         embedding=128,
         sharing=Sharing(),
-        dropped=("embedding", "attention"),
         readout=Readout(pair_dropout=0.1),
     )
 

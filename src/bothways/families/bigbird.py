@@ -19,7 +19,7 @@ from bothways.families.alike import masked_rules, output_rules
 from bothways.families.family import Architecture, Family, HeadKind
 from bothways.families.keys import KeyTable, Rename, Rule
 from bothways.families.translation import ACTIVATIONS, Translation, read_choice, read_flag, read_number
-from bothways.model.config import Bias, Blocks, Deep, EncoderConfig, Full, Learned, Own, Pattern, Readout
+from bothways.model.config import Bias, Blocks, Deep, Dropouts, EncoderConfig, Full, Learned, Own, Pattern, Readout
 
 VOCABULARY = 50_358
 _SEPARATOR = 66
@@ -32,7 +32,7 @@ def _read_by(shape: EncoderConfig) -> EncoderConfig:
 
 
 def _sized(shape: EncoderConfig) -> EncoderConfig:
-    long = replace(shape, position=Learned(4096), patterns=(_BLOCKS,), dropped=("sum", "attention", "mlp"))
+    long = replace(shape, position=Learned(4096), patterns=(_BLOCKS,), dropout=Dropouts(places=("sum", "attention", "mlp")))
     return _read_by(replace(long, activation="gelu_tanh"))
 
 

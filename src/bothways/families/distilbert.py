@@ -15,14 +15,14 @@ from bothways.families.alike import classes, masked_rules, output_rules
 from bothways.families.family import Family
 from bothways.families.keys import KeyTable, Rename, Rule, Stack
 from bothways.families.translation import Translation, read_number
-from bothways.model.config import EncoderConfig, Own, Readout
+from bothways.model.config import Dropouts, EncoderConfig, Own, Readout
 
 _HEAD = Own("relu")
 
 
 def base(vocab: int = bert.UNCASED) -> EncoderConfig:
     """6 layers of 768."""
-    shape = replace(bert.base(vocab), depth=6, segments=0, dropped=("embedding", "mlp"))
+    shape = replace(bert.base(vocab), depth=6, segments=0, dropout=Dropouts(places=("embedding", "mlp")))
     return replace(shape, readout=Readout(labels=_HEAD, choice=_HEAD, span_dropout=0.1))
 
 
@@ -64,8 +64,8 @@ DISTILBERT = Family(
             "depth": "n_layers",
             "heads": "n_heads",
             "inner": "hidden_dim",
-            "dropout": "dropout",
-            "attention_dropout": "attention_dropout",
+            "dropout.hidden": "dropout",
+            "dropout.attention": "attention_dropout",
             "initial_range": "initializer_range",
         },
         activation="activation",

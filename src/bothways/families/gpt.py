@@ -51,7 +51,9 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     rate, inner = read_number(raw, "embd_pdrop", 0.1, where), 4 * config.width
     if raw.get("n_inner") is not None:
         inner = read_number(raw, "n_inner", inner, where)
-    return replace(config, inner=inner, embedding_dropout=None if rate == config.dropout else rate)
+    return replace(
+        config, inner=inner, dropout=replace(config.dropout, embedding=None if rate == config.dropout.hidden else rate)
+    )
 
 
 _BLOCKS: tuple[Rule, ...] = (
@@ -80,8 +82,8 @@ _NUMBERS = {
     "depth": "n_layer",
     "heads": "n_head",
     "norm_epsilon": "layer_norm_epsilon",
-    "dropout": "resid_pdrop",
-    "attention_dropout": "attn_pdrop",
+    "dropout.hidden": "resid_pdrop",
+    "dropout.attention": "attn_pdrop",
     "initial_range": "initializer_range",
 }
 _FIRST_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}

@@ -16,7 +16,7 @@ from bothways.families.alike import classes, masked_rules
 from bothways.families.family import Family
 from bothways.families.keys import KeyTable, Rename, Rule
 from bothways.families.translation import ACTIVATIONS, Translation, read_choice, read_flag, read_number
-from bothways.model.config import Bias, EncoderConfig, Full, Gated, Own, Pattern, PreNorm, Readout, Rotary, Window
+from bothways.model.config import Bias, Dropouts, EncoderConfig, Full, Gated, Own, Pattern, PreNorm, Readout, Rotary, Window
 
 GLOBAL, LOCAL = 160_000.0, 10_000.0
 _PAD = 50_283
@@ -37,10 +37,8 @@ def _sized(depth: int, width: int, inner: int) -> EncoderConfig:
         mlp=Gated(),
         bias=Bias(attention=False, mlp=False, norm=False, head=False),
         norm_epsilon=1e-5,
-        dropout=0.0,
-        attention_dropout=0.0,
+        dropout=Dropouts(0.0, 0.0, places=("embedding", "attention")),
         pad=_PAD,
-        dropped=("embedding", "attention"),
         readout=Readout(labels=_OWN, choice=_OWN, tokens=_OWN, masked="gelu"),
     )
 
@@ -69,6 +67,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     activation = read_choice(raw, "classifier_activation", ACTIVATIONS, "gelu", where)
     reads = read_choice(raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", where)
     own, rate = Own(activation, norm=True, reads=reads), read_number(raw, "embedding_dropout", 0.0, where)
+    both = config.dropout.attention  # theirs is on attention's output, too
     bias = {ours: read_flag(raw, theirs, getattr(config.bias, ours), where) for ours, theirs in _BIASES.items()}
     return replace(
         config,
@@ -76,8 +75,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
         patterns=tuple(patterns[kind] for kind in kinds),
         mlp=Gated(read_number(raw, "mlp_dropout", 0.0, where)),
         bias=Bias(**bias),
-        dropout=config.attention_dropout,  # theirs is on attention's output, too
-        embedding_dropout=None if rate == config.attention_dropout else rate,
+        dropout=replace(config.dropout, hidden=both, embedding=None if rate == both else rate),
         readout=Readout(own, own, own, masked=activation, span_dropout=read_number(raw, "classifier_dropout", 0.0, where)),
     ).canonical
 
@@ -170,7 +168,7 @@ MODERNBERT = Family(
             "heads": "num_attention_heads",
             "inner": "intermediate_size",
             "norm_epsilon": "norm_eps",
-            "attention_dropout": "attention_dropout",
+            "dropout.attention": "attention_dropout",
             "initial_range": "initializer_range",
         },
         activation="hidden_activation",

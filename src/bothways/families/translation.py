@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,11 +18,11 @@ NUMBERS = {
     "inner": "intermediate_size",
     "segments": "type_vocab_size",
     "norm_epsilon": "layer_norm_eps",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
+    "dropout.hidden": "hidden_dropout_prob",
+    "dropout.attention": "attention_probs_dropout_prob",
     "initial_range": "initializer_range",
 }
-"""Our fields by what most families call them."""
+"""Our fields, by dotted path, and what most families call them."""
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -73,7 +74,7 @@ class Translation:
         for key, value in self.fixed.items():
             read_choice(raw, key, {value: value}, value, where)
         defaults = self.defaults
-        numbers = {ours: read_number(raw, theirs, getattr(defaults, ours), where) for ours, theirs in self.numbers.items()}
+        numbers = {ours: read_number(raw, theirs, _at(defaults, ours), where) for ours, theirs in self.numbers.items()}
         most = read_number(raw, self.most, defaults.position.most + _offset(defaults), where)
         named = next(theirs for theirs, ours in self.activations.items() if ours == defaults.activation)
         activation = read_choice(raw, self.activation, self.activations, named, where)
@@ -81,7 +82,9 @@ class Translation:
         pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, where)
         try:
             position = replace(defaults.position, most=most - _offset(defaults))
-            return self.read_more(replace(defaults, **numbers, position=position, activation=activation, pad=pad), raw, where)
+            return self.read_more(
+                replace(defaults, **_changes(defaults, numbers), position=position, activation=activation, pad=pad), raw, where
+            )
         except ConfigError as error:
             raise FolderError(f"{error.where}: {error.what}", where=where, fix=error.fix) from error
 
@@ -90,7 +93,7 @@ class Translation:
         if "segments" in self.numbers and not config.segments:
             return None  # their embedding of segments is always read
         settings = {
-            **{theirs: getattr(config, ours) for ours, theirs in self.numbers.items()},
+            **{theirs: _at(config, ours) for ours, theirs in self.numbers.items()},
             self.most: config.position.most + _offset(config),
             self.activation: next((theirs for theirs, ours in self.activations.items() if ours == config.activation), ""),
             "pad_token_id": config.pad,
@@ -101,6 +104,20 @@ class Translation:
             return settings if self.read(settings, "").canonical == config.canonical else None
         except FolderError:
             return None
+
+
+def _at(config: EncoderConfig, path: str) -> Any:
+    """The field at a dotted path."""
+    return functools.reduce(getattr, path.split("."), config)
+
+
+def _changes(config: EncoderConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that change, if these dotted paths of one or two names have these values."""
+    changed: dict[str, Any] = {}
+    for path, value in values.items():
+        first, _, second = path.partition(".")
+        changed[first] = replace(changed.get(first, getattr(config, first)), **{second: value}) if second else value
+    return changed
 
 
 def _offset(config: EncoderConfig) -> int:

@@ -283,7 +283,7 @@ def _dropouts(family: Family, model: Model) -> dict[str, Any]:
     key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
     if head is None or not key:
         return {}
-    rate = model.config.dropout if head.dropout is None and default is not None else head.dropout
+    rate = model.config.head_dropout if head.dropout is None and default is not None else head.dropout
     return {} if rate is None else {key: rate}
 
 

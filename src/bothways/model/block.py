@@ -46,7 +46,7 @@ class Attention(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.shape = (3, config.heads, config.width // config.heads)
-        self.rate = config.attention_dropout
+        self.rate = config.dropout.attention
         bias = config.bias.attention and config.bias.projections
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias and config.bias.key)
         self.bias = nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None

@@ -23,6 +23,11 @@ T = TypeVar("T")
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 
+def _check_rate(rate: float, name: str) -> None:
+    if not 0 <= rate < 1:
+        raise ConfigError(f"must lie in [0, 1), not {rate}", where=f"encoder.{name}")
+
+
 @dataclass(frozen=True)
 class PostNorm:
     """x ← LayerNorm(x + f(x)): the Transformer's and BERT's order.
@@ -181,6 +186,27 @@ Place = Literal["sum", "embedding", "attention", "mlp"]
 
 
 @dataclass(frozen=True)
+class Dropouts:
+    """How much dropout there is.
+
+    Attributes:
+        hidden: the rate on embeddings and on the output of each sub-layer, where `places` says so, and on what heads read.
+        attention: on attention probabilities.
+        embedding: on embeddings, if it is another; none means `hidden`.
+        places: where `hidden` applies in the encoder.
+    """
+
+    hidden: float = 0.1
+    attention: float = 0.1
+    embedding: float | None = None
+    places: tuple[Place, ...] = ("embedding", "attention", "mlp")
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "attention", "embedding"):
+            _check_rate(getattr(self, name) or 0.0, f"dropout.{name}")
+
+
+@dataclass(frozen=True)
 class EncoderConfig:
     """The shape of an encoder.
 
@@ -198,14 +224,11 @@ class EncoderConfig:
         bias: which layers have one.
         activation: of the feed-forward layer; "gelu" is exact (erf), "gelu_tanh" is Google's approximation.
         norm_epsilon: added to the variance in LayerNorm.
-        dropout: on embeddings and on the output of each sub-layer, where `dropped` says so.
-        embedding_dropout: on embeddings, if it is another; none means `dropout`.
-        attention_dropout: on attention probabilities.
+        dropout: how much of what is dropped, and where.
         initial_range: σ of the truncated normal that weights start from.
         pad: the id of the padding token, which no packed sequence holds: others need it. None if there is none.
         embedding: features of the embeddings, E, which a dense layer takes to the width; none if they are as wide.
         sharing: which layers share weights; none if no two do.
-        dropped: where `dropout` applies.
         readout: how heads read it.
     """
 
@@ -222,14 +245,11 @@ class EncoderConfig:
     bias: Bias = Bias()
     activation: Activation = "gelu"
     norm_epsilon: float = 1e-12
-    dropout: float = 0.1
-    embedding_dropout: float | None = None
-    attention_dropout: float = 0.1
+    dropout: Dropouts = Dropouts()
     initial_range: float = 0.02
     pad: int | None = 0
     embedding: int | None = None
     sharing: Sharing | None = None
-    dropped: tuple[Place, ...] = ("embedding", "attention", "mlp")
     readout: Readout = Readout()
 
     @property
@@ -287,10 +307,16 @@ class EncoderConfig:
 
     def dropout_at(self, place: Place) -> float:
         """The rate at this place."""
-        if place not in self.dropped:
+        rates = self.dropout
+        if place not in rates.places:
             return 0.0
-        own = self.embedding_dropout if place in ("sum", "embedding") else None
-        return self.dropout if own is None else own
+        own = rates.embedding if place in ("sum", "embedding") else None
+        return rates.hidden if own is None else own
+
+    @property
+    def head_dropout(self) -> float:
+        """The rate in heads, unless they have their own."""
+        return self.dropout.hidden
 
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "depth", "heads", "inner"):
@@ -312,8 +338,6 @@ class EncoderConfig:
         for name in ("norm_epsilon", "initial_range"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"must be above 0, not {getattr(self, name)}", where=f"encoder.{name}")
-        for name in ("dropout", "embedding_dropout", "attention_dropout"):
-            _check_rate(getattr(self, name) or 0.0, name)
         _check_features(self.position, self.width, self.heads)
         if not self.patterns:
             raise ConfigError("must hold at least one pattern", where="encoder.patterns", fix='Full attention is ["full"].')
@@ -332,11 +356,6 @@ def _check_features(position: Learned | Sinusoidal | Rotary | Disentangled, widt
     if width % groups:
         what = f"width {width} cannot be divided among {groups} groups"
         raise ConfigError(what, where="encoder.position.convolution.groups", fix=f"Use a number that divides {width}.")
-
-
-def _check_rate(rate: float, name: str) -> None:
-    if not 0 <= rate < 1:
-        raise ConfigError(f"must lie in [0, 1), not {rate}", where=f"encoder.{name}")
 
 
 def _shortest(values: Sequence[T]) -> tuple[T, ...]:

@@ -233,7 +233,7 @@ class DeepHead(nn.Module):
     def __init__(self, config: EncoderConfig, outputs: int) -> None:
         super().__init__()
         self.activation = config.activation
-        self.first, self.dropout = Dropout(config.dropout), Dropout(config.dropout)
+        self.first, self.dropout = Dropout(config.head_dropout), Dropout(config.head_dropout)
         self.up = nn.Linear(config.width, config.inner)
         self.down = nn.Linear(config.inner, config.width)
         self.norm = layer_norm(config)
@@ -282,7 +282,7 @@ class BiLMHead(nn.Module):
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config.head_dropout)
         self.bias = nn.Parameter(torch.zeros(config.vocab))
 
     def forward(
@@ -362,7 +362,7 @@ def build_head(config: ModelConfig, head: Head) -> nn.Module:
         case Labels(count, dropout):
             return _sequence_head(config, config.readout.labels, count, dropout)
         case Tags(count, dropout):
-            return _token_head(config, count, config.dropout if dropout is None else dropout)
+            return _token_head(config, count, config.head_dropout if dropout is None else dropout)
         case Span():
             if isinstance(config, EncoderConfig) and config.readout.span is not None:
                 return DeepHead(config, 2)
@@ -409,7 +409,7 @@ def _token_head(config: ModelConfig, outputs: int, rate: float) -> nn.Module:
 
 
 def _sequence_head(config: ModelConfig, reads: FromPooler | Own, outputs: int, dropout: float | None) -> nn.Module:
-    rate = config.dropout if dropout is None else dropout
+    rate = config.head_dropout if dropout is None else dropout
     match reads:
         case FromPooler():
             return LabelHead(config, outputs, rate)

@@ -35,6 +35,11 @@ class RecurrentConfig:
     kind: Literal["recurrent"] = "recurrent"
 
     @property
+    def head_dropout(self) -> float:
+        """The rate in heads, unless they have their own."""
+        return self.dropout
+
+    @property
     def width(self) -> int:
         """Features of a token: what reads forward, then what reads back."""
         return 2 * self.projection

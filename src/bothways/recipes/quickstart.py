@@ -31,7 +31,7 @@ from bothways.data.packing import Tokens
 from bothways.data.segments import FullSentences
 from bothways.data.sentences import detect_language
 from bothways.interop.folder import save_model
-from bothways.model.config import EncoderConfig, Learned
+from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.recipes.filling import Filled, fill_masks
 from bothways.recipes.fitting import Fitted, fit_task
 from bothways.recipes.labelled import Labelled, label
@@ -63,7 +63,7 @@ def _fitting() -> tuple[int, float]:
 def _shape(width: int) -> EncoderConfig:
     return EncoderConfig(
         4000, width, 4, width // 64, 4 * width,
-        position=Learned(128), dropout=0.0, attention_dropout=0.0, initial_range=0.05,
+        position=Learned(128), dropout=Dropouts(0.0, 0.0), initial_range=0.05,
     )  # fmt: skip
 
 

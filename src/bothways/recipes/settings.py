@@ -106,15 +106,19 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
+def _without_dropout(encoder: ModelConfig) -> ModelConfig:
+    if isinstance(encoder, RecurrentConfig):
+        return dataclasses.replace(encoder, dropout=0.0)
+    return dataclasses.replace(encoder, dropout=dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0))
+
+
 def modern(encoder: ModelConfig) -> PretrainConfig:
     """What one would do today on one machine: no dropout, fresh masks in every epoch, batches by tokens, a higher rate.
 
     That short runs want no dropout and a higher rate is from Izsak et al. 2021 and Geiping & Goldstein 2022.
     """
-    if not isinstance(encoder, RecurrentConfig):
-        encoder = dataclasses.replace(encoder, attention_dropout=0.0)
     return PretrainConfig(
-        encoder=dataclasses.replace(encoder, dropout=0.0),
+        encoder=_without_dropout(encoder),
         segments=_segments(encoder),
         training=Training(
             until=Epochs(1.0),
