@@ -39,7 +39,7 @@ import torch
 from harness import Rounds, against, best, interleaved, machine, show, span
 from numpy.typing import NDArray
 
-from bothways.core.hardware import Precision, gemm_rate, has_bf16
+from bothways.core.hardware import Precision, has_bf16
 from bothways.data.installed import Kind, installed_docstrings
 from bothways.model.ledger import forward_flops
 from bothways.recipes.finetuned import open_task
@@ -223,6 +223,13 @@ def report(title: str, taken: Mapping[str, Rounds], threads: int, unit: float, r
     show(title, [f"{scale} ({kind})", f"{scale} (clock)", f"× {peer}", *extra], rows)
 
 
+def product_rate(threads: int) -> float:
+    """Operations a second of a matrix product, 1,024 squared, by the clock that counts here."""
+    left, right = torch.randn(2, 1024, 1024)
+    taken = interleaved({"product": lambda: left @ right}, rounds=10)["product"]
+    return 2 * 1024**3 / min(taken.seconds(threads))
+
+
 def start(code: str, folder: str) -> None:
     subprocess.run([sys.executable, "-c", code.format(folder=folder)], check=True, stdout=subprocess.DEVNULL)
 
@@ -243,7 +250,7 @@ def main() -> None:
     flops, tokens = sum(n * forward_flops(task.model.config, (), n) for n in lengths), sum(lengths)
     if options.rounds:
         works = {name: functools.partial(embed, texts) for name, embed in contenders.items()}
-        gemm = gemm_rate(CPU, torch.float32)
+        gemm = product_rate(threads)
         rate = lambda seconds: [f"{tokens / seconds:,.0f}", f"{flops / seconds / gemm:.0%}"]  # noqa: E731
         report("All texts", interleaved(works, options.rounds, warm=0), threads, 1, rate)
     if options.latency:

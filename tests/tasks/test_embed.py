@@ -159,3 +159,15 @@ def test_nothing_is_trained() -> None:
     assert definition.check([Example("a")], []) == []
     assert definition.heads((), None) == ()
     assert definition.texts(Example("a", "b")) == ("a", "b")
+
+
+def test_predictions_have_no_dropout_in_whatever_mode_and_keep_that_of_the_task(made: tuple) -> None:
+    model, tokenizer, _ = made
+    task, example = Embedding().task(model, tokenizer, (), 24), Example("some words")
+    expected = next(predict(task.eval(), [example]))[1].vectors
+    for whole, inner in ((True, True), (False, True), (False, False)):
+        task.train(whole)
+        model.train(inner)
+        np.testing.assert_array_equal(next(predict(task, [example]))[1].vectors, expected)
+        assert task.training == whole
+    model.eval()
