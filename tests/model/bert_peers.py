@@ -55,8 +55,8 @@ def peer(config: EncoderConfig, name: str, **settings: object) -> nn.Module:
         max_position_embeddings=config.position.most,
         hidden_act=ACTIVATIONS[config.activation],
         layer_norm_eps=config.norm_epsilon,
-        hidden_dropout_prob=config.dropout,
-        attention_probs_dropout_prob=config.attention_dropout,
+        hidden_dropout_prob=config.dropout.hidden,
+        attention_probs_dropout_prob=config.dropout.attention,
         **settings,
     )
     model: nn.Module = getattr(transformers, stem + name)(theirs)

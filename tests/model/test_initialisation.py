@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from bothways.model.config import EncoderConfig, PreNorm
+from bothways.model.config import Dropouts, EncoderConfig, PreNorm
 from bothways.model.dropout import Dropout, dropout, keep_mask
 from bothways.model.heads import Labels, Masked, Model, Pair, Pooled
 
@@ -50,7 +50,7 @@ def test_two_models_start_differently_and_a_seed_starts_equal_ones() -> None:
 def test_heads_are_where_they_were_asked_for() -> None:
     assert set(started().heads) == {"masked", "pooler", "pair", "labels"}
     assert set(Model(started().config, [Pooled()]).heads) == {"pooler"}
-    config = EncoderConfig(vocab=9, width=8, depth=1, heads=1, inner=8, dropout=0.25)
+    config = EncoderConfig(vocab=9, width=8, depth=1, heads=1, inner=8, dropout=Dropouts(0.25))
     rates = [Model(config, [Labels(2, rate)]).heads["labels"].dropout.rate for rate in (None, 0.0, 0.5)]
     assert rates == [0.25, 0.0, 0.5]
     assert Model(config, [Pair()]).heads["pair"].dropout.rate == 0
@@ -92,7 +92,7 @@ def test_weights_that_will_be_loaded_are_not_drawn() -> None:
     """In a process of its own: what asks torch for its compiler, which takes seconds to import, is seen only the first time."""
     code = (
         "import sys\n"
-        "from bothways.model.config import EncoderConfig\n"
+        "from bothways.model.config import Dropouts, EncoderConfig\n"
         "from bothways.model.heads import Labels, Masked, Model\n"
         "from bothways.model.init import without_weights\n"
         "with without_weights():\n"
