@@ -92,7 +92,7 @@ def test_weights_that_will_be_loaded_are_not_drawn() -> None:
     """In a process of its own: what asks torch for its compiler, which takes seconds to import, is seen only the first time."""
     code = (
         "import sys\n"
-        "from bothways.model.config import Dropouts, EncoderConfig\n"
+        "from bothways.model.config import EncoderConfig\n"
         "from bothways.model.heads import Labels, Masked, Model\n"
         "from bothways.model.init import without_weights\n"
         "with without_weights():\n"
