@@ -1,4 +1,4 @@
-"""A small corpus of sentences that can be predicted: each document is about one animal and one place."""
+"""A small corpus of the sentences of `toy_animals`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from toy_animals import WORDS, document
 
 from bothways.data.corpus import Corpus, build
 from bothways.data.documents import Document
 from bothways.text.tokenizer import Tokenizer
-
-ANIMALS = ["cat", "dog", "owl", "fox", "hen", "cow"]
-PLACES = ["barn", "wood", "town", "lake", "hill"]
-VERBS = ["sleeps", "eats", "sings", "walks"]
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "in", "near", ".", *ANIMALS, *PLACES, *VERBS, "##s"]
-
-
-def document(rng: np.random.Generator) -> str:
-    animal, place = rng.choice(ANIMALS), rng.choice(PLACES)
-    return " ".join(
-        f"The {animal} {rng.choice(VERBS)} {rng.choice(['in', 'near'])} the {place}." for _ in range(rng.integers(3, 9))
-    )
 
 
 @pytest.fixture(scope="session")

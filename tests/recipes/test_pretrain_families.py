@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from toy_animals import document
 
 from bothways.cli import app
 from bothways.core.batch import Batch
@@ -22,7 +23,6 @@ from bothways.recipes.pretrain import fitted
 from bothways.tasks.untrained import vocabulary_logits
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.train import ByteBPE, WordPiece, train
-from conftest import document
 
 TINY = ["encoder.depth=2", "encoder.width=32", "encoder.heads=2", "encoder.inner=64", "encoder.position.most=64"]
 FAST = [
