@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -65,6 +66,21 @@ def test_dropout_keeps_the_expectation_and_drops_the_rate(rate: float) -> None:
     assert values == pytest.approx([0.0, 1 / (1 - rate)], rel=1e-4)
     dropped = int((kept == 0).sum())
     assert stats.binomtest(dropped, count, round(rate * 2**16) / 2**16).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 1 - 2**-16])
+def test_of_all_draws_that_there_can_be_exactly_the_rate_is_dropped(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Each:
+        def __init__(self, seed: int) -> None:
+            pass
+
+        def random_raw(self, count: int) -> np.ndarray:
+            return np.arange(-(2**15), 2**15).astype(np.int16).view(np.uint64)
+
+    monkeypatch.setattr(np.random, "SFC64", Each)
+    mask = keep_mask(torch.empty(2**16), rate)
+    assert int((mask == 0).sum()) == round(rate * 2**16)
+    assert mask.unique().tolist() == pytest.approx([0.0, 2**16 / (2**16 - round(rate * 2**16))], rel=1e-7)
 
 
 def test_neighbouring_draws_are_independent() -> None:
