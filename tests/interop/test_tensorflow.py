@@ -296,8 +296,8 @@ def test_a_checkpoint_is_named_by_folder_index_or_prefix(tmp_path: Path) -> None
     with pytest.raises(FolderError, match=r"holds 2 checkpoints: bert_model.ckpt.index, model.ckpt-5.index"):
         read_checkpoint(source)
     assert len(read_checkpoint(source / "model.ckpt-5").report.loaded) == len(found)
-    for place in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(FolderError, match=r"there is no \.index file"):
+    for place, what in ((tmp_path, "holds no checkpoint of TensorFlow"), (tmp_path / "nothing", "no such folder")):
+        with pytest.raises(FolderError, match=rf"{what}.*: there is no \.index file"):
             read_checkpoint(place)
 
 

@@ -149,7 +149,8 @@ def _find_index(source: Path) -> Path:
         if file.is_file():
             return file
     fix = "Give the folder with bert_model.ckpt.index and bert_model.ckpt.data-00000-of-00001, unpacked."
-    raise FolderError("holds no checkpoint of TensorFlow: there is no .index file", where=source, fix=fix)
+    what = "holds no checkpoint of TensorFlow" if source.exists() else "no such folder, and no checkpoint of this name"
+    raise FolderError(f"{what}: there is no .index file", where=source, fix=fix)
 
 
 def _dialect(variables: Collection[str], part: Part | None, index: Path) -> Dialect:
