@@ -14,7 +14,7 @@ from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
 from bothways.model.place import Disentangled, Learned, Rotary, Sinusoidal
 
 __all__ = [
-    "Activation", "Bias", "Blocks", "Causal", "Deep", "Disentangled", "EncoderConfig", "FromPooler", "Full", "Gated",
+    "Activation", "Bias", "Blocks", "Causal", "Deep", "Disentangled", "Dropouts", "EncoderConfig", "FromPooler", "Full", "Gated",
     "Learned", "Own", "Pattern", "Place", "Plain", "PostNorm", "PreNorm", "Readout", "Rotary", "Sharing", "Sinusoidal",
     "Window",
 ]  # fmt: skip

@@ -145,7 +145,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.specification = completed(config, heads)
-        self.encoder = encoder or build_encoder(config)
+        self.encoder = build_encoder(config) if encoder is None else encoder
         self.heads = nn.ModuleDict({head.kind: build_head(config, head) for head in self.specification})
 
     def before_masked(self, batch: Batch, hidden: Hidden) -> Float[Tensor, "tokens width"]:
