@@ -14,8 +14,8 @@ from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
 from bothways.model.place import Disentangled, Learned, Rotary, Sinusoidal
 
 __all__ = [
-    "Activation", "Bias", "Blocks", "Causal", "Deep", "Disentangled", "Dropouts", "EncoderConfig", "FromPooler", "Full", "Gated",
-    "Learned", "Own", "Pattern", "Place", "Plain", "PostNorm", "PreNorm", "Readout", "Rotary", "Sharing", "Sinusoidal",
+    "Activation", "Bias", "Blocks", "Causal", "Deep", "Disentangled", "Dropouts", "EncoderConfig", "FromPooler", "Full",
+    "Gated", "Learned", "Own", "Pattern", "Place", "Plain", "PostNorm", "PreNorm", "Readout", "Rotary", "Sharing", "Sinusoidal",
     "Window",
 ]  # fmt: skip
 
