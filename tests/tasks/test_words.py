@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import unicodedata
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bothways.tasks.words import split_words
 
@@ -32,7 +36,7 @@ MIXED = st.text(
     ],
 )
 def test_words(text: str, words: list[str]) -> None:
-    assert [text[begin:end] for begin, end in split_words(text)] == words
+    assert _words(text) == words
 
 
 @settings(deadline=None)
@@ -50,14 +54,39 @@ def test_words_are_slices_in_order_and_nothing_but_white_space_is_between(text: 
         assert not marks or end - begin == 1
 
 
+def _words_of_bert(text: str) -> list[str]:
+    normalizer = BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False)
+    return [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))]
+
+
+def _words(text: str) -> list[str]:
+    return [text[begin:end] for begin, end in split_words(text)]
+
+
+DROPPED = {"Cc", "Cf", "Cn", "Co", "Cs"}
+"""Categories that BERT's tokenizer drops, surrogates, and characters that no version of Unicode has named yet."""
+
+
+@functools.cache
+def _classed_differently() -> frozenset[str]:
+    named = (chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) not in DROPPED)
+    return frozenset(c for c in named if _words(f"a{c}a") != _words_of_bert(f"a{c}a"))
+
+
+def test_every_character_is_classed_as_berts_tokenizer_does_but_for_newer_unicode() -> None:
+    """`tokenizers` knows the marks of Unicode 8, one block of ideographs fewer than BERT, and drops U+FFFD."""
+    ideographs = {chr(code) for code in range(0x2B820, 0x2B920)}
+    changed_category = {"\u166d", "\U000111c9"}
+    others = _classed_differently() - ideographs - changed_category - {"\ufffd"}
+    assert {unicodedata.category(c)[0] for c in others} <= {"P"}
+    assert all(len(_words_of_bert(f"a{c}a")) == 1 for c in others)
+    assert len(others) < 200
+
+
 @settings(deadline=None)
 @given(MIXED)
 def test_words_are_those_of_berts_tokenizer(text: str) -> None:
-    """Without what it drops: control characters, and the characters that Python and it class differently."""
-    from tokenizers.normalizers import BertNormalizer
-    from tokenizers.pre_tokenizers import BertPreTokenizer
-
-    kept = "".join(c for c in text if unicodedata.category(c) not in {"Cc", "Cf", "Cn", "Co"} or c in " \t\n")
-    clean = BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False).normalize_str(kept)
-    theirs = [word for word, _ in BertPreTokenizer().pre_tokenize_str(clean)]
-    assert [kept[begin:end] for begin, end in split_words(kept)] == theirs
+    """Without what it drops, and without the characters that an older Unicode classes differently."""
+    kept = "".join(c for c in text if unicodedata.category(c) not in DROPPED or c in " \t\n")
+    kept = "".join(c for c in kept if c not in _classed_differently())
+    assert _words(kept) == _words_of_bert(kept)
