@@ -139,10 +139,13 @@ def inputs(theirs: nn.Module, seed: int) -> tuple[Batch, dict[str, Tensor], Tens
 
 
 def outputs(model: Model, batch: Batch) -> list[Tensor]:
-    x, layout, heads = model.encoder(batch).last, batch.layout, model.heads
+    layout, heads = batch.layout, model.heads
+    if found := [model.read(kind, batch) for kind in ("labels", "choice") if kind in heads]:  # type: ignore[arg-type]
+        return found
+    x = model.encoder(batch, only=layout.firsts if set(heads) == {"pooler", "pair"} else None).last
     found = [heads[kind](x, model.encoder.embedding.token.weight) for kind in ("masked", "causal") if kind in heads]
     found += [heads["replaced"](x, layout)] if "replaced" in heads else []
-    found += [model.read(kind, x, layout) for kind in ("pair", "labels", "choice") if kind in heads]  # type: ignore[arg-type]
+    found += [heads["pair"](heads["pooler"](x, layout))] if "pair" in heads else []
     found += [heads[kind](x) for kind in ("tags", "span") if kind in heads]
     if found:
         return found

@@ -191,7 +191,7 @@ def test_a_head_of_whole_sequences_reads_the_mean() -> None:
     x = model.encoder(batch).last
     head = model.heads["labels"]
     means = torch.stack([part.mean(0) for part in x.split([3, 5])])
-    torch.testing.assert_close(model.read("labels", x, batch.layout), head.dense(torch.tanh(head.inner(means))))
+    torch.testing.assert_close(model.read("labels", batch), head.dense(torch.tanh(head.inner(means))))
 
 
 @pytest.mark.parametrize("head", [Masked(), Pooled(), Replaced(), NextToken()])

@@ -100,6 +100,11 @@ class Layout:
         return cls(offsets, positions, owner, max(lengths, default=0), cut)
 
     @property
+    def firsts(self) -> Int[Tensor, " sequences"]:
+        """The first token of each sequence, [CLS]."""
+        return self.offsets[:-1]
+
+    @property
     def sequences(self) -> int:
         return len(self.offsets) - 1
 

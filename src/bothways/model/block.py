@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import assert_never
@@ -66,12 +66,14 @@ class Attention(nn.Module):
         view: View,
         relative: Float[Tensor, "rows width"] | None = None,
         queries: Float[Tensor, "tokens width"] | None = None,
-    ) -> Float[Tensor, "tokens width"]:
+        only: Int[Tensor, " asked"] | None = None,
+    ) -> Float[Tensor, "asked width"]:
         """Args:
         x: what is attended to.
         view: which of it each token sees.
         relative: the vectors of relative positions; none without them.
         queries: what attends, token by token; none for `x` itself.
+        only: the tokens whose output is asked for; none for all.
         """
         rate = self.rate if self.training else 0.0
         qkv, terms = self._project(x, relative)
@@ -82,7 +84,7 @@ class Attention(nn.Module):
             qkv = torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
         wide = self.wide(x).unflatten(-1, self.shape) if self.wide is not None and view.everywhere else None
         heads = attend(qkv, view, rate, wide) if terms is None else attend_disentangled(qkv, terms, view, rate)
-        result: Tensor = self.out(heads.flatten(1))
+        result: Tensor = self.out(_rows(heads.flatten(1), only))
         return result
 
     def _project(
@@ -111,6 +113,10 @@ class Attention(nn.Module):
 
 def _dense(config: EncoderConfig, bias: bool = True) -> nn.Linear:
     return nn.Linear(config.width, config.width, bias=config.bias.attention and bias)
+
+
+def _rows(x: Float[Tensor, "tokens width"], only: Int[Tensor, " asked"] | None) -> Float[Tensor, "asked width"]:
+    return x if only is None else x.index_select(0, only)
 
 
 class FeedForward(nn.Module):
@@ -161,16 +167,17 @@ class Block(nn.Module):
         view: View,
         relative: Float[Tensor, "rows width"] | None = None,
         queries: Float[Tensor, "tokens width"] | None = None,
-    ) -> Float[Tensor, "tokens width"]:
+        only: Int[Tensor, " asked"] | None = None,
+    ) -> Float[Tensor, "asked width"]:
         """Arguments as in `Attention`; with `queries`, the residual path is theirs."""
-        first, second, start = self.attention_norm, self.mlp_norm, x if queries is None else queries
+        first, second, start = self.attention_norm, self.mlp_norm, _rows(x if queries is None else queries, only)
         match self.order:
             case PostNorm():
-                x = first(start + self.attention_dropout(self.attention(x, view, relative, queries)))
+                x = first(start + self.attention_dropout(self.attention(x, view, relative, queries, only)))
                 return second(x + self.mlp_dropout(self.mlp(x)))  # type: ignore[no-any-return]
             case PreNorm():
                 normed = None if queries is None else first(queries)
-                x = start + self.attention_dropout(self.attention(first(x), view, relative, normed))
+                x = start + self.attention_dropout(self.attention(first(x), view, relative, normed, only))
                 return x + self.mlp_dropout(self.mlp(second(x)))  # type: ignore[no-any-return]
             case _:
                 assert_never(self.order)

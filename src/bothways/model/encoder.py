@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
@@ -22,7 +22,7 @@ from bothways.model.view import View, views
 @dataclass(frozen=True)
 class Hidden:
     """Attributes:
-    last: the vector of every token after the last block `(tokens, width)`.
+    last: the vector of every token after the last block `(tokens, width)`; 0 for one that nobody asked for.
     layers: if asked for, the embeddings and then the output of each layer; `layers[-1]` is `last`.
     before: what the last block made it from; none where there is no such block.
     """
@@ -60,23 +60,38 @@ class Encoder(nn.Module):
         group = self.blocks[int(number / (depth / sharing.groups))]  # in floating point, as ALBERT's code has it
         return list(group.children())
 
-    def forward(self, batch: Batch, keep_layers: bool = False) -> Hidden:
-        """Encode a packed batch; `keep_layers` also returns what each layer gave."""
+    def forward(self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None) -> Hidden:
+        """Encode a packed batch.
+
+        Args:
+            batch: the tokens.
+            keep_layers: also return what each layer gave.
+            only: the tokens whose last vectors are asked for, each once; none for all. After the attention of the last block,
+                which reads all, no more is computed than these.
+        """
         x = before = self.embedding(batch)
         layers, seen = [x], views(self.config, batch.layout, batch.everywhere, self.training)
         relative = self._relative(seen[0])
+        end = None if keep_layers or (self.convolution and self.config.depth == 1) else self.layer(self.config.depth - 1)[-1]
         for layer, view in enumerate(seen):
             for block in self.layer(layer):
-                before, x = x, block(x, view, relative)
+                asked = only if layer == self.config.depth - 1 and block is end else None
+                before, x = x, block(x, view, relative, only=asked)
             if layer == 0 and self.convolution is not None:
                 x = self.convolution(layers[0], x, batch.layout)
             if keep_layers:  # else a prediction would hold what every layer gave
                 layers.append(x)
         last = self.norm(x)
+        if only is not None and end is not None:
+            last = _spread(last, only, len(before))
         return Hidden(last, (*layers[:-1], last) if keep_layers else (), before)
 
     def decode(
-        self, batch: Batch, before: Float[Tensor, "tokens width"], queries: Float[Tensor, "tokens width"]
+        self,
+        batch: Batch,
+        before: Float[Tensor, "tokens width"],
+        queries: Float[Tensor, "tokens width"],
+        only: Int[Tensor, " asked"] | None = None,
     ) -> Float[Tensor, "tokens width"]:
         """The last block applied twice with queries of one's own: the enhanced mask decoder (He et al. 2020, section 3.2).
 
@@ -84,13 +99,13 @@ class Encoder(nn.Module):
             batch: as it was encoded.
             before: what the last block read.
             queries: what attends to it at first; then, what that gave.
+            only: as in `forward`.
         """
         view = views(self.config, batch.layout, batch.everywhere, self.training)[-1]
         block, relative = self.layer(self.config.depth - 1)[-1], self._relative(view)
-        for _ in range(2):
-            queries = block(before, view, relative, queries)
-        result: Tensor = self.norm(queries)
-        return result
+        queries = block(before, view, relative, queries)
+        result: Tensor = self.norm(block(before, view, relative, queries, only))
+        return result if only is None else _spread(result, only, len(before))
 
     def _relative(self, view: View) -> Float[Tensor, "rows width"] | None:
         """The vectors of relative positions."""
@@ -98,6 +113,11 @@ class Encoder(nn.Module):
             return None
         result: Tensor = self.relative(view.distances)
         return result
+
+
+def _spread(x: Float[Tensor, "asked width"], only: Int[Tensor, " asked"], tokens: int) -> Float[Tensor, "tokens width"]:
+    """Vectors in the places of their tokens, 0 in the others."""
+    return x.new_zeros(tokens, x.shape[1]).index_copy(0, only, x)
 
 
 def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Module]:

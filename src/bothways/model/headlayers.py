@@ -57,7 +57,7 @@ class Pooler(nn.Module):
         initialise(self, config.initial_range)
 
     def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, "sequences width"]:
-        return torch.tanh(self.dense(x[layout.offsets[:-1]]))
+        return torch.tanh(self.dense(x[layout.firsts]))
 
 
 class LabelHead(nn.Module):
@@ -101,7 +101,7 @@ class OwnHead(nn.Module):
         """What it reads of each sequence."""
         match self.reads:
             case "first":
-                return x[layout.offsets[:-1]]
+                return x[layout.firsts]
             case "mean":
                 sums = x.new_zeros(layout.sequences, x.shape[1]).index_add(0, layout.owner, x)
                 return sums / layout.offsets.diff()[:, None].to(x.dtype)
@@ -147,7 +147,7 @@ class ReplacedHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, " tokens"]:
         if self.norm is not None:
-            x = self.norm(x + x[layout.offsets[:-1]][layout.owner])
+            x = self.norm(x + x[layout.firsts][layout.owner])
         result: Tensor = self.dense(activate(self.activation, self.inner(x)))
         return result.squeeze(-1)
 

@@ -9,13 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.model.config import Causal, EncoderConfig, FromPooler, Own
 from bothways.model.encoder import Encoder, Hidden
 from bothways.model.headlayers import BiLMHead, DeepHead, LabelHead, MaskedHead, NextTokenHead, OwnHead, Pooler, ReplacedHead
@@ -148,23 +147,26 @@ class Model(nn.Module):
         self.encoder = build_encoder(config) if encoder is None else encoder
         self.heads = nn.ModuleDict({head.kind: build_head(config, head) for head in self.specification})
 
-    def before_masked(self, batch: Batch, hidden: Hidden) -> Float[Tensor, "tokens width"]:
+    def before_masked(
+        self, batch: Batch, hidden: Hidden, only: Int[Tensor, " asked"] | None = None
+    ) -> Float[Tensor, "tokens width"]:
         """What the masked LM head reads of an encoded batch: its vectors, or what the enhanced mask decoder makes of them.
 
-        The decoder's queries are, at first, what the last block read plus absolute positions.
+        The decoder's queries are, at first, what the last block read plus absolute positions. It gives the vectors of the
+        tokens `only`, where those are named; the encoder must have been asked for these, too.
         """
         head = self.heads["masked"]
         if not isinstance(head, MaskedHead) or head.position is None or hidden.before is None:
             return hidden.last
         assert isinstance(self.encoder, Encoder)
-        return self.encoder.decode(batch, hidden.before, hidden.before + head.position(batch.layout.positions))
+        return self.encoder.decode(batch, hidden.before, hidden.before + head.position(batch.layout.positions), only)
 
-    def read(
-        self, kind: Literal["pair", "labels", "choice"], x: Float[Tensor, "tokens width"], layout: Layout
-    ) -> Float[Tensor, "sequences labels"]:
-        """What a head of whole sequences makes of them: of the pooled vector, or of what it reads itself."""
+    def read(self, kind: Literal["labels", "choice"], batch: Batch) -> Float[Tensor, "sequences labels"]:
+        """What a head of whole sequences makes of a batch: of the pooled vector, or of what it reads itself."""
         head = self.heads[kind]
-        result: Tensor = head(head.pool(x, layout) if isinstance(head, OwnHead) else self.heads["pooler"](x, layout))
+        own = head if isinstance(head, OwnHead) else None
+        x = self.encoder(batch, only=None if own and own.reads == "mean" else batch.layout.firsts).last
+        result: Tensor = head(own.pool(x, batch.layout) if own else self.heads["pooler"](x, batch.layout))
         return result
 
 

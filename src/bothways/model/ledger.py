@@ -239,9 +239,14 @@ def forward_flops(config: ModelConfig, heads: Iterable[Head], length: int, predi
             left to right only what is seen: what the reference kernel computes and masks is more. Global tokens that a batch
             names cost what they are made by; what they see is not counted, nor what `batch_flops` counts.
         predicted: share of tokens that the masked LM head predicts.
+
+    The last block's part after attention is counted for the tokens that a head reads; without heads, for all.
     """
-    encoder = _recurrent_flops(config) if isinstance(config, RecurrentConfig) else _transformer_flops(config, length)
-    return encoder + sum(_head_flops(config, head, length, predicted) for head in completed(config, heads))
+    wanted = completed(config, heads)
+    of_heads = sum(_head_flops(config, head, length, predicted) for head in wanted)
+    if isinstance(config, RecurrentConfig):
+        return _recurrent_flops(config) + of_heads
+    return _transformer_flops(config, length, _asked(config, wanted, length, predicted)) + of_heads
 
 
 def batch_flops(config: ModelConfig, heads: Iterable[Head], longest: int) -> float:
@@ -257,30 +262,64 @@ def _recurrent_flops(config: RecurrentConfig) -> float:
     return 2.0 * config.depth * 2 * (4 * m * (e + e) + (e * m if m > e else 0))
 
 
-def _transformer_flops(config: EncoderConfig, length: int) -> float:
+def _transformer_flops(config: EncoderConfig, length: int, read: float) -> float:
     blocks = sum(_block_flops(config, layer, length) for layer in range(config.depth)) * (config.steps // config.depth)
     projection = 0 if config.embedding is None else 2 * config.embedding * config.width
-    return projection + blocks + convolution_flops(config)
+    return projection + blocks + convolution_flops(config) - (1 - read) * _tail_flops(config)
 
 
 def _block_flops(config: EncoderConfig, layer: int, length: int) -> float:
-    h, factor, matrices = config.width, 3 if isinstance(config.mlp, Gated) else 2, 7 if config.everywhere else 4
+    h, projections = config.width, 6 if config.everywhere else 3
     scores = 4 * h * seen(config.pattern(layer), length) + relative_flops(config, length)
-    return 2 * (matrices * h * h + factor * h * config.inner) + scores
+    return 2 * projections * h * h + scores + _tail_flops(config)
 
 
-def _decoder_flops(config: ModelConfig, length: int) -> float:
-    """The last block twice more, with queries of its own, in an enhanced mask decoder."""
+def _tail_flops(config: EncoderConfig) -> float:
+    """What a block does after attention: its output and the feed-forward layer."""
+    h, matrices = config.width, 3 if isinstance(config.mlp, Gated) else 2
+    return 2.0 * (h * h + matrices * h * config.inner)
+
+
+def _asked(config: EncoderConfig, heads: Iterable[Head], length: int, predicted: float) -> float:
+    """The share of tokens whose last vectors the heads read; 1 for a pooler alone or none: all vectors are the result."""
+    wanted = set(heads)
+    if wanted <= {Pooled()} or (config.depth == 1 and convolution_flops(config)):
+        return 1.0
+    masked = predicted if Masked() in wanted else 0.0
+    return min(1.0, masked + max(_asked_by(config, head, length) for head in wanted))
+
+
+def _asked_by(config: EncoderConfig, head: Head, length: int) -> float:
+    """The share that a head reads beside what it predicts."""
+    match head:
+        case Masked():
+            return 0.0
+        case Labels():
+            reads: FromPooler | Own = config.readout.labels
+        case Choice():
+            reads = config.readout.choice
+        case Pooled() | Pair():
+            reads = FromPooler()
+        case Tags() | Span() | Replaced() | NextToken() | BiLM():
+            return 1.0
+        case _:
+            assert_never(head)
+    return 1.0 if isinstance(reads, Own) and reads.reads == "mean" else 1 / length
+
+
+def _decoder_flops(config: ModelConfig, length: int, predicted: float) -> float:
+    """The last block twice more, with queries of its own, in an enhanced mask decoder; the second time where it predicts."""
     if not isinstance(config, EncoderConfig) or not decoder_rows(config):
         return 0.0
-    return 2 * (_block_flops(config, config.depth - 1, length) + 2 * config.width**2)
+    twice = 2 * (_block_flops(config, config.depth - 1, length) + 2 * config.width**2)
+    return twice - (1 - predicted) * _tail_flops(config)
 
 
 def _head_flops(config: ModelConfig, head: Head, length: int, predicted: float) -> float:
     h = config.width
     match head:
         case Masked():
-            return _decoder_flops(config, length) + predicted * 2 * config.embedding_width * (h + config.vocab)
+            return _decoder_flops(config, length, predicted) + predicted * 2 * config.embedding_width * (h + config.vocab)
         case Pooled():
             return 2 * h * h / length
         case Pair():

@@ -13,7 +13,7 @@ Source: Devlin et al. 2018, figure 3; Peters et al. 2018; the projection is that
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -77,8 +77,11 @@ class RecurrentEncoder(nn.Module):
         self.blocks = nn.ModuleList(RecurrentBlock(config, residual=layer > 0) for layer in range(config.depth))
         initialise(self, config.initial_range)
 
-    def forward(self, batch: Batch, keep_layers: bool = False) -> Hidden:
-        """Encode a packed batch; `keep_layers` also returns the embeddings, twice side by side, and what each layer gave."""
+    def forward(self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None) -> Hidden:
+        """Encode a packed batch; `keep_layers` also returns the embeddings, twice side by side, and what each layer gave.
+
+        All vectors are given, whichever tokens are asked for: an LSTM has to go through every one.
+        """
         x = self.embedding(batch)
         steps = by_time(batch.layout), by_time(batch.layout, back=True)
         ahead, back = (PackedSequence(x[order], sizes) for order, sizes in steps)

@@ -115,7 +115,7 @@ class Choose(Task[ChoiceExample, ChoicePrediction]):
 
     def scores(self, batch: Batch) -> Float[Tensor, " choices"]:
         """One score for each choice, question after question."""
-        result: Tensor = self.model.read("choice", self.model.encoder(batch).last, batch.layout)
+        result: Tensor = self.model.read("choice", batch)
         return result[:, 0]
 
     def outputs(self, batch: Batch) -> list[Output]:

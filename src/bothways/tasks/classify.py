@@ -147,7 +147,7 @@ class Classify(Task[Example, ClassPrediction]):
 
     def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """One logit per label for each sequence."""
-        return self.model.read("labels", self.model.encoder(batch).last, batch.layout)
+        return self.model.read("labels", batch)
 
     def outputs(self, batch: Batch) -> list[Output]:
         """The logits of each sequence `(labels)`."""

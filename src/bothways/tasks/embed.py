@@ -107,7 +107,7 @@ def pool(x: Float[Tensor, "tokens width"], layout: Layout, pooling: Pooling) -> 
     """The tokens of each sequence of a packed batch as one vector, in fp32."""
     match pooling:
         case "cls":
-            return x[layout.offsets[:-1]].float()
+            return x[layout.firsts].float()
         case "mean" | "max":
             result: Tensor = torch.segment_reduce(x.float(), pooling, offsets=layout.offsets, axis=0)
             return result
@@ -123,7 +123,8 @@ class Embed(Task[Example, VectorPrediction]):
     def outputs(self, batch: Batch) -> list[Output]:
         """The vector of each sequence `(width)`."""
         chosen = self.definition
-        x = self._tokens(self.model.encoder(batch, keep_layers=chosen.layers != (-1,)))
+        only = batch.layout.firsts if chosen.pooling == "cls" else None
+        x = self._tokens(self.model.encoder(batch, keep_layers=chosen.layers != (-1,), only=only))
         vectors = pool(x, batch.layout, chosen.pooling)
         if chosen.normalised:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)

@@ -120,7 +120,7 @@ class Fill(Task[Example, FillPrediction]):
         layout = Layout.of([len(ids)] * top).to(ids.device)
         for place in places[1:]:
             batch = Batch(rows.flatten(), torch.zeros_like(rows).flatten(), layout)
-            logits = torch.cat(list(vocabulary_logits(self.model, batch, layout.offsets[:-1] + place)))
+            logits = torch.cat(list(vocabulary_logits(self.model, batch, layout.firsts + place)))
             scores, found = (scores[:, None] + logits.log_softmax(-1)).flatten().topk(top)
             rows = rows[found // logits.shape[1]]
             rows[:, place] = found % logits.shape[1]

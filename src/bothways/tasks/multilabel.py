@@ -161,7 +161,7 @@ class LabelAll(Task[MultiExample, MultiPrediction]):
 
     def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """One logit per label for each sequence."""
-        return self.model.read("labels", self.model.encoder(batch).last, batch.layout)
+        return self.model.read("labels", batch)
 
     def outputs(self, batch: Batch) -> list[Output]:
         """The logits of each sequence `(labels)`."""

@@ -109,7 +109,7 @@ class Regress(Task[Example, Score]):
 
     def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
         """One score for each sequence."""
-        result: Tensor = self.model.read("labels", self.model.encoder(batch).last, batch.layout)
+        result: Tensor = self.model.read("labels", batch)
         return result[:, 0]
 
     def outputs(self, batch: Batch) -> list[Output]:

@@ -184,7 +184,8 @@ class Tag(Task[TagExample, TagPrediction]):
 
     def logits(self, batch: Batch) -> Float[Tensor, "words labels"]:
         """One logit per label for each word that has its place in the batch, in the order of the batch."""
-        result: Tensor = self.model.heads["tags"](self.model.encoder(batch).last[_targets(batch)[0]])
+        words = _targets(batch)[0]
+        result: Tensor = self.model.heads["tags"](self.model.encoder(batch, only=words).last[words])
         return result
 
     def outputs(self, batch: Batch) -> list[Output]:

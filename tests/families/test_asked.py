@@ -1,0 +1,120 @@
+"""Where only some tokens are asked for, theirs are the vectors and gradients that all would have given, in every family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_descendants import draw_settings
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.families.catalogue import FAMILIES
+from bothways.model.config import Disentangled, Dropouts, EncoderConfig, Sharing
+from bothways.model.heads import Labels, Masked, Model, Tags, build_encoder
+from bothways.model.recurrentconfig import RecurrentConfig
+
+LENGTHS = [7, 11, 2, 9]
+CONFIGS = {
+    f"{family.model_type}-{seed}": family.translation.read(draw_settings(family.model_type, seed), "settings")
+    for family in FAMILIES
+    for seed in range(3)
+}
+
+
+def moved(model: Model) -> Model:
+    """Float64, so that what differs is no rounding; every parameter away from where it starts."""
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    return model.double().train()
+
+
+def batch_for(config: EncoderConfig) -> Batch:
+    layout = Layout.of(LENGTHS)
+    ids = torch.randint(4, config.vocab, (layout.tokens,))
+    return Batch(ids, torch.zeros_like(ids), layout, everywhere=layout.positions == 0 if config.everywhere else None)
+
+
+def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None}
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found.get(name, torch.zeros_like(gradient)), gradient, rtol=1e-9, atol=1e-12 * largest)
+
+
+@pytest.mark.parametrize("only", [[0], [0, 7, 18, 20], [20, 3, 11], list(range(sum(LENGTHS))), []], ids=len)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_those_asked_for_are_as_all_would_be_and_the_others_0(config: EncoderConfig, only: list[int]) -> None:
+    model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor(only, dtype=torch.int64)
+    some, every = model.encoder(batch, only=asked).last, model.encoder(batch).last
+    torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
+    if config.depth > 1 or not isinstance(config.position, Disentangled):  # a convolution in the last block needs all
+        assert not some[~torch.isin(torch.arange(len(some)), asked)].any()
+    weights = torch.randn(len(only), config.width, dtype=torch.float64)
+    if only:
+        assert_same(gradients(model, (some[asked] * weights).sum()), gradients(model, (every[asked] * weights).sum()))
+
+
+def test_no_more_than_those_asked_for_is_computed() -> None:
+    config = CONFIGS["bert-1"]
+    model, batch, counts = Model(config, ()), batch_for(config), {}
+    for name, asked in {"some": torch.tensor([3, 5]), "all": None}.items():
+        with FlopCounterMode(display=False) as counter:
+            model.encoder(batch, only=asked)
+        counts[name] = counter.get_total_flops()
+    tail = 2 * (config.width**2 + 2 * config.width * config.inner)
+    assert counts["all"] - counts["some"] == (sum(LENGTHS) - 2) * tail
+
+
+def test_layers_are_kept_whole() -> None:
+    config = CONFIGS["bert-1"]
+    model, batch = Model(config, ()).eval(), batch_for(config)
+    some, every = (model.encoder(batch, keep_layers=True, only=asked) for asked in (torch.tensor([3]), None))
+    for found, wanted in zip((some.last, *some.layers), (every.last, *every.layers), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_shared_blocks_are_cut_short_at_the_end_alone() -> None:
+    config = replace(CONFIGS["bert-1"], depth=4, sharing=Sharing(groups=2, inner=2))
+    model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])
+    some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
+    torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
+
+
+def test_a_mask_decoder_decodes_what_is_asked_for() -> None:
+    settings = draw_settings("deberta-v2", 0) | {
+        "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
+        "enhanced_mask_decoder": True,
+    }  # fmt: skip
+    config = next(family for family in FAMILIES if family.model_type == "deberta-v2").translation.read(settings, "settings")
+    model, asked = moved(Model(config, (Masked(),))), torch.tensor([1, 8, 19])
+    batch = batch_for(config)
+    with torch.no_grad():
+        every = model.before_masked(batch, model.encoder(batch))
+        some = model.before_masked(batch, model.encoder(batch, only=asked), asked)
+    assert not torch.equal(every, model.encoder(batch).last)
+    torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
+
+
+def test_dropout_is_drawn_for_each_that_is_asked_for() -> None:
+    """Both halves of the tail drop: with all but one residual path dropped, few vectors are equal twice."""
+    config = replace(CONFIGS["bert-1"], dropout=Dropouts(hidden=0.5, attention=0.5))
+    model, batch, asked = moved(Model(config, (Labels(2), Tags(2)))), batch_for(config), torch.tensor([0, 7])
+    first, second = (model.encoder(batch, only=asked).last for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_a_recurrent_encoder_gives_all() -> None:
+    config = RecurrentConfig(vocab=30, projection=4, cells=6, depth=2)
+    encoder, layout = build_encoder(config).eval(), Layout.of(LENGTHS)
+    batch = Batch(torch.randint(30, (layout.tokens,)), torch.zeros(layout.tokens, dtype=torch.int64), layout)
+    torch.testing.assert_close(encoder(batch, only=torch.tensor([1])).last, encoder(batch).last, rtol=0, atol=0)
