@@ -40,15 +40,35 @@ def test_answers_that_are_not_where_they_should_be() -> None:
     moved = replace(GOOD, id="c", where="t.json:c", answers=(("cat", 5),))
     anywhere = replace(GOOD, id="d", answers=((" cat ", 3), ("dog", 1)))
     nowhere = replace(GOOD, id="e", answers=(("cat", -1),))
-    skipped, shifted = check([GOOD, away, moved, anywhere, nowhere], [replace(away, id="z")])[:2]
+    skipped, shifted, lost = check(
+        [GOOD, away, moved, anywhere, nowhere], [replace(OTHER, id="z", answers=(("cow", 4),)), OTHER]
+    )
     assert (skipped.check, skipped.severity, skipped.fix) == ("labels", "warning", None)
     assert skipped.what.startswith("1 of 5 training questions have an answer that does not stand in their context, and are not")
     assert skipped.what.endswith("not learned from: t.json:b ('dog')")
     assert shifted.severity == "note"
     assert shifted.what.startswith("1 training answers do not begin where it is said; the nearest")
     assert shifted.what.endswith("t.json:c ('cat')")
+    assert lost == Finding(
+        "labels",
+        "warning",
+        "1 of 2 dev questions have no answer that stands in their context, and count all the same: d.json:a ('cow')",
+    )
     (refused,) = check([GOOD, away], [], Answering(unfound="error"))
     assert (refused.severity, refused.fix) == ("error", "Mend these answers, or set task.unfound=skip.")
+
+
+def test_where_no_answer_stands_in_its_context_there_is_nothing_to_learn() -> None:
+    away, settings = replace(GOOD, id="b", where="t.json:b", answers=(("dog", 4),)), (Answering(), Answering(unfound="error"))
+    for definition in settings:
+        (refused,) = check([away], [], definition)
+        assert (refused.severity, refused.fix) == ("error", "Mend these answers: there is nothing else to learn.")
+        assert refused.what == (
+            "1 of 1 training questions have an answer that does not stand in their context: t.json:b ('dog')"
+        )
+    assert [finding.severity for finding in check([away, NONE], [], Answering(threshold=0.0))] == ["warning", "note"]
+    several = replace(OTHER, answers=(("dog", 4), ("cat", 28)))  # one of them can be given
+    assert check([GOOD], [several]) == []
 
 
 def test_questions_without_an_answer() -> None:

@@ -17,6 +17,7 @@ def check_questions(
     return [
         *_check_rows(train, dev),
         *_check_places(train, unfound),
+        *_check_reachable(dev),
         *_check_impossible(train, dev, threshold),
         *_check_overlap(train, dev),
     ]
@@ -57,14 +58,28 @@ def _check_places(train: Many[Question], unfound: Literal["skip", "error"]) -> l
     findings = []
     if absent:
         what = f"{len(absent)} of {len(train)} training questions have an answer that does not stand in their context"
-        what += (", and are not learned from: " if unfound == "skip" else ": ") + places(absent)
-        severity: Literal["error", "warning"] = "error" if unfound == "error" else "warning"
-        fix = "Mend these answers, or set task.unfound=skip." if unfound == "error" else None
-        findings.append(Finding("labels", severity, what, fix=fix))
+        nothing = len(absent) == len(train)
+        what += (", and are not learned from: " if unfound == "skip" and not nothing else ": ") + places(absent)
+        severity: Literal["error", "warning"] = "error" if nothing or unfound == "error" else "warning"
+        fix = "Mend these answers" + (", or set task.unfound=skip." if not nothing else ": there is nothing else to learn.")
+        findings.append(Finding("labels", severity, what, fix=fix if severity == "error" else None))
     if moved:
         what = f"{len(moved)} training answers do not begin where it is said; the nearest occurrence is taken: {places(moved)}"
         findings.append(Finding("labels", "note", what))
     return findings
+
+
+def _check_reachable(dev: Many[Question]) -> list[Finding]:
+    """Dev questions of which no right answer stands in the context: no prediction is quite right there."""
+    lost = [
+        f"{example.where} ({example.answers[0][0][:40]!r})"
+        for example in dev
+        if example.answers and not any(text.strip() in example.context for text, _ in example.answers)
+    ]
+    if not lost:
+        return []
+    what = f"{len(lost)} of {len(dev)} dev questions have no answer that stands in their context, and count all the same: "
+    return [Finding("labels", "warning", what + places(lost))]
 
 
 def _check_impossible(train: Many[Question], dev: Many[Question], threshold: float | None) -> list[Finding]:
