@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from test_descendants import draw_settings
+from drawn_settings import draw_settings
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, TokenTargets
 from bothways.core.layout import Layout
+from bothways.data.masking import Masking, Vocabulary
 from bothways.families.catalogue import FAMILIES
 from bothways.model.config import Disentangled, Dropouts, EncoderConfig, Sharing
 from bothways.model.heads import Labels, Masked, Model, Tags, build_encoder
 from bothways.model.recurrentconfig import RecurrentConfig
+from bothways.objectives.pretraining import Pretraining
 
 LENGTHS = [7, 11, 2, 9]
 CONFIGS = {
@@ -23,6 +26,16 @@ CONFIGS = {
     for family in FAMILIES
     for seed in range(3)
 }
+
+DECODED = next(family for family in FAMILIES if family.model_type == "deberta-v2").translation.read(
+    draw_settings("deberta-v2", 0)
+    | {
+        "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
+        "enhanced_mask_decoder": True,
+    },
+    "settings",
+)  # fmt: skip
+"""With an enhanced mask decoder."""
 
 
 def moved(model: Model) -> Model:
@@ -91,18 +104,26 @@ def test_shared_blocks_are_cut_short_at_the_end_alone() -> None:
 
 
 def test_a_mask_decoder_decodes_what_is_asked_for() -> None:
-    settings = draw_settings("deberta-v2", 0) | {
-        "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
-        "enhanced_mask_decoder": True,
-    }  # fmt: skip
-    config = next(family for family in FAMILIES if family.model_type == "deberta-v2").translation.read(settings, "settings")
-    model, asked = moved(Model(config, (Masked(),))), torch.tensor([1, 8, 19])
-    batch = batch_for(config)
+    model, asked = moved(Model(DECODED, (Masked(),))), torch.tensor([1, 8, 19])
+    batch = batch_for(DECODED)
     with torch.no_grad():
         every = model.before_masked(batch, model.encoder(batch))
         some = model.before_masked(batch, model.encoder(batch, only=asked), asked)
     assert not torch.equal(every, model.encoder(batch).last)
     torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
+
+
+def test_masks_are_learned_through_the_mask_decoder() -> None:
+    """The loss is that of the decoder's vectors, not of the encoder's."""
+    model, asked = moved(Model(DECODED, (Masked(),))), torch.tensor([1, 8, 19])
+    batch, none = batch_for(DECODED), np.zeros(DECODED.vocab, dtype=bool)
+    truth = batch.ids[asked]
+    learner = Pretraining(model, Masking(), Vocabulary(none, none, 1))
+    with torch.no_grad():
+        loss = learner(replace(batch, targets={"masked": TokenTargets(asked, truth)}))["masked"]
+        x = model.before_masked(batch, model.encoder(batch))[asked]
+        expected = torch.nn.functional.cross_entropy(model.heads["masked"](x, model.encoder.embedding.token.weight), truth)
+    assert float(loss.total / loss.weight) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_dropout_is_drawn_for_each_that_is_asked_for() -> None:

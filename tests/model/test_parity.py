@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
 from torch import Tensor, nn
 
+from bothways.core.batch import LabelTargets, TokenTargets
+from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, Labels, Masked, Model, Pair, Pooled
-from bothways.objectives.losses import cross_entropy
+from bothways.objectives.pretraining import Pretraining
 
 LENGTHS = [7, 20, 19, 1, 17, 3, 20]
 TOLERANCE = 1e-5
@@ -106,16 +111,18 @@ def test_pretraining_losses_equal_transformers(order: str) -> None:
     mine, theirs = pair_of_models(config, "ForPreTraining", 5)
     text = draw_input(config, LENGTHS)
     labels = torch.where(torch.rand(text.kept.shape) < 0.3, text.padded["input_ids"], -100).masked_fill(~text.kept, -100)
+    labels[:, 0] = -100  # [CLS] is never masked
     pairs = torch.tensor([0, 1, 1, 0, 1, 0, 0])
     wanted = theirs.train()(**text.padded, labels=labels, next_sentence_label=pairs)
     wanted.loss.backward()
 
     index = (labels[text.kept] != -100).nonzero()[:, 0]
-    x = mine.train().encoder(text.batch).last
-    logits = mine.heads["masked"](x[index], mine.encoder.embedding.token.weight)
-    masked = cross_entropy(logits, labels[text.kept][index], float(len(index)))
-    pair = cross_entropy(mine.heads["pair"](mine.heads["pooler"](x, text.batch.layout)), pairs, float(len(pairs)))
-    loss = masked.total / masked.weight + pair.total / pair.weight
+    targets = {"masked": TokenTargets(index, labels[text.kept][index]), "pair": LabelTargets(pairs)}
+    none = np.zeros(config.vocab, dtype=bool)
+    learner = Pretraining(mine.train(), Masking(), Vocabulary(none, none, 1))
+    losses = learner(replace(text.batch, targets=targets))
+    assert learner.weights(replace(text.batch, targets=targets)) == {"masked": float(len(index)), "pair": float(len(pairs))}
+    loss = sum(part.total / part.weight for part in losses.values())
     loss.backward()
     assert_near(loss.detach(), wanted.loss.detach())
     compare_gradients(mine, theirs)

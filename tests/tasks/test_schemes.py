@@ -42,6 +42,8 @@ def test_of_schemes_that_both_fit_iob2_is_taken_and_other_tags_are_plain() -> No
     assert find_scheme([["I-X"], ["I-X", "B-X"], ["B-X"]]) == "iob1"
     assert find_scheme([["B-X"], ["NN"]]) == "plain"
     assert to_iob2(["NN", "I-X"]) == ("NN", "I-X")
+    assert find_scheme([["B-X", "L-X"]]) == "bioes"  # in other letters, even if no entity has one word
+    assert chunks(["B-X", "L-X", "I-X"]) == chunks(["B-X", "E-X", "I-X"]) == [Chunk("X", 0, 2), Chunk("X", 2, 3)]
     assert chunks(["NN", "I-X"]) == [Chunk("X", 1, 2)]
 
 
