@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bothways.core.batch import Batch
 from bothways.model.block import Block
@@ -37,12 +39,18 @@ class Encoder(nn.Module):
 
     Args:
         config: its shape; weights start as Google's do.
+
+    Attributes:
+        recompute: whether a training step keeps no more of a block than its input, and computes the rest again in the backward
+            pass (Chen et al. 2016, Training deep nets with sublinear memory cost). Not so the last block, whose backward
+            pass comes first.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
         self.width = config.width
+        self.recompute = False
         self.embedding = Embedding(config)
         place = config.position if isinstance(config.position, Disentangled) else None
         self.relative = RelativePositions(config, place) if place else None
@@ -72,17 +80,22 @@ class Encoder(nn.Module):
         x = before = self.embedding(batch)
         layers, seen = [x], views(self.config, batch.layout, batch.everywhere, self.training)
         relative = self._relative(seen[0])
-        end = None if keep_layers or (self.convolution and self.config.depth == 1) else self.layer(self.config.depth - 1)[-1]
+        end, depth = self.layer(self.config.depth - 1)[-1], self.config.depth
+        cut = only is not None and not keep_layers and (depth > 1 or self.convolution is None)
+        again = self.recompute and self.training and torch.is_grad_enabled()
         for layer, view in enumerate(seen):
             for block in self.layer(layer):
-                asked = only if layer == self.config.depth - 1 and block is end else None
-                before, x = x, block(x, view, relative, only=asked)
+                before = x
+                if layer == depth - 1 and block is end:
+                    x = block(x, view, relative, only=only if cut else None)
+                else:
+                    x = checkpoint(block, x, view, relative, use_reentrant=False) if again else block(x, view, relative)
             if layer == 0 and self.convolution is not None:
                 x = self.convolution(layers[0], x, batch.layout)
             if keep_layers:  # else a prediction would hold what every layer gave
                 layers.append(x)
         last = self.norm(x)
-        if only is not None and end is not None:
+        if only is not None and cut:
             last = _spread(last, only, len(before))
         return Hidden(last, (*layers[:-1], last) if keep_layers else (), before)
 

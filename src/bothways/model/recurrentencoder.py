@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.checkpoint import checkpoint
 
 from bothways.core.batch import Batch
 from bothways.model.dropout import Dropout
@@ -67,12 +68,16 @@ class RecurrentEncoder(nn.Module):
 
     Args:
         config: its shape. Weights of an LSTM start as torch's do, its forget gates open.
+
+    Attributes:
+        recompute: as in `Encoder`.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
         self.width = config.width
+        self.recompute = False
         self.embedding = RecurrentEmbedding(config)
         self.blocks = nn.ModuleList(RecurrentBlock(config, residual=layer > 0) for layer in range(config.depth))
         initialise(self, config.initial_range)
@@ -86,8 +91,12 @@ class RecurrentEncoder(nn.Module):
         steps = by_time(batch.layout), by_time(batch.layout, back=True)
         ahead, back = (PackedSequence(x[order], sizes) for order, sizes in steps)
         layers = [torch.cat([x, x], dim=-1)] if keep_layers else []
-        for block in self.blocks:
-            ahead, back = block(ahead, back)
+        again = self.recompute and self.training and torch.is_grad_enabled()
+        for layer, block in enumerate(self.blocks):
+            if again and layer < len(self.blocks) - 1:
+                ahead, back = checkpoint(block, ahead, back, use_reentrant=False)
+            else:
+                ahead, back = block(ahead, back)
             if keep_layers:
                 layers.append(_joined(ahead, back, steps))
         last = layers[-1] if keep_layers else _joined(ahead, back, steps)

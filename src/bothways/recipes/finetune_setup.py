@@ -103,6 +103,7 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device) -> Pre
     check_metric(settings.chosen_by, data)
     # A resumed run comes by here too, so what mixout and pull go back to is read from the model again.
     steady(loaded.model, settings.stability, settings.seed, settings.fresh)
+    loaded.model.encoder.recompute = settings.training.recompute
     task = definition.task(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
     tokens = tokens_of(settings, data)
     if tokens is not None:
@@ -124,7 +125,8 @@ def _source(name: str, examples: list[Any]) -> Source:
 def _load(settings: FinetuneConfig, model: Model, data: Labelled) -> Load:
     longest = max(len(sequence) for sequence in data.sequences)
     checkpoints = settings.training.keep.last + 2  # the best one, and the one that is being written
-    return Load(model.config, model.specification, longest, settings.microbatch_tokens, checkpoints)
+    recompute = settings.training.recompute
+    return Load(model.config, model.specification, longest, settings.microbatch_tokens, checkpoints, recompute)
 
 
 def tokens_of(settings: FinetuneConfig, data: Labelled) -> int | float | None:

@@ -142,6 +142,7 @@ def pretrain(
             on_finding(finding)
     torch.manual_seed(settings.seed)
     model = start or Model(settings.encoder, heads_for(settings.encoder, settings.segments))
+    model.encoder.recompute = settings.training.recompute
     learner = learner_of(model, settings, corpus).to(where)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
     with run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(), connected(plan, where):
@@ -185,7 +186,8 @@ def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: to
     """
     longest = max(phase.length for phase in settings.phases)
     heads = heads_for(settings.encoder, settings.segments)
-    load = Load(settings.encoder, heads, longest, settings.microbatch_tokens, settings.training.keep.last + 2)
+    checkpoints, recompute = settings.training.keep.last + 2, settings.training.recompute
+    load = Load(settings.encoder, heads, longest, settings.microbatch_tokens, checkpoints, recompute)
     findings = [
         *check_model(settings.encoder, corpus.tokenizer, longest),
         *_check_class(settings.encoder, heads, corpus.tokenizer),

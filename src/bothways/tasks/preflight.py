@@ -154,6 +154,7 @@ class Load:
         length: the longest sequence, in tokens.
         microbatch: the most tokens that go through the model at once.
         checkpoints: how many lie on the disk at once, the one being written included.
+        recompute: whether blocks are computed again in the backward pass.
     """
 
     encoder: ModelConfig
@@ -161,6 +162,7 @@ class Load:
     length: int
     microbatch: int
     checkpoints: int
+    recompute: bool = False
 
     @property
     def parameters(self) -> int:
@@ -169,7 +171,8 @@ class Load:
     @property
     def memory(self) -> float:
         """Bytes at the peak of a step: weights with Adam's moments, and what the backward pass needs of each token."""
-        return ADAM_BYTES * self.parameters + 4.0 * kept_floats(self.encoder, self.length) * self.microbatch
+        kept = kept_floats(self.encoder, self.length, self.recompute)
+        return ADAM_BYTES * self.parameters + 4.0 * kept * self.microbatch
 
 
 def check_machine(load: Load, folder: Path, device: torch.device) -> list[Finding]:
@@ -220,7 +223,8 @@ def _check_memory(load: Load, device: torch.device) -> list[Finding]:
         return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
     if load.memory > free:
         what = f"a step may take {_size(load.memory)} of memory, but {_size(free)} are free on {device}"
-        return [Finding("memory", "warning", what, "microbatch_tokens", f"Halve it; it is {load.microbatch}.")]
+        fix = f"Halve it; it is {load.microbatch}." + ("" if load.recompute else " Or set training.recompute=true.")
+        return [Finding("memory", "warning", what, "microbatch_tokens", fix)]
     return []
 
 

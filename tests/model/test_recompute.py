@@ -1,0 +1,166 @@
+"""Blocks computed again in the backward pass: bit for bit the losses and gradients of blocks that are kept, in every family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.families.catalogue import PRESETS, preset
+from bothways.model import block
+from bothways.model.config import Blocks, Disentangled, Dropouts, EncoderConfig, Full, Gated, Rotary, Sharing, Window
+from bothways.model.encoder import Encoder
+from bothways.model.heads import Model, token_head
+from bothways.model.ledger import kept_floats
+from bothways.model.mixout import mix_out
+from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
+
+LENGTHS = [70, 9, 70, 21, 1]
+SMALL = EncoderConfig(50, 16, 3, 2, 24, dropout=Dropouts(0.2, 0.3))
+
+
+def shrunk(config: ModelConfig) -> ModelConfig:
+    """The family's own structure in a small size, with dropout wherever it has some."""
+    if isinstance(config, RecurrentConfig):
+        return replace(config, vocab=50, projection=8, cells=12, depth=3, dropout=0.2)
+    patterns = tuple(_small(pattern) for pattern in config.patterns)
+    mlp = replace(config.mlp, dropout=0.2) if isinstance(config.mlp, Gated) else config.mlp
+    dropout = replace(config.dropout, hidden=0.2, attention=0.3)
+    embedding = None if config.embedding is None else 8
+    sizes: dict[str, Any] = {"vocab": 50, "width": 16, "depth": 3, "heads": 2, "inner": 24, "embedding": embedding, "pad": 0}
+    position = config.position
+    if isinstance(position, Disentangled) and position.convolution is not None:
+        position = replace(position, convolution=replace(position.convolution, groups=2))
+    return replace(config, patterns=patterns, mlp=mlp, dropout=dropout, position=position, **sizes)
+
+
+def _small(pattern: Any) -> Any:
+    match pattern:
+        case Window():
+            return replace(pattern, radius=3)
+        case Blocks():
+            return replace(pattern, size=4)
+        case _:
+            return pattern
+
+
+DISTINCT = {repr(shrunk(preset(name))): name for name in PRESETS}
+SHAPES: dict[str, ModelConfig] = {name: shrunk(preset(name)) for name in DISTINCT.values()} | {
+    "shared": replace(SMALL, depth=4, sharing=Sharing(groups=2, inner=2)),
+    "window": replace(SMALL, patterns=(Window(2), Full()), position=Rotary(128)),
+    "no dropout": replace(SMALL, dropout=Dropouts(0.0, 0.0)),
+    "one layer": replace(SMALL, depth=1),
+}
+
+
+def batch_for(config: ModelConfig) -> Batch:
+    layout = Layout.of(LENGTHS)
+    ids = torch.randint(4, config.vocab, (layout.tokens,), generator=torch.Generator().manual_seed(3))
+    everywhere = layout.positions == 0 if isinstance(config, EncoderConfig) and config.everywhere else None
+    return Batch(ids, torch.zeros_like(ids), layout, {}, everywhere)
+
+
+def trained(model: Model, recompute: bool, run: Callable[[Model], Tensor]) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
+    """The loss, all gradients, and the next number that torch's generator would have drawn."""
+    model.encoder.recompute = recompute
+    torch.manual_seed(5)
+    loss = run(model)
+    model.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}, torch.rand(())
+
+
+def assert_equal(model: Model, run: Callable[[Model], Tensor]) -> None:
+    kept, again = (trained(model, recompute, run) for recompute in (False, True))
+    assert torch.equal(kept[0], again[0])
+    assert torch.equal(kept[2], again[2])
+    for name, gradient in kept[1].items():
+        found = again[1][name]
+        assert (found is None) == (gradient is None), name
+        assert gradient is None or found is None or torch.equal(gradient, found), name
+
+
+@pytest.mark.parametrize("config", [SMALL, replace(SMALL, mlp=Gated(0.2)), replace(SMALL, activation="silu")], ids=repr)
+def test_activations_computed_again_change_nothing(config: EncoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the feed-forward layer alone, as in large batches, and within blocks that are computed again."""
+    model, batch = Model(config, ()).train(), batch_for(config)
+    mix_out(model, 0.3)
+    usual, size = trained(model, False, square), kept(model, batch)
+    monkeypatch.setattr(block, "KEPT", 0)
+    again, smaller = trained(model, False, square), kept(model, batch)
+    assert size - smaller >= config.depth * config.inner * batch.layout.tokens
+    for name, gradient in usual[1].items():
+        assert torch.equal(gradient, again[1][name]), name
+    assert torch.equal(usual[0], again[0])
+    assert_equal(model, square)
+
+
+@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+def test_losses_gradients_and_draws_are_bit_equal(config: ModelConfig) -> None:
+    model, batch = Model(config, (token_head(config),)).train(), batch_for(config)
+    only = torch.tensor([0, 80, 99])
+    weights = torch.randn(3, model.encoder.width)
+    for asked in (None, only):
+        assert_equal(model, lambda model, asked=asked: (model.encoder(batch, only=asked).last[only] * weights).sum())  # type: ignore[misc]
+    assert_equal(model, lambda model: sum((x * x).sum() for x in model.encoder(batch, keep_layers=True).layers))  # type: ignore[misc]
+
+
+def test_mixout_frozen_parts_and_autocast_too() -> None:
+    model, batch = Model(SMALL, ()).train(), batch_for(SMALL)
+    model.encoder.embedding.requires_grad_(False)
+    model.encoder.blocks[0].requires_grad_(False)
+    mix_out(model, 0.3)
+
+    def run(model: Model) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model.encoder(batch).last.float().square().sum()
+
+    assert_equal(model, run)
+
+
+def square(model: Model) -> Tensor:
+    return model.encoder(batch_for(model.config)).last.square().sum()
+
+
+def kept(model: Model, batch: Batch) -> int:
+    """Numbers held for the backward pass, of which each is counted once, weights left out."""
+    weights, sizes = {p.untyped_storage().data_ptr() for p in model.parameters()}, dict[int, tuple[int, Tensor]]()
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = (storage.nbytes() // 4, x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model.encoder(batch)
+    return sum(size for size, _ in sizes.values())
+
+
+def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it() -> None:
+    config = EncoderConfig(100, 64, 12, 4, 256)
+    model, layout = Model(config, ()).train(), Layout.of([64] * 4)
+    ids = torch.randint(4, 100, (layout.tokens,))
+    batch, held = Batch(ids, torch.zeros_like(ids), layout), {}
+    for recompute in (False, True):
+        model.encoder.recompute = recompute
+        held[recompute] = kept(model, batch) / layout.tokens
+        assert kept_floats(config, 64, recompute) == pytest.approx(held[recompute], rel=0.35)
+    assert held[True] < held[False] / 6
+
+
+def test_evaluation_computes_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, batch = Encoder(SMALL), batch_for(SMALL)
+    encoder.recompute = True
+    monkeypatch.setattr("bothways.model.encoder.checkpoint", None)
+    encoder.eval()(batch)
+    with torch.no_grad():
+        encoder.train()(batch)
+    with pytest.raises(TypeError):
+        encoder(batch)
