@@ -14,9 +14,10 @@ from toy_folder import FILLERS, make_folder
 
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.recipes.embedding import POOLINGS, sweep, write_vectors
+from bothways.recipes.embedding import POOLINGS, Cell, Sweep, sweep, write_vectors
 from bothways.recipes.finetuned import open_task
 from bothways.tasks.examples import Example
+from bothways.tasks.similarity import Correlation
 from bothways.tasks.task import Pace, Tally, evaluate, predict
 
 
@@ -55,6 +56,11 @@ def test_one_pass_gives_what_each_embedding_gives(place: Path) -> None:
     assert found.best.correlation.spearman == highest
     assert found.to_json()["best"]["spearman"] == highest
     assert len(found.to_json()["cells"]) == 9
+
+
+def test_the_best_is_that_of_the_highest_rank_correlation() -> None:
+    low, high = Cell(0, "cls", Correlation(0.9, 0.1, 0.0)), Cell(1, "mean", Correlation(0.1, 0.9, 0.0))
+    assert Sweep((low, high, Cell(2, "mean", high.correlation)), 2).best is high
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 2500])

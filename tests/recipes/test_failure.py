@@ -6,13 +6,16 @@ import dataclasses
 import math
 
 import pytest
+import torch
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
+from bothways.core.batch import pack
 from bothways.model.config import EncoderConfig, Learned
-from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of_training
-from bothways.recipes.fitting import fit_task
+from bothways.recipes import failure
+from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of_training, training_loss
+from bothways.recipes.fitting import fit_task, start_from
 from bothways.recipes.labelled import Labelled, label
 from bothways.recipes.method import Method, adam
 from bothways.tasks.classify import Classification
@@ -99,6 +102,7 @@ def answers_of(*labels: str) -> Answers:
         (0.5, {"m": 0.5}, "highest", "ab", 1),
         (0.6, {"m": 0.5}, "lowest", "ab", 1),
         (0.4, {"m": 0.5}, "lowest", "ab", 0),
+        (0.6, {"m": 0.5}, "highest", "aba", 0),  # the last as the first, but one between them is not
         (0.6, {"m": 0.5}, "highest", "aaa", 1),
         (0.5, {"m": 0.5}, "highest", "aaa", 2),
         (0.5, {}, "highest", "ab", 0),  # nothing is known of a constant answer
@@ -109,6 +113,16 @@ def answers_of(*labels: str) -> Answers:
 )
 def test_signs_of_scores(value: float, baseline: dict[str, float], direction, answers: str, signs: int) -> None:  # type: ignore[no-untyped-def]
     assert len(signs_of_scores({"m": value}, baseline, "m", direction, answers_of(*answers))) == signs
+
+
+def test_the_training_loss_is_of_an_even_sample(data: Labelled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of data in the order of its labels the first part would say nothing about the rest."""
+    task = start_from(SMALL, data.definition.heads(data.labels, None), seed=0)
+    learner, sequences = data.definition.task(task, data.tokenizer, data.labels, 16), data.sequences[:40]
+    monkeypatch.setattr(failure, "SAMPLE", 8)
+    with torch.no_grad():
+        loss = learner.eval()(pack(sequences[::5]))["label"]
+    assert training_loss(learner.train(), sequences, 64) == pytest.approx(float(loss.total / loss.weight), rel=1e-5)
 
 
 @pytest.mark.parametrize(("loss", "usual", "signs"), [(0.69, 0.6931, 1), (0.8, 0.6931, 1), (0.6, 0.6931, 0), (0.1, None, 0)])

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import io
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ FILES = {
     ),
     "MNLI/test_matched.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n",
     "MNLI/test_mismatched.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n1\tthe play\tgood\n",
-    "diagnostic/diagnostic.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n",
+    "diagnostic/diagnostic.tsv": (
+        "index\tsentence1\tsentence2\n0\tthe film\tgood\n1\tthe play\tpoor\n2\tgood film\tthe play\n"
+    ),
     "STS-B/dev.tsv": "sentence1\tsentence2\tscore\ngood\tfine\t4.5\ngood\tbad\t0.5\nplay\train\t1.5\n",
     "STS-B/test.tsv": "index\tsentence1\tsentence2\n0\tgood\tfine\n1\tgood\tbad\n",
     "WNLI/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tthe film\tgood\t1\n1\tthe film\tbad\t0\n",
@@ -118,6 +121,14 @@ def test_rows_without_all_columns_are_left_out_but_in_test(place: Path, tmp_path
     assert isinstance(entry, Experiment)
     assert entry.notes == ("2 rows of train lack a text or a label, and are left out",)
     assert rows(place, "QQP", "test", tmp_path) == [{"text": "good", "text_b": "bad"}, {"text": "only this", "text_b": ""}]
+
+
+def test_a_limit_is_of_training_examples_alone(place: Path, tmp_path: Path) -> None:
+    counts = {}
+    for split in ("train", "dev", "test"):
+        file, _ = glue.write_split(GLUE["CoLA"], split, request_of(place, tmp_path, limit=1))
+        counts[file.name] = len(file.read_text(encoding="utf8").splitlines())
+    assert counts == {"train-1.jsonl": 1, "dev.jsonl": 2, "test.jsonl": 3}
 
 
 def test_each_layout_finds_its_columns(place: Path, tmp_path: Path) -> None:
@@ -252,9 +263,12 @@ def test_a_benchmark_from_files_to_the_leaderboard(place: Path, tmp_path: Path) 
     texts = opened.predict(opened.read(str(tmp_path / "data" / "STS-B" / "test.jsonl"), labelled=False))
     expected = "index\tprediction\n" + "".join(f"{i}\t{min(max(p.score, 0), 5):.3f}\n" for i, (_, p) in enumerate(texts))
     assert (submission / "STS-B.tsv").read_bytes() == expected.encode()
-    assert {line.split("\t")[1] for line in (submission / "MNLI-mm.tsv").read_text().splitlines()[1:]} <= set(
-        GLUE["MNLI"].labels
-    )
+    opened = open_task(mnli["best"], device="cpu")
+    for name, split, count in (("MNLI-m", "test_matched", 1), ("MNLI-mm", "test_mismatched", 2), ("AX", "diagnostic", 3)):
+        texts = opened.predict(opened.read(str(tmp_path / "data" / "MNLI" / f"{split}.jsonl"), labelled=False))
+        lines = [f"{i}\t{p.label}" for i, (_, p) in enumerate(texts)]
+        assert len(lines) == count
+        assert (submission / f"{name}.tsv").read_text().splitlines()[1:] == lines
     assert "BERT-Base (Table 1, test)" in (tmp_path / "report.html").read_text()
 
 
@@ -298,6 +312,13 @@ def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
     (best / "model").rename(best / "elsewhere")
     with pytest.raises(ResourceError, match=r"is the best run, but its weights are gone"):
         reproduce("glue", request, device="cpu")
+    for split in ("train", "dev"):
+        other = tmp_path / f"other-{split}" / "CoLA"
+        shutil.copytree(place / "glue" / "CoLA", other)
+        with (other / f"{split}.tsv").open("a") as stream:
+            stream.write("x\t1\t\tone more\n")
+        with pytest.raises(ResourceError, match=r"seed0: holds the result of other settings or of other data"):
+            reproduce("glue", dataclasses.replace(request, data=str(other.parent)), device="cpu")
 
 
 def test_the_command_says_what_it_would_take_and_stops_there(

@@ -20,7 +20,7 @@ from bothways.recipes.finetuned import open_task
 from bothways.recipes.reproduce import benchmarks, cost, ner, runner, squad, swag
 from bothways.recipes.reproduce.benchmarks import reproduce
 from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Request
-from bothways.recipes.reproduce.outcome import report_of, write_results
+from bothways.recipes.reproduce.outcome import measured, report_of, write_results
 from bothways.recipes.reproduce.runner import Outcome, Result
 from bothways.tasks.features import BiLSTMTagger
 from bothways.training.state import Epochs, Steps
@@ -85,8 +85,8 @@ def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
     assert grid_of(planned(swag, "swag")[0]) == [(2e-5, 16, Epochs(3.0), 128)]
     tagged, *frozen = planned(ner, "ner")
     assert isinstance(tagged, Experiment)
-    assert {point[:3] for point in grid_of(tagged)} == {
-        (rate, batch, Epochs(epochs)) for rate in (5e-5, 3e-5, 2e-5) for batch in (16, 32) for epochs in (2.0, 3.0, 4.0)
+    assert set(grid_of(tagged)) == {
+        (rate, batch, Epochs(epochs), 512) for rate in (5e-5, 3e-5, 2e-5) for batch in (16, 32) for epochs in (2.0, 3.0, 4.0)
     }
     assert (tagged.seeds, tagged.restarts, tagged.cells) == (5, "mean", 18 + 4)
     assert all(settings.task.context == "document" for settings in tagged.grid)  # type: ignore[union-attr]
@@ -97,6 +97,26 @@ def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
     assert (frozen[2].seeds, frozen[2].settings.layers, frozen[2].settings.task.context) == (5, "last", "document")
     assert (frozen[2].settings.tagger.hidden, frozen[2].settings.tagger.depth) == (768, 2)
     assert grid_of(alone) == [(5e-5, 32, Epochs(3.0), 512)]
+
+
+def test_the_test_data_of_conll_has_a_column_of_its_own(place: Path, tmp_path: Path) -> None:
+    planned = ner.plan(request_of(place, "ner", tmp_path))
+    tagged, _, _, last, *_ = planned.experiments
+    assert isinstance(tagged, Experiment)
+    assert isinstance(last, Frozen)
+    assert tagged.others == {"test": str(place / "ner" / "eng.testb")}
+    results = (fake(tmp_path, 0.25, metrics={"f1": 0.25, "test/f1": 0.75, "dev/f1": 0.5}),)
+    shown = measured(planned, [Outcome(tagged, results, results), Outcome(last, results[:1], results[:1])])
+    assert shown["this run, fine-tuned"] == {"dev": 25.0, "test": 75.0}
+    assert shown["this run, last"] == {"dev": 25.0}
+
+
+def test_what_counts_is_the_best_run_and_a_mean_is_over_what_counts(tmp_path: Path) -> None:
+    first, second, third = (fake(tmp_path / name, value) for name, value in (("a", 0.25), ("b", 0.75), ("c", 0.75)))
+    assert runner.best_of([first, second, third]) is second
+    outcome = Outcome(Experiment("x", ()), (first, second, third), (first, second))
+    assert outcome.best is second
+    assert outcome.metrics == {"f1": 0.5, "em": 0.5}
 
 
 @pytest.mark.parametrize(

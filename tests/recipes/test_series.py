@@ -9,6 +9,7 @@ import signal
 import statistics
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -19,11 +20,12 @@ from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DivergedError, ResourceError
 from bothways.interop.folder import load_model
 from bothways.recipes import finetune as job
+from bothways.recipes import search
 from bothways.recipes import series as engine
 from bothways.recipes.finetune import FinetuneConfig
 from bothways.recipes.method import adam
 from bothways.recipes.search import GRIDS, cells, folder_name, parse_grid, search_grid, search_trials
-from bothways.recipes.seeds import finetune_seeds, parse_seeds, spread
+from bothways.recipes.seeds import Spread, finetune_seeds, parse_seeds, spread
 from bothways.recipes.series import Outcome, Place, Series
 from bothways.training.optim import AdamW
 from bothways.training.state import Epochs, Steps
@@ -111,6 +113,13 @@ def test_the_order_decides_what_is_best() -> None:
     assert best.name == "b"
 
 
+def test_the_spread_is_over_all_runs_that_were_scored() -> None:
+    values = (0.5, 0.75, 0.25, 0.875)
+    runs = (*(Outcome(str(v), {"m": v}, ("bad",) * (v < 0.5), "m") for v in values), Outcome("lost", {}, ("diverged",)))
+    found = spread(Series(runs))
+    assert found == Spread("m", pytest.approx(0.59375), 0.625, 0.875, pytest.approx(statistics.stdev(values)), 2)
+
+
 def test_a_series_needs_dev_data_and_a_folder_of_its_own(base: FinetuneConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^dev: several runs are compared by dev data"):
         finetune_seeds(dataclasses.replace(base, dev=None), (0,), Place(tmp_path))
@@ -178,6 +187,54 @@ def test_trials_without_optuna_are_refused(base: FinetuneConfig, tmp_path: Path,
         search_trials(base, "batch.n=16", 1, Place(tmp_path))
 
 
+class Trial:
+    """What is asked of optuna's trials, which answer with the least."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    def suggest_int(self, key: str, low: int, high: int, *, log: bool) -> int:
+        self.asked.append((key, low, high, log))
+        return low
+
+    def suggest_float(self, key: str, low: float, high: float, *, log: bool) -> float:
+        self.asked.append((key, low, high, log))
+        return low
+
+    def suggest_categorical(self, key: str, values: list[str]) -> str:
+        self.asked.append((key, *values))
+        return values[0]
+
+
+def test_ranges_are_whole_or_not_and_even_or_by_magnitude() -> None:
+    trial = Trial()
+    texts = ("1..64:log", "-1..64", "1e-5..1e-3:log", "0..0.5", "2 epochs")
+    assert [search._propose(trial, "k", (text,)) for text in texts] == ["1", "-1", "1e-05", "0.0", "2 epochs"]
+    assert trial.asked == [
+        ("k", 1, 64, True), ("k", -1, 64, False), ("k", 1e-5, 1e-3, True), ("k", 0.0, 0.5, False), ("k", "2 epochs"),
+    ]  # fmt: skip
+
+
+def test_a_search_makes_its_value_small(base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """optuna looks for the lowest: what is to be high is told with its sign turned."""
+
+    class Study:
+        told: ClassVar[list[float]] = []
+
+        def ask(self) -> Trial:
+            return Trial()
+
+        def tell(self, trial: Trial, value: float) -> None:
+            self.told.append(value)
+
+    outcomes = iter((Outcome("a", {"m": 0.25}, (), "m", "highest"), Outcome("b", {"m": 0.75}, (), "m", "lowest")))
+    monkeypatch.setattr(search, "_study", lambda seed: Study())
+    monkeypatch.setattr(search, "run_one", lambda name, settings, place: next(outcomes))
+    monkeypatch.setattr(search, "keep_best", lambda series, place: None)
+    search_trials(base, "batch.n=16", 2, Place(tmp_path))
+    assert Study.told == [-0.25, 0.75]
+
+
 SPACE = "training.optimiser.lr=1e-5..5e-3:log batch.n=16..48 length=12,16"
 
 
@@ -234,8 +291,8 @@ def test_the_commands(
     for word in ("seed-0", "seed-1", "(best)", "mean", "median", "deviation", "failed runs"):
         assert word in output.out
     assert "is in many/model" in output.err
-    search = ["search", *words(base, "--grid", "training.optimiser.lr=1e-4,1e-3", "--out", "grid")]
-    app(search, result_action="return_value")
+    line = ["search", *words(base, "--grid", "training.optimiser.lr=1e-4,1e-3", "--out", "grid")]
+    app(line, result_action="return_value")
     assert "2 runs, scored on the dev data" in capsys.readouterr().out
     app(["compare", "many", "grid", str(base.dev), "--device", "cpu"], result_action="return_value")
     shown = capsys.readouterr().out

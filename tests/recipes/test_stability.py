@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from bothways.model.config import EncoderConfig, Learned, PreNorm
 from bothways.model.heads import Labels, Model, Pooled
 from bothways.model.mixout import MixoutLinear
 from bothways.recipes import finetune as job
+from bothways.recipes import fitting
 from bothways.recipes.finetune import FinetuneConfig, finetune
 from bothways.recipes.fitting import fit_task, start_from
 from bothways.recipes.labelled import Labelled, label
@@ -167,6 +169,49 @@ def test_seeds_of_the_head_and_of_the_order_are_two(folder: Path, data: Labelled
     assert all(torch.equal(tensor, base[name]) for name, tensor in end(1, 1).items())
     for seed, order in ((1, 2), (2, 1)):
         assert not all(torch.equal(tensor, base[name]) for name, tensor in end(seed, order).items())
+
+
+def test_a_fresh_head_and_blocks_are_of_the_seed_of_the_start(folder: Path, data: Labelled) -> None:
+    """With next to no rate a run ends where it began."""
+    still = dataclasses.replace(FAST, until=Steps(1), evaluate=None, optimiser=AdamW(lr=1e-12, decay=0.0))
+    method = dataclasses.replace(METHOD, training=still, stability=Stability(reinitialise=1))
+
+    def begin(seed: int, order_seed: int | None) -> dict[str, torch.Tensor]:
+        return state(fit_task(load_model(folder).model, data, method, seed=seed, order_seed=order_seed, device="cpu").task)
+
+    base, ordered, other = begin(1, None), begin(1, 2), begin(2, 1)
+    for name, tensor in base.items():
+        torch.testing.assert_close(tensor, ordered[name], rtol=0, atol=1e-9)
+    for name in ("model.heads.labels.dense.weight", "model.encoder.blocks.1.mlp.up.weight"):
+        assert not torch.allclose(base[name], other[name], atol=1e-3), name
+
+
+def test_the_order_and_dropout_are_of_the_seed_of_the_order(
+    folder: Path, data: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[tuple[str, int]]()
+
+    def watched(home: object, name: str, kind: str, seed: Callable[..., int]) -> None:
+        real = getattr(home, name)
+
+        def call(*arguments: object, **options: object) -> object:
+            seen.append((kind, seed(*arguments)))
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(home, name, call)
+
+    for home in (fitting, job):
+        watched(home, "loader", "order", lambda data, method, task, seed, *more: seed)
+    for home, name in ((fitting, "fit"), (job.run, "train")):
+        watched(home, name, "draws", lambda *more: torch.initial_seed())
+    brief = dataclasses.replace(METHOD, training=dataclasses.replace(FAST, until=Steps(1), evaluate=None))
+    fit_task(load_model(folder).model, data, brief, seed=1, order_seed=5, device="cpu")
+    fit_task(load_model(folder).model, data, brief, seed=1, device="cpu")
+    train = str(write_tsv(tmp_path / "train.tsv", make_examples(32, 0)))
+    for order_seed in (5, None):
+        settings = FinetuneConfig(model=str(folder), train=train, seed=1, order_seed=order_seed, **vars(brief))
+        finetune(settings, tmp_path / f"run-{order_seed}", device="cpu")
+    assert seen == [("order", 5), ("draws", 6), ("order", 1), ("draws", 2)] * 2
 
 
 def test_patience_ends_a_run_in_memory(folder: Path, data: Labelled) -> None:
