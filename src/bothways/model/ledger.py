@@ -342,11 +342,16 @@ def _head_flops(config: ModelConfig, head: Head, length: int, predicted: float) 
             assert_never(head)
 
 
-def kept_floats(config: ModelConfig, length: int) -> float:
-    """Numbers that the backward pass needs of each token in sequences of this length, by estimate."""
+def kept_floats(config: ModelConfig, length: int, recompute: bool = False) -> float:
+    """Numbers that the backward pass needs of each token in sequences of this length, by estimate.
+
+    Where blocks are computed again, that is the input of each, and all that one of them keeps.
+    """
     if isinstance(config, RecurrentConfig):
         # Per layer and direction: gates, cells before and after their activation, what was read, dropped and given.
-        return config.depth * 2.0 * (7 * config.cells + 4 * config.projection)
+        layer = 2.0 * (7 * config.cells + 4 * config.projection)
+        return layer + (config.depth - 1) * (2 * config.projection if recompute else layer)
     # Per block: inputs of the norms, of the matrix products and of the dropouts; twice the probabilities.
-    attended = sum(seen(config.pattern(layer), length) for layer in range(config.depth))
-    return config.depth * (16.0 * config.width + 2 * config.inner) + 3 * config.heads * attended
+    seen_by = [seen(config.pattern(layer), length) for layer in range(config.depth)]
+    blocks = [16.0 * config.width + 2 * config.inner + 3 * config.heads * attended for attended in seen_by]
+    return (config.steps - 1) * config.width + max(blocks) if recompute else sum(blocks) * (config.steps // config.depth)

@@ -101,6 +101,7 @@ def fit_task(
     model = start_from(start, heads, seed)
     _check_start(start, method)
     steady(model, method.stability, seed)
+    model.encoder.recompute = training.recompute
     task = data.definition.task(model, data.tokenizer, data.labels, method.length).to(choose_device(device))
     best = _Best(task, data, method)
 
