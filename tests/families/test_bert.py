@@ -17,7 +17,7 @@ from bothways.core.errors import ConfigError, FolderError
 from bothways.families import bert
 from bothways.families.catalogue import PRESETS, family_for, family_named, preset
 from bothways.families.translation import ACTIVATIONS
-from bothways.model.config import Dropouts, EncoderConfig, Learned, PostNorm, PreNorm
+from bothways.model.config import Dropouts, EncoderConfig, Learned, PostNorm, PreNorm, Readout
 
 CLASSES = {"bert": transformers.BertConfig, "megatron-bert": transformers.MegatronBertConfig}
 FAMILIES = {"bert": bert.BERT, "megatron-bert": bert.MEGATRON_BERT}
@@ -40,6 +40,7 @@ def draw(seed: int, model_type: str) -> EncoderConfig:
         dropout=Dropouts(rng.choice((0.0, 0.1, 0.3)), rng.choice((0.0, 0.1, 0.3))),
         initial_range=rng.choice((0.02, 0.5)),
         pad=rng.choice((None, 0, 3)),
+        readout=Readout(output=rng.choice(("embedding", "own"))),
     )
 
 

@@ -88,6 +88,8 @@ def logits_of(model: Model, batch: Batch) -> Tensor:
 def test_a_published_file_predicts_with_its_decoder(changes: dict[str, Any], tmp_path: Path) -> None:
     """Equal in outputs and gradients to the decoder written out; written back in the same layout, tensor by tensor."""
     theirs, table = published(tmp_path / "theirs", "DebertaV2", LATER | changes)
+    raw = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": bool(changes)}))
     loaded = load_model(tmp_path / "theirs")
     assert set(loaded.model.heads) == {"masked"}
     assert not loaded.report.unused
@@ -121,11 +123,15 @@ def test_version_1_is_published_so_too(tmp_path: Path) -> None:
     assert float((logits_of(loaded.model, batch) - plain).detach().abs().max()) > 0.1
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("stem", ["Deberta", "DebertaV2"])
-def test_a_class_without_a_decoder_in_the_new_layout(stem: str, tmp_path: Path) -> None:
-    """Read from `lm_predictions`, written in the other layout, with equal predictions in transformers."""
+def test_a_class_without_a_decoder_in_the_new_layout(stem: str, tied: bool, tmp_path: Path) -> None:
+    """Read from `lm_predictions`, written in the other layout, with equal predictions in transformers.
+
+    That layout always predicts with the embedding, whatever the settings say of it.
+    """
     cls = getattr(transformers, f"{stem}ForMaskedLM")
-    theirs = moved(cls(cls.config_class(**SMALL, legacy=False)))
+    theirs = moved(cls(cls.config_class(**SMALL, legacy=False, tie_word_embeddings=tied)))
     theirs.save_pretrained(tmp_path / "theirs")
     loaded = load_model(tmp_path / "theirs")
     batch, padded, kept = inputs()
@@ -209,6 +215,15 @@ def test_what_no_class_has_is_a_folder_of_our_own(heads: tuple[Any, ...], tmp_pa
     again = load_model(tmp_path / "ours").model
     assert again.config == model.config
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_decoder_with_an_output_layer_of_its_own_is_a_folder_of_our_own(tmp_path: Path) -> None:
+    """transformers has neither layout for both."""
+    base = preset("deberta-v3-xsmall")
+    config = replace(base, vocab=9, width=16, depth=1, heads=2, inner=9, readout=replace(base.readout, output="own"))
+    assert family_for(config) is None
+    save_model(tmp_path, Model(config, (Masked(),)))
+    assert load_model(tmp_path).model.config == config
 
 
 @pytest.mark.parametrize("stem", ["Deberta", "DebertaV2"])

@@ -6,13 +6,22 @@ transformers' batch of mixed lengths is no reference: BigBird's last block and i
 from __future__ import annotations
 
 import itertools
-import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from test_descendants import SPECIALS, assert_near, outputs
+from drawn_settings import draw_settings
+from family_peers import (
+    answers,
+    assert_alone_as_in_a_batch,
+    assert_class_equals,
+    assert_folder_comes_back,
+    assert_same_moments,
+    peer,
+)
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
@@ -22,10 +31,8 @@ from bothways.core.learner import Learner
 from bothways.families.bigbird import BIGBIRD
 from bothways.families.catalogue import preset
 from bothways.families.family import Architecture, Family
-from bothways.families.keys import to_theirs
 from bothways.families.longformer import LONGFORMER
 from bothways.interop.folder import load_model, save_model
-from bothways.interop.weights import open_weights
 from bothways.model.config import Blocks, EncoderConfig, Window
 from bothways.model.heads import Labels, Masked, Model, Span, Tags
 from bothways.model.ledger import forward_flops, ledger, seen
@@ -34,48 +41,26 @@ from bothways.training.parallel import Replicated, replicate
 CASES = [(family, architecture) for family in (LONGFORMER, BIGBIRD) for architecture in family.architectures]
 NAMES = [architecture.name for _, architecture in CASES]
 LENGTHS = [41, 7, 60, 1, 41, 28]
-TANH = {"longformer": "gelu_pytorch_tanh", "big_bird": "gelu_new"}
-"""Of the names of one function, the one that is written."""
 
 
-def draw_settings(model_type: str, seed: int, dropout: float = 0.0) -> dict[str, object]:
-    rng = random.Random(seed)
-    heads, depth = rng.choice((1, 2, 4)), rng.randint(1, 3)
-    settings: dict[str, object] = {
-        "vocab_size": 50, "hidden_size": heads * rng.choice((5, 8)), "num_hidden_layers": depth, "num_attention_heads": heads,
-        "intermediate_size": rng.randint(8, 40), "max_position_embeddings": rng.randint(66, 90),
-        "type_vocab_size": rng.randint(1, 2),
-        "hidden_act": rng.choice(("gelu", TANH[model_type], "relu", "silu")), "layer_norm_eps": rng.choice((1e-12, 1e-5, 1e-2)),
-        "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "bos_token_id": 1, "eos_token_id": 2,
-        "sep_token_id": 3, "pad_token_id": rng.choice((0, 1, 3)),
-    }  # fmt: skip
-    if model_type == "longformer":
-        half = rng.choice((2, 3, 5))  # theirs reads only lengths that all windows divide
-        windows = [2 * half * rng.choice((1, 4)) for _ in range(depth)]
-        return settings | {"attention_window": rng.choice((2 * half, windows))}
-    sparse = {"attention_type": "block_sparse", "block_size": rng.choice((2, 4)), "num_random_blocks": rng.randint(1, 3)}
-    return settings | rng.choice((sparse, sparse, sparse, {"attention_type": "original_full"})) | {
-        "use_bias": rng.random() < 0.5, "rescale_embeddings": rng.random() < 0.5,
-    }  # fmt: skip
-
-
-def peer(family: Family, architecture: Architecture, seed: int, dropout: float = 0.0) -> nn.Module:
-    torch.manual_seed(seed)
-    cls = getattr(transformers, architecture.name)
-    named = {"num_labels": 3} if architecture.heads & {"labels", "tags"} else {}
-    model: nn.Module = cls(cls.config_class(**draw_settings(family.model_type, seed, dropout), **named))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model
-
-
-def inputs(theirs: nn.Module, seed: int) -> Batch:
+def inputs(theirs: nn.Module, seed: int) -> tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]:
+    """Sequences packed for us; for them one after the other."""
     torch.manual_seed(seed)
     tokens, config = sum(LENGTHS), theirs.config
     named = torch.rand(tokens) < 0.1 if config.model_type == "longformer" else None
     segments = torch.randint(config.type_vocab_size, (tokens,))
-    return Batch(torch.randint(4, 50, (tokens,)), segments, Layout.of(LENGTHS), {}, named)
+    batch = Batch(torch.randint(4, 50, (tokens,)), segments, Layout.of(LENGTHS), {}, named)
+
+    def given(model: nn.Module, architecture: Architecture) -> list[Tensor]:
+        parts = []
+        for start, stop in itertools.pairwise(batch.layout.offsets.tolist()):
+            row = alone(model, batch, start, stop)
+            if "choice" in architecture.heads:
+                row = {name: value[None] for name, value in row.items()}
+            parts.append(answers(model(**row), architecture, torch.ones(1, stop - start, dtype=torch.bool)))
+        return [torch.cat(part) for part in zip(*parts, strict=True)]
+
+    return batch, given
 
 
 def alone(theirs: nn.Module, batch: Batch, start: int, stop: int) -> dict[str, Tensor]:
@@ -88,85 +73,23 @@ def alone(theirs: nn.Module, batch: Batch, start: int, stop: int) -> dict[str, T
     return row
 
 
-def peer_outputs(model: nn.Module, architecture: Architecture, batch: Batch) -> list[Tensor]:
-    bounds, parts = batch.layout.offsets.tolist(), []
-    for start, stop in itertools.pairwise(bounds):
-        row = alone(model, batch, start, stop)
-        if "choice" in architecture.heads:
-            row = {name: value[None] for name, value in row.items()}
-        theirs = model(**row)
-        if architecture.bare:
-            parts.append([theirs.last_hidden_state[0], theirs.pooler_output])
-        elif "pair" in architecture.heads:
-            parts.append([theirs.prediction_logits[0], theirs.seq_relationship_logits])
-        elif "span" in architecture.heads:
-            parts.append([torch.stack([theirs.start_logits[0], theirs.end_logits[0]], -1)])
-        else:
-            parts.append([theirs.logits if architecture.heads & {"labels", "choice"} else theirs.logits[0]])
-    return [torch.cat(part) for part in zip(*parts, strict=True)]
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
 def test_every_class_equals_transformers(family: Family, architecture: Architecture, seed: int, tmp_path: Path) -> None:
-    """Read from their folder: outputs in evaluation with dropout configured, outputs and gradients in training without."""
-    quiet = peer(family, architecture, seed, dropout=0.3).eval()
-    quiet.save_pretrained(tmp_path / "theirs")
-    loaded = load_model(tmp_path / "theirs")
-    assert set(loaded.model.heads) == architecture.heads
-    assert not loaded.report.faults
-    batch = inputs(quiet, seed)
-    with torch.no_grad():
-        for found, wanted in zip(outputs(loaded.model, batch), peer_outputs(quiet, architecture, batch), strict=True):
-            assert_near(found, wanted)
+    assert_class_equals(family, architecture, seed, inputs, tmp_path)
 
-    theirs = peer(family, architecture, seed).train()
-    theirs.save_pretrained(tmp_path / "training")
-    mine = load_model(tmp_path / "training").model.train()
-    for found, wanted in zip(outputs(mine, batch), peer_outputs(theirs, architecture, batch), strict=True):
-        assert_near(found.detach(), wanted.detach())
-        weights = torch.randn_like(wanted)
-        (found * weights).sum().backward(retain_graph=True)
-        (wanted * weights).sum().backward(retain_graph=True)
-    state = {name: parameter.grad for name, parameter in mine.named_parameters() if parameter.grad is not None}
-    found_gradients = to_theirs(family.keys, state)
-    prefix = family.keys.prefix if architecture.bare else ""
-    ties = {tie.theirs: name for name, tie in family.keys.ties.items()}
-    full = {prefix + name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
-    wanted_gradients = {ties.get(name, name): gradient for name, gradient in full.items()}
-    assert found_gradients.keys() == wanted_gradients.keys()
-    largest = max(float(gradient.abs().max()) for gradient in wanted_gradients.values())
-    for name, gradient in wanted_gradients.items():
-        assert_near(found_gradients[name], gradient, floor=largest * 1e-2)
+
+@pytest.mark.parametrize("seed", [5, 6, 8])
+@pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
+def test_a_folder_comes_back_as_it_was(family: Family, architecture: Architecture, seed: int, tmp_path: Path) -> None:
+    assert_folder_comes_back(family, architecture, seed, tmp_path)
 
 
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
-def test_a_folder_comes_back_as_it_was(family: Family, architecture: Architecture, tmp_path: Path) -> None:
-    """Theirs → ours → theirs: class, settings, tensors by name and value; transformers opens it with nothing missing."""
-    for seed in (5, 6, 8):
-        theirs = peer(family, architecture, seed, dropout=0.2)
-        theirs.save_pretrained(tmp_path / "theirs")
-        save_model(tmp_path / "ours", load_model(tmp_path / "theirs").model)
-        before, after = open_weights(tmp_path / "theirs"), open_weights(tmp_path / "ours")
-        assert set(after.shapes) == set(before.shapes) - {rule.theirs for rule in family.keys.ties.values()}
-        assert all(torch.equal(before.read(name), after.read(name)) for name in after.shapes)
-        again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
-        assert not any(report.values())
-        written, original = again.config.to_dict(), theirs.config.to_dict()
-        same = set(original) - {"transformers_version", "dtype", "architectures", "_name_or_path"} - SPECIALS
-        assert {key: written[key] for key in same} == {key: original[key] for key in same}
-
-
-@pytest.mark.parametrize("case", CASES, ids=NAMES)
-def test_a_sequence_alone_is_a_sequence_in_a_batch(case: tuple[Family, Architecture], tmp_path: Path) -> None:
-    theirs = peer(*case, 9)
+def test_a_sequence_alone_is_a_sequence_in_a_batch(family: Family, architecture: Architecture, tmp_path: Path) -> None:
+    theirs = peer(family, architecture, 9)
     theirs.save_pretrained(tmp_path)
-    model, batch = load_model(tmp_path).model.train(), inputs(theirs, 9)
-    together, bounds = model.encoder(batch).last.detach(), batch.layout.offsets.tolist()
-    for start, stop in itertools.pairwise(bounds):
-        named = None if batch.everywhere is None else batch.everywhere[start:stop]
-        one = Batch(batch.ids[start:stop], batch.segments[start:stop], Layout.of([stop - start]), {}, named)
-        assert_near(model.encoder(one).last.detach(), together[start:stop])
+    assert_alone_as_in_a_batch(load_model(tmp_path).model.train(), inputs(theirs, 9)[0])
 
 
 @pytest.mark.parametrize(
@@ -193,13 +116,9 @@ def test_dropout_acts_where_theirs_does(name: str, settings: dict[str, object], 
         batch = Batch(batch.ids, batch.segments, batch.layout, {}, named.repeat(copies))
         row["global_attention_mask"] = named.long().repeat(copies, 1)
     with torch.no_grad():
-        found = mine.train().encoder(batch).last.double().view(copies, -1)
-        wanted = theirs.train()(**row).last_hidden_state.double().view(copies, -1)
-    for power in (1, 2):
-        a, b = found**power, wanted**power
-        error = ((a.var(0) + b.var(0)) / copies).sqrt()
-        assert float(((a.mean(0) - b.mean(0)) / error).abs().max()) < 5
-    assert float(found.std(0).min()) > 0
+        found = mine.train().encoder(batch).last.view(copies, -1)
+        wanted = theirs.train()(**row).last_hidden_state.view(copies, -1)
+    assert_same_moments(found, wanted)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +183,28 @@ def test_windows_that_are_none(window: object) -> None:
 def test_blocks_that_are_none(key: str, value: object) -> None:
     with pytest.raises(FolderError):
         BIGBIRD.translation.read({key: value}, "config.json")
+
+
+def test_a_pooler_that_was_never_read_is_written_as_a_new_one(tmp_path: Path) -> None:
+    """Where the folder has one, `test_a_folder_comes_back_as_it_was` finds it again. Equal models give equal files."""
+    config = BIGBIRD.translation.read(draw_settings("big_bird", 1) | {"hidden_size": 64, "initializer_range": 0.3}, "")
+    model = Model(config, (Masked(),))
+    before = torch.get_rng_state()
+    for name in ("once", "again"):
+        save_model(tmp_path / name, model)
+        torch.rand(3)
+    torch.set_rng_state(before)
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("once", "again")]
+    assert all(torch.equal(tensor, files[1][name]) for name, tensor in files[0].items())
+    weight = files[0]["bert.pooler.weight"]
+    assert float(weight.std()) == pytest.approx(0.3 * 0.88, rel=0.1)  # of a normal distribution cut off at 2 σ
+    assert not files[0]["bert.pooler.bias"].any()
+    drawn = torch.rand(3)
+    torch.set_rng_state(before)
+    save_model(tmp_path / "third", model)
+    assert torch.equal(torch.rand(3), drawn)
+    _, report = transformers.BigBirdForMaskedLM.from_pretrained(tmp_path / "once", output_loading_info=True)
+    assert not any(report.values())
 
 
 class Tagger(Learner):

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_descendants import draw_settings, outputs
+from drawn_settings import draw_settings
+from family_peers import outputs
 from torch.utils.flop_counter import FlopCounterMode
 
 from bothways.core.batch import Batch

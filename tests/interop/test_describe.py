@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from model_folders import change_settings, folder_of, peer
+import torch
+import transformers
+from model_folders import VOCAB, WIDTH, change_settings, folder_of, peer, with_decoder
+from safetensors.torch import load_file, save_file
+from transformers import ElectraConfig
 
 from bothways.cli import app
 from bothways.core.config import load
@@ -58,7 +62,9 @@ def test_operations_are_defined_and_grow_with_the_length(capsys: pytest.CaptureF
     # 2·12·(4·768² + 8·768²) + 4·12·768·512, the heads' share on top of it.
     blocks = 2 * 12 * 12 * 768**2 + 4 * 12 * 768 * 512
     heads = 0.15 * 2 * (768**2 + 768 * 30_522) + 2 * (768**2 + 2 * 768) / 512
-    forward = (blocks + heads) / 1e6
+    # After the last attention only [CLS] and what is predicted is computed.
+    left_out = (1 - 0.15 - 1 / 512) * 2 * 9 * 768**2
+    forward = (blocks + heads - left_out) / 1e6
     assert rows(text)["operations per token, inference, length 512"] == [f"{forward:,.1f} million"]
     assert rows(text)["operations per token, training, length 512"] == [f"{3 * forward:,.1f} million"]
     assert "An operation (FLOP) is a multiplication or an addition in a matrix product" in text.replace("\n", "")
@@ -114,3 +120,38 @@ def test_a_mistyped_preset_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(FolderError, match=r"bert-bse: is no folder here[\s\S]*Did you mean bert-base\?"):
         app(["describe", "bert-bse"], result_action="return_value")
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "head"),
+    [
+        ("electra-small-generator", "ElectraForMaskedLM", "masked LM head"),
+        ("electra-large-generator", "ElectraForMaskedLM", "masked LM head"),
+        ("electra-small-discriminator", "ElectraForPreTraining", "replaced-token head"),
+    ],
+)
+def test_generators_and_discriminators_have_the_heads_of_their_own_class(
+    capsys: pytest.CaptureFixture[str], name: str, known: str, head: str, tmp_path: Path
+) -> None:
+    text = described(capsys, name)
+    assert f"a preset of electra, with the heads of {known}" in text
+    assert {part for part in rows(text) if part.endswith("head")} == {head, f"encoder + {head}"}
+    small = ElectraConfig(vocab_size=20, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=9)
+    folder_of(getattr(transformers, known)(small), tmp_path / "folder")
+    text = described(capsys, str(tmp_path / "folder"))
+    assert f"electra, {known}" in text
+    assert {part for part in rows(text) if part.endswith("head")} == {head, f"encoder + {head}"}
+
+
+def test_an_output_layer_of_its_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    theirs = peer("Bert", "ForMaskedLM")
+    folder = folder_of(theirs, tmp_path / "tied")
+    tied = described(capsys, str(folder))
+    tensors = with_decoder(load_file(folder / "model.safetensors"))
+    save_file({**tensors, "cls.predictions.decoder.weight": torch.ones(VOCAB, WIDTH)}, folder / "model.safetensors")
+    change_settings(folder, tie_word_embeddings=False)
+    text = described(capsys, str(folder))
+    counts = [int(rows(said)["masked LM head"][1].replace(",", "")) for said in (text, tied)]
+    assert rows(text)["masked LM head"][0] == "H² + H + 2·H + V·H + V"
+    assert counts[0] - counts[1] == VOCAB * WIDTH
+    assert 'readout.output = "own"' in text

@@ -42,10 +42,10 @@ def converted(source: Path, out: Path, *words: str) -> Any:
 
 
 @pytest.mark.parametrize("build", [bert, roberta])
-@pytest.mark.parametrize("kind", ["ForMaskedLM", "Model"])
-def test_without_global_tokens_a_short_text_gives_the_same(build: Any, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "tied"), [("ForMaskedLM", True), ("ForMaskedLM", False), ("Model", True)])
+def test_without_global_tokens_a_short_text_gives_the_same(build: Any, kind: str, tied: bool, tmp_path: Path) -> None:
     torch.manual_seed(3)
-    original = build({bert: "Bert", roberta: "Roberta"}[build] + kind)
+    original = build({bert: "Bert", roberta: "Roberta"}[build] + kind, tie_word_embeddings=tied)
     original.save_pretrained(tmp_path / "short")
     tokenizer = train(["a few words to learn from"], ByteBPE(280))
     tokenizer.save(tmp_path / "short")
@@ -120,3 +120,14 @@ def test_a_part_is_of_checkpoints_alone(tmp_path: Path) -> None:
             ["convert", str(tmp_path / "short"), "--out", str(tmp_path / "out"), "--part", "generator"],
             result_action="return_value",
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(("--positions", "60"), "--positions"), (("--positions", "60", "--window", "8"), "--positions and --window")],
+)
+def test_a_checkpoint_of_tensorflow_does_not_become_one_at_once(words: tuple[str, ...], named: str, tmp_path: Path) -> None:
+    (tmp_path / "bert_model.ckpt.index").write_bytes(b"")
+    with pytest.raises(ConfigError, match=f"^positions: {named} say how a Longformer is made of a model folder, and "):
+        app(["convert", str(tmp_path), "--out", str(tmp_path / "out"), *words], result_action="return_value")
+    assert not (tmp_path / "out").exists()

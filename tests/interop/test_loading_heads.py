@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_folders import WIDTH, change_settings, folder_of, peer, with_decoder
+from model_folders import VOCAB, WIDTH, change_settings, folder_of, peer, with_decoder
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.interop.folder import load_model
+from bothways.interop.folder import load_model, save_model
 from bothways.model.heads import Labels, Masked, Pair, Pooled
 
 
@@ -116,17 +117,57 @@ def test_a_tensor_under_two_names_is_said(tmp_path: Path) -> None:
     assert bool((loaded.model.heads["pooler"].dense.bias == 1).all())
 
 
-def test_an_output_layer_of_its_own_is_refused_where_it_matters(tmp_path: Path) -> None:
+def test_an_output_layer_of_its_own_that_settings_deny_is_refused_where_it_matters(tmp_path: Path) -> None:
     def untie(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         changed = with_decoder(tensors)
         changed["cls.predictions.decoder.weight"][3, 4] += 1
         return changed
 
     folder = folder_of(peer("Bert", "ForPreTraining"), tmp_path / "theirs", untie)
-    with pytest.raises(
-        FolderError, match=r"holds cls\.predictions\.decoder\.weight apart from bert\.embeddings\.word_embeddings"
-    ):
+    with pytest.raises(FolderError) as caught:
         load_model(folder)
+    said = str(caught.value)
+    assert "holds cls.predictions.decoder.weight apart from bert.embeddings.word_embeddings.weight, and its config" in said
+    assert 'write "tie_word_embeddings": false there' in said
     report = load_model(folder, (Pooled(), Pair())).report
     assert report.unused["cls.predictions.decoder.weight"] == "the masked head was not asked for"
     assert load_model(folder, (Masked(),), fresh=["masked"]).report.fresh
+
+
+def test_an_output_layer_that_settings_promise_is_missed(tmp_path: Path) -> None:
+    folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
+    change_settings(folder, tie_word_embeddings=False)
+    with pytest.raises(FolderError, match=r"does not hold the head masked .*1 missing: cls\.predictions\.decoder\.weight"):
+        load_model(folder)
+    change_settings(folder, tie_word_embeddings="no")
+    with pytest.raises(FolderError, match="tie_word_embeddings 'no' has no counterpart here"):
+        load_model(folder)
+
+
+def test_of_two_biases_that_of_the_output_layer_counts(tmp_path: Path) -> None:
+    """transformers 5 keeps both apart, 4 wrote the other name for the one that it had; both are written for both to read."""
+    decoder, other = torch.randn(2, VOCAB)
+
+    def untie(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        changed = with_decoder(tensors)
+        changed["cls.predictions.decoder.weight"][3, 4] += 1
+        return changed | {"cls.predictions.decoder.bias": decoder, "cls.predictions.bias": other}
+
+    folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs", untie)
+    change_settings(folder, tie_word_embeddings=False)
+    loaded = load_model(folder)
+    assert torch.equal(loaded.model.heads["masked"].bias, decoder)
+    assert loaded.report.unused == {"cls.predictions.bias": "nothing reads it beside heads.masked.bias"}
+    assert load_model(folder, (Pooled(),), fresh=["pooler"]).report.unused["cls.predictions.bias"] == (
+        "the masked head was not asked for"
+    )
+    save_model(tmp_path / "ours", loaded.model)
+    written = load_file(tmp_path / "ours" / "model.safetensors")
+    assert torch.equal(written["cls.predictions.bias"], decoder)
+    assert torch.equal(written["cls.predictions.decoder.bias"], decoder)
+
+    del written["cls.predictions.decoder.bias"]
+    save_file(written, folder / "model.safetensors")
+    loaded = load_model(folder)
+    assert torch.equal(loaded.model.heads["masked"].bias, decoder)
+    assert not loaded.report.unused

@@ -15,7 +15,7 @@ from bothways.core.layout import Layout
 from bothways.families.bert import BERT, MEGATRON_BERT
 from bothways.families.family import Family
 from bothways.families.keys import to_ours, to_theirs
-from bothways.model.config import Dropouts, EncoderConfig, Learned, PostNorm, PreNorm
+from bothways.model.config import Dropouts, EncoderConfig, Learned, PostNorm, PreNorm, Readout
 from bothways.model.heads import Head, Model
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
@@ -39,6 +39,7 @@ def draw_config(seed: int, order: str, dropout: float = 0.0, attention_dropout: 
         activation=rng.choice(tuple(ACTIVATIONS)),  # type: ignore[arg-type]
         norm_epsilon=rng.choice((1e-12, 1e-5, 1e-2)),
         dropout=Dropouts(dropout, attention_dropout),
+        readout=Readout(output=("embedding", "own")[seed % 2]),
     )
 
 
@@ -57,6 +58,7 @@ def peer(config: EncoderConfig, name: str, **settings: object) -> nn.Module:
         layer_norm_eps=config.norm_epsilon,
         hidden_dropout_prob=config.dropout.hidden,
         attention_probs_dropout_prob=config.dropout.attention,
+        tie_word_embeddings=config.readout.output == "embedding",
         **settings,
     )
     model: nn.Module = getattr(transformers, stem + name)(theirs)
@@ -68,7 +70,7 @@ def peer(config: EncoderConfig, name: str, **settings: object) -> nn.Module:
 
 def ours(peer: nn.Module, config: EncoderConfig, heads: tuple[Head, ...]) -> Model:
     """Our model with the weights of theirs."""
-    table = FAMILIES[config.order.kind].keys
+    table = FAMILIES[config.order.kind].keys_for(config)
     model = Model(config, heads)
     state = {table.full_name(name): tensor for name, tensor in peer.state_dict().items()}
     model.load_state_dict(to_ours(table, list(model.state_dict()), state))
@@ -78,7 +80,7 @@ def ours(peer: nn.Module, config: EncoderConfig, heads: tuple[Head, ...]) -> Mod
 def gradients(model: Model) -> Mapping[str, Tensor]:
     """Our gradients under their full names."""
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    return to_theirs(FAMILIES[model.config.order.kind].keys, found)
+    return to_theirs(FAMILIES[model.config.order.kind].keys_for(model.config), found)
 
 
 @dataclass(frozen=True)

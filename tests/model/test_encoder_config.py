@@ -6,9 +6,10 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from bothways.core.errors import ConfigError
-from bothways.model.config import Blocks, Disentangled, Dropouts, EncoderConfig, Full, Gated, Learned, Rotary, Window
+from bothways.model.config import Blocks, Disentangled, Dropouts, EncoderConfig, Full, Gated, Learned, Readout, Rotary, Window
 from bothways.model.heads import Labels, NextToken, build_head
 
 
@@ -62,6 +63,8 @@ def test_parts_that_cannot_be_are_refused() -> None:
         Gated(1.0)
     with pytest.raises(ConfigError, match=re.escape("encoder.embedding: the head predicts with the embedding, 4 features")):
         build_head(EncoderConfig(50, embedding=4), NextToken())
+    own = build_head(EncoderConfig(50, embedding=4, readout=Readout(output="own")), NextToken())
+    assert own(torch.ones(3, 768), torch.ones(50, 4)).shape == (3, 50)
 
 
 def test_patterns_and_bases_go_round_and_equal_encoders_have_one_canonical_form() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +13,8 @@ def convert(
     *,
     out: Path,
     part: Literal["discriminator", "generator"] | None = None,
-    positions: int = 4096,
-    window: int = 512,
+    positions: int | None = None,
+    window: int | None = None,
 ) -> None:
     """Make a Hugging Face folder of a checkpoint of TensorFlow, or a Longformer of the folder of a BERT or RoBERTa.
 
@@ -28,17 +29,30 @@ def convert(
     part
         Of an ELECTRA's checkpoint, which of its two models; by default the discriminator.
     positions
-        Of a Longformer, the longest input in tokens.
+        Of a Longformer, the longest input in tokens; by default 4096.
     window
-        Of a Longformer, how many tokens each one looks at, both sides together.
+        Of a Longformer, how many tokens each one looks at, both sides together; by default 512.
     """
+    given = {name: value for name, value in (("positions", positions), ("window", window)) if value is not None}
     if (source / "config.json").is_file() and not any(source.glob("*.index")) and part is None:
-        _lengthen(source, out, positions, window)
+        _lengthen(source, out, given)
     else:
+        _check_none(given, source)
         _read(source, out, part)
 
 
-def _lengthen(source: Path, out: Path, positions: int, window: int) -> None:
+def _check_none(given: Mapping[str, int], source: Path) -> None:
+    """A checkpoint of TensorFlow does not become a Longformer at once."""
+    from bothways.core.errors import ConfigError
+
+    if given:
+        named = " and ".join(f"--{name}" for name in given)
+        what = f"{named} say how a Longformer is made of a model folder, and {source} is read as a checkpoint of TensorFlow"
+        fix = "Leave them out, then convert the folder that comes out."
+        raise ConfigError(what, where=next(iter(given)), fix=fix)
+
+
+def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
     import sys
 
     from bothways.interop.card import Card
@@ -48,11 +62,11 @@ def _lengthen(source: Path, out: Path, positions: int, window: int) -> None:
     from bothways.text.tokenizer import Tokenizer
 
     found = load_model(str(source))
-    model = lengthened(found.model, positions, window)
+    model = lengthened(found.model, **given)
     held = any((found.folder / name).is_file() for name in FILES)
     tokenizer = Tokenizer.load(found.folder) if held else None
     summary = (
-        f"A Longformer of {positions} positions, made of {found.folder.name} with `bothways convert`. "
+        f"A Longformer of {model.config.most} positions, made of {found.folder.name} with `bothways convert`. "
         "Nothing was trained: it needs training on long texts before it is of use there."
     )
     save_model(out, model, tokenizer, card=Card(f"{found.folder.name}, for long texts", summary))

@@ -81,9 +81,9 @@ def _find(model: str) -> _Found:
             return _Found(what, config, (token_head(config),))
         able = [family for family in FAMILIES if family.translation.write(config) is not None]
         family = next((family for family in able if model.startswith(family.model_type)), able[0])
-        every, first = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.architectures[0]
-        what = f"a preset of {family.model_type}, with the heads of {first.name}"
-        return _Found(what, config, tuple(head for head in every if head.kind in first.heads))
+        every, known = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.pretrained(model)
+        what = f"a preset of {family.model_type}, with the heads of {known.name}"
+        return _Found(what, config, tuple(head for head in every if head.kind in known.heads))
     try:
         folder = resolve(model, CONFIG_FILES)
     except FolderError as error:
@@ -92,8 +92,7 @@ def _find(model: str) -> _Found:
             error.what, where=error.where, fix=f"Did you mean {near[0]}? {error.fix}" if near else error.fix
         ) from error
     settings = read_settings(folder)
-    known = "no class known here" if settings.architecture is None else settings.architecture.name
-    origin = f"{settings.model_type}, {known}"
+    origin = f"{settings.model_type}, {settings.architecture.name if settings.architecture else 'no class known here'}"
     if not local:
         return _Found(origin, settings.encoder, heads_of(settings, ()))
     weights = open_weights(folder)

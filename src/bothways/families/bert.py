@@ -124,7 +124,7 @@ _PRE: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.mlp_norm", "bert.encoder.layer.{}.ln"),
     Rename("encoder.norm", "bert.encoder.ln"),
 )
-_CONSTANT = {"position_embedding_type": "absolute", "tie_word_embeddings": True}
+_CONSTANT = {"position_embedding_type": "absolute"}
 _COMPUTED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 

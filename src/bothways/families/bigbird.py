@@ -19,7 +19,7 @@ from bothways.families.alike import masked_rules, output_rules
 from bothways.families.family import Architecture, Family, HeadKind
 from bothways.families.keys import KeyTable, Rename, Rule
 from bothways.families.translation import ACTIVATIONS, Translation, read_choice, read_flag, read_number
-from bothways.model.config import Bias, Blocks, Deep, Dropouts, EncoderConfig, Full, Learned, Own, Pattern, Readout
+from bothways.model.config import Bias, Blocks, Deep, Dropouts, EncoderConfig, Full, Learned, Own, Pattern
 
 VOCABULARY = 50_358
 _SEPARATOR = 66
@@ -28,7 +28,8 @@ _BLOCKS = Blocks()
 
 def _read_by(shape: EncoderConfig) -> EncoderConfig:
     """With heads as transformers has them: the one for classes has the encoder's activation."""
-    return replace(shape, readout=Readout(labels=Own(shape.activation, dropout_first=True), span=Deep()))
+    own = Own(shape.activation, dropout_first=True)
+    return replace(shape, readout=replace(shape.readout, labels=own, span=Deep()))
 
 
 def _sized(shape: EncoderConfig) -> EncoderConfig:

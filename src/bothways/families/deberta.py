@@ -83,14 +83,22 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
             raise FolderError(f"{key} must be {size} as the rest says, not {raw[key]!r}", where=where)
     activation = read_choice(raw, "pooler_hidden_act", _POOLER_ACTIVATIONS, "gelu", where)
     own = Own(activation, input_dropout=read_number(raw, "pooler_dropout", 0.0, where))
+    position = _read_position(raw, config.position.most, config.bias.key, where)
+    # Only transformers' own layout of the head has a matrix that the embedding may be tied to.
+    untied = config.readout.output == "own" and read_flag(raw, "legacy", True, where) and not _decodes(position)
     return replace(
         config,
         segments=read_number(raw, "type_vocab_size", 0, where),
-        position=_read_position(raw, config.position.most, config.bias.key, where),
+        position=position,
         embedding=None if narrow == config.width else narrow,
         order=PostNorm(projected=narrow != config.width),
-        readout=replace(config.readout, labels=own, choice=own),
+        readout=replace(config.readout, labels=own, choice=own, output="own" if untied else "embedding"),
     )
+
+
+def _decodes(position: object) -> bool:
+    """Whether absolute positions come in where a masked token is predicted."""
+    return isinstance(position, Disentangled) and position.absolute == "decoder"
 
 
 _POOLER_ACTIVATIONS: dict[str, Any] = {**ACTIVATIONS, "tanh": "tanh"}
@@ -245,7 +253,7 @@ _LATER: tuple[Rule, ...] = (
 def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
     """The names for this configuration: heads of version 1's matrix, and the masked LM head's layout."""
     placed = tuple(replace(rule, heads=config.heads) if isinstance(rule, Interleave) else rule for rule in rules)
-    decoder = isinstance(config.position, Disentangled) and config.position.absolute == "decoder"
+    decoder = _decodes(config.position)
     ours, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
     every = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *_masked(ours))
     return KeyTable("deberta.", every, (f"{_EMBEDDINGS}.position_ids",), _synonyms(others, ours))
@@ -258,7 +266,9 @@ def _seen(config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
         return config
     table = any(name.endswith("embeddings.position_embeddings.weight") for name in names)
     legacy = _LEGACY["bias"] in names and _PUBLISHED["bias"] not in names
-    return replace(config, position=replace(position, absolute="decoder")) if table and not legacy else config
+    if not table or legacy:
+        return config
+    return replace(config, position=replace(position, absolute="decoder"), readout=replace(config.readout, output="embedding"))
 
 
 def _own(*heads: HeadKind) -> Architecture:

@@ -25,13 +25,16 @@ def _sized(depth: int, width: int, embedding: int) -> EncoderConfig:
     return replace(shape, embedding=None if embedding == width else embedding, readout=_READOUT)
 
 
+GENERATORS: dict[str, Callable[[], EncoderConfig]] = {
+    "electra-small-generator": lambda: _sized(12, 256, 128),
+    "electra-base-generator": lambda: _sized(12, 256, 768),
+    "electra-large-generator": lambda: _sized(24, 256, 1024),
+}
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     "electra-small-discriminator": lambda: _sized(12, 256, 128),
     "electra-base-discriminator": lambda: _sized(12, 768, 768),
     "electra-large-discriminator": lambda: _sized(24, 1024, 1024),
-    "electra-small-generator": lambda: _sized(12, 256, 128),
-    "electra-base-generator": lambda: _sized(12, 256, 768),
-    "electra-large-generator": lambda: _sized(24, 256, 1024),
+    **GENERATORS,
 }
 
 
@@ -72,4 +75,5 @@ ELECTRA = Family(
         "tags": ("classifier_dropout", None),
         "choice": ("summary_last_dropout", 0.1),
     },
+    otherwise=dict.fromkeys(GENERATORS, "ElectraForMaskedLM"),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bothways.families.keys import KeyTable
+from bothways.families.keys import KeyTable, untied
 from bothways.families.translation import Translation
 from bothways.model.config import EncoderConfig
 
@@ -50,6 +50,7 @@ class Family:
     dropouts: for heads with a dropout of their own, the setting and what it means if it is absent: none for the encoder's.
     adapted: where weight names, or what lies under them, depend on the configuration, those of one; none where they do not.
     seen: what the names of its weights tell of a file's configuration: (what its settings say, names) → configuration.
+    otherwise: presets that are pre-trained as another class than the first, with its name.
     """
 
     model_type: str
@@ -60,15 +61,21 @@ class Family:
     dropouts: Mapping[HeadKind, tuple[str, float | None]] = field(default_factory=lambda: DROPOUTS)
     adapted: Callable[[EncoderConfig], KeyTable] | None = None
     seen: Callable[[EncoderConfig, Collection[str]], EncoderConfig] = lambda config, names: config
+    otherwise: Mapping[str, str] = field(default_factory=dict)
 
     def keys_for(self, config: EncoderConfig) -> KeyTable:
         """The weight names of a model of this configuration."""
-        return self.keys if self.adapted is None else self.adapted(config)
+        table = self.keys if self.adapted is None else self.adapted(config)
+        return untied(table) if config.readout.output == "own" else table
 
     def architecture_named(self, names: Iterable[str]) -> Architecture | None:
         """The first of these classes that the family has."""
         known = {architecture.name: architecture for architecture in self.architectures}
         return next((known[name] for name in names if name in known), None)
+
+    def pretrained(self, preset: str) -> Architecture:
+        """The class that a preset is pre-trained as."""
+        return self.architecture_named([self.otherwise.get(preset, "")]) or self.architectures[0]
 
     def architecture_with(self, heads: Iterable[str]) -> Architecture | None:
         """The class with exactly these heads; what it holds idle may be missing."""

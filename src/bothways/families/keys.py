@@ -10,7 +10,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
@@ -67,7 +67,16 @@ class Tie:
     part: str
 
 
-Rule = Rename | Stack | Transpose | Interleave | Tie
+@dataclass(frozen=True)
+class Spare:
+    """Theirs holds beside ours a tensor that nothing reads: it stands for ours where ours is absent, and is written as ours."""
+
+    ours: str
+    theirs: str
+    part: str
+
+
+Rule = Rename | Stack | Transpose | Interleave | Tie | Spare
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """What a LayerNorm's tensors were called in TensorFlow, and in files converted from it early on."""
@@ -147,7 +156,7 @@ class KeyTable:
     def place(self, ours: str) -> Place:
         """Where our tensor of this name lies. Every family has a rule for each of the tensors that its configurations have."""
         for rule in self.rules:
-            if isinstance(rule, Tie):
+            if isinstance(rule, Tie | Spare):
                 continue
             names = _follow(rule.ours, _theirs(rule), ours)
             if names:
@@ -158,6 +167,11 @@ class KeyTable:
     def ties(self) -> dict[str, Tie]:
         """The rules about copies, by the name of the tensor that the copy must equal."""
         return {self.place(rule.ours).names[0]: rule for rule in self.rules if isinstance(rule, Tie)}
+
+    @property
+    def spares(self) -> dict[str, Spare]:
+        """The rules about tensors that nothing reads, by the name of the one that is read."""
+        return {self.place(rule.ours).names[0]: rule for rule in self.rules if isinstance(rule, Spare)}
 
     def computes(self, theirs: str) -> bool:
         """Whether a full name of theirs is that of a buffer without a weight."""
@@ -190,6 +204,29 @@ class KeyTable:
 
 def _theirs(rule: Rule) -> tuple[str, ...]:
     return rule.theirs if isinstance(rule, Stack) else (rule.theirs,)
+
+
+def untied(table: KeyTable) -> KeyTable:
+    """The names of a model whose output layer has a matrix of its own: what is a copy in a tied one is a tensor here.
+
+    A bias that lies there twice is read from the output layer: transformers 5 keeps two apart, and reads that one. Version 4
+    had one tensor for both, and its files hold it under the other name.
+    """
+    own = {rule.ours: rule.theirs for rule in table.rules if isinstance(rule, Tie) and rule.ours.startswith(rule.part)}
+    return replace(table, rules=tuple(_untied(rule, table, own) for rule in table.rules))
+
+
+def _untied(rule: Rule, table: KeyTable, own: Mapping[str, str]) -> Rule:
+    """A tied model's rule → an untied one's. `own`: what of a head lies in its output layer, too, and where."""
+    match rule:
+        case Tie(ours, _, part) if ours in own:
+            return Spare(ours, table.place(ours).names[0], part)
+        case Tie(_, theirs, part):
+            return Rename(f"{part}.output.weight", theirs)
+        case Rename(ours, _) if ours in own:
+            return Rename(ours, own[ours])
+        case _:
+            return rule
 
 
 def to_theirs(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -76,7 +76,14 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
         mlp=Gated(read_number(raw, "mlp_dropout", 0.0, where)),
         bias=Bias(**bias),
         dropout=replace(config.dropout, hidden=both, embedding=None if rate == both else rate),
-        readout=Readout(own, own, own, masked=activation, span_dropout=read_number(raw, "classifier_dropout", 0.0, where)),
+        readout=replace(
+            config.readout,
+            labels=own,
+            choice=own,
+            tokens=own,
+            masked=activation,
+            span_dropout=read_number(raw, "classifier_dropout", 0.0, where),
+        ),
     ).canonical
 
 

@@ -61,7 +61,7 @@ class Translation:
     activation: str = "hidden_act"
     activations: Mapping[str, Activation] = field(default_factory=lambda: ACTIVATIONS)
     fixed: Mapping[str, Any] = field(default_factory=lambda: FIXED)
-    constant: Mapping[str, Any] = field(default_factory=lambda: {"tie_word_embeddings": True})
+    constant: Mapping[str, Any] = field(default_factory=dict)
     read_more: Callable[[EncoderConfig, Mapping[str, Any], str], EncoderConfig] = lambda config, raw, where: config
     write_more: Callable[[EncoderConfig], dict[str, Any]] = lambda config: {}
 
@@ -80,11 +80,12 @@ class Translation:
         activation = read_choice(raw, self.activation, self.activations, named, where)
         pad = raw.get("pad_token_id", defaults.pad)
         pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, where)
+        tied = read_flag(raw, "tie_word_embeddings", True, where)
+        readout = replace(defaults.readout, output="embedding" if tied else "own")
+        common = {"activation": activation, "pad": pad, "readout": readout}
         try:
             position = replace(defaults.position, most=most - _offset(defaults))
-            return self.read_more(
-                replace(defaults, **_changes(defaults, numbers), position=position, activation=activation, pad=pad), raw, where
-            )
+            return self.read_more(replace(defaults, **_changes(defaults, numbers), position=position, **common), raw, where)
         except ConfigError as error:
             raise FolderError(f"{error.where}: {error.what}", where=where, fix=error.fix) from error
 
@@ -97,6 +98,7 @@ class Translation:
             self.most: config.position.most + _offset(config),
             self.activation: next((theirs for theirs, ours in self.activations.items() if ours == config.activation), ""),
             "pad_token_id": config.pad,
+            "tie_word_embeddings": config.readout.output == "embedding",
             **self.constant,
             **self.write_more(config),
         }

@@ -176,8 +176,9 @@ def _read(plan: LoadPlan, table: KeyTable, names: Iterable[str], weights: Weight
     """Our tensors, in fp32, in memory of their own; those of fresh heads are left out."""
     for copy, name in plan.copies:
         if not torch.equal(weights.read(plan.found[copy]), weights.read(plan.found[name])):
-            what = f"holds {copy} apart from {name}, an output layer that is not tied to its input, which no head here has"
-            raise FolderError(what, where=weights.file, fix='Load it without the "masked" head.')
+            what = f"holds {copy} apart from {name}, and its config.json says that they are one"
+            fix = 'If they differ by intent, write "tie_word_embeddings": false there; or load it without the head.'
+            raise FolderError(what, where=weights.file, fix=fix)
     state = {}
     for ours in set(names) - set(plan.report.fresh):
         place = table.place(ours)
@@ -326,14 +327,17 @@ def _write_json(file: Path, tree: Any) -> None:
 
 
 def _write_weights(file: Path, model: Model, table: KeyTable, architecture: Architecture) -> None:
-    """What the class holds idle and the model does not have is written as zeros: nothing reads it."""
+    """What the class holds idle and the model does not have is written as in a new model: nothing reads it."""
     state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
     if "pooler" in architecture.idle - set(model.heads):
-        state |= {
-            f"heads.pooler.{name}": torch.zeros_like(t) for name, t in build_head(model.config, Pooled()).state_dict().items()
-        }
+        with torch.random.fork_rng(devices=[]):  # draws of its own, so that equal models give equal files
+            torch.default_generator.manual_seed(0)
+            pooler = build_head(model.config, Pooled()).state_dict()
+        state |= {f"heads.pooler.{name}": tensor for name, tensor in pooler.items()}
     prefix = table.prefix if architecture.bare else ""
-    tensors = {name.removeprefix(prefix): tensor.clone() for name, tensor in to_theirs(table, state).items()}
+    theirs = to_theirs(table, state)
+    theirs |= {spare.theirs: theirs[name] for name, spare in table.spares.items() if name in theirs}
+    tensors = {name.removeprefix(prefix): tensor.clone() for name, tensor in theirs.items()}
     try:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:  # hides what the operating system refused, such as room on the disk

@@ -56,7 +56,7 @@ _FIX = "Give a BERT or RoBERTa as it was pre-trained, with exact GELU."
 
 def _long(old: EncoderConfig, pad: int, positions: int, window: int) -> EncoderConfig:
     """Their positions count from the padding token's id on."""
-    patterns, readout = (Window(window // 2, everywhere=True),), roberta.base().readout
+    patterns, readout = (Window(window // 2, everywhere=True),), replace(roberta.base().readout, output=old.readout.output)
     return replace(old, position=Learned(positions, pad + 1), patterns=patterns, readout=readout)
 
 

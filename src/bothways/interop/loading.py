@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bothways.families.keys import KeyTable, Shape, Tie
+from bothways.families.keys import KeyTable, Shape, Spare, Tie
 
 SHOWN = 8
 """How many names a message lists before it only counts."""
@@ -105,14 +105,14 @@ def head_of(name: str) -> str | None:
 
 
 def _full_names(table: KeyTable, held: Iterable[str]) -> dict[str, str]:
-    """Names in full → as the file has them. A tensor that lies there only as a copy stands for the original."""
+    """Names in full → as the file has them. A tensor that lies there only as a copy, or spare, stands for the original."""
     found: dict[str, str] = {}
     # Names that are full as they stand come first, so that they are preferred to any that would become the same.
     for name in sorted(held, key=lambda name: (table.full_name(name) != name, name)):
         found.setdefault(table.full_name(name), name)
-    for name, tie in table.ties.items():
-        if tie.theirs in found:
-            found.setdefault(name, found[tie.theirs])
+    for name, other in (table.ties | table.spares).items():
+        if other.theirs in found:
+            found.setdefault(name, found[other.theirs])
     return found
 
 
@@ -124,14 +124,20 @@ def _why(table: KeyTable, name: str, found: Mapping[str, str], heads: Collection
         return f"{found[full]} is the same"
     if not rules:
         return "numbers that are computed here" if table.computes(full) else "no part of this family that is known here"
-    by_head = {head_of(rule.part if isinstance(rule, Tie) else rule.ours): rule for rule in rules}
+    by_head = {head_of(rule.part if isinstance(rule, Tie | Spare) else rule.ours): rule for rule in rules}
     asked = next((head for head in by_head if head in heads), None)
     if asked is not None and asked in fresh:
         return f"the {asked} head starts at random, as asked"
     rule = by_head.get(asked, rules[0])
     if asked not in by_head:
         return f"the {' or '.join(map(str, by_head))} head was not asked for"
-    return f"a copy of {rule.ours}" if isinstance(rule, Tie) else "the configuration has no place for it"
+    match rule:
+        case Tie(ours):
+            return f"a copy of {ours}"
+        case Spare(ours):
+            return f"nothing reads it beside {ours}"
+        case _:
+            return "the configuration has no place for it"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -195,7 +195,9 @@ def _settings(dialect: Dialect, weights: Weights) -> Settings:
     outputs = biases[0] if len(biases) == 1 and biases[0] else 2  # two where it has none, as transformers has it
     labels = tuple(label_name(at) for at in range(outputs))
     dropouts = {kind: default for kind, (_, default) in family.dropouts.items()}
-    return Settings(family.model_type, family.keys, encoder, _architecture(family, weights), labels, dropouts, None)
+    return Settings(
+        family.model_type, family.keys_for(encoder), encoder, _architecture(family, weights), labels, dropouts, None
+    )
 
 
 def _read_config(file: Path) -> dict[str, Any]:

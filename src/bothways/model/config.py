@@ -169,6 +169,8 @@ class Readout:
         pair_dropout: on the vector that the pair head reads.
         span_dropout: on the vectors that the span head reads.
         replaced: what the replaced-token head reads of a token: its vector, or that plus the first token's, normed.
+        output: the matrix by which the masked LM head and the next-token head predict: the token embedding, or one of the
+            head's own ("untied").
     """
 
     labels: FromPooler | Own = FromPooler()
@@ -179,6 +181,7 @@ class Readout:
     pair_dropout: float = 0.0
     span_dropout: float = 0.0
     replaced: Literal["token", "with_first"] = "token"
+    output: Literal["embedding", "own"] = "embedding"
 
 
 Place = Literal["sum", "embedding", "attention", "mlp"]

@@ -24,6 +24,7 @@ from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 class MaskedHead(nn.Module):
     """Predicts a token: dense, activation, LayerNorm, then the token embedding transposed plus a bias per token, if it has one.
 
+    Or, in place of the embedding, a matrix of its own (`Readout.output`).
     With an enhanced mask decoder (He et al. 2020, section 3.2) it holds the absolute positions: see `Model.before_masked`.
 
     Source: Devlin et al. 2018, section 3.1, Task #1; the decoder shares the encoder's embedding.
@@ -34,6 +35,7 @@ class MaskedHead(nn.Module):
         self.activation = config.readout.masked or config.activation
         self.dense = nn.Linear(config.width, config.embedding_width, bias=config.bias.head)
         self.norm = layer_norm(config, config.embedding_width)
+        self.output = own_output(config, config.embedding_width)
         self.bias = nn.Parameter(torch.zeros(config.vocab)) if config.bias.output else None
         place = config.position
         rows = place.most if isinstance(place, Disentangled) and place.absolute == "decoder" else 0
@@ -45,7 +47,12 @@ class MaskedHead(nn.Module):
     ) -> Float[Tensor, "targets vocab"]:
         """Vectors at the masked positions, and the encoder's token embedding → logits."""
         x = self.norm(activate(self.activation, self.dense(x)))
-        return nn.functional.linear(x, embedding, self.bias)
+        return nn.functional.linear(x, embedding if self.output is None else self.output.weight, self.bias)
+
+
+def own_output(config: EncoderConfig, width: int) -> nn.Linear | None:
+    """The matrix from vectors of this width to the vocabulary, where a head has one of its own; else none."""
+    return nn.Linear(width, config.vocab, bias=False) if config.readout.output == "own" else None
 
 
 class Pooler(nn.Module):
@@ -153,13 +160,18 @@ class ReplacedHead(nn.Module):
 
 
 class NextTokenHead(nn.Module):
-    """The token embedding transposed, on each token: no parameters of its own (Radford et al. 2018, equation 2)."""
+    """The token embedding transposed, on each token (Radford et al. 2018, equation 2), or a matrix of its own in its place."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.output = own_output(config, config.width)
+        initialise(self, config.initial_range)
 
     def forward(
         self, x: Float[Tensor, "tokens width"], embedding: Float[Tensor, "vocab embedded"]
     ) -> Float[Tensor, "tokens vocab"]:
         """Vectors and the encoder's token embedding → logits of the token after each."""
-        return nn.functional.linear(x, embedding)
+        return nn.functional.linear(x, embedding if self.output is None else self.output.weight)
 
 
 class BiLMHead(nn.Module):

@@ -233,10 +233,11 @@ def _joint_head(config: EncoderConfig, head: Masked | Pooled | Pair | Replaced |
         case Replaced():
             return ReplacedHead(config)
         case NextToken():
-            if config.embedding is not None:
+            if config.embedding is not None and config.readout.output == "embedding":
                 what = f"the head predicts with the embedding, {config.embedding} features, from vectors of {config.width}"
-                raise ConfigError(what, where="encoder.embedding", fix="Leave it out, or use another head.")
-            return NextTokenHead()
+                fix = 'Leave it out, or give the head a matrix of its own: readout.output = "own".'
+                raise ConfigError(what, where="encoder.embedding", fix=fix)
+            return NextTokenHead(config)
         case _:
             assert_never(head)
 

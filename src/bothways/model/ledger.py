@@ -158,7 +158,8 @@ def _entry(config: ModelConfig, head: Head) -> Entry:
         case Choice():
             return _read("choice head", config, config.readout.choice, "C", 1)
         case NextToken():
-            return Entry("next-token head", "0", 0)
+            own = _own_output(config)
+            return Entry("next-token head", "V·H" if own else "0", config.vocab * h if own else 0)
         case BiLM():
             return Entry("LM head of both directions", "V", config.vocab)
         case _:
@@ -170,14 +171,20 @@ def _sums(config: ModelConfig) -> bool:
     return isinstance(config, EncoderConfig) and config.readout.replaced == "with_first"
 
 
+def _own_output(config: ModelConfig) -> bool:
+    """Whether heads that predict tokens have a matrix of their own to do so."""
+    return config.readout.output == "own"
+
+
 def _masked(config: ModelConfig) -> Entry:
     v, h, e, bias = config.vocab, config.width, config.embedding_width, config.bias
     letter = _embedded(config)
     terms = ["H²" if letter == "H" else "H·E", *([letter] if bias.head else []), f"{_scale(config)}{letter}"]
     count = h * e + (e if bias.head else 0) + (2 if bias.norm else 1) * e + (v if bias.output else 0)
     rows = decoder_rows(config) if isinstance(config, EncoderConfig) else 0
-    terms += [*(["V"] if bias.output else []), *(["P·H"] if rows else [])]
-    return Entry("masked LM head", " + ".join(terms), count + rows * h)
+    own = _own_output(config)
+    terms += [*([f"V·{letter}"] if own else []), *(["V"] if bias.output else []), *(["P·H"] if rows else [])]
+    return Entry("masked LM head", " + ".join(terms), count + rows * h + (v * e if own else 0))
 
 
 def _read(part: str, config: ModelConfig, reads: FromPooler | Own | None, letter: str, outputs: int) -> Entry:
