@@ -101,6 +101,10 @@ def test_questions_alone(tmp_path: Path) -> None:
     file = tmp_path / "new.jsonl"
     file.write_text(json.dumps({"question": "Who?", "context": None}) + "\n")
     assert list(open_questions(str(file), labelled=False)[0]) == [Question("1", "Who?", "", where=f"{file}:1")]
+    with file.open("a") as stream:
+        stream.write(json.dumps({"question": "Who?"}) + "\n")
+    with pytest.raises(DataError, match=r"new\.jsonl:2: has no 'context'; it has id, question\n"):
+        list(open_questions(str(file), labelled=False)[0])
 
 
 @pytest.mark.parametrize(
@@ -116,6 +120,8 @@ def test_questions_alone(tmp_path: Path) -> None:
         (squad("x"), r"paragraphs\[0\]\.qas\[0\]: is a JSON str"),
         (squad({"question": 3, "id": "a"}), r"paragraphs\[0\]:a: 'question' holds int, not text"),
         (squad({"question": "Who?", "id": "a"}, context=["x"]), r":a: 'context' holds list, not text"),
+        (squad({"id": "a", "answers": []}), r":a: has no 'question'; it has id, context, answers\n"),
+        ({"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]}, r":1: has no 'context'; it has id, question\n"),
         (squad({"question": "Who?", "answers": 3}), r":1: answers that have no form known here: 3"),
         (squad({"question": "Who?", "answers": [3]}), r":1: answers that have no form known here: \[3\]"),
         (squad({"question": "Who?", "answers": {"text": ["a"], "answer_start": []}}), r":1: answers that have no form"),

@@ -89,7 +89,7 @@ def open_questions(
 
     Raises:
         DataError: as `tables.open_table`; a .json file that is not in SQuAD's form; a table without a column; while reading: a
-            row whose texts are none, or whose answers have no form that is known.
+            row without a question or a context, or whose texts are none, or whose answers have no form that is known.
         ResourceError: a file that may not be read.
     """
     path = Path(source).expanduser()
@@ -120,7 +120,7 @@ def _squad(path: Path, labelled: bool) -> Iterator[Question]:
     for place, context, rows in _paragraphs(_parsed(path), str(path)):
         for number, values in enumerate(rows):
             count += 1
-            named = {"id": str(count), **_table(values, f"{place}.qas[{number}]"), "context": context}
+            named = {"id": str(count), **context, **_table(values, f"{place}.qas[{number}]")}
             yield _question(named, SQUAD, labelled, f"{place}:{named['id']}")
     if count == 0:
         raise DataError("holds no question", where=path, fix="Give a file with at least one.")
@@ -134,13 +134,14 @@ def _parsed(path: Path) -> Any:
         raise DataError(what, where=f"{path}:{error.lineno}", fix="For one object a line use the suffix .jsonl.") from error
 
 
-def _paragraphs(tree: Any, where: str) -> Iterator[tuple[str, Any, list[Any]]]:
-    """For each paragraph its place, its context and its questions."""
+def _paragraphs(tree: Any, where: str) -> Iterator[tuple[str, dict[str, Any], list[Any]]]:
+    """For each paragraph its place, its context by that name, and its questions."""
     for article, values in enumerate(_list(_table(tree, where), "data", where)):
         place = f"{where}:data[{article}]"
         for number, paragraph in enumerate(_list(_table(values, place), "paragraphs", place)):
             inner = f"{place}.paragraphs[{number}]"
-            yield inner, _table(paragraph, inner).get("context"), _list(paragraph, "qas", inner)
+            context = {name: text for name, text in _table(paragraph, inner).items() if name == "context"}
+            yield inner, context, _list(paragraph, "qas", inner)
 
 
 _FORM = (
@@ -167,7 +168,10 @@ def _question(values: Mapping[str, Any], columns: QuestionColumns, labelled: boo
 
 
 def _text(values: Mapping[str, Any], name: str, where: str) -> str:
-    value = values.get(name)
+    if name not in values:
+        fix = "Complete the question, or take it out."
+        raise DataError(f"has no {name!r}; it has {', '.join(values)}", where=where, fix=fix)
+    value = values[name]
     if value is not None and not isinstance(value, str):
         raise DataError(f"{name!r} holds {type(value).__name__}, not text", where=where, fix=_NAMES)
     return value or ""
