@@ -17,6 +17,7 @@ from bothways.data.masking import Masking, Vocabulary
 from bothways.families.catalogue import FAMILIES
 from bothways.model.config import Disentangled, Dropouts, EncoderConfig, Sharing
 from bothways.model.heads import Labels, Masked, Model, Tags, build_encoder
+from bothways.model.ledger import batch_flops, forward_flops
 from bothways.model.recurrentconfig import RecurrentConfig
 from bothways.objectives.pretraining import Pretraining
 
@@ -124,6 +125,18 @@ def test_masks_are_learned_through_the_mask_decoder() -> None:
         x = model.before_masked(batch, model.encoder(batch))[asked]
         expected = torch.nn.functional.cross_entropy(model.heads["masked"](x, model.encoder.embedding.token.weight), truth)
     assert float(loss.total / loss.weight) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_the_ledger_counts_a_mask_decoder_where_it_predicts() -> None:
+    layout = Layout.of([12] * 3)
+    ids, asked = torch.randint(4, DECODED.vocab, (layout.tokens,)), torch.tensor([3, 5, 12, 20, 21, 22, 30, 31, 35])
+    model, batch = Model(DECODED, (Masked(),)).eval(), Batch(ids, torch.zeros_like(ids), layout)
+    with FlopCounterMode(display=False) as counter:
+        x = model.before_masked(batch, model.encoder(batch, only=asked), asked)
+        model.heads["masked"](x[asked], model.encoder.embedding.token.weight)
+    expected = forward_flops(DECODED, (Masked(),), 12, predicted=len(asked) / len(ids)) * len(ids)
+    expected += batch_flops(DECODED, (Masked(),), 12)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
 
 def test_dropout_is_drawn_for_each_that_is_asked_for() -> None:
