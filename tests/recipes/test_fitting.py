@@ -15,7 +15,7 @@ from bothways.core.learner import Cursor
 from bothways.interop.folder import load_model, save_model
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Masked, Model, Pooled
-from bothways.recipes.fitting import fit_task, start_from
+from bothways.recipes.fitting import fit_task, learning_by_rows, start_from
 from bothways.recipes.labelled import ALL, Labelled, label, loader, score
 from bothways.recipes.method import RECIPES, Method, adam
 from bothways.tasks.classify import Classification, Classify
@@ -48,8 +48,12 @@ def small(**changes: object) -> EncoderConfig:
     return EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1, **changes)  # type: ignore[arg-type]
 
 
-def test_packed_fine_tuning_is_padded_fine_tuning(tmp_path: Path) -> None:
-    """Twenty updates by this library and by transformers on the same batches: losses, gradient norms, weights."""
+@pytest.mark.parametrize("world", [1, 2])
+def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) -> None:
+    """Twenty updates by this library and by transformers on the same batches: losses, gradient norms, weights.
+
+    The embedding is updated by rows, as alone on a CPU, and whole, as a rank of two does it.
+    """
     from transformers import BertForSequenceClassification
 
     source = make_folder(tmp_path / "theirs", dropout=0.0)
@@ -70,17 +74,18 @@ def test_packed_fine_tuning_is_padded_fine_tuning(tmp_path: Path) -> None:
         return False
 
     optimiser = AdamW(lr=3e-3, decay=0.05)
-    fit(
-        task,
-        loader(data, method, task, 3, ALL).steps(Cursor()),
-        build(optimiser, task.named_parameters()),
-        factor(method.training.schedule, method.training.until),
-        Single(),
-        until=method.training.until,
-        progress=Progress(),
-        on_step=on_step,
-        precision="fp32",
-    )
+    with learning_by_rows(task.model, torch.device("cpu"), world):
+        fit(
+            task,
+            loader(data, method, task, 3, ALL).steps(Cursor()),
+            build(optimiser, task.named_parameters()),
+            factor(method.training.schedule, method.training.until),
+            Single(),
+            until=method.training.until,
+            progress=Progress(),
+            on_step=on_step,
+            precision="fp32",
+        )
     decayed = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
     adam = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=0.0)
@@ -155,6 +160,19 @@ def test_pairs_are_learned(data: Labelled) -> None:
     paired = label(Classification(), data.tokenizer, pairs[:320], pairs[320:], 20)
     done = fit_task(small(), paired, dataclasses.replace(METHOD, length=20), device="cpu")
     assert done.metrics["accuracy"] > 0.95
+
+
+def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data: Labelled) -> None:
+    """While it is fine-tuned, and no longer: afterwards a tied head may read it."""
+    model = Model(small(), (Labels(2),))
+    table = model.encoder.embedding.token
+    for device, world, expected in (("cpu", 1, True), ("cpu", 2, False), ("cuda", 1, False)):
+        with learning_by_rows(model, torch.device(device), world):
+            assert table.sparse == expected
+    with pytest.raises(ZeroDivisionError), learning_by_rows(model, torch.device("cpu"), 1):
+        raise ZeroDivisionError
+    assert not table.sparse
+    assert not fit_task(small(), data, METHOD, device="cpu").task.model.encoder.embedding.token.sparse
 
 
 def test_seeds_decide_everything(data: Labelled) -> None:

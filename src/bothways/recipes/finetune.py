@@ -27,7 +27,7 @@ from bothways.recipes.analysis.survey import analyse_encoded, write_report
 from bothways.recipes.cards import data_of, limits_of_finetuned
 from bothways.recipes.failure import Failure
 from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
-from bothways.recipes.fitting import conclude
+from bothways.recipes.fitting import conclude, learning_by_rows
 from bothways.recipes.labelled import dev_windows, loader, score
 from bothways.recipes.stability import Stability, rules
 from bothways.tasks.definition import Metrics
@@ -109,17 +109,18 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -
     steps = loader(data, settings, task, settings.ordered_by, Share(plan.rank, plan.world))
     peak = _peak(prepared, device, plan)
     torch.manual_seed(settings.ordered_by + 1 + plan.rank)  # after the forecast and the peak, which draw too
-    progress = run.train(
-        task,
-        [run.Phase(training.until, lambda cursor: ahead(steps.steps(cursor), device))],
-        training,
-        plan,
-        folder,
-        config=configs.to_dict(settings) | {"data": {name: source.sha256 for name, source in prepared.sources.items()}},
-        evaluation=(lambda: {dev_name(name): value for name, value in score(task, data).items()}) if data.dev else None,
-        peak=peak,
-        rules=rules(settings.stability, task.model, settings.fresh),
-    )
+    with learning_by_rows(task.model, device, plan.world):
+        progress = run.train(
+            task,
+            [run.Phase(training.until, lambda cursor: ahead(steps.steps(cursor), device))],
+            training,
+            plan,
+            folder,
+            config=configs.to_dict(settings) | {"data": {name: source.sha256 for name, source in prepared.sources.items()}},
+            evaluation=(lambda: {dev_name(name): value for name, value in score(task, data).items()}) if data.dev else None,
+            peak=peak,
+            rules=rules(settings.stability, task.model, settings.fresh),
+        )
     done = Finetuned(task, progress, {}, prepared.findings, None)
     if not progress.finished(training.until) or not is_main(plan):
         return done

@@ -6,9 +6,10 @@ method and a seed (`fit_task`). `bothways.recipes.finetune` is the same with fil
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,19 +113,34 @@ def fit_task(
 
     order = seed if order_seed is None else order_seed
     torch.manual_seed(order + 1)
-    progress = fit(
-        task,
-        loader(data, method, task, order).steps(Cursor()),
-        build(training.optimiser, task.named_parameters(), rules(method.stability, model)),
-        factor(training.schedule, training.until),
-        Single(),
-        until=training.until,
-        progress=Progress(),
-        on_step=after,
-        precision=training.precision,
-        clip_norm=training.clip_norm,
-    )
+    with learning_by_rows(model, choose_device(device), world=1):
+        progress = fit(
+            task,
+            loader(data, method, task, order).steps(Cursor()),
+            build(training.optimiser, task.named_parameters(), rules(method.stability, model)),
+            factor(training.schedule, training.until),
+            Single(),
+            until=training.until,
+            progress=Progress(),
+            on_step=after,
+            precision=training.precision,
+            clip_norm=training.clip_norm,
+        )
     return best.conclude(progress)
+
+
+@contextlib.contextmanager
+def learning_by_rows(model: Model, device: torch.device, world: int) -> Iterator[None]:
+    """Within, only those rows of the embedding are updated that the data names (`training.rows`), where that is quicker.
+
+    Heads of tasks leave the embedding to lookups. Other devices would have to wait to know the rows; ranks exchange them all.
+    """
+    table = model.encoder.embedding.token
+    table.sparse = device.type == "cpu" and world == 1
+    try:
+        yield
+    finally:
+        table.sparse = False
 
 
 class _Best:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError
+from bothways.training.rows import update_rows
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.
 _ENDLESS = 1e9
@@ -89,11 +90,18 @@ class FusedAdamW(torch.optim.AdamW):
 
     Attributes:
         anchors: what the pulled parameters are pulled to. No part of the state: a resumed run builds it from the same start.
+        seen: of each parameter with a sparse gradient, the rows that have had one. No part of the state: its moments tell.
     """
 
     grad_scale: Tensor | None
     found_inf: Tensor
     anchors: dict[nn.Parameter, Tensor]
+    seen: dict[nn.Parameter, Tensor]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; the rows seen are forgotten."""
+        super().load_state_dict(state_dict)
+        self.seen = {}
 
 
 def _check(config: Optimiser) -> None:
@@ -139,6 +147,7 @@ def build(config: Optimiser, parameters: Iterable[tuple[str, nn.Parameter]], rul
     optimiser = FusedAdamW(groups(parameters, config, rules), betas=config.betas, eps=config.eps, fused=True)
     pulled = [parameter for group in optimiser.param_groups if group["pull"] for parameter in group["params"]]
     optimiser.anchors = {parameter: parameter.detach().clone() for parameter in pulled}
+    optimiser.seen = {}
     match config:
         case AdamW():
             pass
@@ -152,11 +161,16 @@ def build(config: Optimiser, parameters: Iterable[tuple[str, nn.Parameter]], rul
 def _leave_uncorrected(optimiser: FusedAdamW) -> None:
     for group in optimiser.param_groups:
         for parameter in group["params"]:
-            optimiser.state[parameter] = {
-                "step": torch.tensor(_ENDLESS, dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+            optimiser.state[parameter] = _start(parameter, _ENDLESS)
+
+
+def _start(parameter: nn.Parameter, step: float) -> dict[str, Tensor]:
+    """What the fused kernel knows of a parameter at first."""
+    return {
+        "step": torch.tensor(step, dtype=torch.float32, device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
 
 
 def set_rate(optimiser: FusedAdamW, factor: float) -> float:
@@ -176,14 +190,40 @@ def update(optimiser: FusedAdamW, clip_norm: float | None) -> Float[Tensor, ""]:
     Returns:
         The norm before clipping, on the device; nothing waits for it.
     """
-    gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
+    norm = nn.utils.get_total_norm(
+        [_values(p) for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+    )
     optimiser.grad_scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
     optimiser.found_inf = norm.isfinite().logical_not().float()
     _pull(optimiser)
+    _step_rows(optimiser)
     optimiser.step()
     optimiser.zero_grad()
     return norm
+
+
+def _values(parameter: nn.Parameter) -> Tensor:
+    """The numbers of its gradient; a sparse one is made to have each row once."""
+    assert parameter.grad is not None
+    if not parameter.grad.is_sparse:
+        return parameter.grad
+    parameter.grad = parameter.grad.coalesce()
+    return parameter.grad.values()
+
+
+def _step_rows(optimiser: FusedAdamW) -> None:
+    """The step of the parameters with sparse gradients, which then have none."""
+    for group in optimiser.param_groups:
+        for weight in (p for p in group["params"] if p.grad is not None):
+            if not weight.grad.is_sparse:
+                optimiser.seen.pop(weight, None)
+                continue
+            state = optimiser.state[weight] = optimiser.state[weight] or _start(weight, 0.0)
+            if weight not in optimiser.seen:
+                optimiser.seen[weight] = (state["exp_avg"].any(1) | state["exp_avg_sq"].any(1)).nonzero()[:, 0]
+            seen, scale, skip = optimiser.seen[weight], optimiser.grad_scale, optimiser.found_inf
+            optimiser.seen[weight] = update_rows(group, weight, state, seen, scale, skip)
+            weight.grad = None
 
 
 def _pull(optimiser: FusedAdamW) -> None:
