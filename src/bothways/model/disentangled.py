@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import assert_never
 
-from bothways.model.dropout import dropout
+from bothways.model.dropout import dropped_product
 from bothways.model.kernels import Kernel, choose
 from bothways.model.view import View
 
@@ -61,7 +61,7 @@ def _attend_padded(q: Tensor, k: Tensor, v: Tensor, near: Tensor, mask: Tensor |
             scores = q @ k.contiguous().transpose(-2, -1) + near
             if mask is not None:
                 scores = scores.masked_fill(~mask, lowest)
-            return dropout(scores.softmax(-1), rate) @ v.contiguous()
+            return dropped_product(scores.softmax(-1), v.contiguous(), rate)
         case _:
             assert_never(kernel)
 

@@ -4,18 +4,26 @@ torch draws one Bernoulli number per element there, which takes longer than the 
 generator is slow, too: it gives only the seed of each draw. The rate is rounded to a multiple of 1/65536; what is kept is
 scaled by the exact inverse, so the expectation is the input itself.
 
+For the backward pass a large mask is kept in a byte an element, and of attention probabilities only those before dropout.
+
 Source: Srivastava et al. 2014.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 STEPS = 2**16
+KEPT = 2**20
+"""Up to so many elements a mask is kept as it is: to make bytes of it and to multiply by them takes longer, on one core of
+Cascade Lake 0.4 ms for 1,024 × 256 and 1.8 for 2,048 × 768, of steps of 250 and 11,000 ms with 12 and 24 such masks."""
 
 
 def keep_mask(x: Tensor, rate: float) -> Tensor:
@@ -35,7 +43,64 @@ def dropout(x: Tensor, rate: float) -> Tensor:
         return x
     if x.is_cuda:
         return nn.functional.dropout(x, rate)
-    return x * keep_mask(x, rate)
+    if not _is_large(x):
+        return x * keep_mask(x, rate)
+    result: Tensor = _Dropped.apply(x, rate)  # type: ignore[no-untyped-call]
+    return result
+
+
+def dropped_product(
+    x: Float[Tensor, "*rows n m"], y: Float[Tensor, "*rows m d"], rate: float
+) -> Float[Tensor, "*rows n d"]:
+    """`dropout(x, rate) @ y`."""
+    if rate == 0 or x.is_cuda or not _is_large(x):
+        return dropout(x, rate) @ y
+    result: Tensor = _DroppedProduct.apply(x, y, rate)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _is_large(x: Tensor) -> bool:
+    """Whether memory for its mask is worth some time."""
+    return x.numel() > KEPT and x.requires_grad and torch.is_grad_enabled()
+
+
+def _scale(x: Tensor, rate: float) -> Tensor:
+    """What `keep_mask` has for what is kept."""
+    return torch.tensor(STEPS / (STEPS - round(rate * STEPS)), dtype=torch.float32).to(x.dtype)
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        mask = keep_mask(x, rate)
+        ctx.save_for_backward(mask > 0)
+        ctx.rate = rate
+        return mask.mul_(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return (gradient * kept).mul_(_scale(gradient, ctx.rate)), None
+
+
+class _DroppedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, rate: float) -> Tensor:
+        mask = keep_mask(x, rate)
+        ctx.save_for_backward(x, y, mask > 0)
+        ctx.rate = rate
+        return mask.mul_(x) @ y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, y, kept = ctx.saved_tensors
+        scale, dtype = _scale(x, ctx.rate), gradient.dtype  # autocast multiplies in a smaller type than x has
+        dropped = (x * kept).mul_(scale).to(dtype)
+        of_y = (dropped.transpose(-2, -1) @ gradient).to(y.dtype)
+        of_x = (gradient @ y.to(dtype).transpose(-2, -1)).to(x.dtype)
+        return of_x.mul_(kept).mul_(scale), of_y, None
 
 
 class Dropout(nn.Module):

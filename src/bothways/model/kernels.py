@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from typing_extensions import assert_never
 
 from bothways.core.layout import Rectangle
-from bothways.model.dropout import dropout
+from bothways.model.dropout import dropped_product
 from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
 from bothways.model.reach import Everywhere, Reach
 from bothways.model.view import Part, View
@@ -180,11 +180,11 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: fl
             scores = q @ k.transpose(-2, -1)
             if mask is not None:
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-            return dropout(scores.softmax(-1), rate) @ v
+            return dropped_product(scores.softmax(-1), v, rate)
         case "in_place":
             scores = (q.contiguous() @ k.transpose(-2, -1).contiguous()).mul_(q.shape[-1] ** -0.5)
             if mask is not None:
                 scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
-            return dropout(scores.softmax(-1), rate) @ v.contiguous()
+            return dropped_product(scores.softmax(-1), v.contiguous(), rate)
         case _:
             assert_never(kernel)
