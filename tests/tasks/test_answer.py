@@ -116,6 +116,12 @@ def test_what_is_not_known_has_no_weight(tmp_path: Path) -> None:
         assert targets_of(item.sequences[0]) == expected
 
 
+def test_an_answer_with_white_space_before_it_is_looked_for_behind_that(tmp_path: Path) -> None:
+    question = Question("q", "dog", "bee   bee", (("   bee", 3),))
+    (item,) = Answering().encode([question], make_tokenizer(tmp_path), (), 20)
+    assert targets_of(item.sequences[0]) == (4, 4, 1.0)
+
+
 def test_a_long_question_leaves_half_to_the_context(tmp_path: Path) -> None:
     question = Question("q", "ape " * 50, "bee " * 9)
     (item,) = Answering().encode([question], make_tokenizer(tmp_path), (), 13)

@@ -51,7 +51,10 @@ def test_flaws_of_several_labels_are_found(train: Any, dev: Any, expected: tuple
 
 
 def test_no_label_and_a_label_of_all_are_told() -> None:
-    check(MultiLabel().check([MultiExample("t", None, ())], []), ("labels", "error"), "no training example has a label")
+    for dev in ([], [MultiExample("u", None, ("x",))]):  # what the dev data has is nothing more to mend
+        found = MultiLabel().check([MultiExample("t", None, ())], dev)
+        check(found, ("labels", "error"), "no training example has a label")
+        assert [finding.severity for finding in found].count("error") == 1
     always = [MultiExample(f"t{n}", None, ("x",)) for n in range(3)]
     check(MultiLabel().check(always, []), ("balance", "warning"), "labels that all training examples have, .*: x")
 

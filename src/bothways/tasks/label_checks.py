@@ -33,7 +33,7 @@ def _check_names(train: Many[MultiExample], dev: Many[MultiExample]) -> list[Fin
         what = "no training example has a label"
         findings.append(Finding("labels", "error", what, fix="Name another label column, or give more data."))
     strange = [f"{e.where} ({label!r})" for e in dev for label in e.labels or () if label not in names]
-    if strange:
+    if strange and names:
         what = f"{len(strange)} labels of dev examples are those of no training example: {places(strange)}"
         findings.append(Finding("labels", "error", what, fix=f"The labels of the training data are {places(names)}."))
     absent = [name for name in names if dev and name not in seen]
