@@ -27,7 +27,7 @@ from bothways.data.corpus import Corpus, build
 from bothways.data.documents import Document, read_documents
 from bothways.data.installed import installed_documentation
 from bothways.data.masking import Masking
-from bothways.data.packing import Tokens
+from bothways.data.packing import Examples, Tokens
 from bothways.data.segments import FullSentences
 from bothways.data.sentences import detect_language
 from bothways.interop.folder import save_model
@@ -99,8 +99,9 @@ class Story:
     labels: int = 1200
     method: Method = field(
         default_factory=lambda: Method(
-            training=Training(Epochs(5.0), AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6), Linear(0.1), evaluate=Epochs(5.0)),
+            training=Training(Epochs(3.0), AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6), Linear(0.1), evaluate=Epochs(3.0)),
             length=64,
+            batch=Examples(8),
         )
     )
     seeds: tuple[int, ...] = (0, 1, 2)
