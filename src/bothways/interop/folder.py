@@ -173,7 +173,7 @@ def _check(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[st
 
 
 def _read(plan: LoadPlan, table: KeyTable, names: Iterable[str], weights: Weights) -> dict[str, Tensor]:
-    """Our tensors, in fp32, in memory of their own; those of fresh heads are left out."""
+    """Our tensors, in fp32; those of fresh heads are left out. What is theirs as it is stays where it was read."""
     for copy, name in plan.copies:
         if not torch.equal(weights.read(plan.found[copy]), weights.read(plan.found[name])):
             what = f"holds {copy} apart from {name}, and its config.json says that they are one"
@@ -192,7 +192,7 @@ def _exact(weights: Weights, name: str) -> Tensor:
     if not tensor.is_floating_point():
         what = f"holds {name} as {str(tensor.dtype).removeprefix('torch.')}: quantised weights cannot be read"
         raise FolderError(what, where=weights.file, fix="Use the model's fp32, fp16 or bf16 weights.")
-    return tensor.to(torch.float32, copy=True)
+    return tensor.to(torch.float32)
 
 
 def save_model(

@@ -1,7 +1,8 @@
 """The tensors of a model folder, read one at a time from whichever file holds them.
 
-safetensors is preferred. A pickle is opened only by torch's reader of plain tensors, which runs no code; what that refuses is
-refused here.
+safetensors is preferred: its tensors are pages of the file, read when they are used and shared with other processes. The mapping
+is private: what is written to a tensor goes to a copy of the page, never to the file. A pickle is opened only by torch's reader
+of plain tensors, which runs no code; what that refuses is refused here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Weights:
     """Attributes:
     file: the file, or the index of several.
     shapes: of every tensor in it, by name.
-    read: gives a tensor by name, on the CPU, as it is stored.
+    read: gives a tensor by name, on the CPU, as it is stored; it shares no memory with others.
     """
 
     file: Path
@@ -80,7 +81,8 @@ def _open_pickle(file: Path) -> Weights:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise FolderError("is refused: it holds more than tensors by name", where=file, fix="Save the model's state_dict.")
     tensors: dict[str, Tensor] = state
-    return Weights(file, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
+    # Those of a pickle may be views of each other.
+    return Weights(file, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda name: tensors[name].clone())
 
 
 def _open_shards(file: Path) -> Weights:
