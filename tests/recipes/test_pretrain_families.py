@@ -51,12 +51,16 @@ def run(home: Path, out: str, *words: str) -> Path:
     return home / out / "model"
 
 
-def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_outputs(home: Path) -> None:
+@pytest.mark.parametrize("output", ["embedding", "own"])
+def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_outputs(home: Path, output: str) -> None:
     from transformers import AutoTokenizer, RobertaForMaskedLM, RobertaTokenizer
 
-    folder = run(home, "roberta", "--model", "roberta-base", "segments=full_sentences")
+    words = ("--model", "roberta-base", "segments=full_sentences", f"encoder.readout.output={output}")
+    folder = run(home, f"roberta_{output}", *words)
     theirs, info = RobertaForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
+    matrix, embedding = theirs.lm_head.decoder.weight, theirs.roberta.embeddings.word_embeddings.weight
+    assert (matrix.data_ptr() == embedding.data_ptr()) == (output == "embedding")
     read, tokenizer = AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
     assert type(read) is RobertaTokenizer
     assert theirs.config.pad_token_id == read.pad_token_id == tokenizer.specials.pad == 1
