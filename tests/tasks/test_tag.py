@@ -215,6 +215,27 @@ def test_entities_say_where_they_stand(tokenizer: Tokenizer) -> None:
     }
 
 
+def test_an_entity_is_as_certain_as_its_words_on_average(tokenizer: Tokenizer) -> None:
+    logits = np.zeros((2, 5), dtype=np.float32)
+    logits[range(2), [3, 4]] = 1, 3  # B-PER I-PER
+    prediction = make_task(tokenizer).decode(TagExample(("Anna", "Berg")), [logits])
+    (entity,) = prediction.entities or ()
+    assert entity.score == pytest.approx(np.mean([math.exp(z) / (math.exp(z) + 4) for z in (1, 3)]))
+
+
+def test_a_sentence_without_entities_is_right_if_none_are_predicted(tokenizer: Tokenizer) -> None:
+    task, example = make_task(tokenizer), TagExample(("ape", "bee"), ("O", "O"))
+    for places, grade in (([0, 0], 1.0), ([0, 1], 0.0)):
+        prediction = task.decode(example, [np.eye(5, dtype=np.float32)[places]])
+        assert task.grade(example, prediction) == grade
+
+
+def test_words_without_tags_have_no_weight(tokenizer: Tokenizer) -> None:
+    task = make_task(tokenizer)
+    inputs = task.encode([TagExample(("ape", "bee"), ("O", "B-PER")), TagExample(("cat", "dog", "elk"))])
+    assert task.weights(pack([sequence for item in inputs for sequence in item.sequences])) == {"tag": 2.0}
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), min_size=1, max_size=12), st.randoms()

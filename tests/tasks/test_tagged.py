@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bothways.core.errors import DataError
+from bothways.tasks.conll import Lines, read_columns
 from bothways.tasks.tagged import NEIGHBOURS, TagColumns, TagExample, open_tagged, with_neighbours
 
 CONLL = """-DOCSTART- -X- O O
@@ -59,6 +60,13 @@ def test_columns_of_words_and_tags(tmp_path: Path, name: str) -> None:
     ]
     assert share is not None
     assert share() == 1.0
+
+
+def test_a_document_begins_without_an_empty_line_before_it() -> None:
+    lines = enumerate(["the O", "-DOCSTART- -X-", "", "rain B-LOC", "ends O"], 1)
+    assert list(read_columns(lines, "t.conll")) == [
+        Lines(("the",), ("O",), 1, 0), Lines(("rain", "ends"), ("B-LOC", "O"), 4, 1),
+    ]  # fmt: skip
 
 
 def test_other_columns_by_number(tmp_path: Path) -> None:
