@@ -138,13 +138,14 @@ def test_half_precision_weights_become_single(dtype: torch.dtype, tmp_path: Path
     assert_same_outputs(outputs(loaded.model), peer_outputs(theirs.float()))
 
 
-def test_a_loaded_model_has_memory_of_its_own(tmp_path: Path) -> None:
-    """Not the file's, mapped into memory: else writing over the file would change the model, or end the program."""
+def test_a_file_put_in_the_place_of_the_weights_leaves_a_loaded_model_alone(tmp_path: Path) -> None:
+    """Its pages are those of the file that was opened; only writing into that one would change the model."""
     theirs = peer("Bert", "Model")
     folder = folder_of(theirs, tmp_path / "theirs")
     model = load_model(folder).model
-    with (folder / "model.safetensors").open("r+b") as file:
-        file.write(bytes((folder / "model.safetensors").stat().st_size))
+    other = tmp_path / "other"
+    other.write_bytes(bytes((folder / "model.safetensors").stat().st_size))
+    other.replace(folder / "model.safetensors")
     assert torch.equal(model.encoder.embedding.token.weight, theirs.embeddings.word_embeddings.weight)
     assert all(parameter.requires_grad for parameter in model.parameters())
 

@@ -74,9 +74,7 @@ def held(model: Model, batch: Batch) -> int:
 
 
 @pytest.mark.parametrize("position", [Learned(), Disentangled(32)], ids=["learned", "disentangled"])
-def test_attention_keeps_its_probabilities_once(
-    position: Learned | Disentangled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_keeps_its_probabilities_once(position: Learned | Disentangled, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EncoderConfig(50, 32, 2, 4, 64, position=position, dropout=Dropouts(0.1, 0.1))
     model, layout = Model(config, ()).train(), Layout.of([32] * 3)
     batch = Batch(torch.randint(50, (96,)), torch.zeros(96, dtype=torch.int64), layout)

@@ -1,8 +1,8 @@
 """The tensors of a model folder, read one at a time from whichever file holds them.
 
-safetensors is preferred: its tensors are pages of the file, read when they are used and shared with other processes. The mapping
-is private: what is written to a tensor goes to a copy of the page, never to the file. A pickle is opened only by torch's reader
-of plain tensors, which runs no code; what that refuses is refused here.
+safetensors is preferred: its tensors are pages of the file, read when they are used and shared with other processes. The
+mapping is private: what is written to a tensor goes to a copy of the page, never to the file. A pickle is opened only by
+torch's reader of plain tensors, which runs no code; what that refuses is refused here.
 """
 
 from __future__ import annotations

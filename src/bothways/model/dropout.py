@@ -49,9 +49,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     return result
 
 
-def dropped_product(
-    x: Float[Tensor, "*rows n m"], y: Float[Tensor, "*rows m d"], rate: float
-) -> Float[Tensor, "*rows n d"]:
+def dropped_product(x: Float[Tensor, "*rows n m"], y: Float[Tensor, "*rows m d"], rate: float) -> Float[Tensor, "*rows n d"]:
     """`dropout(x, rate) @ y`."""
     if rate == 0 or x.is_cuda or not _is_large(x):
         return dropout(x, rate) @ y
