@@ -49,3 +49,8 @@ def test_one_who_is_always_right_and_says_so_is_calibrated() -> None:
     assert filled(np.ones(4), np.ones(4, bool)).error == 0
     assert filled(np.ones(4), np.zeros(4, bool)).error == 1
     assert Calibration().error == 0
+
+
+def test_a_bin_holds_its_upper_edge() -> None:
+    made = filled(np.array([0.0, 0.125, 0.25, 0.5, 1.0]), np.ones(5, bool), 4).bins
+    assert [(part.examples, part.confidence) for part in made] == [(3, 0.125), (1, 0.5), (1, 1.0)]

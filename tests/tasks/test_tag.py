@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 from toy_task import VOCABULARY, WORDS, make_tokenizer
 
 from bothways.core import config as configs
@@ -25,6 +26,7 @@ from bothways.tasks.tag import Tag, Tagging
 from bothways.tasks.tagged import TagColumns, TagExample, with_neighbours
 from bothways.tasks.task import Input, Pace, evaluate, predict
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.train import ByteBPE, train
 
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 ENTITIES, PLAIN = Tagging(), Tagging(scheme="plain")
@@ -213,6 +215,17 @@ def test_entities_say_where_they_stand(tokenizer: Tokenizer) -> None:
         "words": ["Anna", "Berg", "in", "Oslo", "!"],
         "tags": ["B-PER", "I-PER", "O", "I-LOC", "O"],
     }
+
+
+def test_words_are_tokenized_as_they_stand_in_a_text() -> None:
+    """A tokenizer of bytes writes a word behind a blank otherwise than one at the beginning, which hardly any word is."""
+    tokenizer = train(["the rain in the film", "film and rain"], ByteBPE(270))
+    tokenizer.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    (item,) = Tagging().encode([TagExample(("film", "rain"), ("O", "O"))], tokenizer, ("O",), 40)
+    (blank, bare), template = tokenizer.encode([" film rain", "film rain"]), tokenizer.template
+    assert blank.tolist() != bare.tolist()
+    ids = item.sequences[0].ids.tolist()
+    assert ids[len(template.before) : len(ids) - len(template.after)] == blank.tolist()
 
 
 def test_an_entity_is_as_certain_as_its_words_on_average(tokenizer: Tokenizer) -> None:
