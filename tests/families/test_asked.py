@@ -104,6 +104,16 @@ def test_shared_blocks_are_cut_short_at_the_end_alone() -> None:
     torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
 
 
+def test_a_convolution_in_the_only_block_reads_all() -> None:
+    settings = draw_settings("deberta-v2", 0) | {"conv_kernel_size": 3, "num_hidden_layers": 1, "relative_attention": True}
+    config = next(family for family in FAMILIES if family.model_type == "deberta-v2").translation.read(settings, "settings")
+    assert isinstance(config.position, Disentangled)
+    assert config.position.convolution is not None
+    model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])
+    some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
+    torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
+
+
 def test_a_mask_decoder_decodes_what_is_asked_for() -> None:
     model, asked = moved(Model(DECODED, (Masked(),))), torch.tensor([1, 8, 19])
     batch = batch_for(DECODED)
