@@ -5,8 +5,8 @@
 A small encoder (2 layers of 128, without dropout, fp32), one size at a time away from 2,048 tokens in sequences of 64: tokens
 in a batch, tokens in a sequence, width, depth, threads. A training step is forward, backward and AdamW with a masked LM on 15 %
 of the tokens; a prediction is forward with pooled vectors. Planning: next-sentence pairs a second by documents of a corpus in
-memory, and how long the first takes. Each figure is the best of as many repetitions as fit into --seconds, of processor time on one
-thread, on the clock on several.
+memory, and how long the first takes. Each figure is the best of as many repetitions as fit into --seconds, of processor time
+on one thread, on the clock on several.
 
 Left behind: growth.jsonl, one record a figure, and growth.html, the curves. Told for each curve: the slope of log time over log
 size, 1 where time is linear. At a fixed length time is to be linear in the tokens of a batch; in the length it is not, since
