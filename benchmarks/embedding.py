@@ -39,9 +39,9 @@ import torch
 from harness import Rounds, against, best, interleaved, machine, show, span
 from numpy.typing import NDArray
 
-from bothways.core.hardware import Precision, has_bf16
+from bothways.core.hardware import Precision, has_bf16, has_int8
 from bothways.data.installed import Kind, installed_docstrings
-from bothways.model.ledger import forward_flops
+from bothways.model.operations import forward_flops
 from bothways.recipes.finetuned import open_task
 from bothways.tasks.examples import Example
 from bothways.tasks.task import Pace, Task, predict

@@ -17,7 +17,7 @@ from bothways.data.masking import Masking, Vocabulary
 from bothways.families.catalogue import FAMILIES
 from bothways.model.config import Disentangled, Dropouts, EncoderConfig, Sharing
 from bothways.model.heads import Labels, Masked, Model, Tags, build_encoder
-from bothways.model.ledger import batch_flops, forward_flops
+from bothways.model.operations import batch_flops, forward_flops
 from bothways.model.recurrentconfig import RecurrentConfig
 from bothways.objectives.pretraining import Pretraining
 
@@ -122,6 +122,21 @@ def test_a_mask_decoder_decodes_what_is_asked_for() -> None:
         some = model.before_masked(batch, model.encoder(batch, only=asked), asked)
     assert not torch.equal(every, model.encoder(batch).last)
     torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
+
+
+def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries() -> None:
+    """With nothing from attention and the feed-forward layer that path is all that is left."""
+    model, batch = moved(Model(DECODED, (Masked(),))).eval(), batch_for(DECODED)
+    block = model.encoder.layer(DECODED.depth - 1)[-1]
+    before, queries = torch.randn(2, sum(LENGTHS), DECODED.width, dtype=torch.float64)
+    with torch.no_grad():
+        for layer in (block.attention.out, block.mlp.down):
+            for parameter in layer.parameters():
+                parameter.zero_()
+        expected = queries
+        for _ in range(2):
+            expected = block.mlp_norm(block.attention_norm(expected))
+        torch.testing.assert_close(model.encoder.decode(batch, before, queries), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_masks_are_learned_through_the_mask_decoder() -> None:

@@ -35,7 +35,8 @@ from bothways.families.longformer import LONGFORMER
 from bothways.interop.folder import load_model, save_model
 from bothways.model.config import Blocks, EncoderConfig, Window
 from bothways.model.heads import Labels, Masked, Model, Span, Tags
-from bothways.model.ledger import forward_flops, ledger, seen
+from bothways.model.ledger import ledger
+from bothways.model.operations import forward_flops, seen
 from bothways.training.parallel import Replicated, replicate
 
 CASES = [(family, architecture) for family in (LONGFORMER, BIGBIRD) for architecture in family.architectures]

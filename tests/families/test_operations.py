@@ -16,7 +16,7 @@ from bothways.families.catalogue import FAMILIES
 from bothways.families.family import Architecture, Family, HeadKind
 from bothways.model.config import Causal, EncoderConfig, Full, Window
 from bothways.model.heads import Choice, Head, Labels, Masked, Model, NextToken, Pair, Pooled, Replaced, Span, Tags
-from bothways.model.ledger import batch_flops, forward_flops
+from bothways.model.operations import batch_flops, forward_flops
 
 LENGTH, COPIES = 12, 3
 HEADS: dict[HeadKind, Head] = {

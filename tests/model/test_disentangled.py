@@ -24,7 +24,8 @@ from bothways.model.distances import Distances, row_of
 from bothways.model.encoder import Encoder
 from bothways.model.heads import Head, Labels, Masked, Model, Replaced
 from bothways.model.kernels import Kernel
-from bothways.model.ledger import batch_flops, forward_flops, ledger
+from bothways.model.ledger import ledger
+from bothways.model.operations import batch_flops, forward_flops
 from bothways.model.place import Convolution
 from bothways.model.view import View
 

@@ -29,7 +29,8 @@ from bothways.model.config import (
     Window,
 )  # fmt: skip
 from bothways.model.heads import Choice, Head, Labels, Masked, Model, NextToken, Pair, Pooled, Span, Tags
-from bothways.model.ledger import forward_flops, ledger, seen
+from bothways.model.ledger import ledger
+from bothways.model.operations import forward_flops, seen
 
 PRETRAINING = (Masked(), Pooled(), Pair())
 

@@ -17,8 +17,8 @@ from bothways.model import block
 from bothways.model.config import Blocks, Disentangled, Dropouts, EncoderConfig, Full, Gated, Rotary, Sharing, Window
 from bothways.model.encoder import Encoder
 from bothways.model.heads import Model, token_head
-from bothways.model.ledger import kept_floats
 from bothways.model.mixout import mix_out
+from bothways.model.operations import kept_floats
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 
 LENGTHS = [70, 9, 70, 21, 1]

@@ -18,7 +18,8 @@ from bothways.core.sequence import Sequence
 from bothways.families.catalogue import family_for, preset
 from bothways.model.config import Causal, Dropouts, EncoderConfig
 from bothways.model.heads import BiLM, Choice, Labels, Masked, Model, NextToken, Pooled, Replaced, Span, Tags
-from bothways.model.ledger import forward_flops, ledger
+from bothways.model.ledger import ledger
+from bothways.model.operations import forward_flops
 from bothways.model.recurrent import by_time
 from bothways.model.recurrentconfig import RecurrentConfig
 from bothways.model.recurrentencoder import RecurrentEncoder

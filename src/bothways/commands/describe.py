@@ -164,7 +164,8 @@ _MEMORY = (("inference, weights in fp32", 4), ("inference, weights in bf16", 2),
 
 
 def _costs(found: _Found, length: int) -> Table:
-    from bothways.model.ledger import BACKWARD, forward_flops, ledger
+    from bothways.model.ledger import ledger
+    from bothways.model.operations import BACKWARD, forward_flops
 
     count = ledger(found.config, found.heads).total
     forward = forward_flops(found.config, found.heads, length)

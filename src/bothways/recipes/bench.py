@@ -30,7 +30,7 @@ from bothways.data.loader import Step
 from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Masked, Model, Pair, Pooled
-from bothways.model.ledger import BACKWARD, forward_flops
+from bothways.model.operations import BACKWARD, forward_flops
 from bothways.objectives.pretraining import Pretraining
 from bothways.training.loop import fit
 from bothways.training.optim import AdamW, build

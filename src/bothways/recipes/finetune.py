@@ -22,7 +22,7 @@ from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
 from bothways.data.loader import Share, ahead
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
-from bothways.model.ledger import BACKWARD, forward_flops
+from bothways.model.operations import BACKWARD, forward_flops
 from bothways.recipes.analysis.survey import analyse_encoded, write_report
 from bothways.recipes.cards import data_of, limits_of_finetuned
 from bothways.recipes.failure import Failure

@@ -37,7 +37,7 @@ from bothways.interop.hub import resolve
 from bothways.interop.settings import read_settings
 from bothways.model.config import Learned
 from bothways.model.heads import Head, Masked, Model, Pair, Pooled, token_head
-from bothways.model.ledger import BACKWARD, forward_flops
+from bothways.model.operations import BACKWARD, forward_flops
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 from bothways.objectives.language import LanguageModelling
 from bothways.objectives.pretraining import Pretraining

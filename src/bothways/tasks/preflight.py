@@ -23,7 +23,8 @@ from bothways.core.errors import BothwaysError
 from bothways.core.hardware import Precision, disk_free, memory_available, resolve_precision
 from bothways.core.learner import Learner
 from bothways.model.heads import Head
-from bothways.model.ledger import kept_floats, ledger
+from bothways.model.ledger import ledger
+from bothways.model.operations import kept_floats
 from bothways.model.recurrentconfig import ModelConfig
 from bothways.tasks.task import Input
 from bothways.text.tokenizer import Tokenizer

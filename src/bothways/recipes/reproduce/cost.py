@@ -17,7 +17,7 @@ from bothways.core.hardware import choose_device
 from bothways.core.sequence import Sequence
 from bothways.interop.folder import load_model
 from bothways.interop.hub import model_folder
-from bothways.model.ledger import BACKWARD
+from bothways.model.operations import BACKWARD
 from bothways.recipes.finetune_setup import FinetuneConfig
 from bothways.recipes.reproduce.experiment import Experiment
 from bothways.recipes.reproduce.runner import cells, finished
