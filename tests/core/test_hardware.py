@@ -14,6 +14,7 @@ from bothways.core.hardware import (
     disk_free,
     gemm_rate,
     has_bf16,
+    has_int8,
     memory_available,
     resolve_precision,
 )
@@ -27,7 +28,7 @@ def cpu_of(monkeypatch):
 
     def pretend(line, **probes):
         monkeypatch.setattr(hardware, "_lines", lambda path: [line] if path == "/proc/cpuinfo" else [])
-        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_vnni_supported"):
             monkeypatch.setattr(torch.cpu, name, functools.partial(bool, probes.get(name)), raising=False)
         hardware._cpu_flags.cache_clear()
 
@@ -53,6 +54,30 @@ def test_bf16_is_looked_for_and_never_assumed(cpu_of, line, probes, expected):
     assert has_bf16(CPU) is expected
     assert resolve_precision("auto", CPU) is (torch.bfloat16 if expected else torch.float32)
     assert resolve_precision("fp32", CPU) is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("line", "probes", "expected"),
+    [
+        ("flags\t\t: fpu avx512f avx512_vnni", {}, True),
+        ("flags\t\t: fpu avx2 avx_vnni", {}, True),
+        ("flags\t\t: fpu amx_int8", {}, True),
+        ("flags\t\t: fpu avx2 avx512f avx512bw", {}, False),
+        ("Features\t: fp asimd i8mm", {}, False),
+        ("", {"_is_vnni_supported": True}, True),
+        ("", {}, False),
+    ],
+)
+def test_int8_is_looked_for_and_never_assumed(cpu_of, line, probes, expected):
+    cpu_of(line, **probes)
+    assert has_int8(CPU) is expected
+    assert not has_int8(CUDA)
+
+
+def test_int8_is_no_type_to_train_in():
+    with pytest.raises(ConfigError, match="int8 is for predictions") as caught:
+        resolve_precision("int8", CPU)
+    assert caught.value.where == "precision"
 
 
 def test_a_torch_without_these_probes_is_asked_nothing(cpu_of, monkeypatch):

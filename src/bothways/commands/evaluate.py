@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bothways.recipes.finetuned import Opened
+    from bothways.recipes.quantising import Price
     from bothways.tasks.definition import Metrics, Reading
     from bothways.tasks.task import Pace, Tally
 
@@ -26,7 +28,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
     length: int | None = None,
     json: bool = False,
     report: Path | None = None,
-    precision: Literal["auto", "fp32", "bf16"] = "fp32",
+    precision: Literal["auto", "fp32", "bf16", "int8"] = "fp32",
+    limit: float = 0.5,
     device: str = "auto",
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss. Memory does not grow with the data.
@@ -58,7 +61,10 @@ def evaluate(  # noqa: PLR0913 – one option per question
         Write what the model does well and badly into this HTML file: confusions, calibration, parts of the data, the hardest
         examples.
     precision
-        Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it.
+        Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it. int8, on a CPU, is
+        scored beside fp32, with what it loses and how much faster it is.
+    limit
+        How many points int8 may lose of the task's metric; more is an error. A point is 0.01.
     device
         auto, cpu, cuda or cuda:N.
     """
@@ -70,18 +76,24 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.tasks.task import Pace, Tally
 
     opened = open_task(folder, task, length=length, device=device, settings=settings)
-    reading = opened.read(file, asked(opened, text=text, text_b=text_b, label=label), labelled=True)
-    tally, pace, title = Tally(), Pace(precision), f"{folder} on {file}"
-    shown = watched(reading, "evaluating", printing=False)
-    if isinstance(opened.task, Embed) and report is None:
+    columns, tally, title = asked(opened, text=text, text_b=text_b, label=label), Tally(), f"{folder} on {file}"
+    price: Price | None = None
+
+    def shown() -> Reading[Any]:
+        return watched(opened.read(file, columns, labelled=True), "evaluating", printing=False)
+
+    if precision == "int8":
+        price, tally = _priced(opened, shown, report, names=(folder, file))
+        plain, table = price.to_json(), _table({"fp32": price.fp32.metrics, "int8": price.int8.metrics}, title)
+    elif isinstance(opened.task, Embed) and report is None:
         from bothways.commands.embed import sweep_table
         from bothways.recipes.embedding import sweep
 
-        found = sweep(opened.task, shown.examples, pace, tally)
+        found = sweep(opened.task, shown().examples, Pace(precision), tally)
         plain, table = found.to_json(), sweep_table(found, title)
     else:
-        metrics = _evaluated(opened, shown, pace, tally, report, names=(folder, file))
-        plain, table = dict(metrics), _table(metrics, title)
+        metrics = _evaluated(opened, shown(), Pace(precision), tally, report, names=(folder, file))
+        plain, table = dict(metrics), _table({"value": metrics}, title)
     if tally.cut:
         print(f"warning: {tally}", file=sys.stderr)
     if json:
@@ -91,18 +103,38 @@ def evaluate(  # noqa: PLR0913 – one option per question
     else:
         from rich.console import Console
 
-        Console().print(table)
+        Console().print(table, *([] if price is None else [str(price)]))
+    if price is not None:
+        price.check(limit)
 
 
-def _table(metrics: Metrics, title: str) -> Table:
+def _table(columns: Mapping[str, Metrics], title: str) -> Table:
+    """A metric a row, in as many columns as there are models."""
     from rich.table import Table
 
     table = Table(title=title)
     table.add_column("metric")
-    table.add_column("value", justify="right")
-    for name, value in metrics.items():
-        table.add_row(name, f"{value:.4f}")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for metric in next(iter(columns.values())):
+        table.add_row(metric, *(f"{metrics[metric]:.4f}" for metrics in columns.values()))
     return table
+
+
+def _priced(
+    opened: Opened, shown: Callable[[], Reading[Any]], report: Path | None, names: tuple[str, str]
+) -> tuple[Price, Tally]:
+    """What int8 costs and gains; the report, if one is asked for, is of int8, which comes last."""
+    from bothways.recipes.quantising import price
+    from bothways.tasks.task import PACE, Tally
+
+    tallies: list[Tally] = []
+
+    def evaluated(model: Opened) -> Metrics:
+        tallies.append(Tally())
+        return _evaluated(model, shown(), PACE, tallies[-1], report, names)
+
+    return price(opened, evaluated), tallies[-1]
 
 
 def _evaluated(

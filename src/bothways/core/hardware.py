@@ -20,10 +20,11 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, ResourceError
 
-Precision = Literal["auto", "fp32", "bf16"]
-"""The arithmetic of matrix products: bf16 where the hardware has it ("auto"), or one of the two."""
+Precision = Literal["auto", "fp32", "bf16", "int8"]
+"""The arithmetic of matrix products: bf16 where the hardware has it ("auto"), or one of the three; int8 in predictions only."""
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+_INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -54,11 +55,20 @@ def has_bf16(device: torch.device) -> bool:
     return bool(onednn) and not _BF16_FLAGS.isdisjoint(_cpu_flags())
 
 
+def has_int8(device: torch.device) -> bool:
+    """Whether the device multiplies int8 in hardware, into int32, as predictions need it: a CPU with VNNI or AMX.
+
+    Older processors add two products in 16 bits, where they may not fit. Those of Arm have not been tried.
+    """
+    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return device.type == "cpu" and bool(onednn) and not _INT8_FLAGS.isdisjoint(_cpu_flags())
+
+
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
     """The type of matrix products.
 
     Raises:
-        ConfigError: bf16 is asked for and the device has none.
+        ConfigError: bf16 is asked for and the device has none; or int8, which is no type of weights that could be trained.
     """
     match precision:
         case "fp32":
@@ -73,6 +83,9 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
                 where="precision",
                 fix="Set the precision to auto or fp32.",
             )
+        case "int8":
+            what = "int8 is for predictions: what is rounded to 255 values has no gradients"
+            raise ConfigError(what, where="precision", fix="Set the precision to auto, fp32 or bf16.")
         case _:
             assert_never(precision)
 
@@ -150,7 +163,11 @@ def _cpu_name() -> str:
 def _cpu_flags() -> frozenset[str]:
     """The processor's features, as Linux lists them, and those that torch found itself."""
     rows = [line.partition(":")[2] for line in _lines("/proc/cpuinfo") if line.startswith(("flags", "Features"))]
-    probes = {"_is_avx512_bf16_supported": "avx512_bf16", "_is_amx_tile_supported": "amx_bf16"}
+    probes = {
+        "_is_avx512_bf16_supported": "avx512_bf16",
+        "_is_amx_tile_supported": "amx_bf16",
+        "_is_vnni_supported": "avx512_vnni",
+    }
     # torch's own probes work without Linux, but their names are private and differ between versions.
     found = {flag for probe, flag in probes.items() if getattr(torch.cpu, probe, bool)()}
     return frozenset(rows[0].split() if rows else ()) | found

@@ -11,10 +11,10 @@ are best is a matter of the model: `recipes.embedding` measures all of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from bothways.core.layout import Layout
 from bothways.core.sequence import Ids
 from bothways.model.encoder import Hidden
 from bothways.model.heads import Head, Model
-from bothways.tasks.definition import Metrics, Reading
+from bothways.tasks.definition import Direction, Metrics, Reading
 from bothways.tasks.examples import NOT_NAMED, Columns, Example, example_of, open_examples
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.similarity import Agreement, gold
@@ -55,6 +55,8 @@ class Embedding(Untrained[VectorPrediction]):
         normalised: whether vectors are scaled to length 1.
     """
 
+    metric: ClassVar[str] = "spearman"
+
     columns: Columns = NOT_NAMED
     pooling: Pooling = "mean"
     layers: tuple[int, ...] = (-1,)
@@ -75,6 +77,10 @@ class Embedding(Untrained[VectorPrediction]):
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """None."""
         return ()
+
+    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Correlations."""
+        return {"spearman": "highest", "pearson": "highest"}
 
     def encode(self, examples: Many[Example], tokenizer: Tokenizer, labels: Many[str], length: int) -> list[Input]:
         """[CLS] A [SEP], and a sequence of its own for a second text; the end of a long text is cut."""

@@ -12,7 +12,7 @@ but not predicted, and do not count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -27,7 +27,7 @@ from bothways.core.batch import Batch, TokenTargets
 from bothways.core.errors import DataError
 from bothways.core.sequence import Sequence
 from bothways.model.heads import Head, Masked, Model
-from bothways.tasks.definition import Metrics
+from bothways.tasks.definition import Direction, Metrics
 from bothways.tasks.examples import NOT_NAMED, Columns, Example
 from bothways.tasks.predictions import LikelihoodPrediction
 from bothways.tasks.task import Input, Output, Task
@@ -47,6 +47,7 @@ class Likelihood(Untrained[LikelihoodPrediction]):
         variant: what is hidden with a token: nothing else, or the rest of its word too.
     """
 
+    metric: ClassVar[str] = "pseudo_perplexity"
     window: ClassVar[int] = 256
 
     columns: Columns = NOT_NAMED
@@ -56,6 +57,10 @@ class Likelihood(Untrained[LikelihoodPrediction]):
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """The masked head."""
         return (Masked(),)
+
+    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Of a token."""
+        return {"pseudo_perplexity": "lowest"}
 
     def encode(self, examples: Many[Example], tokenizer: Tokenizer, labels: Many[str], length: int) -> list[Input]:
         """A sequence for each token, whose targets are the hidden tokens: first the one that is predicted.

@@ -8,6 +8,8 @@ One example may give many sequences (the windows of a long text, the choices of 
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
@@ -26,6 +28,7 @@ from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
 from bothways.data.packing import deal
 from bothways.model.heads import Model
+from bothways.model.quantised import quantise
 from bothways.tasks.definition import Definition, E, Metrics, P
 from bothways.text.tokenizer import Tokenizer
 
@@ -102,6 +105,17 @@ class Task(Learner, Generic[E, P]):
         """The definition with what is best chosen from predictions on development data, such as thresholds."""
         return self.definition
 
+    def quantised(self) -> Task[E, P]:
+        """The same task for many predictions in int8, with a model as `model.quantised.quantise` makes it.
+
+        Raises:
+            ConfigError: as there.
+        """
+        result = copy.copy(self)
+        result.__dict__["_modules"] = self._modules | {"model": quantise(self.model)}  # a copy would share the dictionary
+        result.training = False
+        return result
+
     def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
         """The sequence as it is: its targets came with its example."""
         return sequence
@@ -116,7 +130,7 @@ class Pace:
     """How predictions are computed; none of it changes them, but for `precision`, by its rounding.
 
     Attributes:
-        precision: of matrix products.
+        precision: of matrix products; int8 for those of the blocks, see `model.quantised`.
         tokens: the most that go through the model at once, unless one sequence has more; none for `AT_ONCE`.
         window: examples that are read together; sequences of like length in a window share a batch.
     """
@@ -154,9 +168,11 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
         tally: counts along.
 
     Raises:
-        ConfigError: the precision is not to be had on the task's device.
+        ConfigError: the precision is not to be had on the task's device, or for its model.
     """
     tally = tally or Tally()
+    if pace.precision == "int8":
+        task, pace = task.quantised(), dataclasses.replace(pace, precision="fp32")
     for window in windows(examples, pace.window):
         inputs = task.encode(window)
         tally.examples += len(inputs)

@@ -1,0 +1,208 @@
+"""int8 layers against the same rounding in float64, against fp32 within what the scales allow, and what is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bothways.core.batch import pack
+from bothways.core.errors import ConfigError
+from bothways.core.hardware import has_int8
+from bothways.core.sequence import Sequence
+from bothways.families.catalogue import preset
+from bothways.model import quantised
+from bothways.model.block import Block
+from bothways.model.config import Disentangled, EncoderConfig, Gated, Learned
+from bothways.model.encoder import Encoder
+from bothways.model.heads import Labels, Masked, Model
+from bothways.model.mixout import mix_out
+from bothways.model.quantised import Int8Linear, quantise, quantise_activations, quantise_weights
+from bothways.model.recurrentconfig import RecurrentConfig
+
+pytestmark = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="this processor does not multiply int8")
+SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 50))
+
+
+def drawn(seed: int, *shape: int, spread: float = 1.0) -> Tensor:
+    """Numbers whose rows are of unlike size."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator) * torch.exp(spread * torch.randn(shape[0], 1, generator=generator))
+
+
+def rounded(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """A row's codes and scale by the definition, in float64."""
+    wide = x.detach().double().numpy()
+    scales = np.abs(wide).max(1, keepdims=True) / 127
+    return np.rint(np.divide(wide, scales, out=np.zeros_like(wide), where=scales > 0)), scales
+
+
+@settings(deadline=None, max_examples=60)
+@given(SHAPES, st.integers(0, 2**31), st.floats(0, 6), st.booleans())
+def test_a_layer_is_its_rounding_in_float64(shape: tuple[int, int, int], seed: int, spread: float, bias: bool) -> None:
+    """A code may be off by one where the quotient lies on the edge between two, in fp32 and in float64 on other sides of it."""
+    rows, width, outputs = shape
+    linear = nn.Linear(width, outputs, bias=bias)
+    linear.weight.data = drawn(seed, outputs, width, spread=spread)
+    x = drawn(seed + 1, rows, width, spread=spread)
+    x[0] = 0
+    (q, s), (u, t) = rounded(linear.weight), rounded(x)
+    codes, scales = quantise_activations(x)
+    found = codes[:rows].numpy().astype(np.float64) - 128
+    edge = np.abs(np.abs(x.double().numpy() / np.maximum(t, 1e-300) - u) - 0.5) < 1e-4
+    assert np.array_equal(found[1:][~edge[1:]], u[1:][~edge[1:]])
+    np.testing.assert_allclose(scales.numpy(), t, rtol=1e-6)
+    found[0] = 0  # the codes of a row of zeros mean nothing
+    weights, their = (part.double().numpy() for part in quantise_weights(linear.weight.detach()))
+    assert np.abs(weights - q).max() <= 1
+    np.testing.assert_allclose(their[:, None], s, rtol=1e-6)
+    expected = (found @ weights.T) * scales.double().numpy() * their
+    expected += 0 if linear.bias is None else linear.bias.detach().double().numpy()
+    with torch.no_grad():
+        result = Int8Linear(linear)(x).numpy()
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max() + 1e-30)
+
+
+@settings(deadline=None, max_examples=60)
+@given(SHAPES, st.integers(0, 2**31), st.floats(0, 3))
+def test_a_layer_is_the_exact_one_but_for_half_a_step_each(shape: tuple[int, int, int], seed: int, spread: float) -> None:
+    """|x·w − x̂·ŵ| ≤ Σ |x|·s/2 + |w|·t/2 + s·t/4, with s the steps of weights and t those of activations."""
+    rows, width, outputs = shape
+    linear = nn.Linear(width, outputs)
+    x = drawn(seed, rows, width, spread=spread)
+    with torch.no_grad():
+        error = (Int8Linear(linear)(x) - linear(x)).abs().double()
+    weight = linear.weight.detach().double().abs()
+    s, t = weight.amax(1) / 127, x.double().abs().amax(1, keepdim=True) / 127
+    bound = x.double().abs().sum(1, keepdim=True) * s / 2 + t / 2 * weight.sum(1) + width * s * t / 4
+    assert (error <= bound * (1 + 1e-4) + 1e-5).all()
+
+
+def test_ends_stay_at_their_end() -> None:
+    """No number rounds to a code beyond the byte, which would be the other end of it."""
+    x = torch.rand(5000, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    codes = quantise_activations(x)[0][:5000]
+    largest = x.abs().argmax(1, keepdim=True)
+    expected = torch.where(x.gather(1, largest) > 0, 255, 1)
+    assert torch.equal(codes.gather(1, largest).long(), expected)
+
+
+def test_many_rows_in_parts_are_what_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, layer = drawn(3, 50, 24), Int8Linear(nn.Linear(24, 10))
+    with torch.no_grad():
+        whole = layer(x)
+        alone = torch.cat([layer(row[None]) for row in x])
+        monkeypatch.setattr(quantised, "CACHED", 24 * 7)
+        assert torch.equal(layer(x), whole)
+    assert torch.equal(alone, whole)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_not_finite_does_not_pass_unseen(value: float) -> None:
+    x = drawn(5, 4, 20)
+    x[2, 7] = value
+    with torch.no_grad():
+        finite = Int8Linear(nn.Linear(20, 6))(x).isfinite()
+    assert finite[[0, 1, 3]].all()
+    assert not finite[2].any()
+
+
+def test_no_rows_give_no_rows_and_bf16_is_read() -> None:
+    layer = Int8Linear(nn.Linear(8, 3))
+    x = drawn(1, 4, 8).bfloat16()
+    with torch.no_grad():
+        assert layer(torch.zeros(0, 8)).shape == (0, 3)
+        assert torch.equal(layer(x), layer(x.float()))
+
+
+def test_weights_of_zeros_give_the_bias() -> None:
+    linear = nn.Linear(8, 3)
+    linear.weight.data[1] = 0
+    with torch.no_grad():
+        result = Int8Linear(linear)(drawn(1, 4, 8))
+    assert torch.equal(result[:, 1], linear.bias.detach()[1].expand(4))
+
+
+def test_gradients_are_refused() -> None:
+    layer, x = Int8Linear(nn.Linear(8, 3)), torch.ones(2, 8, requires_grad=True)
+    with pytest.raises(ConfigError, match="no gradients"):
+        layer(x)
+    with torch.no_grad():
+        assert layer(x).shape == (2, 3)
+
+
+def config(**changes: object) -> EncoderConfig:
+    return EncoderConfig(50, 32, 2, 4, 64, position=Learned(24), initial_range=0.2, **changes)  # type: ignore[arg-type]
+
+
+def layers(model: nn.Module) -> dict[str, list[str]]:
+    """The names of dense layers by their class."""
+    found: dict[str, list[str]] = {}
+    for block in (module for module in model.modules() if isinstance(module, Block)):
+        for name, module in block.named_modules():
+            if name and not list(module.children()) and hasattr(module, "bias") and not isinstance(module, nn.LayerNorm):
+                found.setdefault(type(module).__name__, []).append(name)
+    return found
+
+
+def test_the_model_stays_and_all_else_is_shared() -> None:
+    model = Model(config(), (Masked(), Labels(3))).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = quantise(model)
+    assert model.training
+    assert not any(module.training for module in result.modules())
+    assert layers(model) == {"Linear": ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
+    assert layers(result) == {"Int8Linear": ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
+    kept = dict(model.named_parameters())
+    assert all(parameter is kept[name] for name, parameter in result.named_parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert isinstance(result.encoder, Encoder)
+
+
+def test_what_is_no_plain_linear_is_left() -> None:
+    model = Model(config(mlp=Gated()), ())
+    mix_out(model.encoder.blocks[1], 0.5)  # type: ignore[union-attr]
+    assert sorted(layers(quantise(model))) == ["Int8Linear", "MixoutLinear"]
+
+
+SMALL = {"vocab": 60, "width": 64, "heads": 4, "depth": 2, "inner": 96, "pad": 0}
+FAMILIES = (
+    "bert-base", "megatron-bert-345m", "roberta-base", "distilbert-base-uncased", "albert-base-v2", "electra-small-generator",
+    "deberta-base", "deberta-v2-xlarge", "deberta-v3-base", "longformer-base-4096", "bigbird-roberta-base", "modernbert-base",
+    "gpt2", "transformer-base",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_preset_in_small_says_nearly_the_same(name: str) -> None:
+    """Of tokens, and of what the masked head reads, which disentangled attention makes with queries of its own."""
+    base = preset(name)
+    assert isinstance(base, EncoderConfig)
+    shrunk = replace(base, **SMALL, embedding=base.embedding and 32, patterns=base.patterns[:2], initial_range=0.1)
+    torch.manual_seed(7)
+    model = Model(shrunk, (Masked(),)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    ids = [torch.randint(1, 60, (length,), dtype=torch.int32).numpy() for length in (5, 17, 30)]
+    batch = pack([Sequence(row, np.zeros(len(row), np.int8)) for row in ids])
+    found = quantise(model)
+    left = ["attention.qkv"] if isinstance(base.position, Disentangled) else []
+    kept = [name for name in layers(found).get("Linear", []) if "position" not in name]
+    assert kept == left
+    with torch.no_grad():
+        for read in (lambda made: made.encoder(batch).last, lambda made: made.before_masked(batch, made.encoder(batch))):
+            assert nn.functional.cosine_similarity(read(model), read(found)).min() > 0.995
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    recurrent = Model(RecurrentConfig(50, 8, 16, 1), ())
+    with pytest.raises(ConfigError, match="has none"):
+        quantise(recurrent)
+    monkeypatch.setattr(quantised, "has_int8", lambda device: False)
+    with pytest.raises(ConfigError, match="no instructions"):
+        quantise(Model(config(), ()))
