@@ -139,7 +139,7 @@ class Arrays(NamedTuple):
 
 
 def planning(documents: int, budget: float) -> Iterator[Figure]:
-    """The first plan of an epoch, and 20,000 more; a document has 10 sentences of 5 to 40 tokens."""
+    """The first plan of an epoch, and 20,000 with it; a document has 10 sentences of 5 to 40 tokens."""
     rng = np.random.default_rng(0)
     sentences = np.concatenate([[0], rng.integers(5, 41, 10 * documents).cumsum()])
     # Plans are made of offsets: no token is read.
@@ -152,15 +152,15 @@ def planning(documents: int, budget: float) -> Iterator[Figure]:
         for _, _ in zip(range(count), source.read(Cursor()), strict=False):
             pass
 
-    first = best(lambda: read(1), budget)
-    yield Figure("first plan", "documents", documents, first, 1)
-    yield Figure("planning", "documents", documents, best(lambda: read(some), budget) - first, some)
+    yield Figure("first plan", "documents", documents, best(lambda: read(1), budget), 1)
+    yield Figure("planning", "documents", documents, best(lambda: read(some), budget), some)
 
 
-def slope(found: list[Figure]) -> float:
-    """Of log seconds over log size, by least squares."""
-    x, y = np.log([[figure.size, figure.seconds] for figure in found]).T
-    return float(np.polyfit(x, y, 1)[0])
+def slopes(works: dict[str, list[Figure]]) -> dict[str, float]:
+    """Of log seconds over log size, by least squares; for what is as much work at each size, or as much for each token."""
+    several = {work: found for work, found in works.items() if len(found) > 1 and work != "planning"}
+    logs = {work: np.log([[figure.size, figure.seconds] for figure in found]).T for work, found in several.items()}
+    return {work: round(float(np.polyfit(x, y, 1)[0]), 2) for work, (x, y) in logs.items()}
 
 
 def groups(found: list[Figure]) -> dict[str, dict[str, list[Figure]]]:
@@ -179,10 +179,10 @@ def page(found: list[Figure], where: str) -> Report:
         unit = "plans a second" if "planning" in rated else "tokens a second"
         lines = [Line(work, [f.size for f in some], [round(f.rate) for f in some]) for work, some in rated.items()]
         charts.append(Curves(f"By {axis}", axis, unit, lines))
-        rows += [[work, axis, round(slope(some), 2)] for work, some in works.items() if len(some) > 1]
-    slopes = Table("Slopes of log time over log size", ("work", "size", "slope"), rows)
+        rows += [[work, axis, value] for work, value in slopes(works).items()]
+    table = Table("Slopes of log time over log size", ("work", "size", "slope"), rows)
     headline = "Time is linear in the tokens of a batch where the slope is 1"
-    return Report("How speed grows", headline, "Each size by itself.", [slopes, *charts], where)
+    return Report("How speed grows", headline, "Each size by itself.", [table, *charts], where)
 
 
 def main() -> None:
@@ -205,7 +205,7 @@ def main() -> None:
     where = machine(("torch", "numpy"))
     write_html(page(found, where), options.out.with_suffix(".html"))
     for axis, works in groups(found).items():
-        print(axis, {work: round(slope(some), 2) for work, some in works.items() if len(some) > 1})
+        print(axis, slopes(works))
     print(where)
 
 

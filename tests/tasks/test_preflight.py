@@ -168,6 +168,14 @@ def test_memory_is_forecast(
     assert said(check_machine(LOAD, tmp_path, CPU)) == expected
 
 
+def test_recomputation_is_advised_where_it_would_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "memory_available", lambda device: 16 * LOAD.parameters)
+    again = dataclasses.replace(LOAD, recompute=True)
+    assert again.memory < LOAD.memory
+    fixes = [check_machine(load, tmp_path, CPU)[0].fix for load in (LOAD, again)]
+    assert fixes == ["Halve it; it is 4096. Or set training.recompute=true.", "Halve it; it is 4096."]
+
+
 def test_the_memory_forecast_is_near_what_a_step_takes() -> None:
     """What autograd keeps for the backward pass, counted by its own hooks."""
     from bothways.model.heads import Model

@@ -148,7 +148,8 @@ def pretrain(
     with run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(), connected(plan, where):
         if is_main(plan) and not resume:
             (folder / "config.toml").write_text(configs.to_toml(settings), encoding="utf8")
-        torch.manual_seed(settings.seed + 1 + plan.rank)
+        peak = _peak(settings, where, plan)
+        torch.manual_seed(settings.seed + 1 + plan.rank)  # after the peak, which draws the first time in a process
         train_ids, held_out_ids = corpus.split(settings.held_out, settings.seed)
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
         scoring = HeldOut(settings, corpus, held_out_ids, plan, learner, counts)
@@ -160,7 +161,7 @@ def pretrain(
             folder,
             config=configs.to_dict(settings) | {"corpus": fingerprint(corpus)},
             evaluation=scoring,
-            peak=_peak(settings, where, plan),
+            peak=peak,
         )
         return Pretrained(learner, progress, scoring())
 
