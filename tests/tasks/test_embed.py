@@ -155,7 +155,8 @@ def test_layers_that_are_not_there_are_refused(made: tuple) -> None:
 def test_nothing_is_trained() -> None:
     definition = Embedding()
     assert definition.labels([Example("a", label="x")]) == ()
-    assert definition.directions(()) == {}
+    assert definition.directions(()) == {"spearman": "highest", "pearson": "highest"}
+    assert definition.metric in definition.directions(())
     assert definition.check([Example("a")], []) == []
     assert definition.heads((), None) == ()
     assert definition.texts(Example("a", "b")) == ("a", "b")

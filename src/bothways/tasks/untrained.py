@@ -21,7 +21,7 @@ ROWS = 1024
 
 
 class Untrained(Definition[Example, P]):
-    """A task that needs no fine-tuning. It has no metric to choose weights by."""
+    """A task that needs no fine-tuning. Its metric, if it has one, chooses no weights; two precisions are compared by it."""
 
     metric: ClassVar[str] = ""
 
