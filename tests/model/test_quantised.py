@@ -136,6 +136,11 @@ def test_gradients_are_refused() -> None:
         assert layer(x).shape == (2, 3)
 
 
+def test_saving_is_refused() -> None:
+    with pytest.raises(ConfigError, match="never saved"):
+        quantise(Model(config(), ())).state_dict()
+
+
 def config(**changes: object) -> EncoderConfig:
     return EncoderConfig(50, 32, 2, 4, 64, position=Learned(24), initial_range=0.2, **changes)  # type: ignore[arg-type]
 

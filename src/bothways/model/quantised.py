@@ -13,7 +13,7 @@ Source: Zafrir et al., Q8BERT (2019), with scales that are measured at each call
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
 from jaxtyping import Float, Int8, UInt8
@@ -110,6 +110,11 @@ class Int8Linear(nn.Module):
         )
         result = products[: len(x)].mul_(scales)
         return result if self.bias is None else result.add_(self.bias)
+
+    def get_extra_state(self) -> NoReturn:
+        """ConfigError: the layer is in no state_dict, so that no folder is written without its weights."""
+        what = "int8 layers are made in memory and never saved"
+        raise ConfigError(what, where="precision", fix="Save the model that they were made from.")
 
 
 def quantise(model: M) -> M:
