@@ -61,6 +61,8 @@ def answers(theirs: Any, architecture: Architecture, kept: Tensor) -> list[Tenso
     """What theirs gave, in the order of `outputs`. `kept`: where the rectangle that it read holds a token."""
     if architecture.bare:
         return [theirs.last_hidden_state[kept], *([theirs.pooler_output] if architecture.heads else [])]
+    if "pair" in architecture.heads and "masked" not in architecture.heads:
+        return [theirs.logits]
     if "pair" in architecture.heads:
         pair = theirs.sop_logits if "sop_logits" in theirs else theirs.seq_relationship_logits
         return [theirs.prediction_logits[kept], pair]
@@ -146,6 +148,17 @@ def assert_alone_as_in_a_batch(model: Model, batch: Batch) -> None:
         named = None if batch.everywhere is None else batch.everywhere[start:stop]
         one = Batch(batch.ids[start:stop], batch.segments[start:stop], Layout.of([stop - start]), {}, named)
         assert_near(model.encoder(one).last.detach(), together[start:stop])
+
+
+def assert_drops_alike(
+    theirs: nn.Module, batch: Batch, given: Callable[[nn.Module], list[Tensor]], copies: int, folder: Path
+) -> None:
+    """One sequence many times over, each copy with draws of its own: what `given` reads of theirs is drawn as ours is."""
+    theirs.save_pretrained(folder)
+    mine = load_model(folder).model.train()
+    with torch.no_grad():
+        for found, wanted in zip(outputs(mine, batch), given(theirs.train()), strict=True):
+            assert_same_moments(found.view(copies, -1), wanted.reshape(copies, -1))
 
 
 def assert_same_moments(found: Tensor, wanted: Tensor) -> None:
