@@ -192,6 +192,11 @@ def test_sparkline_shows_lowest_and_highest(values):
         assert line[int(np.argmin(values))] == "▁"
 
 
+def test_sparkline_of_a_curve_that_hardly_moves():
+    assert sparkline(Line("", range(3), [0.0, 5e-324, 0.0]), columns=3) == "▁█▁"
+    assert sparkline(Line("", range(2), [1.0, 1.0]), columns=2) == "▁▁"
+
+
 def test_sparkline_shortens_a_long_curve():
     assert sparkline(Line("", range(64), range(64)), columns=8) == "▁▂▃▄▅▆▇█"
 

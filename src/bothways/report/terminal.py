@@ -151,9 +151,9 @@ def sparkline(line: Line, columns: int = _COLUMNS) -> str:
     count = min(columns, len(line.y))
     edges = [part * len(line.y) // count for part in range(count + 1)]
     means = [sum(line.y[i:j]) / (j - i) for i, j in itertools.pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_LEVELS[round((mean - low) * scale)] for mean in means)
+    low, top = min(means), len(_LEVELS) - 1
+    span = max(means) - low or 1.0
+    return "".join(_LEVELS[round((mean - low) / span * top)] for mean in means)
 
 
 def _example(example: Example) -> RenderableType:
