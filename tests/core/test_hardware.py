@@ -74,12 +74,6 @@ def test_int8_is_looked_for_and_never_assumed(cpu_of, line, probes, expected):
     assert not has_int8(CUDA)
 
 
-def test_int8_is_no_type_to_train_in():
-    with pytest.raises(ConfigError, match="int8 is for predictions") as caught:
-        resolve_precision("int8", CPU)
-    assert caught.value.where == "precision"
-
-
 def test_a_torch_without_these_probes_is_asked_nothing(cpu_of, monkeypatch):
     cpu_of("flags : avx2")
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):

@@ -21,7 +21,7 @@ from bothways.model.quantised import Int8Linear
 from bothways.recipes.finetuned import Opened, open_task
 from bothways.recipes.quantising import Price, Scored, price
 from bothways.tasks.examples import Example
-from bothways.tasks.task import Pace, predict
+from bothways.tasks.task import Pace, predict, predict_encoded
 
 pytestmark = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="this processor does not multiply int8")
 TEXTS = [example.text for example in make_examples(30, 5)]
@@ -67,6 +67,13 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
     quantised = task.quantised()
     alone = np.concatenate([vectors(quantised, [text], Pace()) for text in texts])
     assert (alone * found).sum(1).min() > 0.9999
+
+
+def test_what_is_encoded_already_is_predicted_alike(opened: Opened) -> None:
+    task, examples = opened.task, [Example(text) for text in TEXTS]
+    whole = list(predict(task, examples, Pace("int8")))
+    assert predict_encoded(task, examples, task.encode(examples), Pace("int8")) == whole
+    assert list(predict(task, examples)) != whole
 
 
 def test_a_quantised_task_leaves_the_other_as_it_was(opened: Opened) -> None:
@@ -150,7 +157,7 @@ def test_tasks_without_training_are_priced_too(place: Path, task: str) -> None:
 
 
 def test_training_in_int8_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="int8 is for predictions") as caught:
+    with pytest.raises(ConfigError, match="'int8' is given, but it must be one of auto, fp32, bf16") as caught:
         run(monkeypatch, place, "finetune", "bert", "dev.tsv", "--out", "run", "training.precision=int8")
     assert caught.value.where == "training.precision"
 

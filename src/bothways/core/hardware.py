@@ -20,8 +20,8 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, ResourceError
 
-Precision = Literal["auto", "fp32", "bf16", "int8"]
-"""The arithmetic of matrix products: bf16 where the hardware has it ("auto"), or one of the three; int8 in predictions only."""
+Precision = Literal["auto", "fp32", "bf16"]
+"""The arithmetic of matrix products: bf16 where the hardware has it ("auto"), or one of the two."""
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
@@ -68,7 +68,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
     """The type of matrix products.
 
     Raises:
-        ConfigError: bf16 is asked for and the device has none; or int8, which is no type of weights that could be trained.
+        ConfigError: bf16 is asked for and the device has none.
     """
     match precision:
         case "fp32":
@@ -83,9 +83,6 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
                 where="precision",
                 fix="Set the precision to auto or fp32.",
             )
-        case "int8":
-            what = "int8 is for predictions: what is rounded to 255 values has no gradients"
-            raise ConfigError(what, where="precision", fix="Set the precision to auto, fp32 or bf16.")
         case _:
             assert_never(precision)
 

@@ -19,9 +19,9 @@ from bothways.model.norm import layer_norm
 from bothways.model.view import View
 
 KEPT = 2**22
-"""Up to so many numbers what an activation gives is kept for the backward pass; beyond, it is computed again there, which stops
-before the product that follows. On one core of Cascade Lake in fp32, 1,024 tokens × 1,024 features took 4 % longer so, for
-4 MiB a block; 2,048 × 3,072, as of a BERT-base with 16 × 128 tokens, no longer, for 24 MiB."""
+"""On a CPU, up to so many numbers what an activation gives is kept for the backward pass; beyond, it is computed again there,
+which stops before the product that follows. On one core of Cascade Lake in fp32, 1,024 tokens × 1,024 features took 4 % longer
+so, for 4 MiB a block; 2,048 × 3,072, as of a BERT-base with 16 × 128 tokens, no longer, for 24 MiB."""
 
 
 def activate(name: Activation | Literal["tanh"], x: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
         x = self.up(x)
-        if x.numel() <= KEPT or not (x.requires_grad and torch.is_grad_enabled()):
+        if x.numel() <= KEPT or x.is_cuda or not (x.requires_grad and torch.is_grad_enabled()):
             return self._down(x)
         result: Tensor = checkpoint(self._down, x, use_reentrant=False)
         return result

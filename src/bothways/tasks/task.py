@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -135,7 +135,7 @@ class Pace:
         window: examples that are read together; sequences of like length in a window share a batch.
     """
 
-    precision: Precision = "fp32"
+    precision: Precision | Literal["int8"] = "fp32"
     tokens: int | None = None
     window: int = 4096
 
@@ -171,7 +171,7 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
         ConfigError: the precision is not to be had on the task's device, or for its model.
     """
     tally = tally or Tally()
-    if pace.precision == "int8":
+    if pace.precision == "int8":  # once for all windows
         task, pace = task.quantised(), dataclasses.replace(pace, precision="fp32")
     for window in windows(examples, pace.window):
         inputs = task.encode(window)
@@ -184,7 +184,10 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
 def predict_encoded(task: Task[E, P], examples: Many[E], inputs: Many[Input], pace: Pace = PACE) -> list[tuple[E, P]]:
     """As `predict`, for examples that are encoded already."""
     device = next(task.parameters()).device
-    dtype, training, cut = resolve_precision(pace.precision, device), task.training, cut_to_predict(device)
+    precision = pace.precision
+    if precision == "int8":
+        task, precision = task.quantised(), "fp32"
+    dtype, training, cut = resolve_precision(precision, device), task.training, cut_to_predict(device)
     most = pace.tokens or AT_ONCE[device.type]
     sequences = [sequence for item in inputs for sequence in item.sequences]
     outputs: dict[int, Output] = {}

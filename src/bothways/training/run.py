@@ -57,9 +57,6 @@ class Training:
     def __post_init__(self) -> None:
         if self.patience is not None and self.patience < 1:
             raise ConfigError(f"must be at least 1, not {self.patience}", where="training.patience")
-        if self.precision == "int8":
-            what = "int8 is for predictions: what is rounded to 255 values has no gradients"
-            raise ConfigError(what, where="training.precision", fix="Set it to auto, fp32 or bf16.")
 
 
 @dataclass(frozen=True)
