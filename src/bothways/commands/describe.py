@@ -28,10 +28,9 @@ def describe(model: str, /, *, length: int = 128) -> None:
     """
     from rich.console import Console
 
-    from bothways.core.errors import ConfigError
+    from bothways.core.ranges import check_least
 
-    if length < 1:
-        raise ConfigError(f"must be at least 1, not {length}", where="length")
+    check_least(1, length=length)
     found = _find(model)
     console = Console()
     console.print(f"[bold]{model}[/bold]: {found.origin}")

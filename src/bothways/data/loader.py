@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from bothways.core.batch import Batch, pack
-from bothways.core.errors import ConfigError
 from bothways.core.learner import Cursor, Plan, Source
+from bothways.core.ranges import check_least
 from bothways.core.seeds import rng
 from bothways.core.sequence import Sequence
 from bothways.data.packing import Examples, Tokens, deal, fits
@@ -81,8 +81,7 @@ class Loader(Generic[P]):
     share: Share = Share()
 
     def __post_init__(self) -> None:
-        if self.microbatch_tokens < 1:
-            raise ConfigError(f"must be at least 1, not {self.microbatch_tokens}", where="microbatch_tokens")
+        check_least(1, microbatch_tokens=self.microbatch_tokens)
 
     def steps(self, cursor: Cursor) -> Iterator[Step]:
         """Without end, from `cursor` on. A step never reaches over the end of an epoch: the last of each may be smaller."""

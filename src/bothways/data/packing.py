@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import assert_never
 
-from bothways.core.errors import ConfigError
+from bothways.core.ranges import check_least
 
 if TYPE_CHECKING:
     from bothways.core.layout import Layout
@@ -27,8 +27,7 @@ class Examples:
     kind: Literal["examples"] = "examples"
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"must be at least 1, not {self.n}", where="batch.n")
+        check_least(1, "batch", n=self.n)
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class Tokens:
     kind: Literal["tokens"] = "tokens"
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"must be at least 1, not {self.n}", where="batch.n")
+        check_least(1, "batch", n=self.n)
 
 
 def fits(batch: Examples | Tokens, sequences: int, tokens: int) -> bool:

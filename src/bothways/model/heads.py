@@ -15,6 +15,7 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
+from bothways.core.ranges import check_least, check_rates
 from bothways.model.config import Causal, EncoderConfig, FromPooler, Own
 from bothways.model.encoder import Encoder, Hidden
 from bothways.model.headlayers import BiLMHead, DeepHead, LabelHead, MaskedHead, NextTokenHead, OwnHead, Pooler, ReplacedHead
@@ -125,10 +126,8 @@ Head = Masked | Pooled | Pair | Labels | Tags | Span | Choice | Replaced | NextT
 
 
 def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
-    if count < 1:
-        raise ConfigError(f"must be at least 1, not {count}", where=f"heads.{kind}.count")
-    if dropout is not None and not 0 <= dropout < 1:
-        raise ConfigError(f"must lie in [0, 1), not {dropout}", where=f"heads.{kind}.dropout")
+    check_least(1, f"heads.{kind}", count=count)
+    check_rates(f"heads.{kind}", dropout=dropout)
 
 
 class Model(nn.Module):

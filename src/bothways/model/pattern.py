@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bothways.core.errors import ConfigError
+from bothways.core.ranges import check_least
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Window:
     kind: Literal["window"] = "window"
 
     def __post_init__(self) -> None:
-        if self.radius < 0:
-            raise ConfigError(f"must be at least 0, not {self.radius}", where="encoder.patterns.radius")
+        check_least(0, "encoder.patterns", radius=self.radius)
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,7 @@ class Blocks:
         return (5 + 2 * self.random) * self.size
 
     def __post_init__(self) -> None:
-        for name in ("size", "random"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", where=f"encoder.patterns.{name}")
+        check_least(1, "encoder.patterns", size=self.size, random=self.random)
 
 
 @dataclass(frozen=True)

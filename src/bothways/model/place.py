@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bothways.core.errors import ConfigError
+from bothways.core.ranges import check_least
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,8 @@ class Learned:
     kind: Literal["learned"] = "learned"
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise ConfigError(f"must be at least 1, not {self.most}", where="encoder.position.most")
-        if self.offset < 0:
-            raise ConfigError(f"must be at least 0, not {self.offset}", where="encoder.position.offset")
+        check_least(1, "encoder.position", most=self.most)
+        check_least(0, "encoder.position", offset=self.offset)
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class Sinusoidal:
     kind: Literal["sinusoidal"] = "sinusoidal"
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise ConfigError(f"must be at least 1, not {self.most}", where="encoder.position.most")
+        check_least(1, "encoder.position", most=self.most)
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,7 @@ class Rotary:
     kind: Literal["rotary"] = "rotary"
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise ConfigError(f"must be at least 1, not {self.most}", where="encoder.position.most")
+        check_least(1, "encoder.position", most=self.most)
         if not self.bases or not all(base > 1 for base in self.bases):
             raise ConfigError(f"must be numbers above 1, not {self.bases}", where="encoder.position.bases")
 
@@ -87,8 +84,7 @@ class Convolution:
     def __post_init__(self) -> None:
         if self.size < 1 or self.size % 2 == 0:
             raise ConfigError(f"must be odd, not {self.size}", where="encoder.position.convolution.size")
-        if self.groups < 1:
-            raise ConfigError(f"must be at least 1, not {self.groups}", where="encoder.position.convolution.groups")
+        check_least(1, "encoder.position.convolution", groups=self.groups)
 
 
 Term = Literal["c2p", "p2c"]
@@ -135,9 +131,7 @@ class Disentangled:
         return self.farthest if self.buckets is None else self.buckets
 
     def __post_init__(self) -> None:
-        for name, value in (("most", self.most), ("reach", self.farthest)):
-            if value < 1:
-                raise ConfigError(f"must be at least 1, not {value}", where=f"encoder.position.{name}")
+        check_least(1, "encoder.position", most=self.most, reach=self.reach)
         if not self.terms or len(set(self.terms)) < len(self.terms):
             raise ConfigError(f"must hold c2p, p2c or both, once each, not {self.terms}", where="encoder.position.terms")
         if self.buckets is not None and not 2 <= self.buckets < 2 * (self.farthest - 1):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bothways.core.errors import ConfigError
+from bothways.core.ranges import check_least, check_rates
 from bothways.data.packing import Examples, Tokens
 from bothways.recipes.stability import Stability
 from bothways.tasks.catalogue import Trainable
@@ -58,13 +59,11 @@ class Method:
         if self.length < SHORTEST:
             what = f"must be at least {SHORTEST} ([CLS], a token, [SEP], a token, [SEP]), not {self.length}"
             raise ConfigError(what, where="length")
-        if self.microbatch_tokens < 1:
-            raise ConfigError(f"must be at least 1, not {self.microbatch_tokens}", where="microbatch_tokens")
+        check_least(1, microbatch_tokens=self.microbatch_tokens)
         if self.training.keep.best is not None:
             what = "which checkpoint is the best is decided by metric"
             raise ConfigError(what, where="training.keep.best", fix="Set metric instead, such as metric=mcc.")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ConfigError(f"must lie in [0, 1), not {self.dropout}", where="dropout")
+        check_rates(dropout=self.dropout)
 
     @property
     def chosen_by(self) -> str:

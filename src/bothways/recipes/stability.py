@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from bothways.core.errors import ConfigError
+from bothways.core.ranges import check_least, check_rates
 from bothways.core.seeds import rng
 from bothways.model.heads import Model
 from bothways.model.init import initialise
@@ -50,11 +51,8 @@ class Stability:
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
             raise ConfigError(f"must lie in (0, 1], not {self.layer_decay}", where="stability.layer_decay")
-        if not 0 <= self.mixout < 1:
-            raise ConfigError(f"must lie in [0, 1), not {self.mixout}", where="stability.mixout")
-        for name in ("reinitialise", "frozen", "pull"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"must be at least 0, not {getattr(self, name)}", where=f"stability.{name}")
+        check_rates("stability", mixout=self.mixout)
+        check_least(0, "stability", reinitialise=self.reinitialise, frozen=self.frozen, pull=self.pull)
 
 
 def level(name: str, depth: int) -> int:

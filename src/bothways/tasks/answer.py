@@ -25,6 +25,7 @@ from torch import Tensor
 from bothways.core.batch import Batch, SpanTargets
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.loss import Loss
+from bothways.core.ranges import check_least
 from bothways.core.sequence import Ids, Sequence
 from bothways.model.config import Deep
 from bothways.model.heads import Head, Model
@@ -74,9 +75,7 @@ class Answering(Definition[Question, AnswerPrediction]):
     kind: Literal["answer"] = "answer"
 
     def __post_init__(self) -> None:
-        for name in ("query", "stride", "longest", "n_best"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", where=name)
+        check_least(1, query=self.query, stride=self.stride, longest=self.longest, n_best=self.n_best)
 
     def read(self, source: str, asked: QuestionColumns | None = None, *, labelled: bool = True) -> Reading[Question]:
         """As `Definition.read`; errors as `squad.open_questions`."""

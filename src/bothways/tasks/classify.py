@@ -23,6 +23,7 @@ from torch import Tensor
 from bothways.core.batch import IGNORED, Batch, LabelTargets, Targets
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.loss import Loss
+from bothways.core.ranges import check_rates
 from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import Head, Labels, Model
 from bothways.objectives.losses import cross_entropy, weighed_cross_entropy
@@ -58,8 +59,7 @@ class Classification(Definition[Example, ClassPrediction]):
     kind: Literal["classify"] = "classify"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise ConfigError(f"must lie in [0, 1), not {self.smoothing}", where="smoothing")
+        check_rates(smoothing=self.smoothing)
         if isinstance(self.weighting, tuple) and not all(0 < weight < math.inf for weight in self.weighting):
             raise ConfigError(f"must be numbers above 0, not {list(self.weighting)}", where="weighting")
 

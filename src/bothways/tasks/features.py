@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bothways.core.batch import IGNORED, Batch, TokenTargets, pack
-from bothways.core.errors import ConfigError
 from bothways.core.files import new_folder
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
+from bothways.core.ranges import check_least, check_rates
 from bothways.core.sequence import Sequence
 from bothways.data.packing import deal
 from bothways.model.dropout import Dropout
@@ -56,11 +56,8 @@ class BiLSTMTagger:
     dropout: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "depth"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", where=f"tagger.{name}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"must lie in [0, 1), not {self.dropout}", where="tagger.dropout")
+        check_least(1, "tagger", hidden=self.hidden, depth=self.depth)
+        check_rates("tagger", dropout=self.dropout)
 
 
 @dataclass(frozen=True, eq=False)

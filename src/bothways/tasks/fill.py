@@ -25,6 +25,7 @@ from torch import Tensor
 from bothways.core.batch import Batch, TokenTargets
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.layout import Layout
+from bothways.core.ranges import check_least
 from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import Head, Masked, Model
 from bothways.tasks.definition import Metrics
@@ -50,8 +51,7 @@ class Filling(Untrained[FillPrediction]):
     kind: Literal["fill"] = "fill"
 
     def __post_init__(self) -> None:
-        if self.top < 1:
-            raise ConfigError(f"must be at least 1, not {self.top}", where="top")
+        check_least(1, top=self.top)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """The masked head."""

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, TokenTargets
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import DataError
 from bothways.core.loss import Loss
+from bothways.core.ranges import check_least
 from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import Head, Model, Tags
 from bothways.objectives.losses import cross_entropy
@@ -63,8 +64,7 @@ class Tagging(Definition[TagExample, TagPrediction]):
     kind: Literal["tag"] = "tag"
 
     def __post_init__(self) -> None:
-        if self.stride is not None and self.stride < 1:
-            raise ConfigError(f"must be at least 1, not {self.stride}", where="task.stride")
+        check_least(1, "task", stride=self.stride)
 
     def read(self, source: str, asked: TagColumns | None = None, *, labelled: bool = True) -> Reading[TagExample]:
         """As `Definition.read`; while reading, DataError for a line without a word or a tag."""

@@ -12,6 +12,7 @@ from typing import Any
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import Precision
 from bothways.core.learner import Cursor, Learner, Step
+from bothways.core.ranges import check_least
 from bothways.training.checkpoint import Keep, latest, prune, read, save
 from bothways.training.interrupt import Interruption
 from bothways.training.loop import fit
@@ -55,8 +56,7 @@ class Training:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        if self.patience is not None and self.patience < 1:
-            raise ConfigError(f"must be at least 1, not {self.patience}", where="training.patience")
+        check_least(1, "training", patience=self.patience)
 
 
 @dataclass(frozen=True)

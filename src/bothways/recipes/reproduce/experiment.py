@@ -12,6 +12,7 @@ from typing import Any, Literal
 from bothways.core import config as configs
 from bothways.core.errors import ConfigError
 from bothways.core.files import replace_file
+from bothways.core.ranges import check_least
 from bothways.data.packing import Examples
 from bothways.data.streams import COMPRESSED
 from bothways.recipes.features import FeatureConfig
@@ -50,10 +51,7 @@ class Request:
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"must be at least 1, not {value}", where=name)
+        check_least(1, seeds=self.seeds, limit=self.limit)
 
     def chosen(self, known: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the benchmark's tasks that are asked for, in its order. ConfigError for another one."""
