@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from bothways.core.errors import ConfigError
+from bothways.core.ranges import check_least, check_rates
+from bothways.model.activation import Activation
 from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
 from bothways.model.place import Disentangled, Learned, Rotary, Sinusoidal
+from bothways.model.readout import Deep, FromPooler, Own, Readout
 
 __all__ = [
     "Activation", "Bias", "Blocks", "Causal", "Deep", "Disentangled", "Dropouts", "EncoderConfig", "FromPooler", "Full",
@@ -20,12 +23,6 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
-
-
-def _check_rate(rate: float, name: str) -> None:
-    if not 0 <= rate < 1:
-        raise ConfigError(f"must lie in [0, 1), not {rate}", where=f"encoder.{name}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Gated:
     kind: Literal["gated"] = "gated"
 
     def __post_init__(self) -> None:
-        _check_rate(self.dropout, "mlp.dropout")
+        check_rates("encoder.mlp", dropout=self.dropout)
 
 
 @dataclass(frozen=True)
@@ -115,73 +112,7 @@ class Sharing:
     inner: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("groups", "inner"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", where=f"encoder.sharing.{name}")
-
-
-@dataclass(frozen=True)
-class Own:
-    """The head has a dense layer of its own, and does not read the pooler.
-
-    Attributes:
-        activation: after that layer.
-        dropout_first: whether dropout comes before it, too.
-        input_dropout: the rate there, if it is one of its own.
-        norm: whether a LayerNorm comes after the activation.
-        reads: of a sequence, its first token, [CLS], or the mean of all; of a token, itself.
-    """
-
-    activation: Activation | Literal["tanh"] = "tanh"
-    dropout_first: bool = False
-    norm: bool = False
-    reads: Literal["first", "mean"] = "first"
-    input_dropout: float = 0.0
-    kind: Literal["own"] = "own"
-
-    def __post_init__(self) -> None:
-        _check_rate(self.input_dropout, "readout.input_dropout")
-
-
-@dataclass(frozen=True)
-class FromPooler:
-    """The head reads the pooled vector."""
-
-    kind: Literal["pooler"] = "pooler"
-
-
-@dataclass(frozen=True)
-class Deep:
-    """The head has a feed-forward layer as the encoder's, with residual path and LayerNorm, and dropout before and after it."""
-
-    kind: Literal["deep"] = "deep"
-
-
-@dataclass(frozen=True)
-class Readout:
-    """How heads read the encoder, where families differ.
-
-    Attributes:
-        labels, choice: what these heads read.
-        tokens: the layer that the tag and span heads have of their own; none if they read the encoder.
-        span: what the span head has instead; none means as `tokens`.
-        masked: the activation in the masked LM head; none means the encoder's.
-        pair_dropout: on the vector that the pair head reads.
-        span_dropout: on the vectors that the span head reads.
-        replaced: what the replaced-token head reads of a token: its vector, or that plus the first token's, normed.
-        output: the matrix by which the masked LM head and the next-token head predict: the token embedding, or one of the
-            head's own ("untied").
-    """
-
-    labels: FromPooler | Own = FromPooler()
-    choice: FromPooler | Own = FromPooler()
-    tokens: Own | None = None
-    span: Deep | None = None
-    masked: Activation | None = None
-    pair_dropout: float = 0.0
-    span_dropout: float = 0.0
-    replaced: Literal["token", "with_first"] = "token"
-    output: Literal["embedding", "own"] = "embedding"
+        check_least(1, "encoder.sharing", groups=self.groups, inner=self.inner)
 
 
 Place = Literal["sum", "embedding", "attention", "mlp"]
@@ -205,8 +136,7 @@ class Dropouts:
     places: tuple[Place, ...] = ("embedding", "attention", "mlp")
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "attention", "embedding"):
-            _check_rate(getattr(self, name) or 0.0, f"dropout.{name}")
+        check_rates("encoder.dropout", hidden=self.hidden, attention=self.attention, embedding=self.embedding)
 
 
 @dataclass(frozen=True)
@@ -322,22 +252,18 @@ class EncoderConfig:
         return self.dropout.hidden
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "width", "depth", "heads", "inner"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", where=f"encoder.{name}")
+        check_least(1, "encoder", vocab=self.vocab, width=self.width, depth=self.depth, heads=self.heads, inner=self.inner)
         if self.width % self.heads:
             raise ConfigError(
                 f"width {self.width} cannot be divided among {self.heads} heads",
                 where="encoder.heads",
                 fix=f"Use a number of heads that divides {self.width}.",
             )
-        if self.embedding is not None and self.embedding < 1:
-            raise ConfigError(f"must be at least 1, not {self.embedding}", where="encoder.embedding")
+        check_least(1, "encoder", embedding=self.embedding)
         if self.sharing is not None and self.sharing.groups > self.depth:
             what = f"{self.sharing.groups} groups cannot share {self.depth} layers"
             raise ConfigError(what, where="encoder.sharing.groups", fix=f"Use at most {self.depth}.")
-        if self.segments < 0:
-            raise ConfigError(f"must be at least 0, not {self.segments}", where="encoder.segments")
+        check_least(0, "encoder", segments=self.segments)
         for name in ("norm_epsilon", "initial_range"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"must be above 0, not {getattr(self, name)}", where=f"encoder.{name}")

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bothways.core.errors import ConfigError
-from bothways.model.config import Bias, EncoderConfig, Own, Readout
+from bothways.core.ranges import check_least, check_rates
+from bothways.model.config import Bias, EncoderConfig
+from bothways.model.readout import Own, Readout
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,12 @@ class RecurrentConfig:
         return 1e-12
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "projection", "cells", "depth", "most"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", where=f"encoder.{name}")
+        check_least(1, "encoder", vocab=self.vocab, projection=self.projection, cells=self.cells, depth=self.depth)
+        check_least(1, "encoder", most=self.most)
         if self.cells < self.projection:
             what = f"{self.cells} cells cannot give {self.projection} features"
             raise ConfigError(what, where="encoder.cells", fix=f"Use {self.projection} or more.")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"must lie in [0, 1), not {self.dropout}", where="encoder.dropout")
+        check_rates("encoder", dropout=self.dropout)
         if not self.initial_range > 0:
             raise ConfigError(f"must be above 0, not {self.initial_range}", where="encoder.initial_range")
         if self.pad is not None and not 0 <= self.pad < self.vocab:
