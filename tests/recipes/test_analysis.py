@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 
@@ -20,6 +21,7 @@ from bothways.core.errors import DataError, ResourceError
 from bothways.core.sequence import Sequence
 from bothways.interop.folder import load_model, save_model
 from bothways.model.heads import Labels, Model, Pooled
+from bothways.recipes.analysis.analyst import SURE
 from bothways.recipes.analysis.classes import MOST, REST, Classes, by_class, confusion
 from bothways.recipes.analysis.slices import Traits, overlap
 from bothways.recipes.analysis.survey import KEPT, Worst, analyse, write_report
@@ -74,6 +76,16 @@ def test_confusions_and_classes_are_scikit_learns(opened: Opened) -> None:
         assert row[3:] == [s.percentage(value) for value in expected]
 
 
+def test_the_reliability_curve_is_scikit_learns(opened: Opened) -> None:
+    pairs = list(predict(opened.task, EXAMPLES))
+    right = np.array([prediction.label == example.label for example, prediction in pairs])
+    confidence = np.array([max(prediction.probabilities.values()) for _, prediction in pairs])
+    (line, _) = find(analyse(opened.task, EXAMPLES).sections, s.Curves, "Is it right as often as it says?").lines
+    accuracy, mean = calibration_curve(right, confidence, n_bins=15)
+    assert line.x == pytest.approx(mean)
+    assert line.y == pytest.approx(accuracy)
+
+
 def test_slices_hold_what_they_say(opened: Opened) -> None:
     table = find(analyse(opened.task, EXAMPLES).sections, s.Table, "Parts of the data")
     inputs = opened.task.encode(EXAMPLES)
@@ -104,6 +116,18 @@ def test_the_hardest_are_those_with_the_greatest_loss(opened: Opened) -> None:
     assert [example.where for example in shown] == [example.where for example, _ in ordered]
     assert shown[0].parts[0] == ordered[0][0].text
     assert {guess.answer for guess in shown[0].guesses} == {"neg", "pos"}
+
+
+def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened: Opened) -> None:
+    pairs = list(predict(opened.task, EXAMPLES))
+    doubts = []
+    for example, prediction in pairs:
+        top = max(prediction.probabilities.values())
+        if prediction.label != example.label and top >= SURE:
+            doubts.append((prediction.probabilities[example.label] - top, example.where))
+    assert len({doubt for doubt, _ in doubts}) > 1
+    shown = find(analyse(opened.task, EXAMPLES).sections, s.Examples, "Examples that may be mislabelled").examples
+    assert [example.where for example in shown] == [where for _, where in sorted(doubts, key=lambda pair: pair[0])[:KEPT]]
 
 
 @settings(deadline=None, max_examples=50)
@@ -139,6 +163,27 @@ def test_rare_classes_are_taken_together() -> None:
     assert by_class(["a", "b"], np.array([[0, 0], [3, 0]])).rows[0][3:] == ["0.0 %", None, "0.0 %"]
 
 
+def test_a_class_that_is_often_true_or_often_predicted_is_none_of_the_rare() -> None:
+    counts = np.diag(np.full(MOST + 2, 5))
+    counts[0], counts[:, 1] = 0, 0
+    counts[0, 2], counts[2, 1] = 30, 30  # the first is never predicted, the second never true
+    counts[[7, 9], [7, 9]] = 1
+    assert confusion([str(place) for place in range(MOST + 2)], counts).labels == [
+        *(str(place) for place in range(MOST + 2) if place not in {7, 9}), REST,
+    ]  # fmt: skip
+
+
+def test_unknown_tokens_are_counted_by_their_share() -> None:
+    """On the edge of 5 % an example belongs to the lower part."""
+    traits = Traits()
+    for unknown in (0, 1, 5, 6, 100, 0):
+        ids = np.zeros(100, dtype=np.int32)
+        ids[:unknown] = 7
+        traits.add(Input((Sequence(ids, ids.astype(np.int8)),), 100, 0), ("x",), 7, 0.5, 1.0)
+    parts = {part.name: part.chosen.nonzero()[0].tolist() for part in traits.slices() if part.by == "unknown tokens"}
+    assert parts == {"none": [0, 5], "up to 5 %": [1, 2], "more than 5 %": [3, 4]}
+
+
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [1, 2, 2, 2, 2, 90], list(range(40))])
 def test_quartiles_hold_each_example_once(lengths: list[int]) -> None:
     traits = Traits()
@@ -153,6 +198,17 @@ def test_quartiles_hold_each_example_once(lengths: list[int]) -> None:
     if len(lengths) == 40:
         assert [part.chosen.sum() for part in parts] == [10, 10, 10, 10]
         assert parts[1].name == "10 to 19 tokens"
+
+
+def test_pairs_are_parted_by_the_words_that_they_share() -> None:
+    """A quarter of the words is of the second part, all of them of the last; a single text is of none."""
+    traits, ids = Traits(), np.zeros(4, dtype=np.int32)
+    for texts in (("a", "b"), ("a b c", "c d"), ("a b", "b a"), ("a",), ("a b c", "b c")):
+        traits.add(Input((Sequence(ids, ids.astype(np.int8)),), 4, 0), texts, 7, 0.5, 1.0)
+    parts = [part for part in traits.slices() if part.by == "words that a pair shares"]
+    assert [(part.name, part.chosen.nonzero()[0].tolist()) for part in parts] == [
+        ("0% to 25% (without)", [0]), ("25% to 50% (without)", [1]), ("50% to 75% (without)", [4]), ("75% to 100%", [2]),
+    ]  # fmt: skip
 
 
 def test_overlap_is_of_words() -> None:

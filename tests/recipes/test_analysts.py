@@ -12,12 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import precision_recall_fscore_support
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
 from bothways.core.errors import ConfigError
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Model, Pooled
+from bothways.recipes.analysis.analyst import SHOWN, clipped, guesses, reliability
 from bothways.recipes.analysis.analysts import analyst_of
 from bothways.recipes.analysis.answers import NONE, Answers, kind_of
 from bothways.recipes.analysis.choices import Choices
@@ -27,6 +29,7 @@ from bothways.recipes.analysis.survey import analyse, write_report
 from bothways.recipes.analysis.tags import KINDS, Tags, paired
 from bothways.report import sections as s
 from bothways.tasks.answer import Answering
+from bothways.tasks.calibration import Calibration
 from bothways.tasks.choice import MultipleChoice
 from bothways.tasks.choice_examples import ChoiceExample
 from bothways.tasks.definition import Definition
@@ -41,6 +44,41 @@ from bothways.tasks.squad import Question
 from bothways.tasks.tag import Tagging
 from bothways.tasks.tagged import TagExample
 from bothways.tasks.task import Task
+
+
+def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins() -> None:
+    """Eight are right and say 0.9, one is wrong and says 0.5: less sure than they could be, by (8 · 0.1 − 0.5) / 9."""
+    calibration = Calibration()
+    for confidence, right in [(0.9, True)] * 8 + [(0.5, False)]:
+        calibration.add(confidence, right)
+    curve, details = reliability(calibration)
+    assert isinstance(curve, s.Curves)
+    assert curve.lines[0].x == pytest.approx([0.5, 0.9])
+    assert curve.lines[0].y == [0.0, 1.0]
+    assert curve.lines[1] == s.Line("perfectly calibrated", [0.0, 1.0], [0.0, 1.0])
+    assert "equal width): 14.4 %. On average the model is less sure than it could be, by 3.3 %." in curve.note
+    assert isinstance(details, s.Details)
+    (table,) = details.sections
+    assert isinstance(table, s.Table)
+    assert table.rows == [[1, "50.0 %", "0.0 %"], [8, "90.0 %", "100.0 %"]]
+    calibration.add(1.0, False)
+    (curve, _) = reliability(calibration)
+    assert isinstance(curve, s.Curves)
+    assert "the model is too sure of itself, by 7.0 %." in curve.note
+
+
+def test_the_right_answer_is_shown_though_it_is_improbable() -> None:
+    chances = {"a": 0.1, "b": 0.4, "c": 0.05, "d": 0.25, "e": 0.2}
+    assert [(guess.answer, guess.right) for guess in guesses(chances, "c")] == [
+        ("b", False), ("d", False), ("e", False), ("c", True),
+    ]  # fmt: skip
+    assert [guess.answer for guess in guesses(chances, None)] == ["b", "d", "e"]
+
+
+def test_of_a_long_text_the_beginning_is_shown() -> None:
+    text = "".join(chr(97 + at % 26) for at in range(SHOWN))
+    assert clipped(text) == text
+    assert clipped(text + "!") == text + " …"
 
 
 @pytest.mark.parametrize(
@@ -109,6 +147,17 @@ def test_tags_are_counted_and_shown() -> None:
     assert tags.shown(example, right).truth == "as predicted"
 
 
+def test_of_wrong_tags_the_surest_are_shown_first() -> None:
+    words, chances = tuple("abcde"), (0.5, 0.9, 0.99, 0.7, 0.6)
+    rows = np.array([[chance, *[(1 - chance) / 4] * 4] for chance in chances])
+    shown = Tags(Tagging(), TAGS).shown(
+        TagExample(words, ("B-LOC", "B-LOC", "O", "B-LOC", "B-LOC"), "made:2"), TagPrediction(words, ("O",) * 5, rows)
+    )
+    assert [(guess.answer, guess.probability) for guess in shown.guesses] == [("b: O", 0.9), ("d: O", 0.7), ("e: O", 0.6)]
+    assert shown.truth == "b: B-LOC, d: B-LOC, e: B-LOC"
+    assert [part.text for part in shown.parts if isinstance(part, s.Marked)] == ["a", "b", "d", "e"]
+
+
 def test_plain_tags_have_no_kinds_of_errors() -> None:
     tags = Tags(Tagging(scheme="plain"), TAGS)
     tags.see(TagExample(("Ada",), ("O",)), tagged(["O"]))
@@ -168,6 +217,15 @@ def test_answers_are_counted_and_shown() -> None:
     assert (nothing.truth, nothing.guesses[0]) == (NONE, s.Guess(NONE, 0.9, True))
 
 
+def test_of_a_long_context_what_is_near_the_answer_is_shown() -> None:
+    context = "x" * 300 + "cat" + "y" * 300
+    question = Question("q", "Who?", context, (("cat", 300),), False)
+    shown = Answers().shown(question, AnswerPrediction("q", "cat", 300, 303, 0.9, 0.0, ()))
+    assert shown.parts[1:] == ["… " + "x" * 200, s.Marked("cat"), "y" * 200 + " …"]
+    nowhere = Answers().shown(question, AnswerPrediction("q", "", None, None, 0.9, 0.0, ()))
+    assert nowhere.parts[1:] == [clipped(context)]
+
+
 def test_residuals_are_numpys() -> None:
     rng = np.random.default_rng()
     truth, predicted = rng.normal(size=DRAWN + 500), rng.normal(size=DRAWN + 500)
@@ -181,6 +239,9 @@ def test_residuals_are_numpys() -> None:
     assert cloud.x == truth[::2].tolist()
     assert rest.y == (predicted - truth)[::2].tolist()
     assert "750 of 1,500 examples" in rest.note
+    low, high = min(*truth, *predicted), max(*truth, *predicted)
+    assert cloud.line == ((low, low), (high, high))
+    assert rest.line == ((truth.min(), 0.0), (truth.max(), 0.0))
     left = predicted - truth
     expected = [left.mean(), abs(left).mean(), (left**2).mean() ** 0.5, *np.quantile(left, [0.05, 0.5, 0.95]), abs(left).max()]
     assert [row[1] for row in table.rows] == pytest.approx(expected)
@@ -197,8 +258,12 @@ def test_each_label_is_scikit_learns() -> None:
         example = MultiExample("x", None, tuple(n for n, h in zip(names, held, strict=True) if h))
         given = tuple(n for n, c in zip(names, row, strict=True) if c >= 0.5)
         labels.see(example, MultiPrediction(given, dict(zip(names, row.tolist(), strict=True))))
-    table = labels.sections()[0]
+    table, curve, _ = labels.sections()
     assert isinstance(table, s.Table)
+    assert isinstance(curve, s.Curves)
+    held, mean = calibration_curve(truth.ravel(), chances.ravel(), n_bins=15)
+    assert curve.lines[0].x == pytest.approx(mean)
+    assert curve.lines[0].y == pytest.approx(held)
     scores = np.array(precision_recall_fscore_support(truth, chances >= 0.5)[:3]).T
     assert [list(row[3:]) for row in table.rows] == [[s.percentage(value) for value in row] for row in scores]
     assert sum(part.examples for part in labels.calibration.bins) == 240
@@ -220,9 +285,12 @@ def test_choices_are_counted_and_shown() -> None:
     wrong, right = ChoicePrediction(0, "rains", (0.85, 0.1, 0.05)), ChoicePrediction(1, "snows", (0.1, 0.8, 0.1))
     for prediction in (wrong, right, right):
         choices.see(example, prediction)
-    confusions = choices.sections()[0]
+    confusions, _, curve, _ = choices.sections()
     assert isinstance(confusions, s.Confusion)
     assert confusions.counts == [[0, 0], [1, 2]]
+    assert isinstance(curve, s.Curves)
+    assert curve.lines[0].x == pytest.approx([0.8, 0.85])
+    assert curve.lines[0].y == [1.0, 0.0]
     assert choices.cost(example, wrong) == pytest.approx(-np.log(0.1))
     assert choices.doubt(example, wrong) == pytest.approx(0.75)
     assert choices.doubt(example, right) is None

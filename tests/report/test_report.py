@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from bothways.core.errors import ResourceError
+from bothways.report import figures
 from bothways.report.figures import draw
 from bothways.report.html import to_html, write_html
 from bothways.report.sections import (
@@ -132,6 +134,45 @@ def test_chart_takes_its_colours_and_letters_from_the_page():
         assert "font-family" not in svg
         assert not re.search(r"font: ", svg)
         assert set(re.findall(r"(?:fill|stroke): (#\w+)", svg)) == set()
+
+
+def axes_of(draw_in, chart):
+    axes = Figure().subplots()
+    draw_in(axes, chart)
+    return axes
+
+
+def test_a_confusion_is_as_dark_as_its_share_of_the_row():
+    axes = axes_of(figures._draw_confusion, Confusion("", ["a", "b"], [[3, 1], [0, 4]]))
+    shares = {(square.get_x() + 0.5, square.get_y() + 0.5): square.get_alpha() for square in axes.patches}
+    assert shares == pytest.approx({(0, 0): 0.525, (1, 0): 0.175, (0, 1): 0.0, (1, 1): 0.7})
+    assert {text.xy: text.get_text() for text in axes.texts} == {(0, 0): "3", (1, 0): "1", (0, 1): "0", (1, 1): "4"}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "true")
+    assert axes.get_ylim() == (1.5, -0.5)  # the first row is the upper one
+
+
+def test_a_cloud_has_its_points_and_its_line():
+    points, line = axes_of(
+        figures._draw_scatter, Scatter("", "true", "predicted", [1, 2, 3], [4, 6, 5], ((0, 1), (2, 3)))
+    ).lines
+    assert [list(values) for values in points.get_data()] == [[1, 2, 3], [4, 6, 5]]
+    assert [list(values) for values in line.get_data()] == [[0, 2], [1, 3]]
+
+
+def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():
+    axes = axes_of(figures._draw_comparison, Comparison("", "m", {"a": [1.0, 2.0, 6.0], "b": [4.0]}, {"coin": 0.5}))
+    spread = np.std([1, 2, 6], ddof=1)
+    bands = [(band.get_x(), band.get_width(), band.get_y() + band.get_height() / 2) for band in axes.patches]
+    assert bands == [pytest.approx((3 - spread, 2 * spread, 0)), pytest.approx((4, 0, 1))]
+    assert [list(line.get_xdata()) for line in axes.lines] == [[3, 3], [1, 2, 6], [4, 4], [4], [0.5, 0.5]]
+
+
+def test_curves_have_their_points_and_short_numbers_at_the_axis():
+    axes = axes_of(figures._draw_curves, CURVES)
+    assert [list(values) for values in axes.lines[0].get_data()] == [[0, 10_000, 20_000], [6.5, 5.0, 4.25]]
+    assert list(axes.lines[1].get_ydata()) == [6.47, 6.47]
+    short = axes.xaxis.get_major_formatter()
+    assert [short(value, 0) for value in (0.0, 500.0, 1e3, 2.5e6, 1e9)] == ["0", "500", "1 k", "2.5 M", "1 G"]
 
 
 def test_confusion_of_many_labels_is_a_picture_without_figures():
