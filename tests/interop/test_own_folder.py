@@ -108,7 +108,7 @@ def batch() -> Batch:
 def write_as_own(folder: Path, model: Model) -> None:
     """As ours even where a family could express it: the folder is to hold any configuration."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bothways.interop.folder.family_for", lambda config, vocabulary: None)
+        patch.setattr("bothways.interop.form.family_for", lambda config, vocabulary: None)
         save_model(folder, model)
 
 

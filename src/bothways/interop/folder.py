@@ -22,14 +22,13 @@ from torch import Tensor
 import bothways
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.files import new_folder
-from bothways.families.catalogue import family_for
-from bothways.families.family import Architecture, Family
+from bothways.families.family import Architecture
 from bothways.families.keys import KeyTable, to_theirs
 from bothways.interop.card import Card, render
+from bothways.interop.form import form_of, outputs_of
 from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
-from bothways.interop.ownfolder import KEYS, Description, own_settings
-from bothways.interop.settings import Problem, Settings, label_name, read_settings, with_names
+from bothways.interop.settings import Problem, Settings, read_settings, with_names
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
 from bothways.model.heads import (
     BiLM,
@@ -48,7 +47,6 @@ from bothways.model.heads import (
     completed,
 )
 from bothways.model.init import without_weights
-from bothways.model.recurrentconfig import RecurrentConfig
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
@@ -226,8 +224,8 @@ def save_model(
         ResourceError: there is no room or no permission; an older model then stays as it was.
     """
     place = Path(folder)
-    form = _form(model, None if tokenizer is None else tokenizer.kind, place)
-    settings = {**form.settings, **_outputs(model, labels, problem, place), **form.dropouts}
+    form = form_of(model, None if tokenizer is None else tokenizer.kind, place)
+    settings = {**form.settings, **outputs_of(model, labels, problem, place), **form.dropouts}
     if tokenizer is not None and "sep_token_id" in settings:
         settings["sep_token_id"] = tokenizer.specials.sep
     if tokenizer is not None and tokenizer.size > model.config.vocab:
@@ -244,71 +242,6 @@ def save_model(
         if tokenizer is not None:
             tokenizer.save(hidden, positions=model.config.most, segments=model.config.segments > 1)
         _write_weights(hidden / "model.safetensors", model, form.keys, form.architecture)
-
-
-@dataclass(frozen=True)
-class _Form:
-    """How a model is written: as a class of transformers, or as one of ours.
-
-    Attributes:
-        settings: what `config.json` says of class and shape.
-        dropouts: what it says of a head's own dropout.
-    """
-
-    settings: Mapping[str, Any]
-    architecture: Architecture
-    keys: KeyTable
-    dropouts: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _form(model: Model, vocabulary: str | None, place: Path) -> _Form:
-    config = model.config
-    family = family_for(config, vocabulary)
-    if family is None or isinstance(config, RecurrentConfig):
-        return _Form(own_settings(model), Description(config, model.specification).architecture, KEYS)
-    architecture = family.architecture_with(model.heads)
-    if architecture is None:
-        sets = "; ".join(f"{', '.join(sorted(known.heads))} ({known.name})" for known in family.architectures)
-        what = f"transformers has no class for the heads {', '.join(model.heads) or 'none'}: it has {sets}"
-        raise FolderError(what, where=place)
-    if architecture.own:
-        return _Form(own_settings(model), architecture, KEYS)
-    settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
-    return _Form(
-        settings | (family.translation.write(config) or {}), architecture, family.keys_for(config), _dropouts(family, model)
-    )
-
-
-def _dropouts(family: Family, model: Model) -> dict[str, Any]:
-    head = _answering(model)
-    key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
-    if head is None or not key:
-        return {}
-    rate = model.config.head_dropout if head.dropout is None and default is not None else head.dropout
-    return {} if rate is None else {key: rate}
-
-
-def _answering(model: Model) -> Labels | Tags | Choice | None:
-    """The head with a dropout of its own, if there is one."""
-    return next((head for head in model.specification if isinstance(head, Labels | Tags | Choice)), None)
-
-
-def _outputs(model: Model, labels: Sequence[str], problem: Problem | None, place: Path) -> dict[str, Any]:
-    """What `config.json` says of a head's outputs."""
-    head, settings = _answering(model), dict[str, Any]()
-    count = head.count if isinstance(head, Labels | Tags) else 0
-    if problem == "single_label_classification" and count == 1:
-        what = "one output cannot choose among classes, and transformers refuses it"
-        raise FolderError(what, where=place, fix="Give it two outputs, or say that its problem is regression.")
-    if labels and len(labels) != count:
-        raise FolderError(f"{len(labels)} names were given for {count} outputs: {listed(labels)}", where=place)
-    if count:
-        names = list(labels) or [label_name(at) for at in range(count)]
-        settings |= {
-            "id2label": {str(at): name for at, name in enumerate(names)},
-            "label2id": {name: at for at, name in enumerate(names)},
-        }
-    return settings | ({"problem_type": problem} if head is not None and problem is not None else {})
 
 
 def _check_free(place: Path) -> None:

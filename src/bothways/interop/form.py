@@ -1,0 +1,93 @@
+"""The form that a model is written in: as a class of transformers, or as one of ours, and what `config.json` says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bothways.core.errors import FolderError
+from bothways.families.catalogue import family_for
+from bothways.families.family import Architecture, Family
+from bothways.families.keys import KeyTable
+from bothways.interop.loading import listed
+from bothways.interop.ownfolder import KEYS, Description, own_settings
+from bothways.interop.settings import Problem, label_name
+from bothways.model.heads import Choice, Labels, Model, Tags
+from bothways.model.recurrentconfig import RecurrentConfig
+
+
+@dataclass(frozen=True)
+class Form:
+    """A class of transformers, or one of ours.
+
+    Attributes:
+        settings: what `config.json` says of class and shape.
+        dropouts: what it says of a head's own dropout.
+        keys: how its tensors are named.
+    """
+
+    settings: Mapping[str, Any]
+    architecture: Architecture
+    keys: KeyTable
+    dropouts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def form_of(model: Model, vocabulary: str | None, place: Path) -> Form:
+    """How a model is to be written in `place`; `vocabulary` is the kind of its tokenizer, none without one.
+
+    Raises:
+        FolderError: its family has no class in transformers for these heads.
+    """
+    config = model.config
+    family = family_for(config, vocabulary)
+    if family is None or isinstance(config, RecurrentConfig):
+        return Form(own_settings(model), Description(config, model.specification).architecture, KEYS)
+    architecture = family.architecture_with(model.heads)
+    if architecture is None:
+        sets = "; ".join(f"{', '.join(sorted(known.heads))} ({known.name})" for known in family.architectures)
+        what = f"transformers has no class for the heads {', '.join(model.heads) or 'none'}: it has {sets}"
+        raise FolderError(what, where=place)
+    if architecture.own:
+        return Form(own_settings(model), architecture, KEYS)
+    settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
+    return Form(
+        settings | (family.translation.write(config) or {}), architecture, family.keys_for(config), _dropouts(family, model)
+    )
+
+
+def _dropouts(family: Family, model: Model) -> dict[str, Any]:
+    head = _answering(model)
+    key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
+    if head is None or not key:
+        return {}
+    rate = model.config.head_dropout if head.dropout is None and default is not None else head.dropout
+    return {} if rate is None else {key: rate}
+
+
+def _answering(model: Model) -> Labels | Tags | Choice | None:
+    """The head with a dropout of its own, if there is one."""
+    return next((head for head in model.specification if isinstance(head, Labels | Tags | Choice)), None)
+
+
+def outputs_of(model: Model, labels: Sequence[str], problem: Problem | None, place: Path) -> dict[str, Any]:
+    """What `config.json`, in `place`, is to say of a head's outputs: their names, and the problem that they answer.
+
+    Raises:
+        FolderError: the names do not fit the outputs, or the outputs the problem.
+    """
+    head, settings = _answering(model), dict[str, Any]()
+    count = head.count if isinstance(head, Labels | Tags) else 0
+    if problem == "single_label_classification" and count == 1:
+        what = "one output cannot choose among classes, and transformers refuses it"
+        raise FolderError(what, where=place, fix="Give it two outputs, or say that its problem is regression.")
+    if labels and len(labels) != count:
+        raise FolderError(f"{len(labels)} names were given for {count} outputs: {listed(labels)}", where=place)
+    if count:
+        names = list(labels) or [label_name(at) for at in range(count)]
+        settings |= {
+            "id2label": {str(at): name for at, name in enumerate(names)},
+            "label2id": {name: at for at, name in enumerate(names)},
+        }
+    return settings | ({"problem_type": problem} if head is not None and problem is not None else {})
