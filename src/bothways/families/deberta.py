@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.families import bert
 from bothways.families.alike import classes, masked_rules, output_rules
 from bothways.families.family import Architecture, Family, HeadKind
 from bothways.families.keys import Interleave, KeyTable, Rename, Rule, Stack
-from bothways.families.translation import ACTIVATIONS, FIXED, NUMBERS, Translation, read_choice, read_flag, read_number
-from bothways.model.config import Activation, Bias, Disentangled, EncoderConfig, Learned, Own, PostNorm, Readout
-from bothways.model.place import Convolution, Term
+from bothways.families.relative import WITH_TANH, activation_said, decodes, read_position, write_position
+from bothways.families.translation import FIXED, NUMBERS, Translation, read_choice, read_flag, read_number
+from bothways.model.config import Bias, Disentangled, EncoderConfig, Learned, Own, PostNorm, Readout
+from bothways.model.place import Convolution
 
 ENGLISH_BYTES = 50_265
 ENGLISH = 128_100
@@ -81,11 +82,11 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     for key, size in (("pooler_hidden_size", config.width), ("attention_head_size", config.width // config.heads)):
         if raw.get(key) is not None and raw[key] != size:
             raise FolderError(f"{key} must be {size} as the rest says, not {raw[key]!r}", where=where)
-    activation = read_choice(raw, "pooler_hidden_act", _POOLER_ACTIVATIONS, "gelu", where)
+    activation = read_choice(raw, "pooler_hidden_act", WITH_TANH, "gelu", where)
     own = Own(activation, input_dropout=read_number(raw, "pooler_dropout", 0.0, where))
-    position = _read_position(raw, config.position.most, config.bias.key, where)
+    position = read_position(raw, config.position.most, config.bias.key, where)
     # Only transformers' own layout of the head has a matrix that the embedding may be tied to.
-    untied = config.readout.output == "own" and read_flag(raw, "legacy", True, where) and not _decodes(position)
+    untied = config.readout.output == "own" and read_flag(raw, "legacy", True, where) and not decodes(position)
     return replace(
         config,
         segments=read_number(raw, "type_vocab_size", 0, where),
@@ -96,97 +97,16 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     )
 
 
-def _decodes(position: object) -> bool:
-    """Whether absolute positions come in where a masked token is predicted."""
-    return isinstance(position, Disentangled) and position.absolute == "decoder"
-
-
-_POOLER_ACTIVATIONS: dict[str, Any] = {**ACTIVATIONS, "tanh": "tanh"}
-
-
-def _read_position(raw: Mapping[str, Any], most: int, later: bool, where: str) -> Learned | Disentangled:
-    """Of version 1, or a later one; settings that only those know mean nothing in version 1."""
-    at_input = read_flag(raw, "position_biased_input", True, where)
-    terms = _read_terms(raw, where)
-    if not read_flag(raw, "relative_attention", False, where):
-        if terms or not at_input or (later and read_number(raw, "conv_kernel_size", 0, where) > 0):
-            what = "without relative_attention, pos_att_type and a convolution are absent and position_biased_input is true"
-            raise FolderError(what, where=where, fix="Say relative_attention true, as the published models do.")
-        return Learned(most)
-    decoder = read_flag(raw, "enhanced_mask_decoder", False, where)
-    position = Disentangled(
-        most,
-        terms,
-        reach=_positive(raw, "max_relative_positions", where),
-        absolute="input" if at_input else "decoder" if decoder else "none",
-    )
-    if not later:
-        return position
-    size = read_number(raw, "conv_kernel_size", 0, where)
-    groups = read_number(raw, "conv_groups", 1, where)
-    activation = read_choice(raw, "conv_act", _POOLER_ACTIVATIONS, "tanh", where)
-    return replace(
-        position,
-        buckets=_positive(raw, "position_buckets", where),
-        shared=read_flag(raw, "share_att_key", False, where),
-        norm=read_choice(raw, "norm_rel_ebd", {"none": False, "layer_norm": True}, "none", where),
-        convolution=Convolution(size, groups, activation) if size > 0 else None,
-    )
-
-
-def _read_terms(raw: Mapping[str, Any], where: str) -> tuple[Term, ...]:
-    """A list, or one text with bars between."""
-    said = raw.get("pos_att_type") or []
-    names = said.lower().split("|") if isinstance(said, str) else said
-    terms: dict[Any, Term] = {term: term for term in get_args(Term)}
-    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() in terms for name in names):
-        raise FolderError(f"pos_att_type {said!r} has no counterpart here: it must hold c2p, p2c or both", where=where)
-    return tuple(terms[name.strip()] for name in names)
-
-
-def _positive(raw: Mapping[str, Any], key: str, where: str) -> int | None:
-    """A number; none where it is below 1, as -1 is."""
-    number: int = read_number(raw, key, -1, where)
-    return number if number > 0 else None
-
-
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
     own = config.readout.labels
     settings = {
         "type_vocab_size": config.segments,
         **({} if config.embedding is None else {"embedding_size": config.embedding}),
         "pooler_hidden_size": config.width,
-        "pooler_hidden_act": _said(own.activation) if isinstance(own, Own) else "",
+        "pooler_hidden_act": activation_said(own.activation) if isinstance(own, Own) else "",
         "pooler_dropout": own.input_dropout if isinstance(own, Own) else 0.0,
     }
-    return settings | _write_position(config.position) if isinstance(config.position, Learned | Disentangled) else settings
-
-
-def _said(activation: Activation | str) -> str:
-    return next((theirs for theirs, ours in _POOLER_ACTIVATIONS.items() if ours == activation), "")
-
-
-def _write_position(position: Learned | Disentangled) -> dict[str, Any]:
-    if isinstance(position, Learned):
-        return {"relative_attention": False, "position_biased_input": True, "pos_att_type": None, "legacy": True}
-    convolution, decoder = position.convolution, position.absolute == "decoder"
-    return {
-        "relative_attention": True,
-        "pos_att_type": list(position.terms),
-        "max_relative_positions": position.reach or -1,
-        "position_biased_input": position.absolute == "input",
-        "legacy": not decoder,
-        **({"enhanced_mask_decoder": True} if decoder else {}),
-        "position_buckets": position.buckets or -1,
-        "share_att_key": position.shared,
-        "norm_rel_ebd": "layer_norm" if position.norm else "none",
-        **({} if convolution is None else _write_convolution(convolution)),
-    }
-
-
-def _write_convolution(convolution: Convolution) -> dict[str, Any]:
-    act = _said(convolution.activation)
-    return {"conv_kernel_size": convolution.size, "conv_groups": convolution.groups, "conv_act": act}
+    return settings | write_position(config.position) if isinstance(config.position, Learned | Disentangled) else settings
 
 
 _EMBEDDINGS = "deberta.embeddings"
@@ -253,7 +173,7 @@ _LATER: tuple[Rule, ...] = (
 def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
     """The names for this configuration: heads of version 1's matrix, and the masked LM head's layout."""
     placed = tuple(replace(rule, heads=config.heads) if isinstance(rule, Interleave) else rule for rule in rules)
-    decoder = _decodes(config.position)
+    decoder = decodes(config.position)
     ours, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
     every = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *_masked(ours))
     return KeyTable("deberta.", every, (f"{_EMBEDDINGS}.position_ids",), _synonyms(others, ours))
