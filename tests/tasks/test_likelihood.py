@@ -12,7 +12,9 @@ from toy_masked import log_probabilities, make_masked, make_masked_text
 from toy_task import VOCABULARY
 
 from bothways.core.errors import DataError
+from bothways.tasks import likelihood, untrained
 from bothways.tasks.examples import Columns, Example
+from bothways.tasks.fill import Filling
 from bothways.tasks.likelihood import Likelihood
 from bothways.tasks.task import Pace, evaluate, predict
 
@@ -57,6 +59,22 @@ def test_it_is_that_of_a_plain_loop(made: tuple, variant: str, training: bool) -
         assert prediction.tokens == tuple(VOCABULARY[id] for word in words for id in word)
         np.testing.assert_allclose(prediction.log_likelihoods, expected, atol=1e-4)
         assert prediction.log_likelihood == pytest.approx(math.fsum(expected), abs=1e-3)
+
+
+def test_many_tokens_are_read_in_parts(made: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits over a vocabulary are held of some positions at once, which is not to be seen."""
+    model, tokenizer, _ = made
+    tasks = Likelihood(variant="word_l2r").task(model, tokenizer, (), 24), Filling().task(model, tokenizer, (), 24)
+
+    def numbers() -> list[float]:
+        ((_, scored),) = predict(tasks[0], [Example("ape bees cats dog")])
+        ((_, filled),) = predict(tasks[1], [Example("[MASK] ape [MASK] [MASK] bees")])
+        return [*scored.log_likelihoods, *(guess.probability for mask in filled.masks for guess in mask)]
+
+    whole = numbers()
+    for module in (untrained, likelihood):
+        monkeypatch.setattr(module, "ROWS", 2)
+    assert numbers() == pytest.approx(whole, rel=1e-4)
 
 
 def test_hiding_the_rest_of_a_word_matters_inside_words_only(made: tuple) -> None:
