@@ -58,6 +58,19 @@ def test_a_rate_that_is_far_too_high_is_found_out(data: Labelled) -> None:
         assert hint in text
 
 
+def test_what_is_usual_is_known_from_training_data_alone(data: Labelled, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = list[tuple[object, object]](), Classification.baseline
+
+    def baseline(*arguments: object) -> object:
+        seen.append(arguments[1:])  # type: ignore[arg-type]
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Classification, "baseline", baseline)
+    fit_task(SMALL, data, method(1e-3, 0.2), device="cpu")
+    train, dev = data.train_examples, data.dev_examples
+    assert sorted(seen, key=lambda pair: pair[1] is dev) == [(train, train), (train, dev)]
+
+
 def test_without_dev_data_the_training_loss_speaks(data: Labelled) -> None:
     bare = label(Classification(), data.tokenizer, make_examples(160, 0), [], 16)
     done = fit_task(SMALL, bare, method(1e-9, 1.0), device="cpu")
@@ -125,7 +138,9 @@ def test_the_training_loss_is_of_an_even_sample(data: Labelled, monkeypatch: pyt
     assert training_loss(learner.train(), sequences, 64) == pytest.approx(float(loss.total / loss.weight), rel=1e-5)
 
 
-@pytest.mark.parametrize(("loss", "usual", "signs"), [(0.69, 0.6931, 1), (0.8, 0.6931, 1), (0.6, 0.6931, 0), (0.1, None, 0)])
+@pytest.mark.parametrize(
+    ("loss", "usual", "signs"), [(0.69, 0.6931, 1), (0.8, 0.6931, 1), (0.6, 0.6931, 0), (0.1, None, 0), (0.0, 0.0, 0)]
+)
 def test_signs_of_training(loss: float, usual: float | None, signs: int) -> None:
     assert len(signs_of_training(loss, {} if usual is None else {"loss": usual})) == signs
 

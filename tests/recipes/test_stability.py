@@ -23,7 +23,7 @@ from bothways.recipes.fitting import fit_task, start_from
 from bothways.recipes.labelled import Labelled, label
 from bothways.recipes.method import Method, adam
 from bothways.recipes.stability import Stability, is_pretrained, level, rules, steady
-from bothways.tasks.classify import Classification
+from bothways.tasks.classify import Classification, Classify
 from bothways.training.optim import AdamW, Rule
 from bothways.training.schedule import Constant
 from bothways.training.state import Steps
@@ -221,6 +221,19 @@ def test_patience_ends_a_run_in_memory(folder: Path, data: Labelled) -> None:
     bare = label(Classification(), data.tokenizer, make_examples(32, 0), [], 16)
     with pytest.raises(ConfigError, match=r"^training\.patience: patience needs dev data"):
         fit_task(load_model(folder).model, bare, dataclasses.replace(METHOD, training=still), device="cpu")
+
+
+@pytest.mark.parametrize(("until", "early"), [(30, True), (12, False)])
+def test_patience_counts_evaluations_that_were_not_better(
+    folder: Path, data: Labelled, monkeypatch: pytest.MonkeyPatch, until: int, early: bool
+) -> None:
+    """Every third step, with 0.3 as the best one: two later it is over, be that before the run's own end or at it."""
+    values = iter([0.1, 0.3, 0.2, 0.3, 0.9])
+    monkeypatch.setattr(Classify, "score", lambda task, results: {"accuracy": next(values), "count": len([*results])})
+    patient = dataclasses.replace(FAST, patience=2, until=Steps(until))
+    done = fit_task(load_model(folder).model, data, dataclasses.replace(METHOD, training=patient), device="cpu")
+    assert (done.progress.steps, done.progress.early) == (12, early)
+    assert [metrics["accuracy"] for _, metrics in done.history] == [0.1, 0.3, 0.2, 0.3]
 
 
 @pytest.mark.parametrize("patience", [None, 1])
