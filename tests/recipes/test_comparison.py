@@ -44,6 +44,23 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert covered >= 24  # 95 % of 30 is 28.5; three standard deviations are 3.6
 
 
+def test_the_interval_is_that_of_a_bootstrap_by_hand() -> None:
+    rng = np.random.default_rng()
+    left, right = rng.normal(size=(2, 300))
+    means = (right - left)[rng.integers(300, size=(10_000, 300))].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    # Of 10,000 draws a quantile has a standard deviation of about 1 % of the interval.
+    assert contrast(A, B, left, right).interval == pytest.approx((low, high), abs=0.06 * (high - low))
+
+
+@pytest.mark.parametrize(("examples", "said"), [(5, "No difference is shown"), (6, "b is better than a")])
+def test_what_comes_about_by_chance_once_in_twenty_is_no_difference(examples: int, said: str) -> None:
+    """Where all speak for one, all signs are alike in two of 2ⁿ flips: 1 in 16, and 1 in 32."""
+    found = contrast(A, B, np.zeros(examples), np.ones(examples))
+    assert found.p_value == 2 / 2**examples
+    assert str(found).startswith(said)
+
+
 def test_the_sentence_says_who_is_better_or_that_nobody_is() -> None:
     ones, zeros = np.ones(40), np.zeros(40)
     assert str(contrast(A, B, zeros, ones)).startswith(
@@ -88,6 +105,7 @@ def test_folders_are_compared_seed_by_seed(tmp_path: Path) -> None:
         assert side.grades == pytest.approx(expected)
     assert found.examples == 50
     assert found.difference == pytest.approx(found.b.mean - found.a.mean)
+    assert compare(many, one, file, device="cpu").difference == pytest.approx(-found.difference)
     same = compare(one, one, file, Columns("sentence", None, "label"), device="cpu")
     assert (same.difference, same.p_value) == (0.0, 1.0)
 
