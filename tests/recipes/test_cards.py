@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bothways.data.corpus import Corpus
-from bothways.families.family import Architecture
+from bothways.families.family import Architecture, HeadKind
 from bothways.interop.card import Card, render
 from bothways.model.config import EncoderConfig, Learned
 from bothways.recipes.cards import UNSEEN, data_of, data_of_corpus, limits_of_finetuned, limits_of_pretrained
@@ -13,13 +15,29 @@ from bothways.tasks.preflight import Finding
 FINDINGS = (
     Finding("balance", "warning", "97 % of the training examples are 'x'"),
     Finding("time", "note", "about a minute"),
+    Finding("truncation", "warning", "half of the texts are cut."),
 )
+
+
+@pytest.mark.parametrize(
+    ("heads", "task"),
+    [
+        ((), "feature-extraction"), (("masked", "pooler", "pair"), "fill-mask"), (("pooler", "labels"), "text-classification"),
+        (("tags",), "token-classification"), (("span",), "question-answering"), (("pooler", "choice"), "multiple-choice"),
+        (("causal",), "text-generation"),
+    ],
+)  # fmt: skip
+def test_the_hub_is_told_what_a_model_is_for(heads: tuple[HeadKind, ...], task: str) -> None:
+    for own, library in ((False, "transformers"), (True, "bothways")):
+        lines = render(Card(), Architecture("Any", frozenset(heads), own=own)).splitlines()
+        assert lines[:6] == ["---", f"library_name: {library}", f"pipeline_tag: {task}", "tags:", "- bothways", "---"]
 
 
 def test_warnings_of_the_preflight_are_limits_and_notes_are_not() -> None:
     limits = limits_of_finetuned(128, 7, FINDINGS, scored=True)
     assert limits[0] == UNSEEN
     assert "97 % of the training examples are 'x'." in limits
+    assert "Half of the texts are cut." in limits
     assert not any("minute" in limit for limit in limits)
     assert "of seed 7" in limits[-1]
     assert "Nothing was measured: there was no dev data." in limits_of_finetuned(128, 7, (), scored=False)
@@ -39,7 +57,9 @@ def test_the_card_has_sections_for_data_and_limits(corpus: Corpus) -> None:
     text = render(Card("T", data=data, limits=("One\nthing.", "Another.")), Architecture("BertModel", frozenset()))
     assert "## Limits\n\n- One thing.\n- Another.\n" in text
     assert "| train | a.tsv, 1,234 examples, sha256 abc |" in text
-    assert "| corpus | 150 documents, " in text
+    counts = corpus.manifest.counts
+    assert counts.sentences < counts.tokens
+    assert f"| corpus | 150 documents, {counts.sentences:,} sentences, {counts.tokens:,} tokens |" in text
     assert "| from | not known |" in text
     assert "| sha256 | def |" in text
     assert "## Versions" in text
