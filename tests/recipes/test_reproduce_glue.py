@@ -25,7 +25,8 @@ from bothways.recipes.reproduce import glue, published
 from bothways.recipes.reproduce.benchmarks import reproduce
 from bothways.recipes.reproduce.experiment import Experiment, NotRun, Request
 from bothways.recipes.reproduce.leaderboard import clipped, write_predictions
-from bothways.recipes.reproduce.outcome import average
+from bothways.recipes.reproduce.outcome import average, report_of
+from bothways.recipes.reproduce.runner import Outcome, Result
 from bothways.tasks.predictions import Score
 from bothways.training.optim import BertAdam
 from bothways.training.schedule import GoogleLinear
@@ -46,7 +47,8 @@ FILES = {
     "MRPC/dev.tsv": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tgood\tfine\n0\t7\t8\tgood\tbad\n",
     "QQP/train.tsv": (
         "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
-        "1\t1\t2\tgood film\tfine film\t1\n2\t1\t2\tonly this\n3\t1\t2\tgood film\t\t0\n4\t1\t2\tgood film\tbad film\t0\n"
+        "1\t1\t2\tgood film\tfine film\t1\n2\t1\t2\tonly this\n3\t1\t2\tgood film\t\t0\n"
+        "5\t1\t2\t \tgood film\t0\n4\t1\t2\tgood film\tbad film\t0\n"
     ),
     "QQP/dev.tsv": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t1\t2\tgood\tbad\t0\n",
     "QQP/test.tsv": "id\tquestion1\tquestion2\n0\tgood\tbad\n1\tonly this\n",
@@ -116,10 +118,10 @@ def test_cola_has_no_header_but_in_test_and_quotes_are_quotes(place: Path, tmp_p
 def test_rows_without_all_columns_are_left_out_but_in_test(place: Path, tmp_path: Path) -> None:
     file, left = glue.write_split(GLUE["QQP"], "train", request_of(place, tmp_path))
     assert [json.loads(line)["text_b"] for line in file.read_text(encoding="utf8").splitlines()] == ["fine film", "bad film"]
-    assert left == 2
+    assert left == 3
     (entry,) = glue.plan(request_of(place, tmp_path, tasks=("QQP",))).experiments
     assert isinstance(entry, Experiment)
-    assert entry.notes == ("2 rows of train lack a text or a label, and are left out",)
+    assert entry.notes == ("3 rows of train lack a text or a label, and are left out",)
     assert rows(place, "QQP", "test", tmp_path) == [{"text": "good", "text_b": "bad"}, {"text": "only this", "text_b": ""}]
 
 
@@ -192,6 +194,45 @@ def test_the_hub_calls_labels_by_names_and_runs_see_those_of_the_files(tmp_path:
     assert names == {"dev_mismatched": "hub:nyu-mll/glue:mnli:validation_mismatched", "diagnostic": "hub:nyu-mll/glue:ax:test"}
 
 
+YES_NO = ("entailment", "not_entailment")
+HUB = {
+    "MNLI": ("mnli", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction"), None),
+    "QQP": ("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("0", "1")),
+    "QNLI": ("qnli", ("question", "sentence"), YES_NO, None),
+    "SST-2": ("sst2", ("sentence",), ("negative", "positive"), ("0", "1")),
+    "CoLA": ("cola", ("sentence",), ("unacceptable", "acceptable"), ("0", "1")),
+    "STS-B": ("stsb", ("sentence1", "sentence2"), (), None),
+    "MRPC": ("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("0", "1")),
+    "RTE": ("rte", ("sentence1", "sentence2"), YES_NO, None),
+    "WNLI": ("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment"), ("0", "1")),
+}
+"""Configuration, columns and labels of each task there, and what the files call these labels where that is something else."""
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_every_task_of_the_hub_is_that_of_the_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    config, columns, names, files = HUB[name]
+    given = [*range(len(names))] or [2.5]
+    texts = {column: [f"{column} {row}" for row in range(len(given))] for column in columns}
+    features = {column: datasets.Value("string") for column in columns}
+    features["label"] = datasets.ClassLabel(names=list(names)) if names else datasets.Value("float32")
+
+    def load(repository: str, asked: str, **options: object) -> object:
+        assert asked == config
+        return datasets.Dataset.from_dict({**texts, "label": given}, features=datasets.Features(features)).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    file, left = glue.write_split(GLUE[name], "train", Request("bert", "hub:nyu-mll/glue", tmp_path))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["label"] for row in rows] == list(files or names or ("2.5",))
+    assert [[row[role] for role in ("text", "text_b") if role in row] for row in rows] == [
+        [f"{column} {row}" for column in columns] for row in range(len(given))
+    ]
+    assert left == 0
+
+
 def test_the_diagnostic_set_of_the_hub_has_columns_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
@@ -219,6 +260,39 @@ def test_the_grid_is_the_papers(place: Path, tmp_path: Path) -> None:
     for name in ("seeds", "limit"):
         with pytest.raises(ConfigError, match=f"{name}: must be at least 1, not 0"):
             request_of(place, tmp_path, **{name: 0})
+
+
+def test_the_metrics_are_those_of_table_1(place: Path, tmp_path: Path) -> None:
+    """Its caption: F1 for QQP and MRPC, Spearman's correlation for STS-B, accuracy for the others; CoLA is Matthews's."""
+    plan = glue.plan(Request("bert", str(place / "glue"), tmp_path, ("CoLA",)))
+    metrics = {name: "accuracy" for name in GLUE} | {"QQP": "f1", "MRPC": "f1", "STS-B": "spearman", "CoLA": "mcc"}
+    assert {name: task.metric for name, task in GLUE.items()} == metrics
+    (shown,) = plan.measured.values()
+    expected = {name: (name, metric) for name, metric in metrics.items() if name not in {"MNLI", "WNLI"}}
+    expected |= {"MNLI-m": ("MNLI", "accuracy"), "MNLI-mm": ("MNLI", "dev_mismatched/accuracy")}
+    assert dict(shown) == expected
+    assert {*shown} == {*published.AVERAGED}
+
+
+def test_without_the_grid_the_rate_is_that_of_googles_examples(place: Path, tmp_path: Path) -> None:
+    (cola,) = glue.plan(Request("bert", str(place / "glue"), tmp_path, ("CoLA",), grid="none")).experiments
+    assert isinstance(cola, Experiment)
+    assert [s.training.optimiser for s in cola.grid] == [BertAdam(lr=2e-5)]
+
+
+def test_the_report_has_each_figure_under_its_name(place: Path, tmp_path: Path) -> None:
+    """Tasks go down the page, since there are more of them than systems."""
+    request = request_of(place, tmp_path, tasks=("CoLA",))
+    planned = glue.plan(request)
+    (cola,) = planned.experiments
+    assert isinstance(cola, Experiment)
+    result = Result(tmp_path, {}, {}, {"mcc": 0.25, "accuracy": 0.75}, 0.25, 1, 1.0, "")
+    table = report_of(request, planned, [Outcome(cola, (result,), (result,))], device="cpu").sections[0]
+    assert table.columns == ["", "this run", *(f"{row.system} ({row.table})" for row in published.GLUE)]  # type: ignore[union-attr]
+    assert [row[0] for row in table.rows] == [*glue.COLUMNS, "average"]  # type: ignore[union-attr]
+    for row in table.rows:  # type: ignore[union-attr]
+        assert row[1] == (25.0 if row[0] == "CoLA" else None)
+        assert row[2:] == [theirs.values.get(row[0]) for theirs in published.GLUE]
 
 
 def test_the_average_is_the_papers() -> None:

@@ -23,6 +23,7 @@ from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Re
 from bothways.recipes.reproduce.outcome import measured, report_of, write_results
 from bothways.recipes.reproduce.runner import Outcome, Result
 from bothways.tasks.features import BiLSTMTagger
+from bothways.text.tokenizer import Tokenizer
 from bothways.training.state import Epochs, Steps
 
 QUICK = ("length=16", "training.precision=fp32", "training.optimiser.lr=3e-3")
@@ -239,9 +240,40 @@ def test_the_cost_is_what_the_runs_will_read(place: Path, tmp_path: Path) -> Non
     assert (costs.runs, costs.done, costs.examples, costs.tokens) == (3, 0, 12, pytest.approx(data.tokens))
     assert costs.work == pytest.approx(3 * (2 * data.tokens + dev / 3))
     assert rate > 0
-    shown = cost.table([costs, dataclasses.replace(costs, name="other", done=3, work=0.0)], 100.0)
+    shown = cost.table([dataclasses.replace(costs, work=7000.0), dataclasses.replace(costs, done=3, work=0.0)], 100.0)
     assert shown.rows[-1][:3] == ["all", 6, 3]
-    assert shown.rows[1][-1] == "0:00:00"
+    assert [row[-1] for row in shown.rows] == ["0:01:10", "0:00:00", "0:01:10"]
+    shown = cost.table([dataclasses.replace(costs, work=work) for work in (7000.0, 360000.0)], 100.0)
+    assert [row[-1] for row in shown.rows] == ["0:01:10", "1:00:00", "1:01:10"]
+
+
+def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_for(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = (*QUICK, "length=14")
+    (experiment,) = squad.plan(request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)).experiments
+    assert isinstance(experiment, Experiment)
+    done = fake(tmp_path, 0.5)
+    monkeypatch.setattr(cost, "finished", lambda experiment, settings, out: done if settings.seed == 1 else None)
+    (whole,), _ = cost.estimate([experiment], tmp_path, device="cpu")
+    monkeypatch.setattr(cost, "SAMPLED", 4)
+    (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")
+    task = experiment.grid[0].task
+    tokenizer, size = Tokenizer.load(place / "bert"), dict[str, float]()
+    for split, count in (("train", 12), ("dev", 6)):
+        first = [*task.read(str(place / "squad" / f"{split}-v2.0.json")).examples][:4]
+        encoded = task.encode(first, tokenizer, (), 14)  # type: ignore[arg-type]
+        size[split] = sum(len(sequence) for item in encoded for sequence in item.sequences) * count / 4
+    assert (whole.done, costs.done, costs.examples) == (1, 1, 12)
+    assert costs.tokens == pytest.approx(size["train"])
+    assert costs.work == pytest.approx(2 * (2 * size["train"] + size["dev"] / 3))
+
+
+def test_restarts_count_from_the_seed_that_is_set(place: Path, tmp_path: Path) -> None:
+    request = request_of(place, "squad", tmp_path, overrides=(*PLENTY, "seed=5"), tasks=("v1.1",), seeds=3)
+    (experiment,) = squad.plan(request).experiments
+    assert isinstance(experiment, Experiment)
+    assert [settings.seed for settings in runner.cells(experiment)] == [5, 6, 7]
 
 
 def test_the_cost_of_a_run_that_epochs_do_not_measure_is_that_of_one(place: Path, tmp_path: Path) -> None:
