@@ -165,6 +165,8 @@ def _short(value: float) -> str:
 _DEFINED = re.compile(r'\sid="([^"]+)"')
 _FONT = re.compile(r"font: (?:\w+ )*?([\d.]+px) [^;\"]+|font-size: ([\d.]+px); font-family: [^;\"]+")
 """matplotlib wrote letters in short before version 3.10."""
+_COORDINATE = re.compile(r"-?\d+\.\d{4,}")
+_NOT_TURNED = re.compile(r' transform="rotate\(-?0 [^"]*\)"')
 
 
 def _to_svg(figure: Figure) -> str:
@@ -179,4 +181,24 @@ def _to_svg(figure: Figure) -> str:
     # Names of parts that nothing refers to would stand on the page twice, once for each chart.
     used = set(re.findall(r'#([\w.-]+)["\')]', svg))
     svg = _DEFINED.sub(lambda found: found[0] if found[1] in used else "", svg)
-    return _FONT.sub(lambda found: f"font-size: {found[1] or found[2]}", svg)
+    return _short_svg(_FONT.sub(lambda found: f"font-size: {found[1] or found[2]}", svg))
+
+
+def _short_svg(svg: str) -> str:
+    """The same picture in a third of the lines: an element a line, coordinates to hundredths, no groups that say nothing."""
+    kept: list[str] = []
+    groups: list[str] = []
+    for part in re.findall(r"<[^>]*>|[^<]+", svg):
+        if part.startswith("<g"):
+            groups.append(part)
+        if not part.isspace() and part != "<g>" and not (part == "</g>" and groups[-1] == "<g>"):
+            kept.append(_short_tag(part) if part.startswith("<") else part)
+        if part == "</g>":
+            groups.pop()
+    return "".join(kept).replace("><", ">\n<")
+
+
+def _short_tag(tag: str) -> str:
+    """One line; a length below a hundredth of a pixel, and a turn by no angle, nobody sees."""
+    tag = _COORDINATE.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
+    return re.sub(r"\s+", " ", _NOT_TURNED.sub("", re.sub(r'\s+"', '"', tag)))
