@@ -5,7 +5,6 @@ Devlin et al. 2018, section 5.3 and table 7. Its fine-tuned counterpart is `reci
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
@@ -35,12 +34,11 @@ from bothways.tasks.tag import Tag, Tagging
 from bothways.tasks.tagged import TagExample
 from bothways.tasks.task import Output
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.loop import fit
-from bothways.training.meter import Meter
-from bothways.training.optim import AdamW, build
-from bothways.training.parallel import Single
+from bothways.training.checkpoint import Best
+from bothways.training.memory import train
+from bothways.training.optim import AdamW
 from bothways.training.run import Training
-from bothways.training.schedule import Linear, factor
+from bothways.training.schedule import Linear
 from bothways.training.state import Epochs, Progress
 
 
@@ -107,6 +105,7 @@ class FeatureBased:
         metrics: of the dev data, "f1" among them.
         history: (epochs, F1) of every evaluation.
         shares: of the layers in a weighted sum, as learned; empty for other choices.
+        progress: at the end.
     """
 
     layers: LayerChoice
@@ -114,6 +113,7 @@ class FeatureBased:
     metrics: Metrics
     history: tuple[tuple[float, float], ...]
     shares: tuple[float, ...]
+    progress: Progress
 
 
 def feature_based(
@@ -168,29 +168,20 @@ def fit_features(
     """
     torch.manual_seed(settings.seed)
     tagger = build_tagger(data, settings).to(choose_device(device))
-    training, best = settings.training, _Best(tagger, data)
-
-    def after(progress: Progress, meter: Meter) -> bool:
-        best.after(progress)
-        on_step(progress)
-        return False
-
     source = ListSource(data.train.sequences(), Shuffled(settings.seed))
     budget = max(len(sequence) for sequence in source.sequences) * 64
-    loader = Loader(source, tagger.prepare, settings.batch, budget, settings.seed, Share())
-    fit(
+    trained = train(
         tagger,
-        loader.steps(Cursor()),
-        build(training.optimiser, tagger.named_parameters()),
-        factor(training.schedule, training.until),
-        Single(),
-        until=training.until,
-        progress=Progress(),
-        on_step=after,
-        precision=training.precision,
-        clip_norm=training.clip_norm,
+        Loader(source, tagger.prepare, settings.batch, budget, settings.seed, Share()).steps(Cursor()),
+        dataclasses.replace(settings.training, evaluate=Epochs(1.0)),
+        Best("f1", "highest"),
+        lambda: data.task.score(tag_words(tagger, data)),
+        on_step=on_step,
     )
-    return best.conclude(settings.layers)
+    mix = tagger.eval().mix
+    shares = tuple(mix.weights.softmax(0).tolist()) if isinstance(mix, LayerSum) else ()
+    history = tuple((epochs, metrics["f1"]) for epochs, metrics in trained.history)
+    return FeatureBased(settings.layers, tagger, trained.metrics, history, shares, trained.progress)
 
 
 def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
@@ -225,37 +216,6 @@ def _outputs(tagger: FeatureTagger, sequences: Many[Sequence], words: int) -> li
         outputs.update(zip(places, np.split(logits, np.cumsum(batch.layout.lengths)[:-1]), strict=True))
     tagger.train(training)
     return [outputs[place] for place in range(len(sequences))]
-
-
-class _Best:
-    """Scores the tagger after each epoch, and holds the weights that were best."""
-
-    def __init__(self, tagger: FeatureTagger, data: FeatureData) -> None:
-        self._tagger, self._data, self._before = tagger, data, Progress()
-        self._history: list[tuple[float, float]] = []
-        self._metrics: Metrics = {}
-        self._state: dict[str, torch.Tensor] = {}
-
-    def after(self, progress: Progress) -> None:
-        """Score, if an epoch has ended with this step."""
-        before, self._before = self._before, progress
-        if progress.passed(Epochs(1.0), before):
-            self._score(progress)
-
-    def _score(self, progress: Progress) -> None:
-        metrics = self._data.task.score(tag_words(self._tagger, self._data))
-        self._history.append((progress.epochs, metrics["f1"]))
-        if not self._metrics or metrics["f1"] > self._metrics["f1"]:
-            self._metrics, self._state = metrics, copy.deepcopy(self._tagger.state_dict())
-
-    def conclude(self, layers: LayerChoice) -> FeatureBased:
-        """Score the last weights if that is still due, and go back to the best."""
-        if not self._history or self._history[-1][0] != self._before.epochs:
-            self._score(self._before)
-        self._tagger.load_state_dict(self._state)
-        mix = self._tagger.eval().mix
-        shares = tuple(mix.weights.softmax(0).tolist()) if isinstance(mix, LayerSum) else ()
-        return FeatureBased(layers, self._tagger, self._metrics, tuple(self._history), shares)
 
 
 def restarts(data: FeatureData, settings: FeatureConfig, seeds: Many[int], *, device: str = "auto") -> list[FeatureBased]:

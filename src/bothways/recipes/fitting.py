@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,18 +20,13 @@ from bothways.core.learner import Cursor
 from bothways.model.heads import Head, Model
 from bothways.model.recurrentconfig import ModelConfig
 from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of_training, training_loss
-from bothways.recipes.labelled import Labelled, better, check_metric, loader, predictions, score, tune
+from bothways.recipes.labelled import Labelled, check_metric, loader, predictions, score, tune
 from bothways.recipes.method import USUAL, Method
 from bothways.recipes.stability import rules, steady
 from bothways.tasks.definition import Metrics
 from bothways.tasks.task import Task
 from bothways.training.checkpoint import Best
-from bothways.training.loop import fit
-from bothways.training.meter import Meter
-from bothways.training.optim import build
-from bothways.training.parallel import Single
-from bothways.training.patience import Waiting
-from bothways.training.schedule import factor
+from bothways.training.memory import train
 from bothways.training.state import Progress
 
 
@@ -97,36 +91,27 @@ def fit_task(
         ConfigError: `start` has no pooler or not the blocks that `stability` names, the schedule does not fit the run, these
             labels do not have the metric, or there is patience without dev data.
     """
-    check_metric(method.chosen_by, data)
-    heads, training = data.definition.heads(data.labels, method.dropout), method.training
-    model = start_from(start, heads, seed)
+    best = _best(data, method)
+    model = start_from(start, data.definition.heads(data.labels, method.dropout), seed)
     _check_start(start, method)
     steady(model, method.stability, seed)
-    model.encoder.recompute = training.recompute
+    model.encoder.recompute = method.training.recompute
     task = data.definition.task(model, data.tokenizer, data.labels, method.length).to(choose_device(device))
-    best = _Best(task, data, method)
-
-    def after(progress: Progress, meter: Meter) -> bool:
-        best.after(progress)
-        on_step(progress)
-        return best.over
-
     order = seed if order_seed is None else order_seed
     torch.manual_seed(order + 1)
     with learning_by_rows(model, choose_device(device), world=1):
-        progress = fit(
+        trained = train(
             task,
             loader(data, method, task, order).steps(Cursor()),
-            build(training.optimiser, task.named_parameters(), rules(method.stability, model)),
-            factor(training.schedule, training.until),
-            Single(),
-            until=training.until,
-            progress=Progress(),
-            on_step=after,
-            precision=training.precision,
-            clip_norm=training.clip_norm,
+            method.training,
+            best,
+            (lambda: score(task, data)) if data.dev else None,
+            rules=rules(method.stability, model),
+            on_step=on_step,
         )
-    return best.conclude(progress)
+    task.eval()
+    metrics, failed = conclude(task, data, method)
+    return Fitted(task, metrics, trained.history, trained.progress, failed)
 
 
 @contextlib.contextmanager
@@ -141,49 +126,6 @@ def learning_by_rows(model: Model, device: torch.device, world: int) -> Iterator
         yield
     finally:
         table.sparse = False
-
-
-class _Best:
-    """Scores the task when that is due, and holds the weights that were best."""
-
-    def __init__(self, task: Task[Any, Any], data: Labelled, method: Method) -> None:
-        self._task, self._data, self._method = task, data, method
-        self._history: list[tuple[float, Metrics]] = []
-        self._metrics: Metrics | None = None
-        self._state: dict[str, torch.Tensor] = {}
-        self._before = self._scored = Progress()
-        self._waiting = _waiting(data, method)
-
-    @property
-    def over(self) -> bool:
-        """Whether the run is to end for want of anything better."""
-        return self._waiting.over
-
-    def after(self, progress: Progress) -> None:
-        """Score, if that is due after this step."""
-        every, before, self._before = self._method.training.evaluate, self._before, progress
-        if every is not None and progress.passed(every, before):
-            self._score(progress)
-
-    def _score(self, progress: Progress) -> None:
-        if not self._data.dev:
-            return
-        metrics, self._scored = score(self._task, self._data), progress
-        self._history.append((progress.epochs, metrics))
-        self._waiting.note(metrics[self._method.chosen_by])
-        if self._metrics is None or better(self._method.chosen_by, self._data, metrics, self._metrics):
-            self._metrics, self._state = metrics, copy.deepcopy(self._task.state_dict())
-
-    def conclude(self, progress: Progress) -> Fitted:
-        """Score the last weights if that is still due, and go back to the best."""
-        if self._scored.steps != progress.steps:
-            self._score(progress)
-        if self._state:
-            self._task.load_state_dict(self._state)
-        self._task.eval()
-        metrics, failed = conclude(self._task, self._data, self._method)
-        early = self.over and progress.share(self._method.training.until) < 1
-        return Fitted(self._task, metrics, tuple(self._history), dataclasses.replace(progress, early=early), failed)
 
 
 def conclude(task: Task[Any, Any], data: Labelled, method: Method) -> tuple[Metrics, Failure | None]:
@@ -202,12 +144,13 @@ def conclude(task: Task[Any, Any], data: Labelled, method: Method) -> tuple[Metr
     return metrics, Failure(reasons) if reasons else None
 
 
-def _waiting(data: Labelled, method: Method) -> Waiting:
+def _best(data: Labelled, method: Method) -> Best:
+    """By what weights are chosen. ConfigError for what cannot be measured on this data."""
+    check_metric(method.chosen_by, data)
     if method.training.patience is not None and not data.dev:
         what = "patience needs dev data, by which it is seen whether anything gets better"
         raise ConfigError(what, where="training.patience", fix="Give dev data, or leave patience out.")
-    metric = method.chosen_by
-    return Waiting(method.training.patience, Best(metric, data.definition.directions(data.labels)[metric]))
+    return Best(method.chosen_by, data.definition.directions(data.labels)[method.chosen_by])
 
 
 def _check_start(start: Model | ModelConfig, method: Method) -> None:

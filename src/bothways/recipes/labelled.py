@@ -114,10 +114,3 @@ def check_metric(metric: str, data: Labelled) -> None:
     if metric not in known:
         what = f"{metric!r} is no metric of {data.definition.name} with {len(data.labels)} labels: it must be one of "
         raise ConfigError(what + ", ".join(known), where="metric", fix=f"Set metric={data.definition.metric}.")
-
-
-def better(metric: str, data: Labelled, new: Metrics, old: Metrics) -> bool:
-    """Whether the metric is better in `new`."""
-    return (
-        new[metric] < old[metric] if data.definition.directions(data.labels)[metric] == "lowest" else new[metric] > old[metric]
-    )

@@ -45,6 +45,10 @@ class Best:
     metric: str
     direction: Literal["lowest", "highest"]
 
+    def prefers(self, new: float | int, old: float | int) -> bool:
+        """Whether the value `new` is better than `old`."""
+        return new > old if self.direction == "highest" else new < old
+
 
 @dataclass(frozen=True)
 class Keep:

@@ -37,8 +37,7 @@ class Waiting:
     def note(self, value: float) -> None:
         """Count an evaluation with this value of the metric. A value that is no number is not better."""
         assert self._best is not None
-        sign = 1 if self._best.direction == "highest" else -1
-        if not math.isnan(value) and (self._value is None or sign * value > sign * self._value):
+        if not math.isnan(value) and (self._value is None or self._best.prefers(value, self._value)):
             self._value, self._waited = value, 0
         else:
             self._waited += 1
@@ -50,6 +49,7 @@ class Waiting:
         metric = self._best.metric
 
         def evaluate() -> Metrics:
+            """Evaluate, and count it."""
             metrics = evaluation()
             if metric in metrics:  # the caller refuses the others
                 self.note(metrics[metric])

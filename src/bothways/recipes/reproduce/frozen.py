@@ -14,7 +14,6 @@ from rich.console import Console
 from bothways.recipes.features import FeatureConfig, FeatureData, fit_features, prepare_features
 from bothways.recipes.reproduce.experiment import Frozen
 from bothways.recipes.reproduce.runner import Outcome, Result, identity, read_result, write_result
-from bothways.training.state import Progress
 
 
 def run_frozen(experiment: Frozen, out: Path, *, device: str, console: Console) -> Outcome:
@@ -39,15 +38,11 @@ def run_frozen(experiment: Frozen, out: Path, *, device: str, console: Console) 
 
 
 def _fit(data: FeatureData, settings: FeatureConfig, sources: dict[str, str], folder: Path, device: str) -> Result:
-    last = Progress()
-
-    def follow(progress: Progress) -> None:
-        nonlocal last
-        last = progress
-
-    done = fit_features(data, settings, device=device, on_step=follow)
+    done = fit_features(data, settings, device=device)
     folder.mkdir(parents=True, exist_ok=True)
     metrics = dict(done.metrics)
-    result = Result(folder, *identity(settings, sources), metrics, metrics["f1"], last.steps, last.seconds, "")
+    result = Result(
+        folder, *identity(settings, sources), metrics, metrics["f1"], done.progress.steps, done.progress.seconds, ""
+    )
     write_result(result)
     return result
