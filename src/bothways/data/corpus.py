@@ -236,6 +236,7 @@ def _encode_all(
     recipe, names = _recipe(place, settings), list[str]()
 
     def missing() -> Iterator[Job]:
+        """Those that are to be made; the names of all are noted."""
         for job in cut(documents, recipe):
             names.append(job.name)
             if not (place / WORK / job.name).exists():

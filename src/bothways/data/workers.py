@@ -52,6 +52,7 @@ def map_in_order(function: Callable[[J], R], jobs: Iterable[J], workers: int) ->
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
     def run(job: J) -> R:
+        """In whichever worker is free."""
         worker = idle.get()  # there is one for each thread
         try:
             result: R = worker.run(job)

@@ -155,6 +155,7 @@ def _find_index(source: Path) -> Path:
 
 def _dialect(variables: Collection[str], part: Part | None, index: Path) -> Dialect:
     def has(stem: str) -> bool:
+        """Whether a variable is named so."""
         return any(name.startswith(stem) for name in variables)
 
     if has("electra/"):

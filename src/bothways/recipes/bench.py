@@ -92,6 +92,7 @@ def ours(work: Workload, batch: Batch, precision: Precision) -> Callable[[], Non
     step = Step((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
 
     def update() -> None:
+        """A step of the loop."""
         fit(
             learner, [step], optimiser, lambda _: 1.0, Single(),
             until=Steps(1), progress=Progress(), on_step=lambda *_: False, precision=precision,
@@ -120,6 +121,7 @@ def transformers(work: Workload, batch: Batch, precision: Precision) -> Callable
     inputs = _padded(batch)
 
     def update() -> None:
+        """A step as it is usually written."""
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             loss = model(**inputs).loss
         loss.backward()

@@ -86,6 +86,7 @@ def report(tokenizer: Tokenizer, texts: Iterable[str], *, examples: int = 10) ->
     ordinary = _ordinary(tokenizer)
 
     def show(chosen: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
+        """The most frequent of these words, with their pieces."""
         places = np.flatnonzero(chosen)[:examples].tolist()
         return tuple(SplitWord(ranked[i], tuple(map(tokenizer.token, spelled[i].tolist())), int(counts[i])) for i in places)
 

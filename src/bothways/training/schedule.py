@@ -73,6 +73,7 @@ def factor(schedule: Schedule, run: Duration) -> Callable[[Progress], float]:
         raise ConfigError(f"{parts} together are longer than the run ({run})", where="schedule")
 
     def at(progress: Progress) -> float:
+        """The multiple of the peak rate before a step."""
         done = min(progress.amount(run), total)
         if done < warmup:
             return done / warmup

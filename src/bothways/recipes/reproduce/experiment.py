@@ -83,6 +83,7 @@ def write_rows(place: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
 
     def write(file: Path) -> None:
+        """A row a line."""
         with file.open("w", encoding="utf8", newline="\n") as stream:
             stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
