@@ -1,0 +1,58 @@
+"""A run in memory: which weights it ends with, what it evaluates, and when patience ends it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from toy_training import TRAINING, steps, toy
+
+from bothways.core.learner import Cursor
+from bothways.training.checkpoint import Best, Keep
+from bothways.training.memory import Trained, train
+from bothways.training.state import Progress, Steps
+
+FREE = dataclasses.replace(TRAINING, until=Steps(7), evaluate=Steps(2), keep=Keep())
+HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
+
+
+def run(best: Best, values: list[float], patience: int | None = None) -> tuple[Trained, list[torch.Tensor], torch.Tensor]:
+    """What it came to, the weights at each evaluation, and those at the end; the evaluations find these values."""
+    learner, seen = toy(), list[torch.Tensor]()
+
+    def evaluation() -> dict[str, float]:
+        seen.append(learner.inner.weight.detach().clone())
+        return {"m": values[len(seen) - 1]}
+
+    trained = train(learner, steps(Cursor()), dataclasses.replace(FREE, patience=patience), best, evaluation)
+    return trained, seen, learner.inner.weight.detach()
+
+
+@pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
+def test_it_ends_with_the_best_weights(best: Best, at: int) -> None:
+    trained, seen, last = run(best, [0.5, 0.9, 0.1, 0.9])
+    assert len(trained.history) == len(seen) == 4, "after steps 2, 4 and 6, and at the end"
+    assert trained.metrics == {"m": [0.5, 0.9, 0.1, 0.9][at]}
+    assert torch.equal(last, seen[at])
+    assert not any(torch.equal(last, other) for place, other in enumerate(seen) if place != at)
+    assert (trained.progress.steps, trained.progress.early) == (7, False)
+
+
+def test_patience_ends_it() -> None:
+    trained, seen, last = run(HIGH, [0.5, 0.4, 0.3, 0.2], patience=2)
+    assert (trained.progress.steps, trained.progress.early) == (6, True)
+    assert len(seen) == 3
+    assert torch.equal(last, seen[0])
+
+
+def test_without_an_evaluation_the_last_weights_stay() -> None:
+    learner, told = toy(), list[int]()
+    before = learner.inner.weight.detach().clone()
+
+    def on_step(progress: Progress) -> None:
+        told.append(progress.steps)
+
+    trained = train(learner, steps(Cursor()), FREE, HIGH, None, on_step=on_step)
+    assert (trained.history, trained.metrics, told) == ((), {}, [1, 2, 3, 4, 5, 6, 7])
+    assert not torch.equal(before, learner.inner.weight)
