@@ -17,7 +17,7 @@ from bothways.training.checkpoint import Keep, latest, prune, read, save
 from bothways.training.interrupt import Interruption
 from bothways.training.loop import fit
 from bothways.training.meter import Meter
-from bothways.training.optim import Optimiser, Rules, alike, build
+from bothways.training.optim import FusedAdamW, Optimiser, Rules, alike, build
 from bothways.training.parallel import Plan, is_main
 from bothways.training.patience import Waiting
 from bothways.training.schedule import Schedule, factor
@@ -106,51 +106,69 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
     """
     optimiser = build(training.optimiser, learner.named_parameters(), rules)
     schedule, waiting = factor(training.schedule, training.until), _waiting(training, evaluation)
-    progress, start = Progress(), latest(folder)
-    if start:
-        checkpoint = read(start)
-        progress = checkpoint.restore(learner, optimiser, plan, config)
-        waiting.restore(checkpoint.metrics)
-
-    def keep(progress: Progress, metrics: Metrics) -> None:
-        save(folder, learner, optimiser, plan, progress, metrics={**metrics, **waiting.state()}, config=config)
-        if is_main(plan):
-            prune(folder, training.keep)
-
-    def write(values: Record) -> None:
-        for tracker in trackers:
-            tracker.write(values)
-
+    checkpoints = _Checkpoints(folder, learner, optimiser, plan, config, training.keep)
+    progress = checkpoints.restore(waiting)
     with Interruption() as interruption, _trackers(folder, plan, progress) as trackers:
-        watch = _Watch(training, progress, write, evaluation and waiting.watched(evaluation), keep)
+        watch = _Watch(training, progress, trackers, waiting, evaluation, checkpoints)
         speed = Speed(training.until, peak)
         speed.mark(progress)
 
         def on_step(progress: Progress, meter: Meter) -> bool:
+            """Do what is due; whether to stop."""
             watch.step(progress, meter, speed)
             return interruption.asked or waiting.over
 
-        for number in range(progress.phase, len(phases)):
-            if waiting.over:
-                break
-            if number > progress.phase:
-                progress = progress.next_phase()
-            progress = fit(
-                learner,
-                phases[number].steps(progress.cursor),
-                optimiser,
-                schedule,
-                plan,
-                until=phases[number].until,
-                progress=progress,
-                on_step=on_step,
-                precision=training.precision,
-                clip_norm=training.clip_norm,
-            )
-            if progress.share(phases[number].until) < 1:
-                break
+        def fit_to(phase: Phase, progress: Progress) -> Progress:
+            """Train to the end of a phase."""
+            return fit(
+                learner, phase.steps(progress.cursor), optimiser, schedule, plan, until=phase.until, progress=progress,
+                on_step=on_step, precision=training.precision, clip_norm=training.clip_norm,
+            )  # fmt: skip
+
+        progress = _one_by_one(phases, progress, waiting, fit_to)
         watch.finish(progress)
     return dataclasses.replace(progress, early=waiting.over and progress.share(training.until) < 1)
+
+
+def _one_by_one(
+    phases: Sequence[Phase], progress: Progress, waiting: Waiting, fit_to: Callable[[Phase, Progress], Progress]
+) -> Progress:
+    """Phases from the current one on, until one is left before its end or patience is at its own."""
+    for later, phase in enumerate(phases[progress.phase :]):
+        if waiting.over:
+            break
+        progress = fit_to(phase, progress.next_phase() if later else progress)
+        if progress.share(phase.until) < 1:
+            break
+    return progress
+
+
+@dataclass(frozen=True)
+class _Checkpoints:
+    """Those of a run, in its folder: where it goes on from, and what it leaves there."""
+
+    folder: Path
+    learner: Learner
+    optimiser: FusedAdamW
+    plan: Plan
+    config: Mapping[str, Any]
+    keep: Keep
+
+    def restore(self, waiting: Waiting) -> Progress:
+        """Go back to the newest, in what is waited for too; the progress there, or the start of a run."""
+        newest = latest(self.folder)
+        if newest is None:
+            return Progress()
+        checkpoint = read(newest)
+        progress = checkpoint.restore(self.learner, self.optimiser, self.plan, self.config)
+        waiting.restore(checkpoint.metrics)
+        return progress
+
+    def save(self, progress: Progress, metrics: Metrics) -> None:
+        """Write one, and delete those that need not stay."""
+        save(self.folder, self.learner, self.optimiser, self.plan, progress, metrics=metrics, config=self.config)
+        if is_main(self.plan):
+            prune(self.folder, self.keep)
 
 
 def _waiting(training: Training, evaluation: object) -> Waiting:
@@ -182,11 +200,13 @@ class _Watch:
         self,
         training: Training,
         progress: Progress,
-        write: Callable[[Record], None],
+        trackers: Sequence[Tracker],
+        waiting: Waiting,
         evaluation: Callable[[], Metrics] | None,
-        keep: Callable[[Progress, Metrics], None],
+        checkpoints: _Checkpoints,
     ) -> None:
-        self._training, self._write, self._evaluation, self._keep = training, write, evaluation, keep
+        self._training, self._trackers, self._waiting, self._checkpoints = training, trackers, waiting, checkpoints
+        self._evaluation = evaluation and waiting.watched(evaluation)
         self._before, self._metrics = progress, dict[str, int | float]()
         self._evaluated = self._saved = progress.steps
 
@@ -196,6 +216,7 @@ class _Watch:
         end = progress.share(self._training.until) >= 1
 
         def due(every: Duration | None) -> bool:
+            """At the end, and each time that so much is done."""
             return end or (every is not None and progress.passed(every, before))
 
         evaluating = self._evaluation is not None and due(self._training.evaluate)
@@ -225,5 +246,10 @@ class _Watch:
         self._write(at(progress) | self._metrics)
 
     def _save(self, progress: Progress) -> None:
-        self._keep(progress, self._metrics if self._evaluated == progress.steps else {})
+        metrics = self._metrics if self._evaluated == progress.steps else {}
+        self._checkpoints.save(progress, {**metrics, **self._waiting.state()})
         self._saved = progress.steps
+
+    def _write(self, values: Record) -> None:
+        for tracker in self._trackers:
+            tracker.write(values)
