@@ -131,12 +131,12 @@ def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened: Opened) ->
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.floats(-9, 9), max_size=40), st.integers(1, 5))
-def test_worst_keeps_the_greatest(values: list[float], most: int) -> None:
+@given(st.lists(st.integers(-3, 3).map(float), max_size=40), st.integers(1, 5))
+def test_worst_keeps_the_greatest_and_of_equals_the_first(values: list[float], most: int) -> None:
     worst = Worst(most)
     for place, value in enumerate(values):
         worst.add(value, (place, value))
-    assert [value for _, value in worst.items] == sorted(values, reverse=True)[:most]
+    assert worst.items == sorted(enumerate(values), key=lambda pair: (-pair[1], pair[0]))[:most]
 
 
 def prediction(label: str, **probabilities: float) -> ClassPrediction:
@@ -198,6 +198,15 @@ def test_quartiles_hold_each_example_once(lengths: list[int]) -> None:
     if len(lengths) == 40:
         assert [part.chosen.sum() for part in parts] == [10, 10, 10, 10]
         assert parts[1].name == "10 to 19 tokens"
+
+
+def test_of_a_single_example_no_interval_is_known() -> None:
+    traits, ids = Traits(), np.zeros(4, dtype=np.int32)
+    for cut in (0, 0, 1):
+        traits.add(Input((Sequence(ids, ids.astype(np.int8)),), 4 + cut, cut), ("x",), 7, 0.5, 1.0)
+    rows = {row[1]: row[2:] for row in traits.table(None, "loss").rows}
+    assert rows["cut"] == [1, 0.5, math.inf]
+    assert rows["whole"] == [2, 0.5, 0.0]
 
 
 def test_pairs_are_parted_by_the_words_that_they_share() -> None:

@@ -213,6 +213,8 @@ def test_answers_are_counted_and_shown() -> None:
     )
     assert [(g.answer, g.right) for g in shown.guesses] == [("Oslo", False), ("cat", True), ("mat", False)]
     assert shown.truth == "big cat / cat"
+    best = answers.shown(KNOWN, answered("cat"))  # the given answer is the first of the spans, and is shown once
+    assert [(g.answer, g.right) for g in best.guesses] == [("cat", True), ("mat", False), ("Oslo", False)]
     nothing = answers.shown(UNKNOWN, answered(""))
     assert (nothing.truth, nothing.guesses[0]) == (NONE, s.Guess(NONE, 0.9, True))
 

@@ -116,6 +116,13 @@ def test_page_is_complete_and_well_formed():
     assert page.tags.count("svg") == 5
 
 
+def test_page_marks_the_right_answer_alone_and_has_the_counts_row_by_row():
+    page = to_html(REPORT)
+    assert re.findall(r'<li class="right"[^>]*><span>(\w+)', page) == ["cat"]
+    assert re.findall(r'<li style="--share: (.*?)%">', page) == ["25.0"]
+    assert '<th scope="row">yes</th><td class="number">12,345</td><td class="number">1</td></tr>' in page
+
+
 def test_page_needs_nothing_else_and_runs_nothing_foreign():
     page = to_html(REPORT)
     assert "http" not in page
