@@ -19,7 +19,7 @@ from bothways.recipes.finetune_setup import prepare
 from bothways.recipes.finetuned import open_task
 from bothways.recipes.reproduce import benchmarks, cost, ner, runner, squad, swag
 from bothways.recipes.reproduce.benchmarks import reproduce
-from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Request
+from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Request, find
 from bothways.recipes.reproduce.outcome import measured, report_of, write_results
 from bothways.recipes.reproduce.runner import Outcome, Result
 from bothways.tasks.features import BiLSTMTagger
@@ -141,6 +141,17 @@ def test_absent_dev_data_is_said(tmp_path: Path) -> None:
     for module, reason in ((squad, "no dev-v1.1.json in "), (swag, "no val.csv in "), (ner, "no eng.testa in ")):
         entry = module.plan(Request("bert", str(tmp_path), tmp_path)).experiments[0]
         assert entry == NotRun(entry.name, reason + str(tmp_path))
+
+
+def test_files_may_have_another_name_or_be_compressed(tmp_path: Path) -> None:
+    request = Request("bert", str(tmp_path), tmp_path)
+    names = ("eng.train", "eng.train.gz", "train.txt", "train.txt.gz")
+    for name in names:
+        (tmp_path / name).touch()
+    for name in names:
+        assert find(request, "eng.train", "train.txt") == str(tmp_path / name)
+        (tmp_path / name).unlink()
+    assert find(request, "eng.train", "train.txt") is None
 
 
 def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path) -> None:
