@@ -26,13 +26,15 @@ from bothways.interop.folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import Model
 from bothways.objectives.pretraining import Pretraining
-from bothways.recipes.pretrain import HeldOut, begin_from, heads_for, part_of, pretrain, save_pretrained, vocabulary_of
+from bothways.recipes.heldout import HeldOut
+from bothways.recipes.pretrain import pretrain, save_pretrained
+from bothways.recipes.pretrain_setup import begin_from, heads_for, vocabulary_of
 from bothways.recipes.settings import Phase, PretrainConfig, modern, paper
 from bothways.training.optim import AdamW, BertAdam
 from bothways.training.parallel import plan_here
 from bothways.training.run import Training
 from bothways.training.schedule import Linear
-from bothways.training.state import Epochs, Hours, Progress, Steps, Tokens
+from bothways.training.state import Epochs, Hours, Progress, Steps, Tokens, part_of
 
 SMALL = ["--model", "bert-tiny", "encoder.width=32", "encoder.heads=2", "encoder.inner=64", "batch.n=512", "batch.kind=tokens"]
 SMALL += [
@@ -108,8 +110,7 @@ def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> No
         Model(config.encoder, heads_for(config.encoder, config.segments)), config.masking, vocabulary_of(corpus)
     )
     _, held_out = corpus.split(config.held_out, config.seed)
-    counts = np.ones(corpus.tokenizer.size, dtype=np.int64)
-    scoring = HeldOut(config, corpus, held_out, plan_here(), learner, counts)
+    scoring = HeldOut(config, corpus, held_out, plan_here(), learner)
     read = sum(batch.layout.tokens for step in scoring._steps for batch in step.microbatches)
     assert 100 <= read < 200
     assert sum(len(sentence) for document in held_out.tolist() for sentence in corpus.sentences_of(document)) > 400, (

@@ -19,7 +19,7 @@ from bothways.data.documents import Document
 from bothways.families.catalogue import preset
 from bothways.interop.folder import load_model
 from bothways.model.config import Learned
-from bothways.recipes.pretrain import fitted
+from bothways.recipes.pretrain_setup import fitted
 from bothways.tasks.untrained import vocabulary_logits
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.train import ByteBPE, WordPiece, train

@@ -28,7 +28,7 @@ from bothways.recipes.finetuned import open_task
 from bothways.recipes.fitting import fit_task
 from bothways.recipes.labelled import label
 from bothways.recipes.method import Method, adam
-from bothways.recipes.pretrain import fitted, heads_for
+from bothways.recipes.pretrain_setup import fitted, heads_for
 from bothways.recipes.settings import PretrainConfig, modern, paper
 from bothways.recipes.stability import Stability, steady
 from bothways.tasks.catalogue import Trainable

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from bothways.commands.interrupted import stop_saved
+
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
+    from bothways.data.corpus import Corpus
     from bothways.recipes.pretrain import Pretrained
+    from bothways.recipes.settings import PretrainConfig
     from bothways.tasks.preflight import Finding
 
 
@@ -57,31 +61,40 @@ def pretrain(
     from bothways.data.corpus import Corpus
     from bothways.families.catalogue import preset
     from bothways.recipes import pretrain as job
+    from bothways.recipes.pretrain_setup import begin_from, fitted
     from bothways.recipes.settings import RECIPES, PretrainConfig
-    from bothways.training.interrupt import resume_command
-    from bothways.training.parallel import is_main, plan_here
-
-    console = Console(stderr=True)
-
-    def say(finding: Finding) -> None:
-        console.print(f"{finding.severity}: {finding}", highlight=False, markup=False, soft_wrap=True)
 
     text = Corpus.open(corpus)
-    base = RECIPES[recipe](job.fitted(preset(model), text.tokenizer))
+    base = RECIPES[recipe](fitted(preset(model), text.tokenizer))
     settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
     begun = None
     if start is not None:
-        begun = job.begin_from(start, settings.segments)
+        begun = begin_from(start, settings.segments)
         settings = dataclasses.replace(settings, encoder=begun.config)
+    console = Console(stderr=True)
+
+    def say(finding: Finding) -> None:
+        """What the preflight warns of."""
+        console.print(f"{finding.severity}: {finding}", highlight=False, markup=False, soft_wrap=True)
+
     done = job.pretrain(settings, text, out, resume=resume, device=device, start=begun, on_finding=say)
+    _conclude(done, settings, text, out / "model", console)
+
+
+def _conclude(done: Pretrained, settings: PretrainConfig, corpus: Corpus, folder: Path, console: Console) -> None:
+    """Save the model and print what it came to; raises KeyboardInterrupt if the run was interrupted."""
+    from rich.console import Console as Output
+
+    from bothways.recipes.pretrain import save_pretrained
+    from bothways.training.parallel import is_main, plan_here
+
     if not is_main(plan_here()):
         return
     if not done.finished(settings.training):
-        console.print(f"Saved after step {done.progress.steps:,}. To go on: {resume_command(sys.argv[1:])}", highlight=False)
-        raise KeyboardInterrupt
-    job.save_pretrained(done, settings, text, out / "model")
-    Console().print(_table(done))
-    console.print(f"The model is in {out / 'model'}.", highlight=False)
+        stop_saved(console, f"Saved after step {done.progress.steps:,}.")
+    save_pretrained(done, settings, corpus, folder)
+    Output().print(_table(done))
+    console.print(f"The model is in {folder}.", highlight=False)
 
 
 def _table(done: Pretrained) -> Table:

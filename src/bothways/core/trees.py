@@ -58,3 +58,12 @@ def _merged(low: Any, high: Any, where: str) -> Any:
 def join(where: str, key: str) -> str:
     """The dotted path of a key at a place."""
     return f"{where}.{key}" if where else key
+
+
+def flatten(tree: Tree, where: str = "") -> dict[str, object]:
+    """Nested tables → dotted path → value."""
+    rows: dict[str, object] = {}
+    for key, value in tree.items():
+        path = join(where, key)
+        rows |= flatten(value, path) if isinstance(value, Mapping) else {path: value}
+    return rows

@@ -13,10 +13,11 @@ import torch
 import bothways
 from bothways.core import config as configs
 from bothways.core.hardware import describe
+from bothways.core.trees import flatten
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.ledger import ledger
 from bothways.recipes.fitting import Fitted
-from bothways.recipes.pretrain import flatten, heads_for
+from bothways.recipes.pretrain_setup import heads_for
 from bothways.recipes.quickstart import Told
 from bothways.report import sections as s
 from bothways.tasks.examples import Example

@@ -101,6 +101,21 @@ Duration = Annotated[
 """Steps, Tokens, Epochs or Hours; a configuration may give it as a text that `duration` reads."""
 
 
+def part_of(run: Duration, share: float) -> Duration:
+    """The duration up to a share of a run, at least one step or token."""
+    match run:
+        case Steps(count):
+            return Steps(max(1, round(count * share)))
+        case Tokens(count):
+            return Tokens(max(1, round(count * share)))
+        case Epochs(count):
+            return Epochs(count * share)
+        case Hours(count):
+            return Hours(count * share)
+        case _:
+            assert_never(run)
+
+
 START = Cursor()
 """The place before the first sequence."""
 

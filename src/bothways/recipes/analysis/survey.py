@@ -19,9 +19,9 @@ import torch
 import bothways
 from bothways.core import config as configs
 from bothways.core.hardware import describe
+from bothways.core.trees import flatten
 from bothways.recipes.analysis.analysts import analyst_of
 from bothways.recipes.analysis.slices import Traits
-from bothways.recipes.pretrain import flatten
 from bothways.report import sections as s
 from bothways.report.html import write_html
 from bothways.tasks.definition import Metrics

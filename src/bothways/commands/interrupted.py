@@ -1,0 +1,30 @@
+"""What commands say when they are interrupted: what is kept, and how to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@contextlib.contextmanager
+def keeping(out: Path, console: Console) -> Iterator[None]:
+    """Within, whoever interrupts is told that what is done is kept in this folder."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"Stopped. What is done is kept in {out}; the same command goes on from there.", highlight=False)
+        raise
+
+
+def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
+    """Say what goes on with a run that ended early with a checkpoint, then raise KeyboardInterrupt."""
+    from bothways.training.interrupt import resume_command
+
+    console.print(f"{saved} To go on: {resume_command(sys.argv[1:])}", highlight=False, soft_wrap=True)
+    raise KeyboardInterrupt

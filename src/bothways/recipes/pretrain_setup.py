@@ -1,0 +1,152 @@
+"""A pre-training run before it begins: what is trained, on what data, and the preflight."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from typing_extensions import assert_never
+
+from bothways.core.errors import ConfigError
+from bothways.data import nextsentence
+from bothways.data.corpus import Corpus
+from bothways.data.loader import Loader, Share
+from bothways.data.masking import Vocabulary
+from bothways.data.segments import CorpusSource, FullSentences, NextSentence
+from bothways.families.catalogue import family_for
+from bothways.interop.folder import load_model
+from bothways.interop.hub import resolve
+from bothways.interop.settings import read_settings
+from bothways.model.config import Learned
+from bothways.model.heads import Head, Masked, Model, Pair, Pooled, token_head
+from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
+from bothways.objectives.language import LanguageModelling
+from bothways.objectives.pretraining import Pretraining
+from bothways.recipes.settings import Phase, PretrainConfig
+from bothways.tasks.preflight import Finding, Load, check_machine, check_model, settle
+from bothways.text.template import Template
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.parallel import Plan
+
+C = TypeVar("C", bound=ModelConfig)
+Learning = Pretraining | LanguageModelling
+LOOKED_AT = 1_000_000
+"""Sentences of the corpus whose lengths the preflight looks at, at most."""
+
+
+def heads_for(encoder: ModelConfig, segments: FullSentences | NextSentence) -> tuple[Head, ...]:
+    """The heads that these segments can train: what predicts tokens from this encoder, and the pair head, which needs pairs.
+
+    Raises:
+        ConfigError: pairs for a language model: none of its vectors has read both segments.
+    """
+    head = token_head(encoder)
+    match segments:
+        case NextSentence() if not isinstance(head, Masked):
+            what = f"next-sentence pairs go with masked LM, and this encoder is trained by the head {head.kind!r}"
+            raise ConfigError(what, where="segments", fix="Set segments=full_sentences.")
+        case NextSentence():
+            return head, Pooled(), Pair()
+        case FullSentences():
+            return (head,)
+        case _:
+            assert_never(segments)
+
+
+def fitted(encoder: C, tokenizer: Tokenizer) -> C:
+    """The encoder for a tokenizer: its rows, and its padding, from which RoBERTa's positions count."""
+    pad = tokenizer.specials.pad
+    if isinstance(encoder, RecurrentConfig):
+        return dataclasses.replace(encoder, vocab=tokenizer.size, pad=pad)
+    position = encoder.position
+    if isinstance(position, Learned) and position.offset:
+        position = dataclasses.replace(position, offset=pad + 1)
+    return dataclasses.replace(encoder, vocab=tokenizer.size, pad=pad, position=position)
+
+
+def begin_from(source: str, segments: FullSentences | NextSentence) -> Model:
+    """A model folder's weights with the heads that these segments train; heads that the folder lacks are an error.
+
+    Raises:
+        FolderError: the folder lacks a head, or is no model.
+        ConfigError: pairs for a language model.
+    """
+    folder = resolve(source)
+    return load_model(folder, heads_for(read_settings(folder).encoder, segments)).model
+
+
+def learner_of(settings: PretrainConfig, corpus: Corpus, start: Model | None) -> Learning:
+    """What is trained, `start` or new weights: a masked language model, or one that reads in one direction, or in each."""
+    torch.manual_seed(settings.seed)
+    model = start or Model(settings.encoder, heads_for(settings.encoder, settings.segments))
+    model.encoder.recompute = settings.training.recompute
+    if isinstance(token_head(model.config), Masked):
+        return Pretraining(model, settings.masking, vocabulary_of(corpus))
+    return LanguageModelling(model)
+
+
+def vocabulary_of(corpus: Corpus) -> Vocabulary:
+    """What masking knows of a corpus' vocabulary."""
+    tokenizer = corpus.tokenizer
+    return Vocabulary(tokenizer.special, tokenizer.continues, tokenizer.specials.mask)
+
+
+def loader_of(
+    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], phase: Phase, plan: Plan, learner: Learning
+) -> Loader[Any]:
+    """Steps over the chosen documents in sequences of a phase; each rank has its share."""
+    source = CorpusSource(corpus, corpus.tokenizer.template, settings.segments_of(phase), chosen, settings.seed, settings.views)
+    share = Share(plan.rank, plan.world)
+    return Loader(source, learner.prepare, settings.batch, settings.microbatch_tokens, settings.seed, share)
+
+
+def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: torch.device) -> list[Finding]:
+    """What is to be known before the run: ids, disk, memory, sentences that will be cut; no errors among it.
+
+    Raises:
+        BothwaysError: there are errors; it lists them all.
+    """
+    longest = max(phase.length for phase in settings.phases)
+    heads = heads_for(settings.encoder, settings.segments)
+    checkpoints, recompute = settings.training.keep.last + 2, settings.training.recompute
+    load = Load(settings.encoder, heads, longest, settings.microbatch_tokens, checkpoints, recompute)
+    findings = [
+        *check_model(settings.encoder, corpus.tokenizer, longest),
+        *_check_class(settings.encoder, heads, corpus.tokenizer),
+        *_check_pairs(settings, corpus.tokenizer.template),
+        *check_machine(load, folder, device),
+    ]
+    room = dataclasses.replace(settings.segments, length=longest).room
+    cut = int((np.diff(corpus.sentences[:LOOKED_AT].astype(np.int64)) > room).sum())
+    if cut:
+        share = cut / min(len(corpus.sentences) - 1, LOOKED_AT)
+        what = f"{share:.1%} of the sentences are longer than {room} tokens and will be cut"
+        findings.append(Finding("truncation", "note", what, "phases"))
+    return settle(findings)
+
+
+def _check_class(encoder: ModelConfig, heads: Iterable[Head], tokenizer: Tokenizer) -> list[Finding]:
+    """Whether the model can be saved in the end, and who opens it then."""
+    family = family_for(encoder, tokenizer.kind)
+    kinds = [head.kind for head in heads]
+    if family is None:
+        what = "no family of transformers has this configuration: bothways will open the model's folder, transformers will not"
+        return [Finding("heads", "note", what, "encoder")]
+    if family.architecture_with(kinds) is not None:
+        return []
+    what = f"transformers has no class of the family {family.model_type} with the heads {', '.join(kinds)}"
+    return [Finding("heads", "error", what, "segments", "Set segments=full_sentences, for masked LM alone.")]
+
+
+def _check_pairs(settings: PretrainConfig, template: Template) -> list[Finding]:
+    """Whether the tokenizer's pairs are as next sentences need them."""
+    kinds = {type(settings.segments_of(phase)) for phase in settings.phases}
+    if NextSentence not in kinds or template.pair == nextsentence.SPECIALS:
+        return []
+    what = f"next-sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} special tokens there"
+    return [Finding("heads", "error", what, "segments", "Set segments=full_sentences, as RoBERTa does.")]
