@@ -26,7 +26,7 @@ from bothways.recipes.finetuned import open_task
 from bothways.recipes.fitting import fit_task
 from bothways.recipes.labelled import label
 from bothways.recipes.method import Method, adam
-from bothways.recipes.pretrain_setup import fitted
+from bothways.recipes.pretrain import fitted
 from bothways.tasks.answer import Answering
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice import MultipleChoice
@@ -248,6 +248,7 @@ def test_every_family_embeds(family: str, tmp_path: Path) -> None:
         ("roberta", "s", "ape <mask> bee", "apes bee"),
         ("roberta", "Ġcat", "ape<mask> bee", "ape cat bee"),
         ("roberta", "Ġcat", "<mask>", "cat"),
+        ("roberta", "Ġcat", " ape\t  <mask> bee", " ape\t  cat bee"),
         ("xlm-roberta", "▁cat", "ape <mask> bee", "ape cat bee"),
         ("xlm-roberta", "▁cat", "ape<mask> bee", "ape cat bee"),
         ("albert", "e", "ape [MASK] bee", "apee bee"),
