@@ -15,7 +15,8 @@ from bothways.data.segments import FullSentences
 from bothways.interop.folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.recipes.method import Method
-from bothways.recipes.quickstart import Story, Told, gather, part, tell
+from bothways.recipes.quickstart import Story, Told, tell
+from bothways.recipes.quickstart_data import gather, part
 from bothways.recipes.quickstart_report import report_of
 from bothways.recipes.settings import Phase
 from bothways.report.html import to_html
@@ -130,7 +131,7 @@ def test_own_labels(told: Told, tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("One document. It is short.\n", encoding="utf8")
     with pytest.raises(DataError, match="1 documents are too few"):
-        gather(SMALL, (str(tmp_path / "one.txt"),))
+        gather((str(tmp_path / "one.txt"),), SMALL.words)
     (tmp_path / "few.tsv").write_text("text\tlabel\na b\tx\nc d\ty\n", encoding="utf8")
     with pytest.raises(DataError, match="labelled examples are too few"):
         tell(SMALL, tmp_path / "out", files=(write_text(tmp_path),), labels=tmp_path / "few.tsv")
@@ -141,7 +142,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 
 def test_parts_are_kept_apart_by_what_a_document_is(tmp_path: Path) -> None:
-    documents = gather(SMALL, (write_text(tmp_path),))
+    documents = gather((write_text(tmp_path),), SMALL.words)
     kept, aside = part(documents, 0.3)
     assert len(kept) + len(aside) == len(documents)
     assert not set(kept) & set(aside)

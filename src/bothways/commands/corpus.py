@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from bothways.commands.interrupted import keeping
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -63,20 +65,11 @@ def build(
     console = Console(stderr=True)
     documents = read_documents(inputs, column=column, boundary=Boundary(boundary))
     known = (out / MANIFEST).exists()
-    try:
-        with _progress(console) as report:
-            result = job.build(
-                documents,
-                Tokenizer.load(tokenizer),
-                out,
-                language=language,
-                min_tokens=min_tokens,
-                workers=workers,
-                on_progress=report,
-            )
-    except KeyboardInterrupt:
-        console.print(f"Stopped. What is done is kept in {out}; the same command goes on from there.", highlight=False)
-        raise
+    with keeping(out, console), _progress(console) as report:
+        result = job.build(
+            documents, Tokenizer.load(tokenizer), out,
+            language=language, min_tokens=min_tokens, workers=workers, on_progress=report,
+        )  # fmt: skip
     if known:
         console.print(f"{out} holds the corpus of these inputs already; there was nothing to do.", highlight=False)
     Console().print(Text(str(out), "bold"), _counts(result), sep="\n")
@@ -124,6 +117,7 @@ def _progress(console: Console) -> Iterator[Callable[[Stage, int, int], None]]:
         tasks = {}
 
         def report(stage: Stage, done: int, total: int) -> None:
+            """So much of a stage is done."""
             if stage not in tasks:
                 tasks[stage] = progress.add_task(stage.value, total=total or None)
             progress.update(tasks[stage], completed=done)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+from bothways.commands.interrupted import keeping
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bothways.training import state
 
 
 def quickstart(
@@ -33,42 +42,50 @@ def quickstart(
         Your own labelled file (.tsv, .csv, .jsonl, .parquet) with texts and labels. Without it, a task made from the text.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from bothways.core.errors import ConfigError
     from bothways.recipes.quickstart import Story, tell
     from bothways.recipes.quickstart_report import report_of
     from bothways.report.html import write_html
     from bothways.report.terminal import show
-    from bothways.training import state
 
     if minutes < 0.5:
         raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
-    console = Console(stderr=True)
+    console, story = Console(stderr=True), Story(minutes=minutes)
+
+    def say(text: str) -> None:
+        """A stage of the run begins."""
+        console.print(text, highlight=False)
+
+    with keeping(out, console), _bar(story.method.training.until, console) as watch:
+        told = tell(story, out, files=corpus, labels=labels, say=say, on_fine_tuning=watch)
+        if told is None:
+            raise KeyboardInterrupt
+    report = report_of(told)
+    write_html(report, out / "report.html")
+    show(report, Console())
+    console.print(f"The whole report, with curves: {out / 'report.html'}", highlight=False)
+
+
+@contextmanager
+def _bar(until: state.Duration, console: Console) -> Iterator[Callable[[int, int, state.Progress], None]]:
+    """A bar that is there while models are fine-tuned, each for so long."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task("fine-tuning", total=None, visible=False)
 
     def watch(number: int, runs: int, progress: state.Progress) -> None:
-        share = progress.share(story.method.training.until)
+        """Fine-tuning `number` of `runs` has come so far."""
+        share = progress.share(until)
         bar.update(task, description=f"fine-tuning {number + 1} of {runs}", completed=number + share, total=runs, visible=True)
         if number + share >= runs:
             bar.stop()
         elif not bar.live.is_started:
             bar.start()
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False)
-
-    story = Story(minutes=minutes)
     try:
-        told = tell(story, out, files=corpus, labels=labels, say=say, on_fine_tuning=watch)
-        if told is None:
-            raise KeyboardInterrupt
+        yield watch
     except KeyboardInterrupt:
         bar.stop()
-        console.print(f"Stopped. What is done is kept in {out}; the same command goes on from there.", highlight=False)
         raise
-    report = report_of(told)
-    write_html(report, out / "report.html")
-    show(report, Console())
-    console.print(f"The whole report, with curves: {out / 'report.html'}", highlight=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from bothways.commands.interrupted import keeping
+
 
 def reproduce(  # noqa: PLR0913 – one option per question
     benchmark: Literal["glue", "squad", "swag", "ner"],
@@ -58,11 +60,8 @@ def reproduce(  # noqa: PLR0913 – one option per question
     console = Console(stderr=True)
     chosen = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
     request = Request(model, data, out, chosen, seeds, grid, limit, overrides)
-    try:
+    with keeping(out, console):
         done = benchmarks.reproduce(benchmark, request, dry_run=dry_run, device=device, console=console)
-    except KeyboardInterrupt:
-        console.print(f"Stopped. What is done is kept in {out}; the same command goes on from there.", highlight=False)
-        raise
     if done is None:
         return
     show(done.report, Console())

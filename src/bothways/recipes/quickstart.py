@@ -15,21 +15,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bothways.core.errors import DataError
 from bothways.core.hardware import choose_device, has_bf16
 from bothways.data.corpus import Corpus, build
-from bothways.data.documents import Document, read_documents
-from bothways.data.installed import installed_documentation
 from bothways.data.masking import Masking
 from bothways.data.packing import Examples, Tokens
 from bothways.data.segments import FullSentences
-from bothways.data.sentences import detect_language
 from bothways.interop.folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.recipes.filling import Filled, fill_masks
@@ -37,9 +32,8 @@ from bothways.recipes.fitting import Fitted, fit_task
 from bothways.recipes.labelled import Labelled, label
 from bothways.recipes.method import Method
 from bothways.recipes.pretrain import Pretrained, pretrain, save_pretrained
+from bothways.recipes.quickstart_data import counting_baselines, gather, labelled_examples, part
 from bothways.recipes.settings import Phase, PretrainConfig
-from bothways.recipes.wordorder import word_order
-from bothways.tasks.examples import Example, read_examples
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.train import WordPiece, train
 from bothways.training.checkpoint import latest
@@ -54,6 +48,9 @@ SHAPES = {True: (256, 1e-3), False: (128, 2e-3)}
 """Width of the model and peak learning rate of its pre-training, with and without bf16 in hardware. On an fp32 core, in equal
 time, width 128 reads 2.5 times the tokens and comes to a held-out perplexity of 167 (at 1e-3: 197), width 256 to 574, hardly
 below what the frequencies of words give."""
+
+FINE_TUNING = 0.45
+"""The share of the time that is kept for fine-tuning and the report."""
 
 
 def _fitting() -> tuple[int, float]:
@@ -134,32 +131,6 @@ class Told:
     seconds: dict[str, float]
 
 
-def gather(story: Story, files: Sequence[str] | None) -> list[Document]:
-    """The documents: of these files, or the documentation installed here.
-
-    Raises:
-        DataError: a file cannot be read, or there are fewer than ten documents.
-    """
-    documents = list(read_documents(files) if files else installed_documentation(max_words=story.words))
-    if len(documents) < 10:
-        raise DataError(
-            f"{len(documents)} documents are too few to learn from and to hold some out",
-            where=", ".join(files or ["installed documentation"]),
-            fix="Give ten documents or more; in a .txt file a blank line ends one.",
-        )
-    return documents
-
-
-def part(documents: Iterable[Document], share: float) -> tuple[list[Document], list[Document]]:
-    """The documents to pre-train on, and those set aside, told apart by a hash of their name and text."""
-    kept: list[Document] = []
-    aside: list[Document] = []
-    for document in documents:
-        digest = hashlib.blake2b(f"{document.where}\n{document.text}".encode(), digest_size=8).digest()
-        (aside if int.from_bytes(digest, "little") < share * 2**64 else kept).append(document)
-    return kept, aside
-
-
 def settings_for(story: Story, tokenizer: Tokenizer, seconds: float) -> PretrainConfig:
     """Pre-training for so many seconds; post-norm, as BERT is."""
     training = Training(
@@ -180,40 +151,6 @@ def settings_for(story: Story, tokenizer: Tokenizer, seconds: float) -> Pretrain
     )
 
 
-def labelled_examples(
-    story: Story, kept: list[Document], aside: list[Document], file: Path | None
-) -> tuple[list[Example], list[Example]]:
-    """The examples to train on and to test on: of the labelled file, or made from the documents set aside.
-
-    Raises:
-        DataError: there are fewer than 20 examples.
-    """
-    if file is not None:
-        examples, _ = read_examples(str(file))
-        split = min(story.labels, int(0.7 * len(examples)))
-    else:
-        examples = word_order(aside, kept, seed=0, language=detect_language(aside[0].text) if aside else "en")
-        split = min(story.labels, len(examples) // 2)
-    if len(examples) < 20:
-        where = str(file) if file else "the documents set aside"
-        raise DataError(f"{len(examples)} labelled examples are too few", where=where, fix="Give more text, or more labels.")
-    return examples[:split], examples[split : split + TESTED]
-
-
-def counting_baselines(train_on: Sequence[Example], test_on: Sequence[Example]) -> dict[str, float]:
-    """Test accuracy of logistic regressions on counts of words, and of words and pairs of neighbours."""
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-
-    def score(longest: int) -> float:
-        model = make_pipeline(CountVectorizer(ngram_range=(1, longest)), LogisticRegression(max_iter=1000))
-        train, test = ([f"{e.text} {e.text_b or ''}" for e in examples] for examples in (train_on, test_on))
-        return float(model.fit(train, [e.label for e in train_on]).score(test, [e.label for e in test_on]))
-
-    return {"counting words": score(1), "counting words and pairs": score(2)}
-
-
 def tell(
     story: Story,
     out: Path,
@@ -231,59 +168,64 @@ def tell(
         say: takes one line as each stage begins.
         on_fine_tuning: (run, of how many, progress), after each step of a fine-tuning.
     """
-    begin, seconds = time.perf_counter(), dict[str, float]()
-
-    def stage(name: str, what: str) -> None:
-        seconds[name] = time.perf_counter()
-        say(f"[{len(seconds)}/7] {what}")
-
-    stage("text", "reading the text" if files else "reading the documentation of this Python installation")
-    kept, aside = part(gather(story, files), 0.0 if labels else story.set_aside)
-    train_on, test_on = labelled_examples(story, kept, aside, labels)
-    stage("vocabulary", f"learning a WordPiece vocabulary of {story.vocabulary:,} from {len(kept):,} documents")
+    stages = _Stages(say)
+    stages.begin("text", "reading the text" if files else "reading the documentation of this Python installation")
+    kept, aside = part(gather(files, story.words), 0.0 if labels else story.set_aside)
+    train_on, test_on = labelled_examples(kept, aside, labels, story.labels)
+    stages.begin("vocabulary", f"learning a WordPiece vocabulary of {story.vocabulary:,} from {len(kept):,} documents")
     tokenizer = train((document.text for document in kept), WordPiece(story.vocabulary))
-    stage("corpus", "building the corpus")
+    stages.begin("corpus", "building the corpus")
     corpus = build(kept, tokenizer, out / "corpus")
     data = label(story.method.task, tokenizer, train_on, test_on, story.method.length)
-    left = max(5.0, 60 * story.minutes * (1 - FINE_TUNING) - (time.perf_counter() - begin))
+    left = max(5.0, 60 * story.minutes * (1 - FINE_TUNING) - stages.passed)
+    stages.begin("pre-training", f"pre-training on {corpus.manifest.counts.tokens:,} tokens, about {left:.0f} s")
     settings = settings_for(story, tokenizer, left)
-    run = out / "pretraining"
-    stage("pre-training", f"pre-training on {corpus.manifest.counts.tokens:,} tokens, about {left:.0f} s")
-    resume = latest(run) is not None
-    pretrained = pretrain(_as_begun(settings, run) if resume else settings, corpus, run, resume=resume)
+    pretrained = _pretrain(settings, corpus, out)
     if not pretrained.finished(settings.training):
         return None
-    save_pretrained(pretrained, settings, corpus, out / "pretrained")
-    stage("fine-tuning", f"fine-tuning on {len(train_on):,} labels, {len(story.seeds)} times from each start")
-    fitted = list(_fine_tune(story, data, pretrained, on_fine_tuning))
-    half = len(story.seeds)
-    save_model(out / "finetuned", fitted[0].task.model, tokenizer, labels=data.labels, problem="single_label_classification")
-    stage("words hidden", "filling masks in sentences that were held out")
+    stages.begin("fine-tuning", f"fine-tuning on {len(train_on):,} labels, {len(story.seeds)} times from each start")
+    ours, bare = _fine_tune(story, data, pretrained, on_fine_tuning)
+    save_model(out / "finetuned", ours[0].task.model, tokenizer, labels=data.labels, problem="single_label_classification")
+    stages.begin("words hidden", "filling masks in sentences that were held out")
     _, held_out = corpus.split(settings.held_out, settings.seed)
     filled = fill_masks(pretrained.learner.model, corpus, held_out.tolist(), story.filled, seed=0)
     counted = counting_baselines(train_on, test_on)
-    stage("report", "writing the report")
-    return Told(
-        story, corpus, settings, pretrained, data, tuple(fitted[:half]), tuple(fitted[half:]), counted, tuple(filled),
-        _durations(seconds),
-    )  # fmt: skip
+    stages.begin("report", "writing the report")
+    return Told(story, corpus, settings, pretrained, data, ours, bare, counted, tuple(filled), stages.seconds)
 
 
-TESTED = 2000
-"""Examples that are tested on, at most."""
+class _Stages:
+    """Says which stage begins, and takes the time of each."""
 
-FINE_TUNING = 0.45
-"""The share of the time that is kept for fine-tuning and the report."""
+    def __init__(self, say: Say) -> None:
+        self._say, self._start = say, time.perf_counter()
+        self._begun: dict[str, float] = {}
+
+    def begin(self, name: str, what: str) -> None:
+        """A stage begins, and the one before ends."""
+        self._begun[name] = time.perf_counter()
+        self._say(f"[{len(self._begun)}/7] {what}")
+
+    @property
+    def passed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._start
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How long each took, the last one until now."""
+        edges = [*self._begun.values(), time.perf_counter()]
+        return {name: end - start for name, start, end in zip(self._begun, edges, edges[1:], strict=False)}
 
 
-def _fine_tune(
-    story: Story, data: Labelled, pretrained: Pretrained, watch: Callable[[int, int, Progress], None]
-) -> Iterator[Fitted]:
-    """All fine-tunings, those of the pre-trained model first; the same seeds for both."""
-    model = pretrained.learner.model
-    starts = [model] * len(story.seeds) + [model.config] * len(story.seeds)
-    for number, (start, seed) in enumerate(zip(starts, story.seeds * 2, strict=True)):
-        yield fit_task(start, data, story.method, seed=seed, on_step=functools.partial(watch, number, len(starts)))
+def _pretrain(settings: PretrainConfig, corpus: Corpus, out: Path) -> Pretrained:
+    """From the newest checkpoint, if there is one; the model is saved when the run is finished."""
+    run = out / "pretraining"
+    resume = latest(run) is not None
+    pretrained = pretrain(_as_begun(settings, run) if resume else settings, corpus, run, resume=resume)
+    if pretrained.finished(settings.training):
+        save_pretrained(pretrained, settings, corpus, out / "pretrained")
+    return pretrained
 
 
 def _as_begun(settings: PretrainConfig, run: Path) -> PretrainConfig:
@@ -293,6 +235,14 @@ def _as_begun(settings: PretrainConfig, run: Path) -> PretrainConfig:
     return config.load(PretrainConfig, base=settings, file=run / "config.toml")
 
 
-def _durations(begun: dict[str, float]) -> dict[str, float]:
-    edges = [*begun.values(), time.perf_counter()]
-    return {name: end - start for name, start, end in zip(begun, edges, edges[1:], strict=False)}
+def _fine_tune(
+    story: Story, data: Labelled, pretrained: Pretrained, watch: Callable[[int, int, Progress], None]
+) -> tuple[tuple[Fitted, ...], tuple[Fitted, ...]]:
+    """All fine-tunings of the pre-trained model, then all from random weights; the same seeds for both."""
+    model, half = pretrained.learner.model, len(story.seeds)
+    starts = [model] * half + [model.config] * half
+    fitted = [
+        fit_task(start, data, story.method, seed=seed, on_step=functools.partial(watch, number, len(starts)))
+        for number, (start, seed) in enumerate(zip(starts, story.seeds * 2, strict=True))
+    ]
+    return tuple(fitted[:half]), tuple(fitted[half:])
