@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from bothways.commands.options import FineTask
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bothways.recipes.comparison import Comparison
 
 
 def compare(  # noqa: PLR0913 – one option per question
@@ -55,6 +62,13 @@ def compare(  # noqa: PLR0913 – one option per question
         print(dumps(asdict(found)))
         return
     from rich.console import Console
+
+    console = Console()
+    console.print(_table(found, data))
+    console.print(str(found), highlight=False, soft_wrap=True, markup=False)
+
+
+def _table(found: Comparison, data: str) -> Table:
     from rich.table import Table
 
     table = Table(title=f"Grades on {data}")
@@ -62,6 +76,4 @@ def compare(  # noqa: PLR0913 – one option per question
         table.add_column(name, justify="left" if name == "model" else "right")
     for side in (found.a, found.b):
         table.add_row(side.name, str(len(side.grades)), f"{side.mean:.4f}", f"{side.deviation:.4f}")
-    console = Console()
-    console.print(table)
-    console.print(str(found), highlight=False, soft_wrap=True, markup=False)
+    return table

@@ -63,26 +63,37 @@ class _Found:
 
 def _find(model: str) -> _Found:
     """What the name stands for; a folder goes before a preset of the same name."""
+    from bothways.families.catalogue import PRESETS
+
+    local = Path(model).is_dir()
+    return _preset(model) if model in PRESETS and not local else _folder(model, local)
+
+
+def _preset(name: str) -> _Found:
+    from bothways.families.catalogue import FAMILIES, family_for, preset
+    from bothways.model.heads import Masked, NextToken, Pair, Pooled, Replaced, token_head
+    from bothways.model.recurrentconfig import RecurrentConfig
+
+    config = preset(name)
+    if isinstance(config, RecurrentConfig) or family_for(config) is None:
+        what = "a preset that no family of transformers has, with the head of pre-training"
+        return _Found(what, config, (token_head(config),))
+    able = [family for family in FAMILIES if family.translation.write(config) is not None]
+    family = next((family for family in able if name.startswith(family.model_type)), able[0])
+    every, known = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.pretrained(name)
+    what = f"a preset of {family.model_type}, with the heads of {known.name}"
+    return _Found(what, config, tuple(head for head in every if head.kind in known.heads))
+
+
+def _folder(model: str, local: bool) -> _Found:
+    """A model folder, or one of the Hub, of which no weights are fetched."""
     from bothways.core.errors import FolderError
-    from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
+    from bothways.families.catalogue import PRESETS
     from bothways.interop.folder import heads_of, plan_model
     from bothways.interop.hub import CONFIG_FILES, resolve
     from bothways.interop.settings import read_settings, with_names
     from bothways.interop.weights import open_weights
-    from bothways.model.heads import Masked, NextToken, Pair, Pooled, Replaced, token_head
-    from bothways.model.recurrentconfig import RecurrentConfig
 
-    local = Path(model).is_dir()
-    if model in PRESETS and not local:
-        config = preset(model)
-        if isinstance(config, RecurrentConfig) or family_for(config) is None:
-            what = "a preset that no family of transformers has, with the head of pre-training"
-            return _Found(what, config, (token_head(config),))
-        able = [family for family in FAMILIES if family.translation.write(config) is not None]
-        family = next((family for family in able if model.startswith(family.model_type)), able[0])
-        every, known = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.pretrained(model)
-        what = f"a preset of {family.model_type}, with the heads of {known.name}"
-        return _Found(what, config, tuple(head for head in every if head.kind in known.heads))
     try:
         folder = resolve(model, CONFIG_FILES)
     except FolderError as error:
