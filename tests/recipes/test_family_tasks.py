@@ -26,7 +26,7 @@ from bothways.recipes.finetuned import open_task
 from bothways.recipes.fitting import fit_task
 from bothways.recipes.labelled import label
 from bothways.recipes.method import Method, adam
-from bothways.recipes.pretrain import fitted
+from bothways.recipes.pretrain_setup import fitted
 from bothways.tasks.answer import Answering
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice import MultipleChoice

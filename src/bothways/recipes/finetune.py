@@ -145,10 +145,23 @@ def _peak(prepared: Prepared, device: torch.device, plan: Plan) -> Peak:
 
 
 def _save(done: Finetuned, prepared: Prepared) -> None:
-    settings, data, definition = prepared.settings, prepared.data, done.task.definition
     assert done.folder is not None
+    save_model(
+        done.folder,
+        done.task.model,
+        prepared.data.tokenizer,
+        labels=prepared.data.labels,
+        problem=done.task.definition.problem,
+        card=_card(done, prepared),
+        extra=_record(done, prepared),
+    )
+
+
+def _record(done: Finetuned, prepared: Prepared) -> dict[str, Any]:
+    """What `bothways.json` says of the training."""
+    settings, definition = prepared.settings, done.task.definition
     chosen = settings.chosen_by
-    record = {
+    return {
         "task": configs.to_dict(definition),
         "length": settings.length,
         "data": {name: dataclasses.asdict(source) for name, source in prepared.sources.items()},
@@ -156,11 +169,15 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
         "steps": done.progress.steps,
         "seconds": round(done.progress.seconds, 1),
         "metrics": dict(done.metrics),
-        "chosen_by": {"metric": chosen, "direction": definition.directions(data.labels)[chosen]},
+        "chosen_by": {"metric": chosen, "direction": definition.directions(prepared.data.labels)[chosen]},
         "early": done.progress.early,
         "failure": list(done.failure.reasons) if done.failure else [],
     }
-    card = Card(
+
+
+def _card(done: Finetuned, prepared: Prepared) -> Card:
+    settings, data = prepared.settings, prepared.data
+    return Card(
         title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
         summary=_summary(done, data.labels),
         settings={
@@ -176,15 +193,6 @@ def _save(done: Finetuned, prepared: Prepared) -> None:
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
         data=data_of(prepared.sources),
         limits=limits_of_finetuned(settings.length, settings.seed, done.findings, bool(data.dev)),
-    )
-    save_model(
-        done.folder,
-        done.task.model,
-        data.tokenizer,
-        labels=data.labels,
-        problem=definition.problem,
-        card=card,
-        extra=record,
     )
 
 
