@@ -82,7 +82,10 @@ def test_attention_keeps_its_probabilities_once(position: Learned | Disentangled
     for kept in (2**20, 0):
         monkeypatch.setattr(module, "KEPT", kept)
         sizes.append(held(model, batch))
-    attended, hidden = 4 * 32 * 96, 32 * 96
-    distances = 2 * 32 * 63 if isinstance(position, Disentangled) else 0
-    # Of three of the probabilities' size one is left, and a byte for each; of each other mask a byte.
-    assert sizes[0] - sizes[1] == 2 * attended * (4 + 3) + 3 * (5 * hidden + distances)
+    attended, hidden, layers = 4 * 32 * 96, 32 * 96, 2
+    if isinstance(position, Disentangled):
+        # Of three of the probabilities' size one is left, and a byte for each; of each other mask a byte.
+        assert sizes[0] - sizes[1] == layers * attended * (4 + 3) + 3 * (5 * hidden + 2 * 32 * 63)
+    else:
+        # Of the probabilities and their mask, the mask becomes bytes; of each other mask, too.
+        assert sizes[0] - sizes[1] == layers * attended * 3 + 3 * 5 * hidden

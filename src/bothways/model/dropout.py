@@ -12,7 +12,7 @@ Source: Srivastava et al. 2014.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,43 +62,73 @@ def _is_large(x: Tensor) -> bool:
     return x.numel() > KEPT and x.requires_grad and torch.is_grad_enabled()
 
 
-def _scale(x: Tensor, rate: float) -> Tensor:
-    """What `keep_mask` has for what is kept."""
-    return torch.tensor(STEPS / (STEPS - round(rate * STEPS)), dtype=torch.float32).to(x.dtype)
+class Mask(NamedTuple):
+    """What a dropout kept, as its backward pass needs it.
+
+    Attributes:
+        kept: by what each element was multiplied; for many elements, whether it was kept; none for rate 0.
+        rate: of the dropout.
+    """
+
+    kept: Tensor | None
+    rate: float
+
+    def times(self, x: Tensor) -> Tensor:
+        """`x`, dropped where the first one was."""
+        return x if self.kept is None else self._scaled(x * self.kept)
+
+    def times_(self, x: Tensor) -> Tensor:
+        """The same in place."""
+        return x if self.kept is None else self._scaled(x.mul_(self.kept))
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        if self.kept is None or self.kept.dtype is not torch.bool:
+            return x
+        return x.mul_(torch.tensor(STEPS / (STEPS - round(self.rate * STEPS)), dtype=torch.float32).to(x.dtype))
+
+
+def drop(x: Tensor, rate: float) -> tuple[Tensor, Mask]:
+    """Dropout on a CPU for a backward pass of one's own: what it gives, and what to keep of it."""
+    if rate == 0:
+        return x, Mask(None, rate)
+    numbers = keep_mask(x, rate)
+    if x.numel() <= KEPT:
+        return numbers * x, Mask(numbers, rate)
+    kept = numbers > 0
+    return numbers.mul_(x), Mask(kept, rate)
 
 
 class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        mask = keep_mask(x, rate)
-        ctx.save_for_backward(mask > 0)
+        result, mask = drop(x, rate)
+        ctx.save_for_backward(mask.kept)
         ctx.rate = rate
-        return mask.mul_(x)
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
-        return (gradient * kept).mul_(_scale(gradient, ctx.rate)), None
+        return Mask(kept, ctx.rate).times(gradient), None
 
 
 class _DroppedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, rate: float) -> Tensor:
-        mask = keep_mask(x, rate)
-        ctx.save_for_backward(x, y, mask > 0)
+        dropped, mask = drop(x, rate)
+        ctx.save_for_backward(x, y, mask.kept)
         ctx.rate = rate
-        return mask.mul_(x) @ y
+        return dropped @ y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, y, kept = ctx.saved_tensors
-        scale, dtype = _scale(x, ctx.rate), gradient.dtype  # autocast multiplies in a smaller type than x has
-        dropped = (x * kept).mul_(scale).to(dtype)
-        of_y = (dropped.transpose(-2, -1) @ gradient).to(y.dtype)
+        mask, dtype = Mask(kept, ctx.rate), gradient.dtype  # autocast multiplies in a smaller type than x has
+        of_y = (mask.times(x).to(dtype).transpose(-2, -1) @ gradient).to(y.dtype)
         of_x = (gradient @ y.to(dtype).transpose(-2, -1)).to(x.dtype)
-        return of_x.mul_(kept).mul_(scale), of_y, None
+        return mask.times_(of_x), of_y, None
 
 
 class Dropout(nn.Module):

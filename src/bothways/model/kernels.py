@@ -19,6 +19,7 @@ from typing_extensions import assert_never
 
 from bothways.core.layout import Rectangle
 from bothways.model.dropout import dropped_product
+from bothways.model.gathered import attend_gathered
 from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
 from bothways.model.reach import Everywhere, Reach
 from bothways.model.view import Part, View
@@ -94,8 +95,17 @@ def attend(
     """
     if view.turn is not None:
         qkv, wide = view.turn(qkv), None if wide is None else view.turn(wide)
+    if qkv.requires_grad and wide is None and all(_is_gathered(part, qkv, rate) for part in view.parts):
+        return attend_gathered(qkv, view.parts, rate)
     parts = [_attend_part(qkv, wide, part, rate) for part in view.parts]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _is_gathered(part: Part, qkv: Tensor, rate: float) -> bool:
+    """Whether a rectangle is written out, as a whole, and with no global tokens."""
+    longest, device = part.rectangle.longest, qkv.device
+    dense = part.everywhere is None and not in_blocks(device, part.pattern, longest)
+    return dense and choose(device, qkv.dtype, longest, rate) == "written_out"
 
 
 def _attend_part(qkv: Tensor, wide: Tensor | None, part: Part, rate: float) -> Float[Tensor, "part heads d"]:

@@ -171,7 +171,7 @@ def kept_floats(config: ModelConfig, length: int, recompute: bool = False) -> fl
         # Per layer and direction: gates, cells before and after their activation, what was read, dropped and given.
         layer = 2.0 * (7 * config.cells + 4 * config.projection)
         return layer + (config.depth - 1) * (2 * config.projection if recompute else layer)
-    # Per block: inputs of the norms, of the matrix products and of the dropouts; twice the probabilities.
+    # Per block: inputs of the norms, of the matrix products and of the dropouts; the probabilities and their mask.
     seen_by = [seen(config.pattern(layer), length) for layer in range(config.depth)]
-    blocks = [16.0 * config.width + 2 * config.inner + 3 * config.heads * attended for attended in seen_by]
+    blocks = [16.0 * config.width + 2 * config.inner + 2 * config.heads * attended for attended in seen_by]
     return (config.steps - 1) * config.width + max(blocks) if recompute else sum(blocks) * (config.steps // config.depth)

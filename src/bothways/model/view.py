@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +18,7 @@ from bothways.core.layout import Layout, Rectangle
 from bothways.model.config import Blocks, Causal, Disentangled, EncoderConfig, Full, Pattern, Window
 from bothways.model.distances import Distances
 from bothways.model.drawn import Draw, drawn_blocks
+from bothways.model.headplaces import HeadPlaces
 from bothways.model.reach import Everywhere, Reach, block_reach, ends, window_reach
 
 EVERYTHING = Full()
@@ -59,6 +60,7 @@ class Part:
         device: that of the layout.
         everywhere: its global tokens; none without them.
         draw: who draws random blocks; none in evaluation and without them.
+        made: what `places` gave.
     """
 
     rectangle: Rectangle
@@ -66,6 +68,13 @@ class Part:
     device: torch.device
     everywhere: Everywhere | None = None
     draw: Draw | None = None
+    made: dict[int, HeadPlaces] = field(default_factory=dict)
+
+    def places(self, heads: int) -> HeadPlaces:
+        """Where the vectors of so many heads lie; made once."""
+        if heads not in self.made:
+            self.made[heads] = HeadPlaces.of(self.rectangle, heads)
+        return self.made[heads]
 
     @functools.cached_property
     def mask(self) -> Tensor | None:
