@@ -19,8 +19,8 @@ from toy_folder import make_examples, make_folder, write_tsv
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DivergedError, ResourceError
 from bothways.interop.folder import load_model
+from bothways.recipes import comparison, search
 from bothways.recipes import finetune as job
-from bothways.recipes import search
 from bothways.recipes import series as engine
 from bothways.recipes.finetune import FinetuneConfig
 from bothways.recipes.method import adam
@@ -134,7 +134,28 @@ def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None
     assert parse_seeds("2", 5) == (5, 6)
 
 
-@pytest.mark.parametrize("text", ["0", "x", "1,x", "1,1", "", ",", "-1"])
+def test_heads_and_orders_are_crossed() -> None:
+    assert parse_seeds("2x3") == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
+    assert parse_seeds(" 1x2 ", 4) == ((4, 4), (4, 5))
+
+
+def test_the_seed_of_the_head_and_that_of_the_order_are_told_apart(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, real = list[tuple[int, int | None]](), engine.finetune
+
+    def noting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        ran.append((settings.seed, settings.order_seed))
+        return real(settings, folder, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "finetune", noting)
+    series = finetune_seeds(dataclasses.replace(base, order_seed=9), (2, (2, 5)), Place(tmp_path, device="cpu"))
+    assert [run.name for run in series.runs] == ["seed-2", "seed-2-order-5"]
+    assert ran == [(2, 9), (2, 5)]
+    assert comparison.folders(str(tmp_path)) == [str(tmp_path / "seed-2"), str(tmp_path / "seed-2-order-5")]
+
+
+@pytest.mark.parametrize("text", ["0", "x", "1,x", "1,1", "", ",", "-1", "0x2", "2x", "2x0", "2x2x2"])
 def test_what_are_no_seeds_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^seeds: .* are no seeds\n  Write how many"):
         parse_seeds(text)
@@ -288,10 +309,13 @@ def test_the_commands(
     monkeypatch.setattr(job, "score", score)
     app([*line, "training.until=8 steps", "training.evaluate=2 steps", "--resume"], result_action="return_value")
     output = capsys.readouterr()
-    for word in ("seed-0", "seed-1", "(best)", "mean", "median", "deviation", "failed runs"):
+    for word in ("seed-0", "seed-1", "(best)", "mean", "median", "best", "deviation", "failed runs"):
         assert word in output.out
     assert "is in many/model" in output.err
-    line = ["search", *words(base, "--grid", "training.optimiser.lr=1e-4,1e-3", "--out", "grid")]
+    with pytest.raises(BothwaysError, match="has no column 'nowhere'"):
+        app(["search", *words(base, "--text", "nowhere", "--out", "grid")], result_action="return_value")
+    columns = ("--text", "sentence", "--label", "label")
+    line = ["search", *words(base, "--grid", "training.optimiser.lr=1e-4,1e-3", "--out", "grid", *columns)]
     app(line, result_action="return_value")
     assert "2 runs, scored on the dev data" in capsys.readouterr().out
     app(["compare", "many", "grid", str(base.dev), "--device", "cpu"], result_action="return_value")

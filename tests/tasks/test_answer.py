@@ -29,7 +29,7 @@ from bothways.model.heads import Span as SpanHead
 from bothways.tasks.answer import Answer, Answering
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.squad import Question, QuestionColumns
-from bothways.tasks.task import Pace, evaluate, predict
+from bothways.tasks.task import Pace, evaluate, predict, predict_encoded
 from bothways.text.specials import Specials
 from bothways.text.tokenizer import Tokenizer
 
@@ -405,6 +405,25 @@ def test_a_table_is_read_with_the_columns_asked_for(tmp_path: Path) -> None:
     assert [question.question for question in reading.examples] == ["dog"]
     again = reading.definition.read(str(tmp_path / "rows.jsonl"), labelled=False)
     assert [question.annotated for question in again.examples] == [False]
+
+
+def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(tmp_path)
+    questions = [Question(f"{n}", f"what {n}", context, (), True) for n in range(4) for context in ("the cat", "a dog runs")]
+    seen, real = list[str](), Tokenizer.encode_with_offsets
+
+    def counting(self: Tokenizer, texts: Any) -> Any:
+        seen.extend(texts)
+        return real(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_with_offsets", counting)
+    assert len(list(predict(task, questions))) == len(questions)
+    assert sorted(seen) == ["a dog runs", "the cat"]
+    seen.clear()
+    inputs = task.definition.encode(questions, task.tokenizer, (), LENGTH)  # and where the task itself did not encode them
+    fresh = make_task(tmp_path)
+    assert len(predict_encoded(fresh, questions[::2], inputs[::2])) == 4
+    assert sorted(seen) == ["a dog runs", "the cat", "the cat"]
 
 
 def test_tasks_can_be_copied(tmp_path: Path) -> None:

@@ -216,11 +216,13 @@ def test_the_time_is_measured_and_the_weights_stay(tmp_path: Path) -> None:
 def test_errors_are_listed_in_one_message_and_the_rest_is_returned() -> None:
     note, warning = Finding("time", "note", "n"), Finding("unknown", "warning", "w", "tokenizer", "Change it.")
     assert settle([note, warning]) == [warning, note]
-    assert str(warning) == "tokenizer: w Change it."
+    assert str(warning) == "tokenizer: w. Change it."
     one = Finding("rows", "error", "one", "a:1", "Mend it.")
     with pytest.raises(BothwaysError, match=r"^a:1: one\n  Mend it\.$"):
         settle([note, one, warning])
-    with pytest.raises(BothwaysError, match=r"^2 things must be mended before training:\n  1\. a:1: one Mend it\.\n  2\. two$"):
+    with pytest.raises(
+        BothwaysError, match=r"^2 things must be mended before training:\n  1\. a:1: one. Mend it\.\n  2\. two$"
+    ):
         settle([one, warning, Finding("labels", "error", "two")])
 
 

@@ -44,8 +44,8 @@ def test_sound_data_has_its_baseline_and_nothing_else() -> None:
 def test_sentences_without_words_or_tags() -> None:
     found = said([*ENOUGH, TagExample((), (), "t:1"), TagExample(("a",), None, "t:2"), TagExample(("a",), ("",), "t:3")])
     assert found["error"] == [
-        "rows: 1 sentences have no word: t:1 Take them out.",
-        "labels: 2 sentences have words without a tag: t:2, t:3 Tag all of their words, or take them out.",
+        "rows: 1 sentences have no word: t:1. Take them out.",
+        "labels: 2 sentences have words without a tag: t:2, t:3. Tag all of their words, or take them out.",
     ]
     (warning,) = said([*ENOUGH, TagExample(("a", " ", ""), ("O", "O", "O"), "t:4")])["warning"]
     assert warning == "rows: 2 words are empty or white space, and are read as unknown: t:4 word 2 ' ', t:4 word 3 ''"
@@ -59,12 +59,12 @@ def test_the_scheme_is_said_and_its_breaches_are_counted_with_their_places() -> 
     )
     (warning,) = said([*ENOUGH, *made("a/O b/I-X c/I-X", "d/I-X", name="t")])["warning"]
     assert warning.startswith(
-        "labels: 2 tags of the training data break the rules of IOB2: t:1 word 2 'b' I-X, t:2 word 1 'd' I-X They"
+        "labels: 2 tags of the training data break the rules of IOB2: t:1 word 2 'b' I-X, t:2 word 1 'd' I-X. They"
     )
     assert len(said(ENOUGH, scheme="iob1")["warning"]) == 1
     (error,) = said(made("a/S-X", "b/NN"), scheme="iob2")["error"]
     assert error.startswith(
-        "labels: task.scheme: the training data has tags that are none of IOB2's: NN, S-X Set task.scheme=auto"
+        "labels: task.scheme: the training data has tags that are none of IOB2's: NN, S-X. Set task.scheme=auto"
     )
 
 
@@ -77,18 +77,18 @@ def test_tags_of_entities_among_plain_ones_are_told() -> None:
 
 def test_there_must_be_something_to_learn() -> None:
     assert said(made("a/O b/O"))["error"] == [
-        "labels: there is nothing to learn: the tags of the training data are 'O' "
+        "labels: there is nothing to learn: the tags of the training data are 'O'. "
         "Name another column of tags, or give more data."
     ]
-    assert "the training data are 'NN' Name" in said(made("a/NN"))["error"][0]
-    assert "are all absent Name" in said([TagExample(("a",), None)])["error"][1]
+    assert "the training data are 'NN'. Name" in said(made("a/NN"))["error"][0]
+    assert "are all absent. Name" in said([TagExample(("a",), None)])["error"][1]
 
 
 def test_dev_types_that_training_lacks_are_errors_and_the_reverse_a_warning() -> None:
     found = said(ENOUGH, made("d/B-Y", "e/B-X f/I-Z", name="dev"))
     (error,) = found["error"]
     assert error == (
-        "labels: the dev data has types of entities that no training example has, Y, Z: dev:1, dev:2 "
+        "labels: the dev data has types of entities that no training example has, Y, Z: dev:1, dev:2. "
         "Those of the training data are X."
     )
     (warning,) = said(ENOUGH, made("d/O", name="dev"))["warning"]
@@ -103,7 +103,7 @@ def test_rare_types_and_shared_sentences() -> None:
     (warning,) = said([*ENOUGH, *made("d/B-Y")])["warning"]
     assert warning == "balance: types with fewer than 10 entities in the training data, which are hardly learned: Y (1)"
     (warning,) = said(ENOUGH, made("a/O b/B-X c/O", "d/O", name="dev"))["warning"]
-    assert warning.startswith("overlap: 1 of 2 dev sentences are in the training data too, word for word: dev:1 Take")
+    assert warning.startswith("overlap: 1 of 2 dev sentences are in the training data too, word for word: dev:1. Take")
 
 
 def of_file(path: Path, text: str) -> list[TagExample]:
@@ -125,7 +125,7 @@ def test_texts_with_labels_are_no_words_with_tags(tmp_path: Path, header: str) -
     (error,), first = said(train)["error"], 1 + len(header[:1])
     assert error == (
         f"rows: 4 of {5 + first} words of the training data or their tags hold blanks, as texts with a label each do: "
-        f"{tmp_path}/t.tsv:1 word {first} 'a good film' with the tag '1' For labels of texts set --task classify. "
+        f"{tmp_path}/t.tsv:1 word {first} 'a good film' with the tag '1'. For labels of texts set --task classify. "
         "For tags each line is a word and its tag, and an empty line ends a sentence."
     )
     assert "the dev data" in said(ENOUGH, train)["error"][0]
@@ -142,7 +142,7 @@ def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
     (error,) = tables(of_file(tmp_path / "t.tsv", f"{header}\n{words[0]}\tB-X\nb\tO\n"))
     assert error.startswith(
         f"rows: the training data begins with a header, which would be learned: {tmp_path}/t.tsv:1 "
-        f"{words[0]!r} with the tag {words[-1]!r} Take that line out"
+        f"{words[0]!r} with the tag {words[-1]!r}. Take that line out"
     )
 
 

@@ -14,6 +14,9 @@ def search(  # noqa: PLR0913 – one option per question
     *overrides: str,
     dev: str,
     task: FineTask = "classify",
+    text: str | None = None,
+    text_b: str | None = None,
+    label: str | None = None,
     grid: str = "paper",
     trials: int | None = None,
     space: str = "training.optimiser.lr=1e-5..1e-4:log batch.n=16,32 training.until='2 epochs,3 epochs,4 epochs'",
@@ -39,6 +42,12 @@ def search(  # noqa: PLR0913 – one option per question
         Labelled data by which the runs are compared.
     task
         What the model is to do.
+    text
+        The column of the text, or of the first of two; in a file without a header its number, from 0.
+    text_b
+        The column of the second text.
+    label
+        The column of the label.
     grid
         paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or "key=value,value key=value".
     trials
@@ -63,7 +72,9 @@ def search(  # noqa: PLR0913 – one option per question
     from bothways.recipes.series import Place
 
     console = Console(stderr=True)
-    settings = settings_from({"model": model, "train": train, "dev": dev}, overrides, task, recipe, config)
+    columns = {k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None}
+    options = {"model": model, "train": train, "dev": dev, "task": {"columns": columns} if columns else None}
+    settings = settings_from(options, overrides, task, recipe, config)
     place = Place(out, resume, device, console)
     series = search_grid(settings, parse_grid(grid), place) if trials is None else search_trials(settings, space, trials, place)
     conclude(series, out, console)

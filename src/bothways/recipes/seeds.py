@@ -7,6 +7,8 @@ For the large model on small sets the paper takes the best of several restarts o
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 import statistics
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -14,6 +16,9 @@ from dataclasses import dataclass
 from bothways.core.errors import ConfigError
 from bothways.recipes.finetune import FinetuneConfig
 from bothways.recipes.series import Place, Series, run_all, write_report
+
+Seed = int | tuple[int, int]
+"""Of all that is random in a run; or that of the head, and that of the order of the data with dropout."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,15 @@ class Spread:
     failed: int
 
 
-def parse_seeds(text: str, first: int = 0) -> tuple[int, ...]:
-    """ "5" → five seeds from `first` on; "3,14,15" → these; "7," → this one.
+def parse_seeds(text: str, first: int = 0) -> tuple[Seed, ...]:
+    """ "5" → five seeds from `first` on; "3,14,15" → these; "7," → this one; "2x3" → two heads, each with three orders.
 
     Raises:
-        ConfigError: it is neither, a number of seeds below 1, or a seed twice.
+        ConfigError: it is none of these, a number of seeds below 1, or a seed twice.
     """
+    if crossed := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip()):
+        heads, orders = (range(first, first + int(count)) for count in crossed.groups())
+        return tuple(itertools.product(heads, orders))
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > 1 and not parts[-1]:
         parts.pop()
@@ -48,23 +56,31 @@ def parse_seeds(text: str, first: int = 0) -> tuple[int, ...]:
         return tuple(range(first, first + int(parts[0])))
     seeds = tuple(int(part) for part in parts if part.isdecimal())
     if "," not in text or len(seeds) != len(parts) or len(set(seeds)) != len(seeds):
-        fix = "Write how many, such as 5, or which, such as 3,14,15."
+        fix = "Write how many, such as 5, or which, such as 3,14,15, or how many heads times how many orders, such as 5x3."
         raise ConfigError(f"{text!r} are no seeds", where="seeds", fix=fix)
     return seeds
 
 
-def finetune_seeds(settings: FinetuneConfig, seeds: Many[int], place: Place) -> Series:
-    """Fine-tune once per seed, in `seed-N`; `model` is the best one's, `seeds.json` says what all came to.
+def finetune_seeds(settings: FinetuneConfig, seeds: Many[Seed], place: Place) -> Series:
+    """Fine-tune once per seed, in `seed-N` or `seed-N-order-M`; `model` is the best one's, `seeds.json` says what all came to.
 
-    A seed is that of the head and, unless `order_seed` holds that fixed, of the order of the data and dropout. Errors are those
-    of `series.run_all`.
+    A single seed is that of the head and, unless `order_seed` holds that fixed, of the order of the data and dropout. Errors
+    are those of `series.run_all`.
     """
-    runs = ((f"seed-{seed}", dataclasses.replace(settings, seed=seed)) for seed in seeds)
-    series = run_all(runs, place)
+    series = run_all((_run(settings, seed) for seed in seeds), place)
     if series.finished:
         summary = spread(series)
         write_report(place.out / "seeds.json", dataclasses.asdict(summary) if summary else {}, series.runs)
     return series
+
+
+def _run(settings: FinetuneConfig, seed: Seed) -> tuple[str, FinetuneConfig]:
+    """The folder and the settings of a run."""
+    match seed:
+        case int():
+            return f"seed-{seed}", dataclasses.replace(settings, seed=seed)
+        case head, order:
+            return f"seed-{head}-order-{order}", dataclasses.replace(settings, seed=head, order_seed=order)
 
 
 def spread(series: Series) -> Spread | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -115,11 +116,15 @@ class Answering(Definition[Question, AnswerPrediction]):
 
     def encode(self, examples: Many[Question], tokenizer: Tokenizer, labels: Many[str], length: int) -> list[Input]:
         """The windows of each question; a context is tokenized once for all of its questions."""
-        contexts = list({example.context: None for example in examples})
-        encoded = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
+        return self.inputs(examples, tokenized(examples, tokenizer), tokenizer, length)
+
+    def inputs(
+        self, examples: Many[Question], contexts: Mapping[str, Encoded], tokenizer: Tokenizer, length: int
+    ) -> list[Input]:
+        """As `encode`, with the contexts in tokens."""
         questions = tokenizer.encode([example.question for example in examples])
         return [
-            self._input(example, question, encoded[example.context], tokenizer, length)
+            self._input(example, question, contexts[example.context], tokenizer, length)
             for example, question in zip(examples, questions, strict=True)
         ]
 
@@ -149,7 +154,13 @@ class Answer(Task[Question, AnswerPrediction]):
     """A model with the head "span", as a task."""
 
     definition: Answering
-    _last: tuple[str, Encoded] | None = None
+    _contexts: Mapping[str, Encoded] = MappingProxyType({})
+    """Of the examples that were encoded last, since they are decoded next; else of the one that was decoded last."""
+
+    def encode(self, examples: Many[Question]) -> list[Input]:
+        """As the definition has it."""
+        self._contexts = tokenized(examples, self.tokenizer)
+        return self.definition.inputs(examples, self._contexts, self.tokenizer, self.length)
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """The number of windows of questions whose answer is known."""
@@ -184,10 +195,9 @@ class Answer(Task[Question, AnswerPrediction]):
         return self._prediction(example, found, null)
 
     def _tokens(self, context: str) -> Encoded:
-        """A context as tokens. Questions on one context mostly follow each other, so the last one is kept."""
-        if self._last is None or self._last[0] != context:
-            self._last = context, self.tokenizer.encode_with_offsets([context])[0]
-        return self._last[1]
+        if context not in self._contexts:  # it was encoded elsewhere; questions on one context mostly follow each other
+            self._contexts = {context: self.tokenizer.encode_with_offsets([context])[0]}
+        return self._contexts[context]
 
     def _prediction(self, example: Question, found: Many[tuple[int, int, float]], null: float) -> AnswerPrediction:
         threshold, difference = self.definition.threshold, null - found[0][2] if found else 0.0
@@ -219,6 +229,12 @@ class Answer(Task[Question, AnswerPrediction]):
         """With the threshold that gives the best F1, if there are questions without an answer."""
         best = _graded(results).metrics().get("threshold_best")
         return self.definition if best is None else replace(self.definition, threshold=best)
+
+
+def tokenized(examples: Many[Question], tokenizer: Tokenizer) -> dict[str, Encoded]:
+    """The contexts of some questions in tokens, each once."""
+    contexts = list(dict.fromkeys(example.context for example in examples))
+    return dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
 
 
 FAR = 1e6

@@ -64,7 +64,8 @@ class Finding:
     fix: str | None = None
 
     def __str__(self) -> str:
-        return f"{f'{self.where}: ' if self.where else ''}{self.what}" + (f" {self.fix}" if self.fix else "")
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.what}" + (f". {self.fix}" if self.fix else "")
 
 
 def settle(findings: Iterable[Finding]) -> list[Finding]:
