@@ -14,6 +14,7 @@ from bothways.training.checkpoint import Best
 
 BEST, WAITED = "patience/best", "patience/waited"
 Metrics = Mapping[str, int | float]
+"""What an evaluation finds, by name, such as "held-out/loss/masked"."""
 
 
 class Waiting:

@@ -19,13 +19,10 @@ from bothways.training.loop import fit
 from bothways.training.meter import Meter
 from bothways.training.optim import FusedAdamW, Optimiser, Rules, alike, build
 from bothways.training.parallel import Plan, is_main
-from bothways.training.patience import Waiting
+from bothways.training.patience import Metrics, Waiting
 from bothways.training.schedule import Schedule, factor
 from bothways.training.state import Duration, Progress, Steps
 from bothways.training.trackers import JsonLines, Peak, Record, Speed, TensorBoard, Terminal, Tracker, at, record
-
-Metrics = Mapping[str, int | float]
-"""What an evaluation finds, by name, such as "held-out/loss/masked"."""
 
 
 @dataclass(frozen=True)
