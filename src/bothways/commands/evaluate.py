@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from bothways.recipes.finetuned import Opened
     from bothways.recipes.quantising import Price
     from bothways.tasks.definition import Metrics, Reading
+    from bothways.tasks.embed import Embed
     from bothways.tasks.task import Pace, Tally
 
 
@@ -68,51 +70,71 @@ def evaluate(  # noqa: PLR0913 – one option per question
     device
         auto, cpu, cuda or cuda:N.
     """
-    import sys
-
     from bothways.commands.progress import asked, watched
     from bothways.recipes.finetuned import open_task
     from bothways.tasks.embed import Embed
-    from bothways.tasks.task import Pace, Tally
+    from bothways.tasks.task import Pace
 
     opened = open_task(folder, task, length=length, device=device, settings=settings)
-    columns, tally, title = asked(opened, text=text, text_b=text_b, label=label), Tally(), f"{folder} on {file}"
-    price: Price | None = None
+    columns, names = asked(opened, text=text, text_b=text_b, label=label), (folder, file)
 
     def shown() -> Reading[Any]:
+        """The examples from the first one on, with a bar."""
         return watched(opened.read(file, columns, labelled=True), "evaluating", printing=False)
 
     if precision == "int8":
-        price, tally = _priced(opened, shown, report, names=(folder, file))
-        plain, table = price.to_json(), _table({"fp32": price.fp32.metrics, "int8": price.int8.metrics}, title)
+        found = _priced(opened, shown, report, names)
     elif isinstance(opened.task, Embed) and report is None:
-        from bothways.commands.embed import sweep_table
-        from bothways.recipes.embedding import sweep
-
-        found = sweep(opened.task, shown().examples, Pace(precision), tally)
-        plain, table = found.to_json(), sweep_table(found, title)
+        found = _swept(opened.task, shown(), Pace(precision), names)
     else:
-        metrics = _evaluated(opened, shown(), Pace(precision), tally, report, names=(folder, file))
-        plain, table = dict(metrics), _table({"value": metrics}, title)
-    if tally.cut:
-        print(f"warning: {tally}", file=sys.stderr)
-    if json:
-        from json import dumps
-
-        print(dumps(plain))
-    else:
-        from rich.console import Console
-
-        Console().print(table, *([] if price is None else [str(price)]))
-    if price is not None:
-        price.check(limit)
+        found = _scored(opened, shown(), Pace(precision), report, names)
+    found.show(json)
+    if found.price is not None:
+        found.price.check(limit)
 
 
-def _table(columns: Mapping[str, Metrics], title: str) -> Table:
+@dataclass(frozen=True)
+class _Found:
+    """What an evaluation came to.
+
+    Attributes:
+        plain: for --json.
+        table: for people.
+        tally: what was cut.
+        price: of int8, where it was asked for.
+    """
+
+    plain: Mapping[str, Any]
+    table: Table
+    tally: Tally
+    price: Price | None = None
+
+    def show(self, json: bool) -> None:
+        """Print it, as one JSON object or for people."""
+        import sys
+
+        if self.tally.cut:
+            print(f"warning: {self.tally}", file=sys.stderr)
+        if json:
+            from json import dumps
+
+            print(dumps(self.plain))
+        else:
+            from rich.console import Console
+
+            Console().print(self.table, *([] if self.price is None else [str(self.price)]))
+
+
+def _title(names: tuple[str, str]) -> str:
+    """Of model and data."""
+    return f"{names[0]} on {names[1]}"
+
+
+def _table(columns: Mapping[str, Metrics], names: tuple[str, str]) -> Table:
     """A metric a row, in as many columns as there are models."""
     from rich.table import Table
 
-    table = Table(title=title)
+    table = Table(title=_title(names))
     table.add_column("metric")
     for name in columns:
         table.add_column(name, justify="right")
@@ -121,20 +143,41 @@ def _table(columns: Mapping[str, Metrics], title: str) -> Table:
     return table
 
 
-def _priced(
-    opened: Opened, shown: Callable[[], Reading[Any]], report: Path | None, names: tuple[str, str]
-) -> tuple[Price, Tally]:
-    """What int8 costs and gains; the report, if one is asked for, is of int8, which comes last."""
+def _priced(opened: Opened, shown: Callable[[], Reading[Any]], report: Path | None, names: tuple[str, str]) -> _Found:
+    """fp32 beside int8; the report, if one is asked for, is of int8, which comes last."""
     from bothways.recipes.quantising import price
     from bothways.tasks.task import PACE, Tally
 
     tallies: list[Tally] = []
 
     def evaluated(model: Opened) -> Metrics:
+        """The metrics of one precision; each pass has a tally of its own."""
         tallies.append(Tally())
         return _evaluated(model, shown(), PACE, tallies[-1], report, names)
 
-    return price(opened, evaluated), tallies[-1]
+    found = price(opened, evaluated)
+    table = _table({"fp32": found.fp32.metrics, "int8": found.int8.metrics}, names)
+    return _Found(found.to_json(), table, tallies[-1], found)
+
+
+def _swept(task: Embed, reading: Reading[Any], pace: Pace, names: tuple[str, str]) -> _Found:
+    """All layers and poolings of vectors of texts."""
+    from bothways.commands.embed import sweep_table
+    from bothways.recipes.embedding import sweep
+    from bothways.tasks.task import Tally
+
+    tally = Tally()
+    found = sweep(task, reading.examples, pace, tally)
+    return _Found(found.to_json(), sweep_table(found, _title(names)), tally)
+
+
+def _scored(opened: Opened, reading: Reading[Any], pace: Pace, report: Path | None, names: tuple[str, str]) -> _Found:
+    """The metrics of the task."""
+    from bothways.tasks.task import Tally
+
+    tally = Tally()
+    metrics = _evaluated(opened, reading, pace, tally, report, names)
+    return _Found(dict(metrics), _table({"value": metrics}, names), tally)
 
 
 def _evaluated(
