@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bothways.commands.interrupted import stop_saved
 from bothways.commands.options import FineTask
 
 if TYPE_CHECKING:
@@ -68,15 +69,11 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     device
         auto, cpu, cuda or cuda:N.
     """
-    import sys
-
     from rich.console import Console
 
     from bothways.recipes import finetune as job
     from bothways.recipes.seeds import finetune_seeds, parse_seeds
     from bothways.recipes.series import Place
-    from bothways.training.interrupt import resume_command
-    from bothways.training.parallel import is_main, plan_here
 
     console = Console(stderr=True)
     columns = {k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None}
@@ -85,18 +82,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     if seeds is not None:
         series = finetune_seeds(settings, parse_seeds(seeds, settings.seed), Place(out, resume, device, console))
         conclude(series, out, console)
-        return
-    done = job.finetune(settings, out, resume=resume, device=device, console=console)
-    if not is_main(plan_here()):
-        return
-    if done.folder is None:
-        command = resume_command(sys.argv[1:])
-        console.print(f"Saved after step {done.progress.steps:,}. To go on: {command}", highlight=False, soft_wrap=True)
-        raise KeyboardInterrupt
-    if done.metrics:
-        Console().print(_table(done))
-        console.print(f"What it does well and badly: {out / 'report.html'}", highlight=False, soft_wrap=True)
-    console.print(f"The model is in {done.folder}. Try it: bothways predict {out} FILE", highlight=False, soft_wrap=True)
+    else:
+        _conclude_one(job.finetune(settings, out, resume=resume, device=device, console=console), out, console)
 
 
 def settings_from(
@@ -118,20 +105,32 @@ def settings_from(
     )
 
 
-def conclude(series: Series, out: Path, console: Console) -> None:
-    """Print what the runs of a series came to; raises KeyboardInterrupt if the last of them was interrupted."""
-    import sys
-
+def _conclude_one(done: Finetuned, out: Path, console: Console) -> None:
+    """As `conclude`, of a single run."""
     from rich.console import Console as Output
 
-    from bothways.training.interrupt import resume_command
+    from bothways.training.parallel import is_main, plan_here
+
+    if not is_main(plan_here()):
+        return
+    if done.folder is None:
+        stop_saved(console, f"Saved after step {done.progress.steps:,}.")
+    if done.metrics:
+        Output().print(_table(done))
+        console.print(f"What it does well and badly: {out / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"The model is in {done.folder}. Try it: bothways predict {out} FILE", highlight=False, soft_wrap=True)
+
+
+def conclude(series: Series, out: Path, console: Console) -> None:
+    """Print what the runs of a series came to; raises KeyboardInterrupt if the last of them was interrupted."""
+    from rich.console import Console as Output
+
     from bothways.training.parallel import is_main, plan_here
 
     if not is_main(plan_here()):
         return
     if not series.finished:
-        console.print(f"Saved. To go on: {resume_command(sys.argv[1:])}", highlight=False, soft_wrap=True)
-        raise KeyboardInterrupt
+        stop_saved(console)
     Output().print(_series_table(series))
     if series.best is not None:
         said = f"The best model, of {series.best.name}, is in {out / 'model'}. Try it: bothways predict {out} FILE"
