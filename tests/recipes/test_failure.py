@@ -21,6 +21,8 @@ from bothways.recipes.method import Method, adam
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import Definition
 from bothways.tasks.examples import Example
+from bothways.tasks.multilabel import MultiExample, MultiLabel
+from bothways.tasks.predictions import MultiPrediction
 from bothways.training.optim import AdamW
 from bothways.training.state import Epochs
 
@@ -126,6 +128,15 @@ def answers_of(*labels: str) -> Answers:
 )
 def test_signs_of_scores(value: float, baseline: dict[str, float], direction, answers: str, signs: int) -> None:  # type: ignore[no-untyped-def]
     assert len(signs_of_scores({"m": value}, baseline, "m", direction, answers_of(*answers))) == signs
+
+
+@pytest.mark.parametrize(("labels", "said"), [(("y", "x"), "'x' and 'y'"), (("x",), "'x'"), ((), "nothing")])
+def test_the_same_labels_for_all_are_said_in_words(labels: tuple[str, ...], said: str) -> None:
+    answers = Answers(MultiLabel())
+    made = MultiPrediction(labels, {"x": 0.5, "y": 0.5})
+    assert len(list(answers.seen([(MultiExample("t"), made)] * 1200))) == 1200
+    (sign,) = signs_of_scores({"exact": 0.5}, {}, "exact", "highest", answers)
+    assert sign == f"it answers {said} for all 1,200 dev examples"
 
 
 def test_the_training_loss_is_of_an_even_sample(data: Labelled, monkeypatch: pytest.MonkeyPatch) -> None:

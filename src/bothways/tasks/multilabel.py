@@ -131,9 +131,9 @@ class MultiLabel(Definition[MultiExample, MultiPrediction]):
         counts = ((truth & given).sum(0), (truth ^ given).sum(0))
         return {**multilabel(*counts), "exact": float((truth == given).all(1).mean()), "loss": float(loss)}
 
-    def answer(self, prediction: MultiPrediction) -> tuple[str, ...]:
+    def answer(self, prediction: MultiPrediction) -> frozenset[str]:
         """The labels."""
-        return prediction.labels
+        return frozenset(prediction.labels)
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> LabelAll:
         """With a model that has the head "labels". ConfigError for another number of thresholds than labels."""
