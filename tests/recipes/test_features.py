@@ -15,6 +15,7 @@ from toy_folder import FILLERS, GOOD, make_folder
 
 from bothways.cli import app
 from bothways.commands.features import Layers
+from bothways.commands.progress import TimeLeft
 from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.data.packing import Examples
@@ -248,6 +249,38 @@ def test_the_command_prints_metrics_and_shares(
     table = capsys.readouterr().out
     assert "Frozen features: weighted_last_four" in table
     assert "share of layer 4 of 4" in table
+
+
+def test_time_left_is_that_of_the_share_that_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 40.0, 100.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    left = TimeLeft()
+    assert left.said(0.1) == "10% done"  # from here on it is measured
+    assert left.said(0.4) == "40% done, 0:01:00 left"  # 0.3 in 30 seconds
+    assert left.said(1.0) == "100% done, 0:00:00 left"
+
+
+def test_shares_of_features_go_from_nothing_to_all(settings: FeatureConfig, tmp_path: Path) -> None:
+    shares = list[float]()
+    prepare_features(settings, tmp_path, ["last"], device="cpu", on_share=shares.append)
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] == pytest.approx(1)
+    shares.clear()
+    prepare_features(settings, tmp_path, ["last"], device="cpu", on_share=shares.append)  # they are there
+    assert shares == []
+
+
+def test_who_interrupts_the_command_is_told_what_is_kept(
+    settings: FeatureConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bothways.recipes.features.fit_features", interrupt)
+    words = ["features", settings.model, settings.train, "--dev", settings.dev, "--out", str(tmp_path), "--device", "cpu"]
+    with pytest.raises(KeyboardInterrupt):
+        app([*words, "--layers", "last"], result_action="return_value")
+    assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
 
 
 def test_mistakes_are_told(data: FeatureData, settings: FeatureConfig, tmp_path: Path) -> None:

@@ -81,11 +81,14 @@ def test_columns_are_options(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     lines = [f"{e.label}\tthe film\t{e.text}" for e in make_examples(40, 3)]
     (place / "pairs.tsv").write_text("\n".join(lines) + "\n")
     words = ["finetune", "bert", "pairs.tsv", "--text", "1", "--text-b", "2", "--label", "0", "--out", "pairs", "length=16"]
-    run(monkeypatch, place, *words, "training.until=1 steps")
+    run(monkeypatch, place, *words, "training.until=1 steps", "task.smoothing=0.125")
     record = json.loads((place / "pairs" / "model" / "bothways.json").read_text())
     assert record["task"]["columns"] == {"text": "1", "text_b": "2", "label": "0"}
     assert record["task"]["kind"] == "classify"
-    assert "Fine-tuned for the task classify: neg, pos." in (place / "pairs" / "model" / "README.md").read_text()
+    card = (place / "pairs" / "model" / "README.md").read_text()
+    assert "Fine-tuned for the task classify: neg, pos." in card
+    assert "| smoothing | 0.125 |" in card
+    assert "| weighting |" not in card  # as usual
 
 
 def test_interrupting_saves_and_says_how_to_go_on(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from bothways.commands.interrupted import keeping
+from bothways.commands.progress import TimeLeft
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -60,9 +63,15 @@ def features(
         base=FeatureConfig(model=model, train=train, dev=dev),
         overrides=merge(parse_overrides(overrides), options),
     )
-    with Console(stderr=True).status("computing features …") as status:
+    console, until = Console(stderr=True), settings.training.until
+    with keeping(out, console), console.status("reading the model and the data …") as status:
+        computing, training = TimeLeft(), TimeLeft()
         done = feature_based(
-            settings, out, device=device, on_step=lambda at: status.update(f"training, {at.epochs:.1f} epochs done …")
+            settings,
+            out,
+            device=device,
+            on_share=lambda share: status.update(f"computing features, {computing.said(share)} …"),
+            on_step=lambda at: status.update(f"training, {at.epochs:.1f} epochs, {training.said(at.share(until))} …"),
         )
     if json:
         from json import dumps

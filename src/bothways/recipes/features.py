@@ -117,17 +117,30 @@ class FeatureBased:
 
 
 def feature_based(
-    settings: FeatureConfig, folder: Path, *, device: str = "auto", on_step: Callable[[Progress], None] = lambda progress: None
+    settings: FeatureConfig,
+    folder: Path,
+    *,
+    device: str = "auto",
+    on_share: Callable[[float], None] = lambda share: None,
+    on_step: Callable[[Progress], None] = lambda progress: None,
 ) -> FeatureBased:
     """Compute features, unless the folder has them, and train on them; errors as `prepare_features` and `fit_features`."""
-    data = prepare_features(settings, folder, [settings.layers], device=device)
+    data = prepare_features(settings, folder, [settings.layers], device=device, on_share=on_share)
     return fit_features(data, settings, device=device, on_step=on_step)
 
 
 def prepare_features(
-    settings: FeatureConfig, folder: Path, choices: Iterable[LayerChoice], *, device: str = "auto"
+    settings: FeatureConfig,
+    folder: Path,
+    choices: Iterable[LayerChoice],
+    *,
+    device: str = "auto",
+    on_share: Callable[[float], None] = lambda share: None,
 ) -> FeatureData:
     """Read the data and compute the features for all of these choices, or take them from the folder.
+
+    Args:
+        on_share: told the share of all tokens that is done, where there is something to compute.
 
     Raises:
         BothwaysError: what is wrong with the data, all in one message.
@@ -146,9 +159,12 @@ def prepare_features(
     data = label(definition, tokenizer, train, dev, length)
     task = Tag(settings.task, model, tokenizer, data.labels, length).to(choose_device(device)).eval()
     encoder = task.model.encoder
+    part = sum(item.tokens for item in data.train) / max(1, sum(item.tokens for item in (*data.train, *data.dev)))
     stored = [
-        open_features(folder / name, encoder, inputs, layers, settings.stored)
-        for name, inputs in (("train", data.train), ("dev", data.dev))
+        open_features(folder / "train", encoder, data.train, layers, settings.stored, lambda share: on_share(part * share)),
+        open_features(
+            folder / "dev", encoder, data.dev, layers, settings.stored, lambda share: on_share(part + (1 - part) * share)
+        ),
     ]
     return FeatureData(task, stored[0], stored[1], data.dev_examples, depth)
 

@@ -30,7 +30,7 @@ from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, 
 from bothways.recipes.fitting import conclude, learning_by_rows
 from bothways.recipes.labelled import dev_windows, loader, score
 from bothways.recipes.stability import Stability, rules
-from bothways.tasks.definition import Metrics
+from bothways.tasks.definition import Definition, Metrics
 from bothways.tasks.preflight import Finding, places
 from bothways.tasks.task import Task
 from bothways.training import checkpoint, run
@@ -188,7 +188,7 @@ def _card(done: Finetuned, prepared: Prepared) -> Card:
             "schedule": _words(settings.training.schedule),
             "run": settings.training.until,
             "seed": settings.seed,
-            **_told(settings),
+            **_told(settings, done.task.definition),
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
         data=data_of(prepared.sources),
@@ -201,12 +201,17 @@ def _summary(done: Finetuned, labels: tuple[str, ...]) -> str:
     return said + (f" Warning: {done.failure}" if done.failure else "")
 
 
-def _told(settings: FinetuneConfig) -> dict[str, object]:
-    """The settings of stability that are not as usual."""
-    usual, mine = configs.to_dict(Stability()), configs.to_dict(settings.stability)
-    said = {name.replace("_", " "): value for name, value in mine.items() if value != usual[name]}
+def _told(settings: FinetuneConfig, definition: Definition[Any, Any]) -> dict[str, object]:
+    """The settings of the task, what was tuned among them, and of stability that are not as usual."""
     order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
-    return said | order
+    return {**_unusual(definition, type(definition)()), **_unusual(settings.stability, Stability()), **order}
+
+
+def _unusual(mine: Any, usual: Any) -> dict[str, object]:
+    """What differs, by its name in words; columns are the data's."""
+    before = configs.to_dict(usual)
+    changed = {name: value for name, value in configs.to_dict(mine).items() if value != before[name]}
+    return {name.replace("_", " "): value for name, value in changed.items() if name != "columns"}
 
 
 def _words(config: Any) -> str:

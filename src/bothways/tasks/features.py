@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,13 +90,19 @@ class Features:
 
 
 def open_features(
-    folder: Path, encoder: AnyEncoder, inputs: Many[Input], layers: tuple[int, ...], stored: Stored = "float32"
+    folder: Path,
+    encoder: AnyEncoder,
+    inputs: Many[Input],
+    layers: tuple[int, ...],
+    stored: Stored = "float32",
+    on_share: Callable[[float], None] = lambda share: None,
 ) -> Features:
     """The features of tagged sentences: from the folder if it holds those of this encoder and these tokens, else computed.
 
     Args:
         folder: one for each data set; what it holds of other encoders or tokens, or without some of the layers, is replaced.
         inputs: as `Tagging.encode` makes them.
+        on_share: as for `extract`.
 
     Raises:
         ResourceError: there is no room on the disk, or no permission.
@@ -113,7 +119,7 @@ def open_features(
         with new_folder(folder) as hidden:
             shape = (len(labels), len(layers), encoder.width)
             table = np.lib.format.open_memmap(hidden / _VALUES, mode="w+", dtype=stored, shape=shape)
-            extract(encoder, inputs, layers, table)
+            extract(encoder, inputs, layers, table, on_share=on_share)
             table.flush()
             (hidden / _ABOUT).write_text(json.dumps({**about, "layers": list(layers)}) + "\n", encoding="utf8")
     return Features(np.load(folder / _VALUES, mmap_mode="r"), held, offsets, labels)
@@ -151,17 +157,24 @@ def _key(encoder: AnyEncoder, inputs: Many[Input]) -> str:
 
 @torch.no_grad()
 def extract(
-    encoder: AnyEncoder, inputs: Many[Input], layers: tuple[int, ...], table: NDArray[np.floating], tokens: int = 8192
+    encoder: AnyEncoder,
+    inputs: Many[Input],
+    layers: tuple[int, ...],
+    table: NDArray[np.floating],
+    tokens: int = 8192,
+    on_share: Callable[[float], None] = lambda share: None,
 ) -> None:
     """Write the vectors of each word's first token into a table `(words, layers, width)`, without dropout.
 
     Args:
         tokens: the most that go through the encoder at once, unless a sequence has more.
+        on_share: told the share of tokens that is done.
     """
     sequences = [sequence for item in inputs for sequence in item.sequences]
     counts = [len(cast(TokenTargets, sequence.targets["tag"]).index) for sequence in sequences]
     starts = np.cumsum([0, *counts])
     device, mode = next(encoder.parameters()).device, encoder.training
+    done, total = 0, sum(map(len, sequences))
     encoder.eval()
     try:
         for places in deal([len(sequence) for sequence in sequences], 1, tokens)[0] if sequences else []:
@@ -171,6 +184,8 @@ def extract(
             vectors = torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
             rows = np.concatenate([np.arange(starts[place], starts[place + 1]) for place in places])
             table[rows] = vectors
+            done += batch.layout.tokens
+            on_share(done / total)
     finally:
         encoder.train(mode)
 
