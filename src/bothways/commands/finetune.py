@@ -63,7 +63,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     config
         A TOML file with settings; options and overrides win over it.
     seeds
-        Several runs: how many, such as 5, or their seeds, such as 3,14,15. Each has a folder seed-N; model/ is the best one's.
+        Several runs: how many, such as 5, their seeds, such as 3,14,15, or heads times orders of the data, such as 5x3. Each
+        has a folder seed-N; model/ is the best one's.
     resume
         Go on from the newest checkpoint in the run's folder; of several runs, leave out those that are finished.
     device
@@ -152,7 +153,7 @@ def _series_table(series: Series) -> Table:
         table.add_row(run.name + (" (best)" if run is series.best else ""), value, "; ".join(run.failed))
     if summary:
         table.add_section()
-        for name in ("mean", "median", "deviation"):
+        for name in ("mean", "median", "best", "deviation"):
             table.add_row(name, f"{getattr(summary, name):.4f}", "")
         table.add_row("failed runs", f"{summary.failed} of {len(series.runs)}", "")
     return table
