@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,19 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import has_int8
-from bothways.core.sequence import Sequence
-from bothways.families.catalogue import preset
 from bothways.model import quantised
-from bothways.model.block import Block
-from bothways.model.config import Disentangled, EncoderConfig, Gated, Learned
-from bothways.model.encoder import Encoder
-from bothways.model.heads import Labels, Masked, Model
-from bothways.model.mixout import mix_out
-from bothways.model.quantised import Int8Linear, quantise, quantise_activations, quantise_weights
-from bothways.model.recurrentconfig import RecurrentConfig
+from bothways.model.quantised import Int8Linear, quantise_activations, quantise_weights
 
 pytestmark = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="this processor does not multiply int8")
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 50))
@@ -134,80 +123,3 @@ def test_gradients_are_refused() -> None:
         layer(x)
     with torch.no_grad():
         assert layer(x).shape == (2, 3)
-
-
-def test_saving_is_refused() -> None:
-    with pytest.raises(ConfigError, match="never saved"):
-        quantise(Model(config(), ())).state_dict()
-
-
-def config(**changes: object) -> EncoderConfig:
-    return EncoderConfig(50, 32, 2, 4, 64, position=Learned(24), initial_range=0.2, **changes)  # type: ignore[arg-type]
-
-
-def layers(model: nn.Module) -> dict[str, list[str]]:
-    """The names of dense layers by their class."""
-    found: dict[str, list[str]] = {}
-    for block in (module for module in model.modules() if isinstance(module, Block)):
-        for name, module in block.named_modules():
-            if name and not list(module.children()) and hasattr(module, "bias") and not isinstance(module, nn.LayerNorm):
-                found.setdefault(type(module).__name__, []).append(name)
-    return found
-
-
-def test_the_model_stays_and_all_else_is_shared() -> None:
-    model = Model(config(), (Masked(), Labels(3))).train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    result = quantise(model)
-    assert model.training
-    assert not any(module.training for module in result.modules())
-    assert layers(model) == {"Linear": ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
-    assert layers(result) == {"Int8Linear": ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
-    kept = dict(model.named_parameters())
-    assert all(parameter is kept[name] for name, parameter in result.named_parameters())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert isinstance(result.encoder, Encoder)
-
-
-def test_what_is_no_plain_linear_is_left() -> None:
-    model = Model(config(mlp=Gated()), ())
-    mix_out(model.encoder.blocks[1], 0.5)  # type: ignore[union-attr]
-    assert sorted(layers(quantise(model))) == ["Int8Linear", "MixoutLinear"]
-
-
-SMALL = {"vocab": 60, "width": 64, "heads": 4, "depth": 2, "inner": 96, "pad": 0}
-FAMILIES = (
-    "bert-base", "megatron-bert-345m", "roberta-base", "distilbert-base-uncased", "albert-base-v2", "electra-small-generator",
-    "deberta-base", "deberta-v2-xlarge", "deberta-v3-base", "longformer-base-4096", "bigbird-roberta-base", "modernbert-base",
-    "gpt2", "transformer-base",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_preset_in_small_says_nearly_the_same(name: str) -> None:
-    """Of tokens, and of what the masked head reads, which disentangled attention makes with queries of its own."""
-    base = preset(name)
-    assert isinstance(base, EncoderConfig)
-    shrunk = replace(base, **SMALL, embedding=base.embedding and 32, patterns=base.patterns[:2], initial_range=0.1)
-    torch.manual_seed(7)
-    model = Model(shrunk, (Masked(),)).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.05 * torch.randn_like(parameter)
-    ids = [torch.randint(1, 60, (length,), dtype=torch.int32).numpy() for length in (5, 17, 30)]
-    batch = pack([Sequence(row, np.zeros(len(row), np.int8)) for row in ids])
-    found = quantise(model)
-    left = ["attention.qkv"] if isinstance(base.position, Disentangled) else []
-    kept = [name for name in layers(found).get("Linear", []) if "position" not in name]
-    assert kept == left
-    with torch.no_grad():
-        for read in (lambda made: made.encoder(batch).last, lambda made: made.before_masked(batch, made.encoder(batch))):
-            assert nn.functional.cosine_similarity(read(model), read(found)).min() > 0.995
-
-
-def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    recurrent = Model(RecurrentConfig(50, 8, 16, 1), ())
-    with pytest.raises(ConfigError, match="has none"):
-        quantise(recurrent)
-    monkeypatch.setattr(quantised, "has_int8", lambda device: False)
-    with pytest.raises(ConfigError, match="no instructions"):
-        quantise(Model(config(), ()))

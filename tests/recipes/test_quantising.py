@@ -64,7 +64,7 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
     exact, found = (vectors(task, texts, Pace(precision)) for precision in ("fp32", "int8"))  # type: ignore[arg-type]
     assert (exact * found).sum(1).min() > 0.99
     assert not np.allclose(exact, found, atol=1e-4)
-    quantised = task.quantised()
+    quantised = task.prepared("int8")
     alone = np.concatenate([vectors(quantised, [text], Pace()) for text in texts])
     assert (alone * found).sum(1).min() > 0.9999
 
@@ -77,7 +77,7 @@ def test_what_is_encoded_already_is_predicted_alike(opened: Opened) -> None:
 
 
 def test_a_quantised_task_leaves_the_other_as_it_was(opened: Opened) -> None:
-    quantised = opened.task.train().quantised()
+    quantised = opened.task.train().prepared("int8")
     assert opened.task.training
     assert not quantised.training
     assert any(isinstance(module, Int8Linear) for module in quantised.modules())

@@ -51,8 +51,7 @@ def has_bf16(device: torch.device) -> bool:
     """Whether the device multiplies bf16 in hardware: for a CPU, AVX512-BF16, AMX or the bf16 instructions of Arm."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(onednn) and not _BF16_FLAGS.isdisjoint(_cpu_flags())
+    return _has_onednn() and not _BF16_FLAGS.isdisjoint(_cpu_flags())
 
 
 def has_int8(device: torch.device) -> bool:
@@ -60,8 +59,16 @@ def has_int8(device: torch.device) -> bool:
 
     Older processors add two products in 16 bits, where they may not fit. Those of Arm have not been tried.
     """
-    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return device.type == "cpu" and bool(onednn) and not _INT8_FLAGS.isdisjoint(_cpu_flags())
+    return device.type == "cpu" and _has_onednn() and not _INT8_FLAGS.isdisjoint(_cpu_flags())
+
+
+def packs_weights(device: torch.device) -> bool:
+    """Whether the device multiplies matrices that are packed beforehand: a processor of x86 with oneDNN."""
+    return device.type == "cpu" and _has_onednn() and platform.machine().lower() in {"x86_64", "amd64"}
+
+
+def _has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:

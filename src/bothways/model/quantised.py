@@ -12,20 +12,13 @@ Source: Zafrir et al., Q8BERT (2019), with scales that are measured at each call
 
 from __future__ import annotations
 
-import copy
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
-from bothways.core.errors import ConfigError
-from bothways.core.hardware import describe, has_int8
-from bothways.model.block import Block
-from bothways.model.config import Disentangled
-from bothways.model.encoder import Encoder
-
-M = TypeVar("M", bound=nn.Module)
+from bothways.model.packed import Prepared
 
 ROWS = 16
 """Batches are filled up to a multiple of this: oneDNN plans each number of rows anew, which takes as long as a product."""
@@ -74,7 +67,7 @@ def _quantise(x: Float[Tensor, "rows width"], place: UInt8[Tensor, "rows width"]
     return scales
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(Prepared):
     """A dense layer whose products are in int8; for predictions alone.
 
     Args:
@@ -99,9 +92,7 @@ class Int8Linear(nn.Module):
         Raises:
             ConfigError: gradients are asked for.
         """
-        if x.requires_grad and torch.is_grad_enabled():
-            what = "is for predictions: an int8 layer has no gradients"
-            raise ConfigError(what, where="precision", fix="Train the model in fp32 or bf16, and quantise what comes of it.")
+        self.check(x)
         if not len(x):
             return x.new_empty(0, len(self.scales), dtype=torch.float32)
         codes, scales = quantise_activations(x.float())
@@ -110,45 +101,3 @@ class Int8Linear(nn.Module):
         )
         result = products[: len(x)].mul_(scales)
         return result if self.bias is None else result.add_(self.bias)
-
-    def get_extra_state(self) -> NoReturn:
-        """ConfigError: the layer is in no state_dict, so that no folder is written without its weights."""
-        what = "int8 layers are made in memory and never saved"
-        raise ConfigError(what, where="precision", fix="Save the model that they were made from.")
-
-
-def quantise(model: M) -> M:
-    """The same model in evaluation mode, with blocks whose dense layers are in int8; it shares all other weights.
-
-    In int8 are the projections to queries, keys and values, those of global tokens too, the projection of what attention
-    gives, and both layers of the feed-forward part, gated or not. In fp32 stay embeddings, attention itself, LayerNorms and
-    heads; what makes keys and queries of relative positions; the projections of the last block, where disentangled attention
-    may apply it with queries of its own; and layers that are no plain `nn.Linear`.
-
-    Raises:
-        ConfigError: the model is not on a CPU that multiplies int8, or has no blocks.
-    """
-    device = next(model.parameters()).device
-    if not has_int8(device):
-        what = f"int8 is asked for, but {describe(device)} has no instructions for it that are used here"
-        raise ConfigError(what, where="precision", fix="Set the precision to auto or fp32, or the device to cpu.")
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    result = copy.deepcopy(model, tensors)
-    blocks = [module for module in result.modules() if isinstance(module, Block)]
-    if not blocks:
-        what = "int8 is for the dense layers of Transformer blocks, and this model has none"
-        raise ConfigError(what, where="precision", fix="Set the precision to fp32.")
-    encoders = [module for module in result.modules() if isinstance(module, Encoder)]
-    decoding = [encoder for encoder in encoders if isinstance(encoder.config.position, Disentangled)]
-    exact = [encoder.layer(encoder.config.depth - 1)[-1] for encoder in decoding]
-    for block in blocks:
-        _replace(block.attention, ("wide", "out") if block in exact else ("qkv", "wide", "out"))
-        _replace(block.mlp, ("up", "down"))
-    return result.eval()
-
-
-def _replace(module: nn.Module, names: tuple[str, ...]) -> None:
-    for name in names:
-        layer = getattr(module, name)
-        if type(layer) is nn.Linear:
-            setattr(module, name, Int8Linear(layer))

@@ -74,7 +74,7 @@ def price(opened: Opened, evaluate: Callable[[Opened], Metrics]) -> Price:
     Raises:
         ConfigError: there is no int8 for this model here.
     """
-    definition, quantised = opened.task.definition, Opened(opened.task.quantised())
+    definition, quantised = opened.task.definition, Opened(opened.task.prepared("int8"))
     fp32, int8 = (_scored(model, evaluate) for model in (opened, quantised))
     direction = definition.directions(opened.task.labels)[definition.metric]
     return Price(definition.metric, direction, fp32, int8)

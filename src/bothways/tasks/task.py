@@ -28,7 +28,7 @@ from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
 from bothways.data.packing import deal
 from bothways.model.heads import Model
-from bothways.model.quantised import quantise
+from bothways.model.prepared import prepare
 from bothways.tasks.definition import Definition, E, Metrics, P
 from bothways.text.tokenizer import Tokenizer
 
@@ -105,14 +105,14 @@ class Task(Learner, Generic[E, P]):
         """The definition with what is best chosen from predictions on development data, such as thresholds."""
         return self.definition
 
-    def quantised(self) -> Task[E, P]:
-        """The same task for many predictions in int8, with a model as `model.quantised.quantise` makes it.
+    def prepared(self, precision: Precision | Literal["int8"] = "fp32") -> Task[E, P]:
+        """The same task for many calls with few texts, or in int8, with a model as `model.prepared.prepare` makes it.
 
         Raises:
             ConfigError: as there.
         """
         result = copy.copy(self)
-        result.__dict__["_modules"] = self._modules | {"model": quantise(self.model)}  # a copy would share the dictionary
+        result.__dict__["_modules"] = self._modules | {"model": prepare(self.model, precision)}  # a copy would share it
         result.training = False
         return result
 
@@ -130,7 +130,7 @@ class Pace:
     """How predictions are computed; none of it changes them, but for `precision`, by its rounding.
 
     Attributes:
-        precision: of matrix products; int8 for those of the blocks, see `model.quantised`.
+        precision: of matrix products; int8 for those of the blocks, see `model.prepared`.
         tokens: the most that go through the model at once, unless one sequence has more; none for `AT_ONCE`.
         window: examples that are read together; sequences of like length in a window share a batch.
     """
@@ -172,7 +172,7 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
     """
     tally = tally or Tally()
     if pace.precision == "int8":  # once for all windows
-        task, pace = task.quantised(), dataclasses.replace(pace, precision="fp32")
+        task, pace = task.prepared("int8"), dataclasses.replace(pace, precision="fp32")
     for window in windows(examples, pace.window):
         inputs = task.encode(window)
         tally.examples += len(inputs)
@@ -186,7 +186,7 @@ def predict_encoded(task: Task[E, P], examples: Many[E], inputs: Many[Input], pa
     device = next(task.parameters()).device
     precision = pace.precision
     if precision == "int8":
-        task, precision = task.quantised(), "fp32"
+        task, precision = task.prepared("int8"), "fp32"
     dtype, training, cut = resolve_precision(precision, device), task.training, cut_to_predict(device)
     most = pace.tokens or AT_ONCE[device.type]
     sequences = [sequence for item in inputs for sequence in item.sequences]

@@ -1,0 +1,59 @@
+"""Dense layers whose weights lie as oneDNN's kernels read them, for predictions on a CPU.
+
+A product of few rows with a matrix as a checkpoint has it spends most of its time on putting the matrix in order, each time
+anew. Packed once, a text of 17 tokens goes through the layers of MiniLM on two threads in less than half the time; for a
+thousand tokens nothing changes.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bothways.core.errors import ConfigError
+
+
+class Prepared(nn.Module):
+    """A layer made of another one for predictions alone: it has no gradients, and is in no folder."""
+
+    def check(self, x: Tensor) -> None:
+        """ConfigError: gradients are asked for."""
+        if x.requires_grad and torch.is_grad_enabled():
+            what = f"is for predictions: {type(self).__name__} has no gradients"
+            raise ConfigError(what, where="precision", fix="Train the model itself, and prepare what comes of it.")
+
+    def get_extra_state(self) -> NoReturn:
+        """ConfigError: the layer is in no state_dict, so that no folder is written without its weights."""
+        what = "layers that are prepared for predictions are made in memory and never saved"
+        raise ConfigError(what, where="precision", fix="Save the model that they were made from.")
+
+
+class PackedLinear(Prepared):
+    """A dense layer in fp32 or bf16, its weights packed; for predictions alone.
+
+    Args:
+        linear: what it stands for; later changes of its weights are not seen.
+        dtype: of the product, and of what it gives.
+    """
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype).contiguous(), None)
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
+
+    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
+        """x·Wᵀ + b.
+
+        Raises:
+            ConfigError: gradients are asked for.
+        """
+        self.check(x)
+        if x.dtype is not self.dtype:
+            x = x.to(self.dtype)
+        product = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        result: Tensor = product
+        return result

@@ -1,0 +1,76 @@
+"""A model prepared for predictions on a CPU: the dense layers of its blocks in the form in which it multiplies them fastest."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import torch
+from torch import nn
+from typing_extensions import assert_never
+
+from bothways.core.errors import ConfigError
+from bothways.core.hardware import Precision, describe, has_int8, packs_weights, resolve_precision
+from bothways.model.block import Block
+from bothways.model.config import Disentangled
+from bothways.model.encoder import Encoder
+from bothways.model.packed import PackedLinear
+from bothways.model.quantised import Int8Linear
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def prepare(model: M, precision: Precision | Literal["int8"] = "fp32") -> M:
+    """The same model in evaluation mode, with blocks whose dense layers are packed, or in int8; it shares all other weights.
+
+    These are the projections to queries, keys and values, those of global tokens too, the projection of what attention gives,
+    and both layers of the feed-forward part, gated or not. As they were stay embeddings, attention itself, LayerNorms and
+    heads; what makes keys and queries of relative positions; the projections of the last block, where disentangled attention
+    may apply it with queries of its own; and layers that are no plain `nn.Linear`.
+
+    Where weights cannot be packed, on a GPU or with a torch that has no oneDNN, and where a model has no blocks, fp32 and bf16
+    leave all layers as they are.
+
+    Raises:
+        ConfigError: int8 is asked for, and the model is not on a CPU that multiplies it, or has no blocks; bf16 where the
+            device has none.
+    """
+    device = next(model.parameters()).device
+    match precision:
+        case "int8":
+            _check_int8(model, device)
+            return _replaced(model, Int8Linear)
+        case "auto" | "fp32" | "bf16":
+            dtype = resolve_precision(precision, device)
+            return _replaced(model, lambda linear: PackedLinear(linear, dtype) if packs_weights(device) else linear)
+        case _:
+            assert_never(precision)
+
+
+def _check_int8(model: nn.Module, device: torch.device) -> None:
+    if not has_int8(device):
+        what = f"int8 is asked for, but {describe(device)} has no instructions for it that are used here"
+        raise ConfigError(what, where="precision", fix="Set the precision to auto or fp32, or the device to cpu.")
+    if not any(isinstance(module, Block) for module in model.modules()):
+        what = "int8 is for the dense layers of Transformer blocks, and this model has none"
+        raise ConfigError(what, where="precision", fix="Set the precision to fp32.")
+
+
+def _replaced(model: M, made: Callable[[nn.Linear], nn.Module]) -> M:
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    result = copy.deepcopy(model, tensors)
+    encoders = [module for module in result.modules() if isinstance(module, Encoder)]
+    decoding = [encoder for encoder in encoders if isinstance(encoder.config.position, Disentangled)]
+    exact = [encoder.layer(encoder.config.depth - 1)[-1] for encoder in decoding]
+    for block in [module for module in result.modules() if isinstance(module, Block)]:
+        _replace(block.attention, ("wide", "out") if block in exact else ("qkv", "wide", "out"), made)
+        _replace(block.mlp, ("up", "down"), made)
+    return result.eval()
+
+
+def _replace(module: nn.Module, names: tuple[str, ...], made: Callable[[nn.Linear], nn.Module]) -> None:
+    for name in names:
+        layer = getattr(module, name)
+        if type(layer) is nn.Linear:
+            setattr(module, name, made(layer))
