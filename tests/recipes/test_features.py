@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
+from datetime import timedelta
 from pathlib import Path
 from typing import get_args
 
@@ -16,10 +18,12 @@ from toy_folder import FILLERS, GOOD, make_folder
 from bothways.cli import app
 from bothways.commands.features import Layers
 from bothways.commands.progress import TimeLeft
-from bothways.core.batch import IGNORED, pack
+from bothways.core.batch import IGNORED, Batch, pack
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.data.packing import Examples
+from bothways.data.packing import Examples, Tokens
 from bothways.model.layers import LayerChoice, LayerSum
+from bothways.recipes import feature_setup
+from bothways.recipes.feature_setup import Sentences, encoder_speed, forecast, read_sentences, tagger_speed, tokens_in
 from bothways.recipes.features import (
     FeatureConfig,
     FeatureData,
@@ -32,9 +36,10 @@ from bothways.recipes.features import (
 )
 from bothways.tasks import features
 from bothways.tasks.features import BiLSTMTagger, FeatureTagger, open_features
+from bothways.tasks.preflight import speed
 from bothways.tasks.tag import Tagging
 from bothways.tasks.tagged import TagExample
-from bothways.training.state import Epochs
+from bothways.training.state import Epochs, Hours
 
 ALL: tuple[LayerChoice, ...] = get_args(LayerChoice)
 
@@ -66,6 +71,11 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> FeatureConfig:
         base.training, until=Epochs(6.0), optimiser=dataclasses.replace(base.training.optimiser, lr=1e-2)
     )
     return dataclasses.replace(base, training=training)
+
+
+@pytest.fixture(scope="module")
+def sentences(settings: FeatureConfig) -> Sentences:
+    return read_sentences(settings, ["last"], "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +131,9 @@ def test_features_are_computed_once(
     calls: list[tuple[int, ...]] = []
     plain = features.extract
 
-    def counted(encoder, inputs, layers, table):  # type: ignore[no-untyped-def]
+    def counted(encoder, inputs, layers, table, on_share):  # type: ignore[no-untyped-def]
         calls.append(layers)
-        plain(encoder, inputs, layers, table)
+        plain(encoder, inputs, layers, table, on_share=on_share)
 
     monkeypatch.setattr(features, "extract", counted)
     encoder, inputs = data.task.model.encoder, data.task.encode(data.dev_examples)
@@ -241,7 +251,9 @@ def test_the_command_prints_metrics_and_shares(
     words = ["features", settings.model, settings.train, "--dev", settings.dev, "--out", str(tmp_path), "--device", "cpu"]
     short = ["training.until=1 epochs", "tagger.hidden=8", "--layers", "weighted_last_four"]
     app([*words, *short, "--json"], result_action="return_value")
-    said = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+    assert "words through the tagger" in " ".join(printed.err.split())
     assert said["layers"] == "weighted_last_four"
     assert 0 <= said["metrics"]["f1"] <= 1
     assert len(said["shares"]) == 4
@@ -249,6 +261,64 @@ def test_the_command_prints_metrics_and_shares(
     table = capsys.readouterr().out
     assert "Frozen features: weighted_last_four" in table
     assert "share of layer 4 of 4" in table
+
+
+def test_the_forecast_is_of_what_is_left(
+    settings: FeatureConfig, sentences: Sentences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_setup, "encoder_speed", lambda encoder, inputs: 8.0)
+    monkeypatch.setattr(feature_setup, "tagger_speed", lambda *arguments: 4.0)
+    data = sentences.data
+    tokens = {name: sum(len(s) for item in inputs for s in item.sequences) for name, inputs in sentences.splits.items()}
+    words = {name: sum(len(e.words) for e in of) for name, of in (("train", data.train_examples), ("dev", data.dev_examples))}
+    read = 6 * (words["train"] + words["dev"] / 3)
+
+    def said(folder: Path, run: FeatureConfig = settings) -> str:
+        return str(forecast(sentences, run, folder))
+
+    def told(seconds: float) -> str:
+        return f", as measured now: about {timedelta(seconds=math.ceil(seconds))}"
+
+    fitting = f"{read:,.0f} words through the tagger at 4 a second in training"
+    whole, dev = sum(tokens.values()), tokens["dev"]
+    assert said(tmp_path) == f"{whole:,} tokens through the encoder at 8 a second, {fitting}" + told(whole / 8 + read / 4)
+    open_features(tmp_path / "train", sentences.task.model.encoder, data.train, sentences.layers)
+    assert said(tmp_path) == f"{dev:,} tokens through the encoder at 8 a second, {fitting}" + told(dev / 8 + read / 4)
+    open_features(tmp_path / "dev", sentences.task.model.encoder, data.train, sentences.layers)
+    assert said(tmp_path).startswith(f"{dev:,} tokens")  # they are of other data
+    open_features(tmp_path / "dev", sentences.task.model.encoder, data.dev, sentences.layers)
+    assert said(tmp_path) == fitting + told(read / 4)
+    hours = dataclasses.replace(settings, training=dataclasses.replace(settings.training, until=Hours(0.5)))
+    assert said(tmp_path, hours) == "0.5 hours of training" + told(1800)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"), [(Examples(32), (32, 9 * 40)), (Tokens(50), (40, 64)), (Examples(9999), (400, 9999))]
+)
+def test_speeds_are_measured_as_the_work_will_be_done(
+    settings: FeatureConfig,
+    sentences: Sentences,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: Examples | Tokens,
+    words: tuple[int, int],
+) -> None:
+    batches = list[Batch]()
+    encoder, inputs = sentences.task.model.encoder, sentences.data.train
+
+    def timed(learner: FeatureTagger, batch: Batch, precision: str) -> float:
+        batches.append(batch)
+        return speed(learner, batch, "fp32")
+
+    monkeypatch.setattr(feature_setup, "speed", timed)
+    run = dataclasses.replace(settings, batch=batch, layers="concat_last_four")
+    assert tagger_speed(run, encoder, inputs, 3) > 0
+    assert words[0] <= batches[0].layout.tokens <= words[1]
+    least, most = min(batches[0].layout.lengths), max(batches[0].layout.lengths)
+    assert least < 5 < most  # lengths are mixed as in the data
+    read = list[int]()
+    monkeypatch.setattr(feature_setup, "extract", lambda encoder, sample, *_: read.append(sum(map(tokens_in, sample))))
+    assert encoder_speed(encoder, inputs) > 0
+    assert read[0] == read[1] <= 2 * feature_setup.SAMPLE
 
 
 def test_time_left_is_that_of_the_share_that_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:

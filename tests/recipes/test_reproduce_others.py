@@ -14,10 +14,11 @@ from rich.console import Console
 from toy_folder import make_folder
 
 from bothways.core.errors import ConfigError
+from bothways.recipes.feature_setup import read_sentences
 from bothways.recipes.features import FeatureConfig, feature_based
 from bothways.recipes.finetune_setup import prepare
 from bothways.recipes.finetuned import open_task
-from bothways.recipes.reproduce import benchmarks, cost, ner, runner, squad, swag
+from bothways.recipes.reproduce import benchmarks, cost, frozen, frozen_cost, ner, runner, squad, swag
 from bothways.recipes.reproduce.benchmarks import reproduce
 from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Request, find
 from bothways.recipes.reproduce.outcome import measured, report_of, write_results
@@ -72,6 +73,10 @@ def request_of(place: Path, name: str, out: Path, **changes: Any) -> Request:
     return dataclasses.replace(base, **changes)
 
 
+def said_by(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
 def grid_of(entry: Experiment | Frozen | NotRun) -> list[tuple[float, int, Any, int]]:
     assert isinstance(entry, Experiment)
     return [(s.training.optimiser.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
@@ -84,7 +89,7 @@ def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
     first, second = planned(squad, "squad")
     assert (grid_of(first), grid_of(second)) == ([(5e-5, 32, Epochs(3.0), 384)], [(5e-5, 48, Epochs(2.0), 384)])
     assert grid_of(planned(swag, "swag")[0]) == [(2e-5, 16, Epochs(3.0), 128)]
-    tagged, *frozen = planned(ner, "ner")
+    tagged, *by_layers = planned(ner, "ner")
     assert isinstance(tagged, Experiment)
     assert set(grid_of(tagged)) == {
         (rate, batch, Epochs(epochs), 512) for rate in (5e-5, 3e-5, 2e-5) for batch in (16, 32) for epochs in (2.0, 3.0, 4.0)
@@ -92,11 +97,11 @@ def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
     assert (tagged.seeds, tagged.restarts, tagged.cells) == (5, "mean", 18 + 4)
     assert all(settings.task.context == "document" for settings in tagged.grid)  # type: ignore[union-attr]
     alone, *_ = ner.plan(request_of(place, "ner", tmp_path, grid="none", overrides=())).experiments
-    assert [type(entry) for entry in frozen] == [Frozen, Frozen, Frozen, NotRun, NotRun, Frozen]
-    assert frozen[3] == NotRun("sum-last-four", "'weighted_last_four' needs more blocks than the encoder's 2")
-    assert isinstance(frozen[2], Frozen)
-    assert (frozen[2].seeds, frozen[2].settings.layers, frozen[2].settings.task.context) == (5, "last", "document")
-    assert (frozen[2].settings.tagger.hidden, frozen[2].settings.tagger.depth) == (768, 2)
+    assert [type(entry) for entry in by_layers] == [Frozen, Frozen, Frozen, NotRun, NotRun, Frozen]
+    assert by_layers[3] == NotRun("sum-last-four", "'weighted_last_four' needs more blocks than the encoder's 2")
+    assert isinstance(by_layers[2], Frozen)
+    assert (by_layers[2].seeds, by_layers[2].settings.layers, by_layers[2].settings.task.context) == (5, "last", "document")
+    assert (by_layers[2].settings.tagger.hidden, by_layers[2].settings.tagger.depth) == (768, 2)
     assert grid_of(alone) == [(5e-5, 32, Epochs(3.0), 512)]
 
 
@@ -216,7 +221,7 @@ def test_frozen_features_are_the_mean_of_bilstms(place: Path, tmp_path: Path, mo
     assert not (tmp_path / "runs").exists()
     done = reproduce("ner", request, device="cpu", console=heard)
     assert done is not None
-    assert "2 BiLSTMs on frozen features come on top" in heard.file.getvalue()  # type: ignore[attr-defined]
+    assert "tokens a second through the encoder" in " ".join(said_by(heard).split())
     results = json.loads((tmp_path / "results.json").read_text())
     cells = results["tasks"]["last"]["cells"]
     assert [cell["settings"]["seed"] for cell in cells] == [0, 1]
@@ -234,27 +239,61 @@ def test_frozen_features_are_the_mean_of_bilstms(place: Path, tmp_path: Path, mo
     assert cells[1]["metrics"] == dict(again.metrics)
     monkeypatch.setattr("bothways.recipes.reproduce.frozen.fit_features", None)
     assert reproduce("ner", request, device="cpu", console=heard) is not None
-    assert "last, run 2 of 2: done before" in heard.file.getvalue()  # type: ignore[attr-defined]
+    assert "last, run 2 of 2: done before" in said_by(heard)
 
 
-def test_the_cost_is_what_the_runs_will_read(place: Path, tmp_path: Path) -> None:
+def test_frozen_features_cost_a_pass_of_the_encoder_and_every_run_that_is_left(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(place, "ner", tmp_path, seeds=3, tasks=("last", "embeddings"))
+    first, second = ner.plan(request).experiments
+    assert isinstance(first, Frozen)
+    assert isinstance(second, Frozen)
+    monkeypatch.setattr(frozen_cost, "encoder_speed", lambda encoder, inputs: 10.0)
+    monkeypatch.setattr(frozen_cost, "tagger_speed", lambda *arguments: 2.0)
+    data = read_sentences(second.settings, ["last"], "cpu").data
+    tokens = sum(len(sequence) for item in data.train for sequence in item.sequences)
+    assert tokens > 2 * len(SENTENCES.split("\n\n"))  # with the documents that the sentences are in
+    words = 5 * 20 * (1 + 1 / 3)  # those of dev cost a third
+
+    def costs() -> list[tuple[int, float]]:
+        found, note = frozen_cost.estimate_frozen([first, second], tmp_path, device="cpu")
+        assert "10 tokens a second through the encoder" in note
+        assert [(cost.name, cost.runs, cost.examples, cost.tokens) for cost in found] == [
+            ("embeddings", 3, 3, tokens), ("last", 3, 3, tokens),
+        ]  # fmt: skip
+        return [(cost.done, pytest.approx(cost.seconds)) for cost in found]
+
+    whole = (0, 2 * tokens / 10 + 3 * words / 2)
+    assert costs() == [whole, whole]
+    frozen.features_folder(second, tmp_path).joinpath("dev").mkdir(parents=True)
+    assert costs() == [whole, (0, 3 * words / 2)]
+    done = fake(tmp_path, 0.5)
+    monkeypatch.setattr(frozen_cost, "finished", lambda experiment, settings, out: done if settings.seed < 2 else None)
+    assert costs() == [(2, 2 * tokens / 10 + words / 2), (2, words / 2)]
+    monkeypatch.setattr(frozen_cost, "finished", lambda *arguments: done)
+    assert costs() == [(3, 0.0), (3, 0.0)]
+
+
+def test_the_cost_is_what_the_runs_will_read(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_speed", lambda *arguments: 100.0)
     overrides = (*QUICK, "length=14")
     planned = squad.plan(request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3))
     (experiment,) = planned.experiments
     assert isinstance(experiment, Experiment)
-    (costs,), rate = cost.estimate([experiment], tmp_path, device="cpu")
+    (costs,), note = cost.estimate([experiment], tmp_path, device="cpu")
     settings = experiment.grid[0]
     import torch
 
     data = prepare(settings, tmp_path / "run", torch.device("cpu")).data
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
     assert (costs.runs, costs.done, costs.examples, costs.tokens) == (3, 0, 12, pytest.approx(data.tokens))
-    assert costs.work == pytest.approx(3 * (2 * data.tokens + dev / 3))
-    assert rate > 0
-    shown = cost.table([dataclasses.replace(costs, work=7000.0), dataclasses.replace(costs, done=3, work=0.0)], 100.0)
+    assert costs.seconds == pytest.approx(3 * (2 * data.tokens + dev / 3) / 100)
+    shown = cost.table([dataclasses.replace(costs, seconds=70.0), dataclasses.replace(costs, done=3, seconds=0.0)], note)
+    assert shown.note.startswith("At 100 tokens a second in training")
     assert shown.rows[-1][:3] == ["all", 6, 3]
     assert [row[-1] for row in shown.rows] == ["0:01:10", "0:00:00", "0:01:10"]
-    shown = cost.table([dataclasses.replace(costs, work=work) for work in (7000.0, 360000.0)], 100.0)
+    shown = cost.table([dataclasses.replace(costs, seconds=seconds) for seconds in (70.0, 3600.0)], note)
     assert [row[-1] for row in shown.rows] == ["0:01:10", "1:00:00", "1:01:10"]
 
 
@@ -265,6 +304,7 @@ def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_fo
     (experiment,) = squad.plan(request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)).experiments
     assert isinstance(experiment, Experiment)
     done = fake(tmp_path, 0.5)
+    monkeypatch.setattr(cost, "_speed", lambda *arguments: 1.0)
     monkeypatch.setattr(cost, "finished", lambda experiment, settings, out: done if settings.seed == 1 else None)
     (whole,), _ = cost.estimate([experiment], tmp_path, device="cpu")
     monkeypatch.setattr(cost, "SAMPLED", 4)
@@ -277,7 +317,7 @@ def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_fo
         size[split] = sum(len(sequence) for item in encoded for sequence in item.sequences) * count / 4
     assert (whole.done, costs.done, costs.examples) == (1, 1, 12)
     assert costs.tokens == pytest.approx(size["train"])
-    assert costs.work == pytest.approx(2 * (2 * size["train"] + size["dev"] / 3))
+    assert costs.seconds == pytest.approx(2 * (2 * size["train"] + size["dev"] / 3))
 
 
 def test_restarts_count_from_the_seed_that_is_set(place: Path, tmp_path: Path) -> None:
@@ -287,12 +327,15 @@ def test_restarts_count_from_the_seed_that_is_set(place: Path, tmp_path: Path) -
     assert [settings.seed for settings in runner.cells(experiment)] == [5, 6, 7]
 
 
-def test_the_cost_of_a_run_that_epochs_do_not_measure_is_that_of_one(place: Path, tmp_path: Path) -> None:
+def test_the_cost_of_a_run_that_epochs_do_not_measure_is_that_of_one(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "_speed", lambda *arguments: 1.0)
     (experiment,) = squad.plan(request_of(place, "squad", tmp_path, tasks=("v1.1",))).experiments
     assert isinstance(experiment, Experiment)
     assert experiment.grid[0].training.until == Steps(2)
     (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")
-    assert costs.tokens < costs.work < 2 * costs.tokens
+    assert costs.tokens < costs.seconds < 2 * costs.tokens
 
 
 def fake(place: Path, value: float, **changes: Any) -> Result:

@@ -70,6 +70,7 @@ def features(
             settings,
             out,
             device=device,
+            console=console,
             on_share=lambda share: status.update(f"computing features, {computing.said(share)} …"),
             on_step=lambda at: status.update(f"training, {at.epochs:.1f} epochs, {training.said(at.share(until))} …"),
         )

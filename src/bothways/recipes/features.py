@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
@@ -21,60 +22,20 @@ from bothways.core.learner import Cursor
 from bothways.core.sequence import Sequence
 from bothways.data.listed import ListSource, Shuffled
 from bothways.data.loader import Loader, Share
-from bothways.data.packing import Examples, Tokens, deal
-from bothways.interop.folder import load_model
-from bothways.interop.hub import model_folder
+from bothways.data.packing import deal
 from bothways.model.layers import LayerChoice, LayerSum, chosen_layers
-from bothways.recipes.labelled import label
+from bothways.recipes.feature_setup import FeatureConfig, Sentences, forecast, read_sentences
 from bothways.tasks.definition import Metrics
-from bothways.tasks.features import BiLSTMTagger, Features, FeatureTagger, Stored, open_features
+from bothways.tasks.features import Features, FeatureTagger, open_features
 from bothways.tasks.predictions import TagPrediction
-from bothways.tasks.preflight import check_model, settle
-from bothways.tasks.tag import Tag, Tagging
+from bothways.tasks.tag import Tag
 from bothways.tasks.tagged import TagExample
 from bothways.tasks.task import Output
-from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Best
 from bothways.training.memory import train
-from bothways.training.optim import AdamW
-from bothways.training.run import Training
-from bothways.training.schedule import Linear
 from bothways.training.state import Epochs, Progress
 
-
-def adam() -> Training:
-    """Twenty epochs of AdamW at 1e-3: the paper says nothing of it. The LSTM is small, so it is trained in fp32."""
-    return Training(until=Epochs(20.0), optimiser=AdamW(lr=1e-3, decay=0.0), schedule=Linear(0.05), precision="fp32")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureConfig:
-    """Everything that decides what a run on frozen features computes.
-
-    Attributes:
-        model: a model folder, the folder of a run, or a Hub id.
-        train, dev: sentences with tags: files or Hub data sets.
-        layers: which of the encoder's, and how they become one vector.
-        task: how the data is read; the paper gives the encoder all of the document that fits.
-        length: the longest sequence in tokens; none means as many as the model has positions.
-        tagger: what is trained.
-        training: of it; the dev data is scored after every epoch, and the best weights are kept.
-        batch: sentences or words per update.
-        stored: the type of the features on the disk.
-        seed: of the tagger, the order of the data and dropout.
-    """
-
-    model: str
-    train: str
-    dev: str
-    layers: LayerChoice = "concat_last_four"
-    task: Tagging = Tagging(context="document")
-    length: int | None = None
-    tagger: BiLSTMTagger = BiLSTMTagger()
-    training: Training = field(default_factory=adam)
-    batch: Examples | Tokens = Examples(32)
-    stored: Stored = "float32"
-    seed: int = 0
+__all__ = ["FeatureConfig", "feature_based", "fit_features", "prepare_features", "restarts"]
 
 
 @dataclass(frozen=True)
@@ -121,11 +82,19 @@ def feature_based(
     folder: Path,
     *,
     device: str = "auto",
+    console: Console | None = None,
     on_share: Callable[[float], None] = lambda share: None,
     on_step: Callable[[Progress], None] = lambda progress: None,
 ) -> FeatureBased:
-    """Compute features, unless the folder has them, and train on them; errors as `prepare_features` and `fit_features`."""
-    data = prepare_features(settings, folder, [settings.layers], device=device, on_share=on_share)
+    """Compute features, unless the folder has them, and train on them; errors as `prepare_features` and `fit_features`.
+
+    Args:
+        console: where warnings and the forecast of the time go; none for nowhere.
+    """
+    sentences, console = read_sentences(settings, [settings.layers], device), console or Console(quiet=True)
+    for finding in (*sentences.data.findings, forecast(sentences, settings, folder)):
+        console.print(f"{finding.severity}: {finding}", highlight=False, markup=False, soft_wrap=True)
+    data = compute_features(sentences, settings, folder, on_share)
     return fit_features(data, settings, device=device, on_step=on_step)
 
 
@@ -148,25 +117,25 @@ def prepare_features(
         FolderError: the model cannot be read.
         ResourceError: there is no room for the features.
     """
-    loaded = load_model(model_folder(settings.model), heads=())
-    model, tokenizer = loaded.model, Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
-    length, depth = settings.length or model.config.most, model.config.depth
-    layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
-    settle(check_model(model.config, tokenizer, length))
-    reading = settings.task.read(settings.train, settings.task.columns)
-    train, definition = list(reading.examples), reading.definition
-    dev = list(definition.read(settings.dev, settings.task.columns).examples)
-    data = label(definition, tokenizer, train, dev, length)
-    task = Tag(settings.task, model, tokenizer, data.labels, length).to(choose_device(device)).eval()
+    return compute_features(read_sentences(settings, choices, device), settings, folder, on_share)
+
+
+def compute_features(
+    sentences: Sentences, settings: FeatureConfig, folder: Path, on_share: Callable[[float], None] = lambda share: None
+) -> FeatureData:
+    """The features of sentences, computed or from the folder; `on_share` and errors as for `prepare_features`."""
+    task, data = sentences.task, sentences.data
     encoder = task.model.encoder
     part = sum(item.tokens for item in data.train) / max(1, sum(item.tokens for item in (*data.train, *data.dev)))
-    stored = [
-        open_features(folder / "train", encoder, data.train, layers, settings.stored, lambda share: on_share(part * share)),
-        open_features(
-            folder / "dev", encoder, data.dev, layers, settings.stored, lambda share: on_share(part + (1 - part) * share)
-        ),
-    ]
-    return FeatureData(task, stored[0], stored[1], data.dev_examples, depth)
+    shares: dict[str, Callable[[float], None]] = {
+        "train": lambda share: on_share(part * share),
+        "dev": lambda share: on_share(part + (1 - part) * share),
+    }
+    stored = {
+        name: open_features(folder / name, encoder, inputs, sentences.layers, settings.stored, shares[name])
+        for name, inputs in sentences.splits.items()
+    }
+    return FeatureData(task, stored["train"], stored["dev"], data.dev_examples, encoder.config.depth)
 
 
 def fit_features(

@@ -25,7 +25,7 @@ from bothways.tasks.task import Task
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Best
 from bothways.training.run import Training
-from bothways.training.state import Epochs, Steps
+from bothways.training.state import Duration, Epochs, Steps
 from bothways.training.state import Tokens as TokenCount
 
 SAMPLE = 1024
@@ -131,13 +131,18 @@ def _load(settings: FinetuneConfig, model: Model, data: Labelled) -> Load:
 
 def tokens_of(settings: FinetuneConfig, data: Labelled) -> int | float | None:
     """How many tokens the run reads; none if that depends on its speed."""
-    match settings.training.until, settings.batch:
+    return amount_read(settings.training.until, settings.batch, data.tokens, len(data.sequences))
+
+
+def amount_read(until: Duration, batch: Examples | Tokens, tokens: int | float, sequences: int) -> int | float | None:
+    """How many tokens a run reads of data with so many tokens in so many sequences; none if that depends on its speed."""
+    match until, batch:
         case Epochs(count), _:
-            return count * data.tokens
+            return count * tokens
         case TokenCount(count), _:
             return count
         case Steps(count), Examples(n):
-            return count * n * data.tokens / len(data.sequences)
+            return count * n * tokens / sequences
         case Steps(count), Tokens(n):
             return count * n
         case _:

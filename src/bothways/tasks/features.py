@@ -112,7 +112,7 @@ def open_features(
     labels = np.concatenate([*words, np.zeros(0, dtype=np.int64)])
     if not len(labels):
         return Features(np.zeros((0, len(layers), encoder.width), stored), layers, offsets, labels)
-    about = {"key": _key(encoder, inputs), "stored": stored}
+    about = _about(encoder, inputs, stored)
     held = _held(folder, about)
     if not set(layers) <= set(held):
         held = layers
@@ -123,6 +123,15 @@ def open_features(
             table.flush()
             (hidden / _ABOUT).write_text(json.dumps({**about, "layers": list(layers)}) + "\n", encoding="utf8")
     return Features(np.load(folder / _VALUES, mmap_mode="r"), held, offsets, labels)
+
+
+def holds(folder: Path, encoder: AnyEncoder, inputs: Many[Input], layers: tuple[int, ...], stored: Stored) -> bool:
+    """Whether `open_features` would find all it wants in the folder."""
+    return (folder / _ABOUT).is_file() and set(layers) <= set(_held(folder, _about(encoder, inputs, stored)))
+
+
+def _about(encoder: AnyEncoder, inputs: Many[Input], stored: Stored) -> dict[str, object]:
+    return {"key": _key(encoder, inputs), "stored": stored}
 
 
 def _words(item: Input) -> NDArray[np.int64]:

@@ -11,9 +11,10 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import DataError
 from bothways.recipes.reproduce import glue, ner, squad, swag
-from bothways.recipes.reproduce.cost import estimate, table
+from bothways.recipes.reproduce.cost import Cost, estimate, table
 from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Plan, Request
 from bothways.recipes.reproduce.frozen import run_frozen
+from bothways.recipes.reproduce.frozen_cost import estimate_frozen
 from bothways.recipes.reproduce.leaderboard import write_submission
 from bothways.recipes.reproduce.outcome import report_of, write_results
 from bothways.recipes.reproduce.runner import Outcome, run
@@ -83,13 +84,15 @@ def _say_costs(plan: Plan, request: Request, device: str, console: Console) -> N
     frozen = [entry for entry in plan.experiments if isinstance(entry, Frozen)]
     if not experiments and not frozen:
         raise DataError("holds the data of none of the tasks", where=request.data, fix="Give the folder as distributed.")
-    if experiments:
-        with console.status("counting what it would take …"):
-            costs, rate = estimate(experiments, request.out, device=device)
-        console.print(render(table(costs, rate)))
-    if frozen:
-        runs = sum(entry.seeds for entry in frozen)
-        console.print(f"{runs} BiLSTMs on frozen features come on top, whose time is not forecast.", highlight=False)
+    costs, notes = list[Cost](), list[str]()
+    with console.status("counting what it would take …"):
+        if experiments:
+            found, note = estimate(experiments, request.out, device=device)
+            costs, notes = [*costs, *found], [*notes, note]
+        if frozen:
+            found, note = estimate_frozen(frozen, request.out, device=device)
+            costs, notes = [*costs, *found], [*notes, note]
+    console.print(render(table(costs, " ".join(notes))))
 
 
 def plan_of(benchmark: Benchmark, request: Request) -> Plan:

@@ -1,6 +1,7 @@
 """What experiments would cost, before any is run: examples, tokens, and time at the speed of this model on this machine.
 
 Examples are counted; tokens per example are those of the first ones; the speed is measured once, on a batch of the first task.
+What runs on frozen features is in `frozen_cost`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from bothways.recipes.finetune_setup import FinetuneConfig
 from bothways.recipes.reproduce.experiment import Experiment
 from bothways.recipes.reproduce.runner import cells, finished
 from bothways.report.sections import Cell, Table
+from bothways.tasks.catalogue import Trainable
 from bothways.tasks.definition import Definition
 from bothways.tasks.preflight import speed
+from bothways.tasks.task import Input
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.state import Epochs
 
@@ -37,8 +40,8 @@ BATCH = 1024
 class Cost:
     """Attributes:
     runs, done: of the experiment, and how many of them are finished already.
-    examples, tokens: of an epoch of training.
-    work: tokens of all runs that are left, those of evaluation counted by what they cost beside training.
+    examples, tokens: of the training data.
+    seconds: of all runs that are left, evaluation included.
     """
 
     name: str
@@ -46,53 +49,61 @@ class Cost:
     done: int
     examples: int
     tokens: float
-    work: float
+    seconds: float
 
 
 @dataclass(frozen=True)
-class _Size:
-    """Data: how many examples, how many tokens, and the sequences of the first."""
+class Size:
+    """Data: how many examples, how many tokens, what the first ones became, and the labels that they have."""
 
     examples: int
     tokens: float
-    sequences: tuple[Sequence, ...]
+    inputs: tuple[Input, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Of the first examples."""
+        return [sequence for item in self.inputs for sequence in item.sequences]
 
 
-def estimate(experiments: Many[Experiment], out: Path, *, device: str) -> tuple[list[Cost], float]:
-    """The cost of each experiment, and the tokens per second in training. DataError or FolderError for what cannot be read."""
+def estimate(experiments: Many[Experiment], out: Path, *, device: str) -> tuple[list[Cost], str]:
+    """The cost of each experiment, and how it was measured. DataError or FolderError for what cannot be read."""
     settings = experiments[0].grid[0]
     loaded = load_model(model_folder(settings.model), ())
     tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
     sizes = [_sizes(experiment, tokenizer) for experiment in experiments]
-    costs = [_cost(experiment, size, out) for experiment, size in zip(experiments, sizes, strict=True)]
-    return costs, _speed(settings, sizes[0]["train"], device)
+    rate = _speed(settings, sizes[0]["train"], device)
+    costs = [_cost(experiment, size, rate, out) for experiment, size in zip(experiments, sizes, strict=True)]
+    return costs, f"At {rate:,.0f} tokens a second in training, as measured now; evaluation is included."
 
 
-def _sizes(experiment: Experiment, tokenizer: Tokenizer) -> dict[str, _Size]:
+def _sizes(experiment: Experiment, tokenizer: Tokenizer) -> dict[str, Size]:
     settings = experiment.grid[0]
     sources = {"train": settings.train, "dev": str(settings.dev), **experiment.others}
-    return {name: _size(source, settings, tokenizer) for name, source in sources.items()}
+    return {name: size_of(source, settings.task, settings.length, tokenizer) for name, source in sources.items()}
 
 
-def _size(source: str, settings: FinetuneConfig, tokenizer: Tokenizer) -> _Size:
-    reading = settings.task.read(source, getattr(settings.task, "columns", None))
+def size_of(source: str, task: Trainable, length: int, tokenizer: Tokenizer) -> Size:
+    """The examples of a source are counted, its tokens estimated by the first ones. DataError for what cannot be read."""
+    reading = task.read(source, getattr(task, "columns", None))
     definition: Definition[Any, Any] = reading.definition
     first = list(itertools.islice(reading.examples, SAMPLED))
     count = len(first) + sum(1 for _ in reading.examples)
-    inputs = definition.encode(first, tokenizer, definition.labels(first), settings.length)
-    sequences = tuple(sequence for item in inputs for sequence in item.sequences)
-    return _Size(count, sum(map(len, sequences)) * count / len(first), sequences)
+    labels = definition.labels(first)
+    inputs = tuple(definition.encode(first, tokenizer, labels, length))
+    tokens = sum(len(sequence) for item in inputs for sequence in item.sequences)
+    return Size(count, tokens * count / len(first), inputs, labels)
 
 
-def _cost(experiment: Experiment, sizes: dict[str, _Size], out: Path) -> Cost:
-    train = sizes.pop("train")
+def _cost(experiment: Experiment, sizes: dict[str, Size], rate: float, out: Path) -> Cost:
+    train = sizes["train"]
     known = list(cells(experiment))
     done = sum(finished(experiment, settings, out) is not None for settings in known)
-    evaluation = sum(size.tokens for size in sizes.values()) / (1 + BACKWARD)
-    sizes["train"] = train
+    evaluation = sum(size.tokens for name, size in sizes.items() if name != "train") / (1 + BACKWARD)
     each = [_epochs(settings) * train.tokens + evaluation for settings in known]
     left = sum(each) / len(each) * (experiment.cells - done)
-    return Cost(experiment.name, experiment.cells, done, train.examples, train.tokens, left)
+    return Cost(experiment.name, experiment.cells, done, train.examples, train.tokens, left / rate)
 
 
 def _epochs(settings: FinetuneConfig) -> float:
@@ -101,7 +112,7 @@ def _epochs(settings: FinetuneConfig) -> float:
     return until.count if isinstance(until, Epochs) else 1.0
 
 
-def _speed(settings: FinetuneConfig, size: _Size, device: str) -> float:
+def _speed(settings: FinetuneConfig, size: Size, device: str) -> float:
     definition: Definition[Any, Any] = settings.task.read(settings.train).definition
     labels = definition.labels(settings.task.read(settings.train).examples)
     heads = definition.heads(labels, settings.dropout)
@@ -113,15 +124,14 @@ def _speed(settings: FinetuneConfig, size: _Size, device: str) -> float:
     return speed(task.to(choose_device(device)), batch, settings.training.precision)
 
 
-def table(costs: Many[Cost], rate: float) -> Table:
+def table(costs: Many[Cost], note: str) -> Table:
     """The costs, one experiment a row, with their sum."""
     rows: list[list[Cell]] = [
-        [cost.name, cost.runs, cost.done, cost.examples, round(cost.tokens), _time(cost.work / rate)] for cost in costs
+        [cost.name, cost.runs, cost.done, cost.examples, round(cost.tokens), _time(cost.seconds)] for cost in costs
     ]
-    work = sum(cost.work for cost in costs)
-    total: list[Cell] = ["all", sum(c.runs for c in costs), sum(c.done for c in costs), None, None, _time(work / rate)]
-    columns = ["task", "runs", "done before", "training examples", "tokens per epoch, about", "time left, about"]
-    note = f"At {rate:,.0f} tokens a second in training, as measured now; evaluation is included."
+    seconds = sum(cost.seconds for cost in costs)
+    total: list[Cell] = ["all", sum(c.runs for c in costs), sum(c.done for c in costs), None, None, _time(seconds)]
+    columns = ["task", "runs", "done before", "training examples", "their tokens, about", "time left, about"]
     return Table("What it would take", columns, [*rows, total], total=True, note=note)
 
 

@@ -22,27 +22,48 @@ def run_frozen(experiment: Frozen, out: Path, *, device: str, console: Console) 
     Raises:
         ResourceError: a folder holds the result of other settings or other data.
     """
-    home, sources = out / "runs" / experiment.name, {"train": experiment.settings.train, "dev": experiment.settings.dev}
     data: FeatureData | None = None
     results = []
-    for seed in range(experiment.seeds):
-        settings, folder = dataclasses.replace(experiment.settings, seed=seed), home / f"seed{seed}"
-        found = read_result(folder, settings, sources)
-        said = f"{experiment.name}, run {seed + 1} of {experiment.seeds}"
+    for number, settings in enumerate(restarts(experiment), 1):
+        found = finished(experiment, settings, out)
+        said = f"{experiment.name}, run {number} of {experiment.seeds}"
         console.print(said if found is None else f"{said}: done before", highlight=False, soft_wrap=True)
         if found is None:
-            data = data or prepare_features(settings, home / "features", [settings.layers], device=device)
-            found = _fit(data, settings, sources, folder, device)
+            data = data or prepare_features(settings, features_folder(experiment, out), [settings.layers], device=device)
+            found = _fit(data, settings, _folder(experiment, settings, out), device)
         results.append(found)
     return Outcome(experiment, tuple(results), tuple(results))
 
 
-def _fit(data: FeatureData, settings: FeatureConfig, sources: dict[str, str], folder: Path, device: str) -> Result:
+def restarts(experiment: Frozen) -> list[FeatureConfig]:
+    """The settings of every run."""
+    return [dataclasses.replace(experiment.settings, seed=seed) for seed in range(experiment.seeds)]
+
+
+def finished(experiment: Frozen, settings: FeatureConfig, out: Path) -> Result | None:
+    """The result of a run that was made before; ResourceError if it is of other settings or other data."""
+    return read_result(_folder(experiment, settings, out), settings, _sources(settings))
+
+
+def features_folder(experiment: Frozen, out: Path) -> Path:
+    """Where the vectors of all its runs are."""
+    return out / "runs" / experiment.name / "features"
+
+
+def _folder(experiment: Frozen, settings: FeatureConfig, out: Path) -> Path:
+    return out / "runs" / experiment.name / f"seed{settings.seed}"
+
+
+def _sources(settings: FeatureConfig) -> dict[str, str]:
+    return {"train": settings.train, "dev": settings.dev}
+
+
+def _fit(data: FeatureData, settings: FeatureConfig, folder: Path, device: str) -> Result:
     done = fit_features(data, settings, device=device)
     folder.mkdir(parents=True, exist_ok=True)
     metrics = dict(done.metrics)
     result = Result(
-        folder, *identity(settings, sources), metrics, metrics["f1"], done.progress.steps, done.progress.seconds, ""
+        folder, *identity(settings, _sources(settings)), metrics, metrics["f1"], done.progress.steps, done.progress.seconds, ""
     )
     write_result(result)
     return result
