@@ -7,6 +7,7 @@ signs are looked at after a run. What a constant answer reaches is for the task 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from bothways.core.sequence import Sequence
 from bothways.data.listed import InOrder, ListSource
 from bothways.data.loader import Loader
 from bothways.data.packing import Examples
+from bothways.recipes.stages import OnShare, followed
 from bothways.tasks.definition import Definition, Direction, Metrics
 from bothways.training.loop import evaluate
 from bothways.training.parallel import Single
@@ -69,11 +71,14 @@ class Answers:
             yield example, prediction
 
 
-def training_loss(learner: Learner, sequences: Many[Sequence], microbatch_tokens: int) -> float:
+def training_loss(
+    learner: Learner, sequences: Many[Sequence], microbatch_tokens: int, on_share: OnShare = lambda share: None
+) -> float:
     """The mean loss on training data as the weights are now, without dropout; of an even sample, if there is much."""
     sample = sequences[:: max(1, len(sequences) // SAMPLE)]
     steps = Loader(ListSource(sample, InOrder()), learner.prepare, Examples(len(sample)), microbatch_tokens, 0).epoch()
-    return sum(evaluate(learner, steps, Single(), precision="fp32").losses.values())
+    parts = [dataclasses.replace(step, microbatches=(batch,)) for step in steps for batch in step.microbatches]
+    return sum(evaluate(learner, followed(parts, on_share), Single(), precision="fp32").losses.values())
 
 
 def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, 
 from bothways.recipes.fitting import conclude, learning_by_rows
 from bothways.recipes.labelled import dev_windows, loader, score
 from bothways.recipes.stability import Stability, rules
+from bothways.recipes.stages import OnStage, part_of, stages
 from bothways.tasks.definition import Definition, Metrics
 from bothways.tasks.preflight import Finding, places
 from bothways.tasks.task import Task
@@ -79,17 +81,18 @@ def finetune(
         FolderError: the model cannot be read.
         ResourceError: the run folder is in use, holds another run, or cannot be written.
     """
-    plan, console = plan_here(), console or Console(quiet=True)
+    plan = plan_here()
+    console = console if console is not None and is_main(plan) else Console(quiet=True)
     where = place(plan, choose_device(device))
     claim = run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext()
     with claim, connected(plan, where):
-        with console.status("reading the model and the data …"):
-            prepared = prepare(settings, folder, where)
+        with stages(console) as on_stage:
+            prepared = prepare(settings, folder, where, on_stage)
         if is_main(plan):
             replace_file(folder / "config.toml", lambda file: file.write_text(configs.to_toml(settings), encoding="utf8"))
             for remark in remarks(prepared):
                 console.print(remark, highlight=False, markup=False, soft_wrap=True)
-        done = _train(prepared, folder, plan, where)
+        done = _train(prepared, folder, plan, where, console)
         for remark in _afterwards(done):
             console.print(remark, highlight=False, markup=False, soft_wrap=True)
         return done
@@ -103,11 +106,13 @@ def _afterwards(done: Finetuned) -> list[str]:
     return lines + ([f"warning: {done.failure}"] if done.failure else [])
 
 
-def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -> Finetuned:
+def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device, console: Console) -> Finetuned:
     settings, data, task = prepared.settings, prepared.data, prepared.task
     training = training_of(settings, data.definition.directions(data.labels))
     steps = loader(data, settings, task, settings.ordered_by, Share(plan.rank, plan.world))
-    peak = _peak(prepared, device, plan)
+    with stages(console) as on_stage:
+        on_stage("measuring the speed of the machine", None)
+        peak = _peak(prepared, device, plan)
     torch.manual_seed(settings.ordered_by + 1 + plan.rank)  # after the forecast and the peak, which draw too
     with learning_by_rows(task.model, device, plan.world):
         progress = run.train(
@@ -124,15 +129,27 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device) -
     done = Finetuned(task, progress, {}, prepared.findings, None)
     if not progress.finished(training.until) or not is_main(plan):
         return done
-    best = checkpoint.best(folder, training.keep.best) if training.keep.best else None
+    with stages(console) as on_stage:
+        return _concluded(done, prepared, folder, on_stage)
+
+
+def _concluded(done: Finetuned, prepared: Prepared, folder: Path, on_stage: OnStage) -> Finetuned:
+    """The end of a run that came to it: the best weights scored and saved, with a report."""
+    settings, data, task = prepared.settings, prepared.data, done.task
+    metric = training_of(settings, data.definition.directions(data.labels)).keep.best
+    on_stage("reading the best weights", None)
+    best = checkpoint.best(folder, metric) if metric else None
     if best is not None:
         checkpoint.read(best).load_weights(task)
     task.eval()
-    metrics, failed = conclude(task, data, settings)
+    metrics, failed = conclude(task, data, settings, on_stage)
     done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failed)
+    on_stage("saving the model", None)
     _save(done, prepared)
     if settings.dev is not None:
-        analysis = analyse_encoded(task, dev_windows(data))
+        on_count = part_of(partial(on_stage, "looking at each answer"), 0, 1, len(data.dev))
+        analysis = analyse_encoded(task, dev_windows(data), on_count=on_count)
+        on_stage("writing the report", None)
         write_report(task, analysis, folder / "report.html", model=str(folder), data=settings.dev, training=settings)
     return done
 

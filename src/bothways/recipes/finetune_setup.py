@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from bothways.model.heads import Model
 from bothways.recipes.labelled import Labelled, check_metric, examine
 from bothways.recipes.method import Method
 from bothways.recipes.stability import steady
+from bothways.recipes.stages import OnStage, followed, unseen
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.definition import Direction, Reading, fingerprint
 from bothways.tasks.preflight import Finding, Load, check_machine, check_model, forecast, settle
@@ -30,6 +32,8 @@ from bothways.training.state import Tokens as TokenCount
 
 SAMPLE = 1024
 """Tokens by which the time of the run is forecast."""
+TOLD = 256
+"""Examples after which it is told how far one is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +88,16 @@ class Prepared:
     findings: tuple[Finding, ...]
 
 
-def prepare(settings: FinetuneConfig, folder: Path, device: torch.device) -> Prepared:
+def prepare(settings: FinetuneConfig, folder: Path, device: torch.device, on_stage: OnStage = unseen) -> Prepared:
     """Read model and data, and look at everything that could go wrong later; errors as `finetune`."""
-    train, definition = _read(settings.train, settings.task)
-    dev = _read(settings.dev, definition)[0] if settings.dev else []
+    train, definition = _read(settings.train, settings.task, on_stage)
+    dev = _read(settings.dev, definition, on_stage)[0] if settings.dev else []
+    on_stage("reading the model", None)
     heads = definition.heads(definition.labels(train), settings.dropout)
     torch.manual_seed(settings.seed)
     loaded = load_model(model_folder(settings.model), heads, {head.kind for head in heads} - {"pooler"} | {*settings.fresh})
     tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
-    data = examine(definition, tokenizer, train, dev, settings.length)
+    data = examine(definition, tokenizer, train, dev, settings.length, on_stage)
     found = settle(
         [
             *check_model(loaded.model.config, data.tokenizer, settings.length),
@@ -107,19 +112,26 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device) -> Pre
     task = definition.task(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
     tokens = tokens_of(settings, data)
     if tokens is not None:
-        found.append(forecast(task, _sample(data), tokens, settings.training.precision))
-    sources = {"train": _source(settings.train, train)} | ({"dev": _source(settings.dev, dev)} if settings.dev else {})
+        on_share = partial(on_stage, "measuring the speed of training")
+        found.append(forecast(task, _sample(data), tokens, settings.training.precision, on_share))
+    read = {"train": (settings.train, train)} | ({"dev": (settings.dev, dev)} if settings.dev else {})
+    sources = {name: _source(*source, on_stage) for name, source in read.items()}
     return Prepared(settings, task, data, sources, tuple(found))
 
 
-def _read(source: str, definition: Trainable) -> tuple[list[Any], Trainable]:
+def _read(source: str, definition: Trainable, on_stage: OnStage) -> tuple[list[Any], Trainable]:
     asked: Any = definition.columns
     reading: Reading[Any] = definition.read(source, asked)
-    return list(reading.examples), reading.definition  # type: ignore[return-value]
+    examples = []
+    for number, example in enumerate(reading.examples):
+        if number % TOLD == 0:
+            on_stage(f"reading {source}", reading.share() if reading.share else None)
+        examples.append(example)
+    return examples, reading.definition  # type: ignore[return-value]
 
 
-def _source(name: str, examples: list[Any]) -> Source:
-    return Source(name, len(examples), fingerprint(examples))
+def _source(name: str, examples: list[Any], on_stage: OnStage) -> Source:
+    return Source(name, len(examples), fingerprint(followed(examples, partial(on_stage, f"fingerprint of {name}"), TOLD)))
 
 
 def _load(settings: FinetuneConfig, model: Model, data: Labelled) -> Load:

@@ -68,6 +68,7 @@ class _Said:
 
 
 _HOW = "Fine-tune it first: bothways finetune MODEL TRAIN --task …"
+_MASKED = "Choose a model that kept its masked head, such as a BertForMaskedLM or the folder of bothways pretrain."
 
 
 def open_task(
@@ -97,7 +98,7 @@ def open_task(
     needed = {head.kind for head in definition.heads(loaded.labels, None)}
     if not needed <= set(loaded.model.heads):
         what = f"cannot {definition.name}: that needs {' and '.join(sorted(needed))}, and it holds {_heads(loaded)}"
-        raise FolderError(what, where=loaded.folder, fix=_HOW if definition.name in TASKS else None)
+        raise FolderError(what, where=loaded.folder, fix=_HOW if definition.name in TASKS else _MASKED)
     if definition.problem is not None and loaded.problem not in (None, definition.problem):
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
         raise FolderError(what, where=loaded.folder, fix="Choose another task, or another model.")

@@ -10,6 +10,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of
 from bothways.recipes.labelled import Labelled, check_metric, loader, predictions, score, tune
 from bothways.recipes.method import USUAL, Method
 from bothways.recipes.stability import rules, steady
+from bothways.recipes.stages import OnStage, unseen
 from bothways.tasks.definition import Metrics
 from bothways.tasks.task import Task
 from bothways.training.checkpoint import Best
@@ -128,16 +130,18 @@ def learning_by_rows(model: Model, device: torch.device, world: int) -> Iterator
         table.sparse = False
 
 
-def conclude(task: Task[Any, Any], data: Labelled, method: Method) -> tuple[Metrics, Failure | None]:
+def conclude(
+    task: Task[Any, Any], data: Labelled, method: Method, on_stage: OnStage = unseen
+) -> tuple[Metrics, Failure | None]:
     """Tune a trained task on the dev data and score it; metrics, empty without dev data, and whether the run has failed."""
-    trained = training_loss(task, data.sequences, method.microbatch_tokens)
+    trained = training_loss(task, data.sequences, method.microbatch_tokens, partial(on_stage, "looking at the training loss"))
     baseline = data.definition.baseline
     reasons = signs_of_training(trained, baseline(data.train_examples, data.train_examples))
     metrics: Metrics = {}
     if data.dev:
-        tune(task, data)
+        tune(task, data, on_share=partial(on_stage, "tuning on the dev data"))
         answers = Answers(data.definition)
-        metrics = task.score(answers.seen(predictions(task, data)))
+        metrics = task.score(answers.seen(predictions(task, data, on_share=partial(on_stage, "scoring the dev data"))))
         direction = data.definition.directions(data.labels)[method.chosen_by]
         usual = baseline(data.train_examples, data.dev_examples)
         reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)

@@ -14,13 +14,16 @@ from bothways.core.sequence import Sequence
 from bothways.data.listed import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share
 from bothways.recipes.method import Method
+from bothways.recipes.stages import OnShare, OnStage, part_of, unseen
 from bothways.tasks.definition import Definition, Metrics
 from bothways.tasks.preflight import Finding, check_casing, check_inputs, settle
-from bothways.tasks.task import PACE, Input, Pace, Task, predict_encoded
+from bothways.tasks.task import PACE, Input, Pace, Task, predict_encoded, windows
 from bothways.text.tokenizer import Tokenizer
 
 ALL = Share()
 """All of the data: a single process."""
+ENCODED = 1024
+"""Examples that are encoded together, after which it is told how far one is."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,23 @@ class Labelled:
         return sum(len(sequence) for sequence in self.sequences)
 
 
-def examine(definition: Definition[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int) -> Labelled:
+def examine(
+    definition: Definition[Any, Any],
+    tokenizer: Tokenizer,
+    train: Many[Any],
+    dev: Many[Any],
+    length: int,
+    on_stage: OnStage = unseen,
+) -> Labelled:
     """Encode examples and look at them, errors among the findings and all."""
     labels = definition.labels(train)
     every = definition.labels([*train, *dev])  # beyond `labels` only where there is an error
-    encoded = [tuple(definition.encode(examples, tokenizer, every, length)) for examples in (train, dev)]
+    inputs: list[Input] = []
+    for window in windows([*train, *dev], ENCODED):
+        on_stage("tokenizing", len(inputs) / (len(train) + len(dev)))
+        inputs += definition.encode(window, tokenizer, every, length)
+    encoded = tuple(inputs[: len(train)]), tuple(inputs[len(train) :])
+    on_stage("checking the data", None)
     found = (
         *definition.check(train, dev),
         *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
@@ -92,10 +107,14 @@ def dev_windows(data: Labelled, size: int = PACE.window) -> Iterator[tuple[list[
         yield list(data.dev_examples[part]), list(data.dev[part])
 
 
-def predictions(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Iterator[tuple[Any, Any]]:
+def predictions(
+    task: Task[Any, Any], data: Labelled, pace: Pace = PACE, on_share: OnShare = lambda share: None
+) -> Iterator[tuple[Any, Any]]:
     """The dev examples with their predictions, in windows, so that no more predictions than one window's are held."""
+    done = 0
     for examples, inputs in dev_windows(data, pace.window):
-        yield from predict_encoded(task, examples, inputs, pace)
+        yield from predict_encoded(task, examples, inputs, pace, part_of(on_share, done, len(inputs), len(data.dev)))
+        done += len(inputs)
 
 
 def score(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Metrics:
@@ -103,9 +122,9 @@ def score(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Metrics:
     return task.score(predictions(task, data, pace))
 
 
-def tune(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> None:
+def tune(task: Task[Any, Any], data: Labelled, pace: Pace = PACE, on_share: OnShare = lambda share: None) -> None:
     """Choose what the task takes from dev data, such as thresholds."""
-    task.definition = task.tuned(predictions(task, data, pace))
+    task.definition = task.tuned(predictions(task, data, pace, on_share))
 
 
 def check_metric(metric: str, data: Labelled) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from datetime import timedelta
@@ -182,23 +182,32 @@ def check_machine(load: Load, folder: Path, device: torch.device) -> list[Findin
     return [*_check_disk(load, folder), *_check_memory(load, device)]
 
 
-def forecast(learner: Learner, batch: Batch, tokens: int | float, precision: Precision) -> Finding:
+def forecast(
+    learner: Learner,
+    batch: Batch,
+    tokens: int | float,
+    precision: Precision,
+    on_share: Callable[[float], None] = lambda share: None,
+) -> Finding:
     """How long so many tokens will take, as `speed` measures it."""
-    rate = speed(learner, batch, precision)
+    rate = speed(learner, batch, precision, on_share)
     left = timedelta(seconds=math.ceil(tokens / rate))
     return Finding("time", "note", f"{tokens:,.0f} tokens at {rate:,.0f} a second, as measured now: about {left}")
 
 
-def speed(learner: Learner, batch: Batch, precision: Precision) -> float:
+def speed(
+    learner: Learner, batch: Batch, precision: Precision, on_share: Callable[[float], None] = lambda share: None
+) -> float:
     """Tokens per second in training, measured on one batch forward and backward; the weights stay as they are.
 
-    Draws from torch's generator, for dropout: seed it afterwards.
+    Draws from torch's generator, for dropout: seed it afterwards. `on_share` is told how much of the measurement is done.
     """
     device = next(learner.parameters()).device
     dtype, moved = resolve_precision(precision, device), batch.to(device)
     learner.train()
     rate = 0.0
-    for _ in range(2):  # the first is slower than all that follow
+    for done in range(2):  # the first is slower than all that follow
+        on_share(done / 2)
         start = time.perf_counter()
         with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
             losses = learner(moved)

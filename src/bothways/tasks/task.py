@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -181,8 +181,14 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
 
 
 @torch.no_grad()
-def predict_encoded(task: Task[E, P], examples: Many[E], inputs: Many[Input], pace: Pace = PACE) -> list[tuple[E, P]]:
-    """As `predict`, for examples that are encoded already."""
+def predict_encoded(
+    task: Task[E, P],
+    examples: Many[E],
+    inputs: Many[Input],
+    pace: Pace = PACE,
+    on_share: Callable[[float], None] = lambda share: None,
+) -> list[tuple[E, P]]:
+    """As `predict`, for examples that are encoded already; after each batch, `on_share` is told how much is done."""
     device = next(task.parameters()).device
     precision = pace.precision
     if precision == "int8":
@@ -199,6 +205,7 @@ def predict_encoded(task: Task[E, P], examples: Many[E], inputs: Many[Input], pa
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 results = task.outputs(pack([sequences[place] for place in places], cut).to(device))
             outputs.update(zip(places, results, strict=True))
+            on_share(len(outputs) / len(sequences))
     finally:
         if training:
             task.train()

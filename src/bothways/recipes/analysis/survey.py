@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +22,7 @@ from bothways.core.hardware import describe
 from bothways.core.trees import flatten
 from bothways.recipes.analysis.analysts import analyst_of
 from bothways.recipes.analysis.slices import Traits
+from bothways.recipes.stages import part_of
 from bothways.report import sections as s
 from bothways.report.html import write_html
 from bothways.tasks.definition import Metrics
@@ -73,11 +74,15 @@ def analyse(task: Task[Any, Any], examples: Iterable[Any], pace: Pace = PACE, ta
 
 
 def analyse_encoded(
-    task: Task[Any, Any], encoded: Iterable[tuple[list[Any], list[Input]]], pace: Pace = PACE, tally: Tally | None = None
+    task: Task[Any, Any],
+    encoded: Iterable[tuple[list[Any], list[Input]]],
+    pace: Pace = PACE,
+    tally: Tally | None = None,
+    on_count: Callable[[float], None] = lambda count: None,
 ) -> Analysis:
-    """As `analyse`, for windows of examples with what they became."""
+    """As `analyse`, for windows of examples with what they became; `on_count` is told how many are done."""
     survey = _Survey(task)
-    metrics = task.score(survey.watch(encoded, pace, tally or Tally()))
+    metrics = task.score(survey.watch(encoded, pace, tally or Tally(), on_count))
     return Analysis(metrics, len(survey.traits), tuple(survey.sections()))
 
 
@@ -91,12 +96,19 @@ class _Survey:
         self._task, self._analyst = task, analyst_of(task)
         self.traits, self._hardest, self._doubtful = Traits(), Worst(), Worst()
 
-    def watch(self, encoded: Iterable[tuple[list[Any], list[Input]]], pace: Pace, tally: Tally) -> Iterator[tuple[Any, Any]]:
+    def watch(
+        self,
+        encoded: Iterable[tuple[list[Any], list[Input]]],
+        pace: Pace,
+        tally: Tally,
+        on_count: Callable[[float], None] = lambda count: None,
+    ) -> Iterator[tuple[Any, Any]]:
         """Examples with predictions; each is looked at after the one who reads them has accepted it."""
         for window, inputs in encoded:
             tally.examples += len(inputs)
             tally.cut += sum(item.cut > 0 for item in inputs)
-            for item, pair in zip(inputs, predict_encoded(self._task, window, inputs, pace), strict=True):
+            on_share = part_of(on_count, tally.examples - len(inputs), len(inputs), 1)
+            for item, pair in zip(inputs, predict_encoded(self._task, window, inputs, pace, on_share), strict=True):
                 yield pair
                 self._see(item, *pair)
 

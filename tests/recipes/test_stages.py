@@ -1,0 +1,136 @@
+"""The stages of a run are told in their order with what is done of them, and a terminal shows the time left."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+
+from bothways.model.config import EncoderConfig, Learned
+from bothways.recipes import finetune as job
+from bothways.recipes import labelled
+from bothways.recipes.failure import training_loss
+from bothways.recipes.finetune import FinetuneConfig, finetune
+from bothways.recipes.fitting import start_from
+from bothways.recipes.labelled import Labelled, label, predictions
+from bothways.recipes.method import adam
+from bothways.recipes.stages import OnStage, followed, part_of, stages
+from bothways.tasks.classify import Classification
+from bothways.tasks.task import Pace
+from bothways.training.state import Steps
+
+SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Labelled:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return label(Classification(), tokenizer, make_examples(40, 0), make_examples(90, 1), 16)
+
+
+def rises(shares: list[float]) -> bool:
+    return all(0 <= before <= after <= 1 for before, after in pairwise([0.0, *shares]))
+
+
+def test_a_terminal_shows_the_stage_and_the_time_left_and_forgets_them() -> None:
+    stream, now = io.StringIO(), [0.0]
+    console = Console(file=stream, force_terminal=True, width=100, get_time=lambda: now[0])
+    with stages(console) as on_stage:
+        on_stage("reading", 0.0)
+        now[0] = 600.0
+        on_stage("reading", 0.9)
+        on_stage("scoring [0]", 0.0)  # from here on it is measured anew
+        now[0] = 610.0
+        on_stage("scoring [0]", 0.25)
+    assert re.search(r"scoring \[0\].*0:00:3[01]", stream.getvalue())  # rich rounds up
+    assert stream.getvalue().endswith("\x1b[2K")  # the line is erased
+
+
+@pytest.mark.parametrize("console", [{"quiet": True, "force_terminal": True}, {"force_terminal": False}])
+def test_elsewhere_nothing_is_shown(console: dict[str, bool]) -> None:
+    stream = io.StringIO()
+    with stages(Console(file=stream, **console)) as on_stage:  # type: ignore[arg-type]
+        on_stage("reading", None)
+        on_stage("reading", 0.5)
+    assert stream.getvalue().strip() == ""
+
+
+def test_items_and_parts_tell_their_share_of_the_whole() -> None:
+    told: list[float] = []
+    assert list(followed("abcde", told.append, 2)) == list("abcde")
+    assert told == [0, 0.4, 0.8]
+    part_of(told.append, 60, 30, 120)(0.5)
+    assert told[-1] == 0.625
+
+
+def test_predictions_and_losses_tell_how_far_they_are_and_stay_the_same(data: Labelled) -> None:
+    task = data.definition.task(start_from(SMALL, data.definition.heads(data.labels, None), 0), data.tokenizer, data.labels, 16)
+    for pace, reports in ((Pace(), 1), (Pace(tokens=128), 4), (Pace(window=32), 3)):
+        told: list[float] = []
+        assert list(predictions(task, data, pace, told.append)) == list(predictions(task, data, pace))
+        assert len(told) >= reports
+        assert rises(told)
+        assert told[-1] == 1
+    losses: list[float] = []
+    assert training_loss(task, data.sequences, 64, losses.append) == training_loss(task, data.sequences, 64)
+    assert len(losses) > 3
+    assert rises(losses)
+
+
+def test_examples_encoded_in_parts_are_as_those_encoded_together(data: Labelled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labelled, "ENCODED", 7)
+    told: list[tuple[str, float | None]] = []
+    parts = labelled.examine(
+        data.definition, data.tokenizer, data.train_examples, data.dev_examples, 16, lambda *now: told.append(now)
+    )
+    for mine, whole in ((parts.train, data.train), (parts.dev, data.dev)):
+        assert len(mine) == len(whole)
+        assert all(np.array_equal(a.sequences[0].ids, b.sequences[0].ids) for a, b in zip(mine, whole, strict=True))
+    assert told == [*(("tokenizing", at / 130) for at in range(0, 130, 7)), ("checking the data", None)]
+
+
+def test_a_run_tells_all_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, float | None]] = []
+
+    @contextlib.contextmanager
+    def noted(console: Console) -> Iterator[OnStage]:
+        yield lambda stage, share: told.append((stage, share))
+
+    monkeypatch.setattr(job, "stages", noted)
+    model = make_folder(tmp_path / "bert")
+    train, dev = write_tsv(tmp_path / "train.tsv", make_examples(300, 0)), write_tsv(tmp_path / "dev.tsv", make_examples(20, 1))
+    settings = FinetuneConfig(
+        model=str(model), train=str(train), dev=str(dev), length=16, training=dataclasses.replace(adam(), until=Steps(1))
+    )
+    finetune(settings, tmp_path / "run", device="cpu")
+    found = {stage: [share for _, share in group] for stage, group in groupby(told, key=lambda now: now[0])}
+    assert list(found) == [
+        f"reading {train}",
+        f"reading {dev}",
+        "reading the model",
+        "tokenizing",
+        "checking the data",
+        "measuring the speed of training",
+        f"fingerprint of {train}",
+        f"fingerprint of {dev}",
+        "measuring the speed of the machine",
+        "reading the best weights",
+        "looking at the training loss",
+        "scoring the dev data",
+        "saving the model",
+        "looking at each answer",
+        "writing the report",
+    ]
+    assert len(found[f"reading {train}"]) == 2
+    assert found["measuring the speed of training"] == [0, 0.5]
+    assert found["scoring the dev data"] == found["looking at each answer"] == [1]
+    assert all(rises([share for share in shares if share is not None]) for shares in found.values())
