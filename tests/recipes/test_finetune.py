@@ -220,7 +220,7 @@ def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
         finetune(settings, tmp_path / "run", device="cpu")
     message = str(caught.value)
     assert "4 things must be mended before training:" in message
-    assert "length: sequences of 64 tokens are longer than the model's 32 positions Set length=32 or less." in message
+    assert "length: sequences of 64 tokens are longer than the model's 32 positions. Set length=32 or less." in message
     assert f"1 examples have an empty text: {tmp_path}/train.csv:3" in message
     assert f"1 examples have no label (it is empty, null or NaN): {tmp_path}/train.csv:4" in message
     assert f"1 dev examples have labels that no training example has: {tmp_path}/dev.csv:2 ('odd')" in message

@@ -202,8 +202,8 @@ def test_the_order_and_dropout_are_of_the_seed_of_the_order(
 
     for home in (fitting, job):
         watched(home, "loader", "order", lambda data, method, task, seed, *more: seed)
-    for home, name in ((fitting, "fit"), (job.run, "train")):
-        watched(home, name, "draws", lambda *more: torch.initial_seed())
+    for home in (fitting, job.run):
+        watched(home, "train", "draws", lambda *more: torch.initial_seed())
     brief = dataclasses.replace(METHOD, training=dataclasses.replace(FAST, until=Steps(1), evaluate=None))
     fit_task(load_model(folder).model, data, brief, seed=1, order_seed=5, device="cpu")
     fit_task(load_model(folder).model, data, brief, seed=1, device="cpu")

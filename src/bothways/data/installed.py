@@ -138,7 +138,9 @@ def _topics() -> Iterator[Entry]:
 def _built_in() -> Iterator[Entry]:
     """Docstrings of what is compiled into the interpreter itself, the only modules that are looked at by importing them."""
     for name in ("builtins", *sorted(set(sys.builtin_module_names) - {"builtins"})):
-        module = importlib.import_module(name)
+        with warnings.catch_warnings():  # some are deprecated, such as Debian's spwd
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = importlib.import_module(name)
         yield from _entry(name, "", Kind.MODULE, module)
         for key, value in sorted(vars(module).items()):
             if getattr(value, "__module__", name) not in (name, None):
