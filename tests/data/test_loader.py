@@ -335,11 +335,18 @@ def test_an_error_of_the_reader_ends_the_thread(error):
 
 
 def test_an_interrupt_while_waiting_ends_the_thread():
+    interrupted = threading.Event()
+
     def items():
-        time.sleep(0.3)
+        interrupted.wait(30)
         yield 0
 
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        interrupted.set()
+
+    threading.Timer(0.1, interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         next(prefetch(items(), 2))
     assert not prefetchers()
