@@ -8,6 +8,10 @@ score both. The ids are the same on both sides, but for SQuAD, where the Trainer
 (`peers.answers`). The Trainer pads each batch to its longest, as its examples do. Time is that of training alone. Sides
 alternate, seed by seed; what is in FILE already is not run again. The Trainer needs accelerate, which this library does not:
 `pip install accelerate`.
+
+With `--defaults` each side keeps its own: here 32 examples a step, packed, at the precision that the processor does best;
+there the Trainer's 8 examples a step, and the padding of transformers' example for the task: run_glue pads each sequence to
+128 tokens and run_qa to 384 (what is longer is cut, on both sides), run_ner and run_swag to the longest of the batch.
 """
 
 from __future__ import annotations
@@ -120,7 +124,8 @@ DATA = {
 
 def ours(job: Data, data: Labelled, plan: Plan) -> Trained:
     """With this library."""
-    training = dataclasses.replace(adam(), until=Epochs(plan.epochs), evaluate=None, precision="fp32")
+    training = dataclasses.replace(adam(), until=Epochs(plan.epochs), evaluate=None)
+    training = training if plan.defaults else dataclasses.replace(training, precision="fp32")
     times: list[float] = []
 
     def on_step(progress: Progress) -> None:
@@ -143,12 +148,18 @@ def theirs(job: Data, data: Labelled, plan: Plan) -> Trained:
 SIDES: dict[str, Callable[[Data, Labelled, Plan], Trained]] = {"bothways": ours, "transformers": theirs}
 
 
+def plan_of(job: Data, options: argparse.Namespace) -> Plan:
+    """How both sides train, but for the seed."""
+    plan = Plan(options.model or Path(minilm()), job.length, options.epochs, seed=0)
+    return dataclasses.replace(plan, batch=8, padded=job.peer.padded, defaults=True) if options.defaults else plan
+
+
 def read(job: Data, folder: Path, tokenizer: Tokenizer, most: int | None) -> Labelled:
     """The encoded data; says so where the tokenizer does not know its language."""
     train, dev = (
         list(job.definition.read(str(folder / name), job.definition.columns).examples) for name in (job.train, job.dev)
     )  # type: ignore[attr-defined]
-    data = label(job.definition, tokenizer, evenly(train, most or job.most), evenly(dev, job.judged), job.length)
+    data = label(job.definition, tokenizer, evenly(train, most or job.most), evenly(dev, job.judged or most), job.length)
     ids = np.concatenate([sequence.ids for sequence in data.sequences])
     unknown = float((ids == tokenizer.specials.unknown).mean())
     print(
@@ -175,26 +186,29 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("names", nargs="+", choices=DATA)
     parser.add_argument("--model", type=Path, default=None)
-    parser.add_argument("--most", type=int, default=None, help="training examples that are used")
+    parser.add_argument("--most", type=int, default=None, help="training examples that are used, and dev examples")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--defaults", action="store_true", help="each side by its own defaults")
     parser.add_argument("--out", type=Path, default=Path("finetuning.jsonl"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    folder = options.model or Path(minilm())
     print(f"{platform.processor() or platform.machine()}, {options.threads} threads, torch {torch.__version__}")
-    print(f"transformers {transformers.__version__}, {folder}, {options.epochs:g} epochs", flush=True)
+    print(f"transformers {transformers.__version__}, {options.model or minilm()}, {options.epochs:g} epochs", flush=True)
     for name in options.names:
         job = DATA[name]
-        data = read(job, options.data, Tokenizer.load(folder), options.most)
+        job = dataclasses.replace(job, length=job.peer.padded or job.length) if options.defaults else job
+        plan = plan_of(job, options)
+        data = read(job, options.data, Tokenizer.load(plan.folder), options.most)
         common = {"data": name, "epochs": options.epochs, "threads": options.threads}
-        common |= {} if options.most is None else {"most": options.most}
+        common |= {"most": options.most} if options.most else {}
+        common |= {"defaults": True} if options.defaults else {}
         for seed in range(options.seeds):
             for side, run in SIDES.items():
                 key = common | {"side": side, "seed": seed}
                 if not rows_of(options.out, key):
-                    done = run(job, data, Plan(folder, job.length, options.epochs, seed))
+                    done = run(job, data, dataclasses.replace(plan, seed=seed))
                     score = job.peer.score(data.dev_examples, done.said, job.metric)
                     outcome = {"score": score, "seconds": done.seconds, "tokens": done.tokens}
                     with options.out.open("a", encoding="utf8") as file:
@@ -203,10 +217,11 @@ def main() -> None:
 
 
 def rows_of(file: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs of this kind that are done; those without "most" are of as many examples as are usual."""
+    """The runs of this kind that are done; what a row does not tell is as usual."""
+    usual = {"most": None, "defaults": False}
     with contextlib.suppress(FileNotFoundError):
         rows = [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
-        return [row for row in rows if {"most": None, **row}.items() >= {"most": None, **key}.items()]
+        return [row for row in rows if (usual | row).items() >= (usual | key).items()]
     return []
 
 

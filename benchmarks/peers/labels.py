@@ -63,5 +63,5 @@ def score_numbers(examples: Many[Any], said: list[Any], metric: str) -> float:
     return float({"pearson": pearsonr, "spearman": spearmanr}[metric]([float(e.label) for e in examples], said).statistic)
 
 
-CLASSES = Peer(classes, lambda prediction: prediction.label, score_classes)
-NUMBERS = Peer(numbers, lambda prediction: prediction.score, score_numbers)
+CLASSES = Peer(classes, lambda prediction: prediction.label, score_classes, padded=128)
+NUMBERS = Peer(numbers, lambda prediction: prediction.score, score_numbers, padded=128)

@@ -21,12 +21,25 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """How a side is trained: the model's folder, the longest sequence, how long, and the seed."""
+    """How a side is trained.
+
+    Attributes:
+        folder: of the model.
+        length: of the longest sequence.
+        epochs: how long.
+        seed: of the new head and of the data's order.
+        batch: examples in a step of the Trainer.
+        padded: to how many tokens the Trainer's side pads every sequence; none pads to the longest of the batch.
+        defaults: both sides keep their own defaults: here the precision is what the processor does best.
+    """
 
     folder: Path
     length: int
     epochs: float
     seed: int
+    batch: int = BATCH
+    padded: int | None = None
+    defaults: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,15 +65,17 @@ class Peer:
         theirs: train with transformers, and answer the dev examples.
         said: a prediction of this library in the same form.
         score: of what was said of dev examples, by a metric; by other code than this library's.
+        padded: to how many tokens transformers' example for the task pads by default; none pads to the longest of the batch.
     """
 
     theirs: Callable[[Labelled, Plan], Trained]
     said: Callable[[Any], Any]
     score: Callable[[Many[Any], list[Any], str], float]
+    padded: int | None = None
 
 
 def train(
-    model: Callable[[], Any], rows: Rows, asked: Rows, plan: Plan, collator: Callable[[Any], Any]
+    model: Callable[[], Any], rows: Rows, asked: Rows, plan: Plan, collator: Callable[..., Any]
 ) -> tuple[Any, float, int]:
     """What the model says of the rows that are asked, the seconds of training, and its tokens.
 
@@ -68,16 +83,18 @@ def train(
         model: makes it; called after the seed is set.
         collator: of the tokenizer; makes a batch of rows.
     """
+    padding = {"padding": "max_length", "max_length": plan.padded} if plan.padded else {}
+    collate = collator(AutoTokenizer.from_pretrained(plan.folder), **padding)
     set_seed(plan.seed)
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             out,
-            per_device_train_batch_size=BATCH,
-            per_device_eval_batch_size=BATCH,
+            per_device_train_batch_size=plan.batch,
+            per_device_eval_batch_size=plan.batch,
             learning_rate=RATE,
             weight_decay=0.01,
             num_train_epochs=plan.epochs,
-            warmup_steps=round(0.1 * plan.epochs * len(rows) / BATCH),
+            warmup_steps=round(0.1 * plan.epochs * len(rows) / plan.batch),
             save_strategy="no",
             eval_strategy="no",
             report_to=[],
@@ -85,9 +102,7 @@ def train(
             use_cpu=True,
             disable_tqdm=True,
         )
-        trainer = Trainer(
-            model(), arguments, train_dataset=rows, data_collator=collator(AutoTokenizer.from_pretrained(plan.folder))
-        )
+        trainer = Trainer(model(), arguments, train_dataset=rows, data_collator=collate)
         begin = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - begin
