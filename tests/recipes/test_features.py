@@ -17,9 +17,9 @@ from toy_folder import FILLERS, GOOD, make_folder
 
 from bothways.cli import app
 from bothways.commands.features import Layers
-from bothways.commands.progress import TimeLeft
 from bothways.core.batch import IGNORED, Batch, pack
 from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.shares import TimeLeft
 from bothways.data.packing import Examples, Tokens
 from bothways.model.layers import LayerChoice, LayerSum
 from bothways.recipes import feature_setup

@@ -33,6 +33,7 @@ from bothways.tasks.definition import fingerprint
 from bothways.tasks.examples import Columns, Example
 from bothways.training.optim import AdamW
 from bothways.training.state import Epochs, Hours, Steps, Tokens
+from bothways.training.trackers import Terminal
 
 FAST = dataclasses.replace(adam(), until=Epochs(5.0), optimiser=AdamW(lr=3e-3), precision="fp32")
 
@@ -179,6 +180,14 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     with pytest.raises(BothwaysError, match=r"is of another run: .*seed was 0, is 1"):
         finetune(settings_of(files, seed=1), tmp_path, resume=True, device="cpu")
+
+
+def test_evaluations_on_the_way_tell_how_far_they_are(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(Terminal, "evaluating", lambda terminal, share: told.append(share))
+    finetune(settings_of(files, training=dataclasses.replace(FAST, until=Steps(1))), tmp_path, device="cpu")
+    assert told == sorted(told)
+    assert told[-1] == 1.0
 
 
 def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Path) -> None:

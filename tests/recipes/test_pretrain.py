@@ -116,6 +116,9 @@ def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> No
     assert sum(len(sentence) for document in held_out.tolist() for sentence in corpus.sentences_of(document)) > 400, (
         "there is more to read"
     )
+    told: list[float] = []
+    scoring(told.append)
+    assert told == [place / len(scoring._steps) for place in range(len(scoring._steps))]
 
 
 def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(corpus: Corpus, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def run(folder: Path, values: list[float], *, patience: int | None = 2, until: i
     found = iter(values)
     folder.mkdir(exist_ok=True)
     phases = [Phase(Steps(7), steps), Phase(Steps(until), steps)]
-    return train(toy(0.1), phases, training, SINGLE, folder, config={}, evaluation=lambda: {"m": next(found)})
+    return train(toy(0.1), phases, training, SINGLE, folder, config={}, evaluation=lambda on_share: {"m": next(found)})
 
 
 def test_a_run_ends_when_nothing_gets_better(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from bothways.training.checkpoint import Best, Keep, checkpoints, read
 from bothways.training.parallel import Single
 from bothways.training.run import Phase, train
 from bothways.training.state import Hours, Steps
-from bothways.training.trackers import JsonLines
+from bothways.training.trackers import JsonLines, Terminal
 
 TIMES = {"seconds", "tokens_per_second", "seconds_left"}
 
@@ -109,14 +109,14 @@ def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
     keep = Keep(1, Best("score", "lowest"))
     training = dataclasses.replace(TRAINING, evaluate=Steps(2), save=None, until=Steps(8), keep=keep)
     phases = [Phase(Steps(8), steps)]
-    train(learner, phases, training, Single(), tmp_path, config=CONFIG, evaluation=lambda: {"score": next(values)})
+    train(learner, phases, training, Single(), tmp_path, config=CONFIG, evaluation=lambda on_share: {"score": next(values)})
     assert [path.name for path in checkpoints(tmp_path)] == ["step-4", "step-8"]
     assert [read(path).metrics["score"] for path in checkpoints(tmp_path)] == [1.0, 4.0]
 
 
 def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
     training = dataclasses.replace(TRAINING, evaluate=Steps(4), save=Steps(3), until=Steps(9), keep=Keep(9))
-    train(toy(), [Phase(Steps(9), steps)], training, Single(), tmp_path, config={}, evaluation=lambda: {"x": 1.0})
+    train(toy(), [Phase(Steps(9), steps)], training, Single(), tmp_path, config={}, evaluation=lambda on_share: {"x": 1.0})
     metrics = {path.name: read(path).metrics for path in checkpoints(tmp_path)}
     assert metrics == {"step-3": {}, "step-6": {}, "step-9": {"x": 1.0}}
 
@@ -131,7 +131,7 @@ def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
             Single(),
             tmp_path,
             config=CONFIG,
-            evaluation=lambda: {"loss": 1.0, "accuracy": 0.5},
+            evaluation=lambda on_share: {"loss": 1.0, "accuracy": 0.5},
         )
     assert caught.value.where == "keep.best.metric"
 
@@ -140,7 +140,7 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
     training = dataclasses.replace(TRAINING, until=Hours(0.2 / 3600), evaluate=None, save=None, keep=Keep())
     evaluated, phases = [], [Phase(training.until, steps)]
 
-    def evaluation():
+    def evaluation(on_share):
         evaluated.append(1)
         return {"x": 1.0}
 
@@ -163,3 +163,16 @@ def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):
     assert session(tmp_path).steps == 14
     assert metric_lines(tmp_path)[0]["step"] == 2
     assert os.listdir(tmp_path / "tensorboard")
+
+
+def test_an_evaluation_tells_all_trackers_how_far_it_is(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(Terminal, "evaluating", lambda self, share: told.append(share))
+
+    def evaluation(on_share):
+        on_share(0.25)
+        return {"x": 1.0}
+
+    training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=Steps(1), save=None, keep=Keep())
+    train(toy(), [Phase(Steps(2), steps)], training, Single(), tmp_path, config={}, evaluation=evaluation)
+    assert told == [0.25, 0.25]

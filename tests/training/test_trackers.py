@@ -159,3 +159,24 @@ def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_evaluation():
     terminal.close()
     assert "masked 5.250" in out.getvalue()
     assert "heldout/masked 4.500" in out.getvalue()
+
+
+def test_on_a_terminal_an_evaluation_tells_how_far_it_is_and_how_long_it_takes(clock):
+    out = io.StringIO()
+    terminal = Terminal("training", Console(file=out, width=120, force_terminal=True))
+    for begin in (0.0, 0.5):  # the second is measured by itself
+        terminal.write({"step": 7, "loss/masked": 4.5})
+        clock.now += 1000.0
+        terminal.evaluating(begin)
+        clock.now += 10.0
+        terminal.evaluating(begin + 0.1)
+    terminal.close()  # draws what stood there last
+    assert "evaluating: 60% done, 0:00:40 left" in out.getvalue()
+
+
+def test_without_a_terminal_an_evaluation_says_nothing_on_its_way():
+    out = io.StringIO()
+    terminal = Terminal("training", Console(file=out, width=120))
+    terminal.evaluating(0.5)
+    terminal.close()
+    assert out.getvalue() == ""

@@ -28,6 +28,7 @@ from bothways.core.learner import Cursor, Learner
 from bothways.core.loss import Loss
 from bothways.core.seeds import rng
 from bothways.core.sequence import Sequence
+from bothways.core.shares import OnShare
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.loop import evaluate, fit
@@ -168,7 +169,7 @@ def session(folder: Path, signal_at: int | None = None, number: int = signal.SIG
                 os.kill(os.getpid(), number)
             yield step
 
-    def heldout() -> dict[str, float]:
+    def heldout(on_share: OnShare) -> dict[str, float]:
         scores = evaluate(learner, [next(steps(Cursor(9), 4, 1, plan.rank, plan.world))], plan)
         return {"heldout/loss": scores.losses["masked"]}
 

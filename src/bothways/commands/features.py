@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bothways.commands.interrupted import keeping
-from bothways.commands.progress import TimeLeft
+from bothways.core.shares import TimeLeft
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bothways.recipes.finetuned import Opened
     from bothways.tasks.definition import Reading
-
-
-class TimeLeft:
-    """How long what is under way will take, from the share of it that is done and the time since the first share."""
-
-    def __init__(self) -> None:
-        self._begin: tuple[float, float] | None = None
-
-    def said(self, share: float) -> str:
-        """ "40% done, 0:01:30 left"; the first time, from which on it is measured, without the second part."""
-        now = time.monotonic()
-        start, before = self._begin = self._begin or (now, share)
-        if share <= before:
-            return f"{share:.0%} done"
-        left = (now - start) * max(0.0, 1 - share) / (share - before)
-        return f"{share:.0%} done, {timedelta(seconds=round(left))} left"
 
 
 def asked(opened: Opened, **columns: str | None) -> Any:

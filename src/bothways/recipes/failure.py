@@ -15,10 +15,11 @@ from typing import Any
 
 from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
+from bothways.core.shares import OnShare, untold
 from bothways.data.listed import InOrder, ListSource
 from bothways.data.loader import Loader
 from bothways.data.packing import Examples
-from bothways.recipes.stages import OnShare, followed
+from bothways.recipes.stages import followed
 from bothways.tasks.definition import Definition, Direction, Metrics
 from bothways.training.loop import evaluate
 from bothways.training.parallel import Single
@@ -71,9 +72,7 @@ class Answers:
             yield example, prediction
 
 
-def training_loss(
-    learner: Learner, sequences: Many[Sequence], microbatch_tokens: int, on_share: OnShare = lambda share: None
-) -> float:
+def training_loss(learner: Learner, sequences: Many[Sequence], microbatch_tokens: int, on_share: OnShare = untold) -> float:
     """The mean loss on training data as the weights are now, without dropout; of an even sample, if there is much."""
     sample = sequences[:: max(1, len(sequences) // SAMPLE)]
     steps = Loader(ListSource(sample, InOrder()), learner.prepare, Examples(len(sample)), microbatch_tokens, 0).epoch()

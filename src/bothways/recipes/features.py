@@ -20,6 +20,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.hardware import choose_device
 from bothways.core.learner import Cursor
 from bothways.core.sequence import Sequence
+from bothways.core.shares import OnShare, untold
 from bothways.data.listed import ListSource, Shuffled
 from bothways.data.loader import Loader, Share
 from bothways.data.packing import deal
@@ -83,7 +84,7 @@ def feature_based(
     *,
     device: str = "auto",
     console: Console | None = None,
-    on_share: Callable[[float], None] = lambda share: None,
+    on_share: OnShare = untold,
     on_step: Callable[[Progress], None] = lambda progress: None,
 ) -> FeatureBased:
     """Compute features, unless the folder has them, and train on them; errors as `prepare_features` and `fit_features`.
@@ -104,7 +105,7 @@ def prepare_features(
     choices: Iterable[LayerChoice],
     *,
     device: str = "auto",
-    on_share: Callable[[float], None] = lambda share: None,
+    on_share: OnShare = untold,
 ) -> FeatureData:
     """Read the data and compute the features for all of these choices, or take them from the folder.
 
@@ -120,9 +121,7 @@ def prepare_features(
     return compute_features(read_sentences(settings, choices, device), settings, folder, on_share)
 
 
-def compute_features(
-    sentences: Sentences, settings: FeatureConfig, folder: Path, on_share: Callable[[float], None] = lambda share: None
-) -> FeatureData:
+def compute_features(sentences: Sentences, settings: FeatureConfig, folder: Path, on_share: OnShare = untold) -> FeatureData:
     """The features of sentences, computed or from the folder; `on_share` and errors as for `prepare_features`."""
     task, data = sentences.task, sentences.data
     encoder = task.model.encoder

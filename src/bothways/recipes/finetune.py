@@ -20,6 +20,7 @@ from rich.console import Console
 from bothways.core import config as configs
 from bothways.core.files import replace_file
 from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
+from bothways.core.shares import OnShare
 from bothways.data.loader import Share, ahead
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
@@ -29,7 +30,7 @@ from bothways.recipes.cards import data_of, limits_of_finetuned
 from bothways.recipes.failure import Failure
 from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
 from bothways.recipes.fitting import conclude, learning_by_rows
-from bothways.recipes.labelled import dev_windows, loader, score
+from bothways.recipes.labelled import Labelled, dev_windows, loader, score
 from bothways.recipes.stability import Stability, rules
 from bothways.recipes.stages import OnStage, part_of, stages
 from bothways.tasks.definition import Definition, Metrics
@@ -122,7 +123,7 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device, c
             plan,
             folder,
             config=configs.to_dict(settings) | {"data": {name: source.sha256 for name, source in prepared.sources.items()}},
-            evaluation=(lambda: {dev_name(name): value for name, value in score(task, data).items()}) if data.dev else None,
+            evaluation=partial(_evaluate, task, data) if data.dev else None,
             peak=peak,
             rules=rules(settings.stability, task.model, settings.fresh),
         )
@@ -131,6 +132,11 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device, c
         return done
     with stages(console) as on_stage:
         return _concluded(done, prepared, folder, on_stage)
+
+
+def _evaluate(task: Task[Any, Any], data: Labelled, on_share: OnShare) -> Metrics:
+    """The metrics of the dev data, by their names in the records of a run."""
+    return {dev_name(name): value for name, value in score(task, data, on_share=on_share).items()}
 
 
 def _concluded(done: Finetuned, prepared: Prepared, folder: Path, on_stage: OnStage) -> Finetuned:

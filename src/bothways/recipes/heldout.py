@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.learner import Step
+from bothways.core.shares import OnShare, untold
 from bothways.data.corpus import Corpus
 from bothways.data.packing import Tokens
 from bothways.recipes.pretrain_setup import Learning, loader_of
 from bothways.recipes.settings import PretrainConfig
+from bothways.recipes.stages import followed
 from bothways.training.loop import evaluate
 from bothways.training.parallel import Plan, total
 from bothways.training.trackers import flat
@@ -44,9 +46,9 @@ class HeldOut:
         self._learner, self._plan, self._precision = learner, plan, settings.training.precision
         self._unigram = self._baseline(np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab))
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self, on_share: OnShare = untold) -> dict[str, float]:
         """Metrics by name; equal on all ranks."""
-        scores = evaluate(self._learner, self._steps, self._plan, precision=self._precision)
+        scores = evaluate(self._learner, followed(self._steps, on_share), self._plan, precision=self._precision)
         loss = float(np.mean([scores.losses[name] for name in self._learner.predicts]))
         perplexity = math.exp(min(loss, 700.0))
         return flat(scores, "held-out/") | {"held-out/perplexity": perplexity} | self._unigram

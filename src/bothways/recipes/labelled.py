@@ -11,10 +11,11 @@ from typing import Any
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
+from bothways.core.shares import OnShare, untold
 from bothways.data.listed import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share
 from bothways.recipes.method import Method
-from bothways.recipes.stages import OnShare, OnStage, part_of, unseen
+from bothways.recipes.stages import OnStage, part_of, unseen
 from bothways.tasks.definition import Definition, Metrics
 from bothways.tasks.preflight import Finding, check_casing, check_inputs, settle
 from bothways.tasks.task import PACE, Input, Pace, Task, predict_encoded, windows
@@ -108,7 +109,7 @@ def dev_windows(data: Labelled, size: int = PACE.window) -> Iterator[tuple[list[
 
 
 def predictions(
-    task: Task[Any, Any], data: Labelled, pace: Pace = PACE, on_share: OnShare = lambda share: None
+    task: Task[Any, Any], data: Labelled, pace: Pace = PACE, on_share: OnShare = untold
 ) -> Iterator[tuple[Any, Any]]:
     """The dev examples with their predictions, in windows, so that no more predictions than one window's are held."""
     done = 0
@@ -117,12 +118,12 @@ def predictions(
         done += len(inputs)
 
 
-def score(task: Task[Any, Any], data: Labelled, pace: Pace = PACE) -> Metrics:
+def score(task: Task[Any, Any], data: Labelled, pace: Pace = PACE, on_share: OnShare = untold) -> Metrics:
     """The metrics of the dev data."""
-    return task.score(predictions(task, data, pace))
+    return task.score(predictions(task, data, pace, on_share))
 
 
-def tune(task: Task[Any, Any], data: Labelled, pace: Pace = PACE, on_share: OnShare = lambda share: None) -> None:
+def tune(task: Task[Any, Any], data: Labelled, pace: Pace = PACE, on_share: OnShare = untold) -> None:
     """Choose what the task takes from dev data, such as thresholds."""
     task.definition = task.tuned(predictions(task, data, pace, on_share))
 

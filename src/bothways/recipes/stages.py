@@ -10,10 +10,10 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bothways.core.shares import OnShare
+
 T = TypeVar("T")
 
-OnShare = Callable[[float], None]
-"""Is told how much is done, from 0 to 1."""
 OnStage = Callable[[str, float | None], None]
 """Is told which stage is under way, and how much of it is done, from 0 to 1; none where nobody knows."""
 

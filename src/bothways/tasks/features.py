@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.ranges import check_least, check_rates
 from bothways.core.sequence import Sequence
+from bothways.core.shares import OnShare, untold
 from bothways.data.packing import deal
 from bothways.model.dropout import Dropout
 from bothways.model.layers import LayerChoice, build_mix, chosen_layers
@@ -95,7 +96,7 @@ def open_features(
     inputs: Many[Input],
     layers: tuple[int, ...],
     stored: Stored = "float32",
-    on_share: Callable[[float], None] = lambda share: None,
+    on_share: OnShare = untold,
 ) -> Features:
     """The features of tagged sentences: from the folder if it holds those of this encoder and these tokens, else computed.
 
@@ -171,7 +172,7 @@ def extract(
     layers: tuple[int, ...],
     table: NDArray[np.floating],
     tokens: int = 8192,
-    on_share: Callable[[float], None] = lambda share: None,
+    on_share: OnShare = untold,
 ) -> None:
     """Write the vectors of each word's first token into a table `(words, layers, width)`, without dropout.
 

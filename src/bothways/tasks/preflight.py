@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +22,7 @@ from bothways.core.batch import Batch
 from bothways.core.errors import BothwaysError
 from bothways.core.hardware import Precision, disk_free, memory_available, resolve_precision
 from bothways.core.learner import Learner
+from bothways.core.shares import OnShare, untold
 from bothways.model.heads import Head
 from bothways.model.ledger import ledger
 from bothways.model.operations import kept_floats
@@ -187,7 +188,7 @@ def forecast(
     batch: Batch,
     tokens: int | float,
     precision: Precision,
-    on_share: Callable[[float], None] = lambda share: None,
+    on_share: OnShare = untold,
 ) -> Finding:
     """How long so many tokens will take, as `speed` measures it."""
     rate = speed(learner, batch, precision, on_share)
@@ -195,9 +196,7 @@ def forecast(
     return Finding("time", "note", f"{tokens:,.0f} tokens at {rate:,.0f} a second, as measured now: about {left}")
 
 
-def speed(
-    learner: Learner, batch: Batch, precision: Precision, on_share: Callable[[float], None] = lambda share: None
-) -> float:
+def speed(learner: Learner, batch: Batch, precision: Precision, on_share: OnShare = untold) -> float:
     """Tokens per second in training, measured on one batch forward and backward; the weights stay as they are.
 
     Draws from torch's generator, for dropout: seed it afterwards. `on_share` is told how much of the measurement is done.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -26,6 +26,7 @@ from bothways.core.hardware import Precision, keep_freed_memory, resolve_precisi
 from bothways.core.layout import cut_to_predict
 from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
+from bothways.core.shares import OnShare, untold
 from bothways.data.packing import deal
 from bothways.model.heads import Model
 from bothways.model.prepared import prepare
@@ -186,7 +187,7 @@ def predict_encoded(
     examples: Many[E],
     inputs: Many[Input],
     pace: Pace = PACE,
-    on_share: Callable[[float], None] = lambda share: None,
+    on_share: OnShare = untold,
 ) -> list[tuple[E, P]]:
     """As `predict`, for examples that are encoded already; after each batch, `on_share` is told how much is done."""
     device = next(task.parameters()).device

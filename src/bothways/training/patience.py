@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from bothways.core.shares import OnShare
 from bothways.training.checkpoint import Best
 
 BEST, WAITED = "patience/best", "patience/waited"
 Metrics = Mapping[str, int | float]
 """What an evaluation finds, by name, such as "held-out/loss/masked"."""
+Evaluation = Callable[[OnShare], Metrics]
+"""Finds the metrics of a learner as it is, and tells meanwhile how far it is."""
 
 
 class Waiting:
@@ -43,15 +46,15 @@ class Waiting:
         else:
             self._waited += 1
 
-    def watched(self, evaluation: Callable[[], Metrics]) -> Callable[[], Metrics]:
+    def watched(self, evaluation: Evaluation) -> Evaluation:
         """The same evaluation, with its value counted."""
         if self._patience is None or self._best is None:
             return evaluation
         metric = self._best.metric
 
-        def evaluate() -> Metrics:
+        def evaluate(on_share: OnShare) -> Metrics:
             """Evaluate, and count it."""
-            metrics = evaluation()
+            metrics = evaluation(on_share)
             if metric in metrics:  # the caller refuses the others
                 self.note(metrics[metric])
             return metrics

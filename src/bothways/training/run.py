@@ -19,7 +19,7 @@ from bothways.training.loop import fit
 from bothways.training.meter import Meter
 from bothways.training.optim import FusedAdamW, Optimiser, Rules, alike, build
 from bothways.training.parallel import Plan, is_main
-from bothways.training.patience import Metrics, Waiting
+from bothways.training.patience import Evaluation, Metrics, Waiting
 from bothways.training.schedule import Schedule, factor
 from bothways.training.state import Duration, Progress, Steps
 from bothways.training.trackers import JsonLines, Peak, Record, Speed, TensorBoard, Terminal, Tracker, at, record
@@ -77,7 +77,7 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
     folder: Path,
     *,
     config: Mapping[str, Any],
-    evaluation: Callable[[], Metrics] | None = None,
+    evaluation: Evaluation | None = None,
     peak: Peak | None = None,
     rules: Rules = alike,
 ) -> Progress:
@@ -90,7 +90,7 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
         phases: in order; the last one ends with the run.
         folder: of this run (`training.folder.run_folder`), seen by all ranks.
         config: the resolved configuration, in plain values; a checkpoint with another one is refused.
-        evaluation: metrics of the learner as it is, equal on all ranks.
+        evaluation: metrics of the learner as it is, equal on all ranks; tells how far it is.
         peak: what to compare the speed with.
         rules: what holds for single parameters.
 
@@ -199,7 +199,7 @@ class _Watch:
         progress: Progress,
         trackers: Sequence[Tracker],
         waiting: Waiting,
-        evaluation: Callable[[], Metrics] | None,
+        evaluation: Evaluation | None,
         checkpoints: _Checkpoints,
     ) -> None:
         self._training, self._trackers, self._waiting, self._checkpoints = training, trackers, waiting, checkpoints
@@ -235,7 +235,7 @@ class _Watch:
     def _evaluate(self, progress: Progress) -> None:
         if self._evaluation is None:
             return
-        self._metrics, self._evaluated = dict(self._evaluation()), progress.steps
+        self._metrics, self._evaluated = dict(self._evaluation(self._under_way)), progress.steps
         best = self._training.keep.best
         if best and best.metric not in self._metrics:
             known = ", ".join(self._metrics)
@@ -246,6 +246,10 @@ class _Watch:
         metrics = self._metrics if self._evaluated == progress.steps else {}
         self._checkpoints.save(progress, {**metrics, **self._waiting.state()})
         self._saved = progress.steps
+
+    def _under_way(self, share: float) -> None:
+        for tracker in self._trackers:
+            tracker.evaluating(share)
 
     def _write(self, values: Record) -> None:
         for tracker in self._trackers:

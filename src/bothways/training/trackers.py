@@ -23,6 +23,7 @@ from rich.progress import Progress as Bar
 from bothways.core.claim import refusals
 from bothways.core.errors import CheckpointError
 from bothways.core.files import replace_file
+from bothways.core.shares import TimeLeft
 from bothways.training.meter import Report, Scores
 from bothways.training.state import Duration, Progress
 
@@ -61,6 +62,10 @@ class Tracker(Protocol):
         """Take one record: of training, with a "share" of the run in it, or of an evaluation."""
         ...
 
+    def evaluating(self, share: float) -> None:
+        """An evaluation is under way, and so much of it is done, from 0 to 1."""
+        ...
+
     def close(self) -> None:
         """Bring out what is held back."""
         ...
@@ -82,6 +87,9 @@ class JsonLines:
     def write(self, record: Record) -> None:
         with refusals(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def evaluating(self, share: float) -> None:
+        """Nothing is recorded before the end."""
 
     def close(self) -> None:
         """Nothing is held back."""
@@ -127,6 +135,9 @@ class TensorBoard:
         self._file.write(event.SerializeToString())
         self._file.flush()
 
+    def evaluating(self, share: float) -> None:
+        """Nothing is recorded before the end."""
+
     def close(self) -> None:
         self._file.close()
 
@@ -145,15 +156,20 @@ class Terminal:
         columns = TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[line]}")
         self._bar = Bar(*columns, console=self._console, refresh_per_second=2, disable=not self._console.is_terminal)
         self._task = self._bar.add_task(name, total=1.0, line="")
-        self._printed = -math.inf
+        self._printed, self._left = -math.inf, TimeLeft()
         self._bar.start()
 
     def write(self, record: Record) -> None:
+        self._left = TimeLeft()
         if self._console.is_terminal and "share" in record:
             self._bar.update(self._task, completed=record["share"], line=line(record))
         elif "share" not in record or time.monotonic() - self._printed > self._pause:
             self._printed = time.monotonic()
             self._console.print(f"{self._name} {line(record)}", highlight=False, soft_wrap=True)
+
+    def evaluating(self, share: float) -> None:
+        """On a terminal: how far, and the time left, in the place of the last record."""
+        self._bar.update(self._task, line=f"evaluating: {self._left.said(share)}")
 
     def close(self) -> None:
         self._bar.stop()
