@@ -160,11 +160,11 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
 ) -> None:
     scored = []
 
-    def interrupting(*arguments: object):  # type: ignore[no-untyped-def]
+    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
         scored.append(1)
         if len(scored) == 2:
             signal.raise_signal(signal.SIGINT)
-        return job_score(*arguments)
+        return job_score(*arguments, **options)
 
     job_score = job.score
     monkeypatch.setattr(job, "score", interrupting)

@@ -96,9 +96,9 @@ def test_interrupting_saves_and_says_how_to_go_on(
 ) -> None:
     score = job.score
 
-    def interrupting(*arguments: object):  # type: ignore[no-untyped-def]
+    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
         signal.raise_signal(signal.SIGTERM)
-        return score(*arguments)
+        return score(*arguments, **options)
 
     monkeypatch.setattr(job, "score", interrupting)
     words = ["finetune", "bert", "train.tsv", "--dev", "dev.tsv", "--out", "broken", "length=16"]
@@ -160,6 +160,20 @@ def test_predictions_are_json_lines_in_the_order_of_the_input(
         run(monkeypatch, finished, *words)
         for line, expected in zip(capsys.readouterr().out.splitlines(), from_file, strict=True):
             assert json.loads(line)["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_empty_texts_are_answered_with_a_warning(
+    command: str, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [example.text for example in make_examples(6, 3)]
+    rows[1], rows[4] = "", " "
+    lines = "".join(f"{text}\tneg\n" for text in rows)
+    (finished / "blank.tsv").write_text("sentence\tlabel\n" + lines)
+    run(monkeypatch, finished, command, "run", "blank.tsv")
+    output = capsys.readouterr()
+    assert output.err == "warning: 2 of 6 examples (33.3%) have an empty text, and were answered\n"
+    assert len(output.out.splitlines()) >= 6
 
 
 @pytest.mark.parametrize(

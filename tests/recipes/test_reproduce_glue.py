@@ -351,11 +351,11 @@ def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
 ) -> None:
     scored, score = [], job.score
 
-    def interrupting(*arguments: Any) -> Any:
+    def interrupting(*arguments: Any, **options: Any) -> Any:
         scored.append(1)
         if len(scored) == 2:
             signal.raise_signal(signal.SIGINT)
-        return score(*arguments)
+        return score(*arguments, **options)
 
     overrides = (*QUICK, "training.evaluate=1 epochs")
     request = request_of(place, tmp_path / "broken", tasks=("CoLA",), seeds=2, grid="none", overrides=overrides)

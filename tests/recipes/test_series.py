@@ -298,9 +298,9 @@ def test_the_commands(
     monkeypatch.setattr("sys.argv", ["bothways", *line])
     score = job.score
 
-    def interrupting(*arguments: object):  # type: ignore[no-untyped-def]
+    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
         signal.raise_signal(signal.SIGTERM)
-        return score(*arguments)
+        return score(*arguments, **options)
 
     monkeypatch.setattr(job, "score", interrupting)
     with pytest.raises(KeyboardInterrupt):  # `cli.main` makes its exit status of it

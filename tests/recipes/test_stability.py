@@ -252,11 +252,11 @@ def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
     )
     whole, scored, score = finetune(settings, tmp_path / "whole", device="cpu"), list[int](), job.score
 
-    def interrupting(*arguments: object):  # type: ignore[no-untyped-def]
+    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
         scored.append(1)
         if len(scored) == 1:
             signal.raise_signal(signal.SIGINT)
-        return score(*arguments)
+        return score(*arguments, **options)
 
     monkeypatch.setattr(job, "score", interrupting)
     broken = finetune(settings, tmp_path / "broken", device="cpu")

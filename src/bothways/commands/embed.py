@@ -67,8 +67,8 @@ def embed(
     predictions = opened.predict(watched(reading, "embedding", printing=False), Pace(precision), tally)
     width = task.definition.width(task.model)
     write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
-    if tally.cut:
-        print(f"warning: {tally}", file=sys.stderr)
+    for warning in tally.warnings:
+        print(warning, file=sys.stderr)
     print(f"{tally.examples:,} vectors of {width} components in {out}", file=sys.stderr)
 
 

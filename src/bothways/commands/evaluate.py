@@ -100,7 +100,7 @@ class _Found:
     Attributes:
         plain: for --json.
         table: for people.
-        tally: what was cut.
+        tally: what went by.
         price: of int8, where it was asked for.
     """
 
@@ -113,8 +113,8 @@ class _Found:
         """Print it, as one JSON object or for people."""
         import sys
 
-        if self.tally.cut:
-            print(f"warning: {self.tally}", file=sys.stderr)
+        for warning in self.tally.warnings:
+            print(warning, file=sys.stderr)
         if json:
             from json import dumps
 

@@ -65,5 +65,5 @@ def predict(  # noqa: PLR0913 – one option per question
     tally = Tally()
     for _, prediction in opened.predict(shown, pace, tally):
         print(json.dumps(prediction.to_json(), ensure_ascii=False), flush=typed)
-    if tally.cut:
-        print(f"warning: {tally}", file=sys.stderr)
+    for warning in tally.warnings:
+        print(warning, file=sys.stderr)

@@ -148,14 +148,29 @@ class Pace:
 
 @dataclass
 class Tally:
-    """What has gone by: how many examples, and how many of them were longer than the model reads and were cut."""
+    """What has gone by: how many examples, how many of them the model cannot read whole, and how many have nothing to read.
+
+    Attributes:
+        cut: were longer than the model reads.
+        blank: have a text without anything but white space. Training refuses such; here each line of a file has its answer.
+    """
 
     examples: int = 0
     cut: int = 0
+    blank: int = 0
 
-    def __str__(self) -> str:
-        share = self.cut / max(1, self.examples)
-        return f"{self.cut:,} of {self.examples:,} examples ({share:.1%}) were longer than the model reads, and were cut"
+    def add(self, texts: Iterable[Many[str]], inputs: Many[Input]) -> None:
+        """Count examples, by the texts of each and what they became."""
+        self.examples += len(inputs)
+        self.cut += sum(item.cut > 0 for item in inputs)
+        self.blank += sum(not all(text.strip() for text in each) for each in texts)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know, in sentences; none if all is well."""
+        said = {"were longer than the model reads, and were cut": self.cut, "have an empty text, and were answered": self.blank}
+        every = f"of {self.examples:,} examples"
+        return [f"warning: {count:,} {every} ({count / self.examples:.1%}) {what}" for what, count in said.items() if count]
 
 
 PACE = Pace()
@@ -176,8 +191,7 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
         task, pace = task.prepared("int8"), dataclasses.replace(pace, precision="fp32")
     for window in windows(examples, pace.window):
         inputs = task.encode(window)
-        tally.examples += len(inputs)
-        tally.cut += sum(item.cut > 0 for item in inputs)
+        tally.add(map(task.definition.texts, window), inputs)
         yield from predict_encoded(task, window, inputs, pace)
 
 

@@ -105,8 +105,7 @@ class _Survey:
     ) -> Iterator[tuple[Any, Any]]:
         """Examples with predictions; each is looked at after the one who reads them has accepted it."""
         for window, inputs in encoded:
-            tally.examples += len(inputs)
-            tally.cut += sum(item.cut > 0 for item in inputs)
+            tally.add(map(self._task.definition.texts, window), inputs)
             on_share = part_of(on_count, tally.examples - len(inputs), len(inputs), 1)
             for item, pair in zip(inputs, predict_encoded(self._task, window, inputs, pace, on_share), strict=True):
                 yield pair
