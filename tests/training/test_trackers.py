@@ -133,9 +133,8 @@ def test_a_line_says_it_in_words():
     assert line(values) == (
         "step 40 · masked 6.500 (3.1% right) · pair 0.690 · 12,346 tokens/s · 41% of GEMM peak · 2% padding · 1:02:03 left"
     )
-    assert line({"step": 1200, "heldout/loss/masked": 5.0, "heldout/accuracy/masked": 0.25, "f1": 0.5}) == (
-        "step 1,200 · heldout/masked 5.000 (25.0% right) · f1 0.500"
-    )
+    values = {"heldout/loss/masked": 5.0, "heldout/accuracy/masked": 0.25, "f1": 0.5, "dev/f1": 0.25, "dev/f1/person": 0.1}
+    assert line({"step": 1200, **values}) == "step 1,200 · heldout/masked 5.000 (25.0% right) · f1 0.500 · dev/f1 0.250"
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(clock):

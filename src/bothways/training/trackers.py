@@ -176,8 +176,11 @@ class Terminal:
 
 
 def line(record: Record) -> str:
-    """A record in words: the step, the losses with their accuracies and other metrics, then speed, padding and time left."""
-    metrics = {name: value for name, value in record.items() if name not in _NOT_SHOWN and name not in _FORMS}
+    """A record in words: the step, the losses with their accuracies and other metrics, then speed, padding and time left.
+
+    Metrics of single classes, such as "dev/f1/person", are for the file alone.
+    """
+    metrics = {name: value for name, value in record.items() if name not in _FORMS and _is_shown(name)}
     parts = [f"step {record['step']:,.0f}"]
     for name, value in metrics.items():
         right = metrics.get(name.replace("loss/", "accuracy/"))
@@ -186,6 +189,10 @@ def line(record: Record) -> str:
         elif "accuracy/" not in name or name.replace("accuracy/", "loss/") not in metrics:
             parts.append(f"{name} {value:.3f}")
     return " · ".join([*parts, *(form(record[name]) for name, form in _FORMS.items() if name in record)])
+
+
+def _is_shown(name: str) -> bool:
+    return name not in _NOT_SHOWN and (name.count("/") < 2 or "loss/" in name or "accuracy/" in name)
 
 
 _NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "share", "gradient_norm", "learning_rate"}
