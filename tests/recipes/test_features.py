@@ -193,7 +193,7 @@ def test_the_tagger_is_what_it_says(data: FeatureData, settings: FeatureConfig) 
     labels = torch.from_numpy(data.dev.labels[: len(rows)])
     loss = tagger(batch)["tag"]
     torch.testing.assert_close(loss.total, torch.nn.functional.cross_entropy(expected, labels, reduction="sum"))
-    assert loss.weight == len(rows)
+    assert tagger.weights(batch) == {"tag": len(rows)}
     tagger.train()
     assert not torch.equal(tagger.logits(batch), tagger.logits(batch))
 

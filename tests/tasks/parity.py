@@ -60,7 +60,8 @@ def check_sum(task: Task[Any, Any], inputs: list[Input]) -> None:
     whole = task(batch_of(inputs))["label"]
     parts = [task(batch_of([item]))["label"] for item in inputs]
     assert whole.total.item() == pytest.approx(sum(part.total.item() for part in parts), rel=1e-5)
-    assert whole.weight == pytest.approx(sum(part.weight for part in parts))
+    weights = [task.weights(batch_of([item]))["label"] for item in inputs]
+    assert task.weights(batch_of(inputs))["label"] == pytest.approx(sum(weights))
     if whole.hits is not None:
         assert int(whole.hits) == sum(int(part.hits) for part in parts)
     sequences = [sequence for item in inputs for sequence in item.sequences]

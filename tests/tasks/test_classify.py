@@ -80,7 +80,7 @@ def test_losses_are_sums_of_cross_entropies(tmp_path: Path) -> None:
             expected += math.log(np.exp(row).sum()) - row[label]
             hits += int(row.argmax() == label)
     assert loss.total.item() == pytest.approx(expected, rel=1e-5)
-    assert (loss.weight, int(loss.hits)) == (9.0, hits)
+    assert (task.weights(batch), int(loss.hits)) == ({"label": 9.0}, hits)
     sequence = task.encode(examples)[0].sequences[0]
     assert task.prepare(sequence, np.random.default_rng(0)) is sequence
 

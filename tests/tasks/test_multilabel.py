@@ -62,10 +62,10 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     expected = theirs(**padded_inputs(inputs), labels=labels)
     loss = task(batch_of(inputs))["label"]
     torch.testing.assert_close(task.logits(batch_of(inputs)), expected.logits, rtol=1e-4, atol=1e-5)
-    assert loss.weight == 36
-    assert loss.total.item() / loss.weight == pytest.approx(expected.loss.item(), rel=1e-5)
+    assert task.weights(batch_of(inputs)) == {"label": 36.0}
+    assert loss.total.item() / 36 == pytest.approx(expected.loss.item(), rel=1e-5)
     assert int(loss.hits) == int(((expected.logits > 0) == (labels > 0)).sum())
-    (loss.total / loss.weight).backward()
+    (loss.total / 36).backward()
     expected.loss.backward()
     check_gradients(task, theirs, tmp_path / "gradients")
 
@@ -94,8 +94,9 @@ def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(tm
     }
     assert found == pytest.approx(expected, rel=1e-4)
     assert {*MultiLabel().directions(LABELS)} == {*found}
-    loss = task(batch_of(task.encode(examples)))["label"]
-    assert found["loss"] == pytest.approx(loss.total.item() / loss.weight, rel=1e-4)
+    batch = batch_of(task.encode(examples))
+    mean = task(batch)["label"].total / task.weights(batch)["label"]
+    assert found["loss"] == pytest.approx(mean.item(), rel=1e-4)
     assert sum(task.grade(e, made) for e, made in zip(examples, alone, strict=True)) / 50 == pytest.approx(found["exact"])
 
 

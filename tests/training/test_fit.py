@@ -224,6 +224,6 @@ def test_adding_a_microbatch_fetches_nothing_from_the_device():
     """A tensor on the meta device has no values: whatever looked at one would fail."""
     meter = Meter(SINGLE)
     batch = next(steps(Cursor())).microbatches[0]
-    meter.add(batch, {"masked": 1.0}, {"masked": Loss(torch.empty((), device="meta"), 1.0)})
+    meter.add(batch, {"masked": 1.0}, {"masked": Loss(torch.empty((), device="meta"))})
     meter.close(Progress(steps=1), torch.empty((), device="meta"), 0.1)
     assert meter.pending

@@ -27,7 +27,7 @@ class Learner(nn.Module):
         raise NotImplementedError
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """The weight of each loss on this batch, known from the targets alone, before any computation."""
+        """How much each loss sums up on this batch, on the CPU: its targets or their weights, known before any computation."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:

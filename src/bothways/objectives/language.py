@@ -53,16 +53,16 @@ class LanguageModelling(Learner):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The loss of each direction."""
-        x, weights = self.model.encoder(batch).last, self.weights(batch)
-        return {name: self._loss(x, _neighbours(batch, name), name, weights[name]) for name in self.predicts}
+        x = self.model.encoder(batch).last
+        return {name: self._loss(x, _neighbours(batch, name), name) for name in self.predicts}
 
-    def _loss(self, x: torch.Tensor, targets: TokenTargets, name: Direction, weight: float) -> Loss:
+    def _loss(self, x: torch.Tensor, targets: TokenTargets, name: Direction) -> Loss:
         embedding, rows = self.model.encoder.embedding.token.weight, x[targets.index]
         if "bilm" in self.model.heads:
             logits = self.model.heads["bilm"](rows, embedding, name)
         else:
             logits = self.model.heads["causal"](rows, embedding)
-        return cross_entropy(logits, cast(torch.Tensor, targets.ids), weight)
+        return cross_entropy(logits, cast(torch.Tensor, targets.ids))
 
 
 def _neighbours(batch: Batch, name: Direction) -> TokenTargets:

@@ -1,4 +1,4 @@
-"""Cross-entropy as a sum, a weight and the number of hits: in one pass over the logits, with classes weighed, among choices.
+"""Cross-entropy as a sum and the number of hits: in one pass over the logits, with classes weighed, among choices.
 
 At a vocabulary of 30,000 the loss moves more memory than a small encoder does. torch's own makes five fp32 arrays of the
 size of the logits; here a few rows at a time are taken from logits to gradient, softmax − one-hot, while they lie in the cache.
@@ -16,8 +16,9 @@ from torch.autograd.function import once_differentiable
 from bothways.core.batch import IGNORED
 from bothways.core.loss import Loss
 
-# Rows are taken so many at a time that their fp32 copy stays in a CPU's cache.
-CHUNK_ELEMENTS = 2**19
+CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+"""So many logits are taken at a time: on a CPU so few that their fp32 copy stays in its cache; a GPU, which waits for each
+operation to start, takes 256 MiB of them."""
 
 
 class _SoftmaxLoss(torch.autograd.Function):
@@ -28,7 +29,7 @@ class _SoftmaxLoss(torch.autograd.Function):
         exact = torch.promote_types(logits.dtype, torch.float32)
         total, hits = logits.new_zeros((), dtype=exact), logits.new_zeros((), dtype=torch.int64)
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        rows = max(1, CHUNK_ELEMENTS // max(1, logits.shape[1]))
+        rows = max(1, CHUNK_ELEMENTS.get(logits.device.type, 2**19) // max(1, logits.shape[1]))
         for at in range(0, len(logits), rows):
             part = slice(at, at + rows)
             z, label = logits[part].to(exact), labels[part, None]
@@ -54,16 +55,15 @@ class _SoftmaxLoss(torch.autograd.Function):
         return gradient * total.to(gradient.dtype), None
 
 
-def cross_entropy(logits: Float[Tensor, "targets classes"], labels: Int[Tensor, " targets"], weight: float) -> Loss:
-    """−Σ log softmax(logits)[label], summed in fp32 or finer. `weight` is the number of labels that are not `IGNORED`."""
+def cross_entropy(logits: Float[Tensor, "targets classes"], labels: Int[Tensor, " targets"]) -> Loss:
+    """−Σ log softmax(logits)[label] over the labels that are not `IGNORED`, summed in fp32 or finer."""
     total, hits = _SoftmaxLoss.apply(logits, labels)  # type: ignore[no-untyped-call]
-    return Loss(total, weight, hits)
+    return Loss(total, hits)
 
 
 def weighed_cross_entropy(
     logits: Float[Tensor, "targets classes"],
     labels: Int[Tensor, " targets"],
-    weight: float,
     classes: Float[Tensor, " classes"],
     smoothing: float = 0.0,
 ) -> Loss:
@@ -74,7 +74,6 @@ def weighed_cross_entropy(
     `cross_entropy(weight=w, label_smoothing=ε, reduction="mean")` says: its normaliser is the weights of the labels alone.
 
     Args:
-        weight: Σ w[label] over the labels that are not `IGNORED`.
         classes: w, above 0.
         smoothing: ε, in [0, 1).
     """
@@ -85,11 +84,11 @@ def weighed_cross_entropy(
     chosen = w[label] * surprise.gather(1, label[:, None])[:, 0]
     spread = (w * surprise).mean(1)
     total = (((1 - smoothing) * chosen + smoothing * spread) * kept).sum()
-    return Loss(total, weight, ((logits.argmax(1) == labels) & kept).sum())
+    return Loss(total, ((logits.argmax(1) == labels) & kept).sum())
 
 
 def choice_cross_entropy(
-    scores: Float[Tensor, " choices"], counts: Int[Tensor, " questions"], labels: Int[Tensor, " questions"], weight: float
+    scores: Float[Tensor, " choices"], counts: Int[Tensor, " questions"], labels: Int[Tensor, " questions"]
 ) -> Loss:
     """−Σ over questions of log softmax(scores of its choices)[label]; the choices of the first question come first.
 
@@ -98,9 +97,8 @@ def choice_cross_entropy(
     Args:
         counts: how many choices each question has.
         labels: which is right, from 0; `IGNORED` counts for nothing.
-        weight: how many labels are not `IGNORED`.
     """
     longest = int(counts.max()) if len(counts) else 1
     held = torch.arange(longest, device=scores.device) < counts[:, None]
     table = scores.new_full(held.shape, -torch.inf).masked_scatter(held, scores)
-    return cross_entropy(table, labels, weight)
+    return cross_entropy(table, labels)

@@ -52,17 +52,16 @@ class Pretraining(Learner):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The masked language model's loss, and next sentence prediction's."""
-        encoder, heads, weights = self.model.encoder, self.model.heads, self.weights(batch)
-        masked = _masked(batch)
+        encoder, heads, masked = self.model.encoder, self.model.heads, _masked(batch)
         index = cast(torch.Tensor, masked.index)
         only = torch.cat([batch.layout.firsts, index]) if "pair" in heads else index  # [CLS] is never masked
         hidden = encoder(batch, only=only)
         x = self.model.before_masked(batch, hidden, index)
         logits = heads["masked"](x[index], encoder.embedding.token.weight)
-        losses = {"masked": cross_entropy(logits, cast(torch.Tensor, masked.ids), weights["masked"])}
+        losses = {"masked": cross_entropy(logits, cast(torch.Tensor, masked.ids))}
         if "pair" in heads:
             logits = heads["pair"](heads["pooler"](hidden.last, batch.layout))
-            losses["pair"] = cross_entropy(logits, _pair(batch), weights["pair"])
+            losses["pair"] = cross_entropy(logits, _pair(batch))
         return losses
 
 

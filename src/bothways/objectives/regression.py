@@ -1,4 +1,4 @@
-"""The squared error of scores, as a sum and a weight (Devlin et al. 2018, section 4.1, for STS-B)."""
+"""The squared error of scores, as a sum (Devlin et al. 2018, section 4.1, for STS-B)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from bothways.core.loss import Loss
 
 
-def squared_error(outputs: Float[Tensor, " targets"], scores: Float[Tensor, " targets"], weight: float) -> Loss:
-    """Σ (output − score)², summed in fp32 or finer. `weight` is the number of scores that are not NaN, which count for nothing.
+def squared_error(outputs: Float[Tensor, " targets"], scores: Float[Tensor, " targets"]) -> Loss:
+    """Σ (output − score)², summed in fp32 or finer. Scores that are NaN count for nothing.
 
-    Divided by its weight it is the mean that transformers trains by where the problem is "regression".
+    Divided by the number of the others it is the mean that transformers trains by where the problem is "regression".
     """
     known = ~scores.isnan()
     difference = outputs.to(torch.promote_types(outputs.dtype, torch.float32)) - scores.nan_to_num(0.0)
-    return Loss((difference.square() * known).sum(), weight)
+    return Loss((difference.square() * known).sum())

@@ -16,13 +16,12 @@ from bothways.core.layout import Layout
 from bothways.core.loss import Loss
 
 
-def span_loss(scores: Float[Tensor, "tokens 2"], layout: Layout, targets: SpanTargets, weight: float) -> Loss:
+def span_loss(scores: Float[Tensor, "tokens 2"], layout: Layout, targets: SpanTargets) -> Loss:
     """Σ over sequences of −(log p(start) + log p(end)) / 2, in fp32 or finer; a hit has both right.
 
     Args:
         scores: of each token as a start and as an end.
         targets: their positions in the batch; sequences of weight 0 count for nothing.
-        weight: how many sequences have weight.
     """
     z = scores.to(torch.promote_types(scores.dtype, torch.float32))
     start, end, counted = (torch.as_tensor(part) for part in (targets.start, targets.end, targets.weight))
@@ -32,4 +31,4 @@ def span_loss(scores: Float[Tensor, "tokens 2"], layout: Layout, targets: SpanTa
     chosen = torch.stack([z[start, 0], z[end, 1]], 1)
     total = ((top + sums.log() - chosen).mean(1) * counted.to(z.dtype)).sum()
     hits = ((chosen == top).all(1) & (counted > 0)).sum()
-    return Loss(total, weight, hits)
+    return Loss(total, hits)

@@ -168,7 +168,7 @@ class Answer(Task[Question, AnswerPrediction]):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The cross-entropy of the first and the last token, averaged."""
-        return {"span": span_loss(self.scores(batch), batch.layout, _spans(batch), self.weights(batch)["span"])}
+        return {"span": span_loss(self.scores(batch), batch.layout, _spans(batch))}
 
     def scores(self, batch: Batch) -> Float[Tensor, "tokens 2"]:
         """The scores of each token as a start and as an end."""

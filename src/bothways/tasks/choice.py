@@ -111,7 +111,7 @@ class Choose(Task[ChoiceExample, ChoicePrediction]):
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The cross-entropy among the choices of each question."""
         counts, labels = _tensor(_targets(batch).counts), _tensor(_targets(batch).labels)
-        return {"label": choice_cross_entropy(self.scores(batch), counts, labels, self.weights(batch)["label"])}
+        return {"label": choice_cross_entropy(self.scores(batch), counts, labels)}
 
     def scores(self, batch: Batch) -> Float[Tensor, " choices"]:
         """One score for each choice, question after question."""

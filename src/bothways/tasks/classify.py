@@ -135,14 +135,14 @@ class Classify(Task[Example, ClassPrediction]):
     def weights(self, batch: Batch) -> dict[str, float]:
         """The weights of the labels that there are, together; where classes are equal, the number of labelled sequences."""
         known = _labels(batch)[_labels(batch) != IGNORED]
-        return {"label": float(len(known)) if self._equal else float(self._classes[known.cpu()].sum())}
+        return {"label": float(len(known)) if self._equal else float(self._classes[known].sum())}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The cross-entropy of the labels; with weights for the classes hits are not counted, since weights are no numbers."""
-        logits, labels, weight = self.logits(batch), _labels(batch), self.weights(batch)["label"]
+        logits, labels = self.logits(batch), _labels(batch)
         if self._equal and self._smoothing == 0:
-            return {"label": cross_entropy(logits, labels, weight)}
-        loss = weighed_cross_entropy(logits, labels, weight, self._classes.to(logits.device), self._smoothing)
+            return {"label": cross_entropy(logits, labels)}
+        loss = weighed_cross_entropy(logits, labels, self._classes.to(logits.device), self._smoothing)
         return {"label": loss if self._equal else dataclasses.replace(loss, hits=None)}
 
     def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:

@@ -236,7 +236,7 @@ class FeatureTagger(Learner):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The cross-entropy of the tags."""
-        return {"tag": cross_entropy(self.logits(batch), _labels(batch), self.weights(batch)["tag"])}
+        return {"tag": cross_entropy(self.logits(batch), _labels(batch))}
 
     def logits(self, batch: Batch) -> Float[Tensor, "words labels"]:
         """One logit per label for each word."""

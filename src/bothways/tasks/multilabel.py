@@ -157,7 +157,7 @@ class LabelAll(Task[MultiExample, MultiPrediction]):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The cross-entropy of every label by itself."""
-        return {"label": binary_cross_entropy(self.logits(batch), _labels(batch), self.weights(batch)["label"])}
+        return {"label": binary_cross_entropy(self.logits(batch), _labels(batch))}
 
     def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """One logit per label for each sequence."""

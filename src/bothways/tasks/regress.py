@@ -105,7 +105,7 @@ class Regress(Task[Example, Score]):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The squared error of the scores."""
-        return {"label": squared_error(self.scores(batch), _scores(batch), self.weights(batch)["label"])}
+        return {"label": squared_error(self.scores(batch), _scores(batch))}
 
     def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
         """One score for each sequence."""

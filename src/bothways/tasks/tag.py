@@ -180,7 +180,7 @@ class Tag(Task[TagExample, TagPrediction]):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The cross-entropy of the tags."""
-        return {"tag": cross_entropy(self.logits(batch), _targets(batch)[1], self.weights(batch)["tag"])}
+        return {"tag": cross_entropy(self.logits(batch), _targets(batch)[1])}
 
     def logits(self, batch: Batch) -> Float[Tensor, "words labels"]:
         """One logit per label for each word that has its place in the batch, in the order of the batch."""

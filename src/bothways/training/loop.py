@@ -1,6 +1,6 @@
 """The only training loop, and its counterpart without gradients.
 
-A loss is a sum and a weight. The weight of one step is known before any computation, over all microbatches and ranks, so each
+A loss is a sum. The weight of one step is known before any computation, over all microbatches and ranks, so each
 microbatch's backward is of its part of the one mean: how a step is cut into microbatches and ranks leaves the update as it is.
 """
 
