@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -9,20 +10,24 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from toy_template import TEMPLATE
 
 from bothways.core.batch import IGNORED
 from bothways.core.errors import ConfigError, DataError
+from bothways.core.layout import Layout
 from bothways.core.learner import Cursor, Source
 from bothways.core.sequence import Sequence
 from bothways.data.listed import InOrder, ListSource, Shuffled
-from bothways.data.loader import Loader, Share, prefetch
+from bothways.data.loader import Loader, Share, ahead, prefetch
 from bothways.data.masking import Masking, Vocabulary, mask
 from bothways.data.packing import Examples, Tokens
 from bothways.data.segments import CorpusSource, FullSentences, NextSentence
@@ -278,15 +283,15 @@ def test_items_are_made_ahead_in_another_thread_but_not_too_many():
             made.append((item, threading.current_thread()))
             yield item
 
-    ahead = prefetch(items(), 3)
-    assert next(ahead) == 0
+    early = prefetch(items(), 3)
+    assert next(early) == 0
     deadline = time.monotonic() + 5
     while len(made) < 4 and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)
     assert [item for item, _ in made] == [0, 1, 2, 3]
     assert threading.current_thread() not in {thread for _, thread in made}
-    ahead.close()
+    early.close()
     assert not prefetchers()
 
 
@@ -299,9 +304,9 @@ def test_closing_early_does_not_wait_for_all_that_was_ordered():
             made.append(item)
             yield item
 
-    ahead = prefetch(items(), 50)
-    assert next(ahead) == 0
-    ahead.close()
+    early = prefetch(items(), 50)
+    assert next(early) == 0
+    early.close()
     assert len(made) < 10
     assert not prefetchers()
 
@@ -312,11 +317,11 @@ def test_an_error_is_raised_in_its_place():
         yield 2
         raise DataError("no text", where="corpus")
 
-    ahead = prefetch(items(), 5)
-    assert [next(ahead), next(ahead)] == [1, 2]
+    early = prefetch(items(), 5)
+    assert [next(early), next(early)] == [1, 2]
     with pytest.raises(DataError, match="no text"):
-        next(ahead)
-    assert list(ahead) == []
+        next(early)
+    assert list(early) == []
     assert not prefetchers()
 
 
@@ -355,7 +360,37 @@ def test_an_interrupt_while_waiting_ends_the_thread():
 def test_steps_come_with_their_own_cursors_when_made_ahead():
     source = corpus_source(NextSentence(24))
     plain = steps_of(loader_of(source, Examples(4)), 30)
-    ahead = itertools.islice(prefetch(loader_of(source, Examples(4)).steps(Cursor()), 8), 30)
-    for expected, step in zip(plain, ahead, strict=True):
+    made = itertools.islice(prefetch(loader_of(source, Examples(4)).steps(Cursor()), 8), 30)
+    for expected, step in zip(plain, made, strict=True):
         assert step.cursor == expected.cursor
         assert contents([step]) == contents([expected])
+
+
+def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(monkeypatch):
+    pinned: list[Tensor] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor.clone())
+    steps = [*itertools.islice(loader_of(corpus_source(NextSentence(24)), Examples(4)).steps(Cursor()), 2)]
+    assert ahead(steps, torch.device("cpu")) is steps
+    found = [*ahead(steps, torch.device("cuda"))]
+    for step, same in zip(steps, found, strict=True):
+        assert (step.cursor, step.tokens) == (same.cursor, same.tokens)
+        for batch, other in zip(step.microbatches, same.microbatches, strict=True):
+            before, after = tensors(batch), tensors(other)
+            assert len(before) == len(after) > 5
+            assert {id(tensor) for tensor in before} <= {id(tensor) for tensor in pinned}
+            assert not {id(tensor) for tensor in after} & {id(tensor) for tensor in before}
+            assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+            assert other.layout.lengths == batch.layout.lengths
+
+
+def tensors(value: object) -> list[Tensor]:
+    """All in a batch, those of its rectangles too."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for part in value.values() for tensor in tensors(part)]
+    if isinstance(value, Layout):
+        return [value.offsets, value.positions, value.owner, *(t for part in value.rectangles for t in tensors(part))]
+    if dataclasses.is_dataclass(value):
+        return [tensor for field in dataclasses.fields(value) for tensor in tensors(getattr(value, field.name))]
+    return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from bothways.core.layout import EQUAL, LOOSE, Cut, Layout, cut_to_predict
 
@@ -60,7 +61,7 @@ def test_padding_and_unpadding_gives_the_tokens_back(lengths: list[int], seed: i
 @given(LENGTHS)
 def test_a_layout_moves_whole(lengths: list[int]) -> None:
     layout = Layout.of(lengths)
-    moved = layout.to(torch.device("cpu"))
+    moved = layout.apply(Tensor.clone)
     assert moved.lengths == lengths
     assert moved.longest == layout.longest
     assert torch.equal(moved.owner, layout.owner)
@@ -69,5 +70,5 @@ def test_a_layout_moves_whole(lengths: list[int]) -> None:
 
 def test_predictions_on_a_cpu_pad_nothing() -> None:
     layout = Layout.of([3, 3, 4, 2, 2], cut_to_predict(torch.device("cpu")))
-    assert [(part.rows, part.longest) for part in layout.to(torch.device("cpu")).rectangles] == [(2, 3), (1, 4), (2, 2)]
+    assert [(part.rows, part.longest) for part in layout.rectangles] == [(2, 3), (1, 4), (2, 2)]
     assert cut_to_predict(torch.device("cuda")) == LOOSE

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.layout import LOOSE, Cut, Layout
+from bothways.core.layout import LOOSE, Cut, Layout, Move
 from bothways.core.sequence import Sequence
 
 IGNORED = -100
@@ -46,9 +46,9 @@ class Targets:
             joined[field.name] = torch.from_numpy(np.concatenate(columns))
         return cls(**joined)
 
-    def to(self: Kind, device: torch.device) -> Kind:
-        """The same targets on another device."""
-        return type(self)(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in dataclasses.fields(self)})
+    def apply(self: Kind, move: Move) -> Kind:
+        """The same targets of a batch, moved."""
+        return type(self)(**{field.name: move(getattr(self, field.name)) for field in dataclasses.fields(self)})
 
     def void(self: Kind) -> Kind:
         """The same targets without weight: what fills the place of a rank that has no sequence left in a step."""
@@ -127,16 +127,16 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; itself, with what its layout has worked out, where it lies there already."""
-        if self.ids.device == device:
-            return self
-        moved = {name: target.to(device) for name, target in self.targets.items()}
-        return Batch(
-            self.ids.to(device, non_blocking=True),
-            self.segments.to(device, non_blocking=True),
-            self.layout.to(device),
-            moved,
-            None if self.everywhere is None else self.everywhere.to(device, non_blocking=True),
-        )
+        return self if self.ids.device == device else self._apply(lambda x: x.to(device, non_blocking=True))
+
+    def pinned(self) -> Batch:
+        """The same batch in memory from which a GPU reads while both go on working."""
+        return self._apply(Tensor.pin_memory)
+
+    def _apply(self, move: Move) -> Batch:
+        targets = {name: target.apply(move) for name, target in self.targets.items()}
+        everywhere = None if self.everywhere is None else move(self.everywhere)
+        return Batch(move(self.ids), move(self.segments), self.layout.apply(move), targets, everywhere)
 
 
 def pack(sequences: Many[Sequence], cut: Cut = LOOSE) -> Batch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import os
 import platform
 import shutil
@@ -69,6 +70,19 @@ def packs_weights(device: torch.device) -> bool:
 
 def _has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+@functools.lru_cache
+def has_varlen(device: torch.device) -> bool:
+    """Whether torch has flash attention for packed sequences here, windows included: NVIDIA GPUs from Ampere on, torch 2.11."""
+    if device.type != "cuda" or torch.version.hip is not None or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    windows = "window_size" in inspect.signature(varlen_attn).parameters
+    return windows and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:

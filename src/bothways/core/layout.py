@@ -6,13 +6,18 @@ at the edge of an export, nowhere else.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+Move = Callable[[Tensor], Tensor]
+"""Gives the same tensor elsewhere: on a device, in pinned memory."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,11 @@ class Rectangle:
     longest: int
     slots: Int[Tensor, " part"] | None
     keep: Bool[Tensor, "rows longest"] | None
+
+    def apply(self, move: Move) -> Rectangle:
+        """The same with its tensors moved."""
+        slots, keep = (None if x is None else move(x) for x in (self.slots, self.keep))
+        return dataclasses.replace(self, slots=slots, keep=keep)
 
     def pad(self, x: Tensor) -> Tensor:
         """`(tokens, …)` → `(rows, longest, …)`; a view when there is no padding, else zeros where no token is."""
@@ -104,6 +114,11 @@ class Layout:
         """The first token of each sequence, [CLS]."""
         return self.offsets[:-1]
 
+    @functools.cached_property
+    def bounds(self) -> Int[Tensor, " bounds"]:
+        """The offsets as kernels for packed sequences read them, in 32 bits."""
+        return self.offsets.to(torch.int32)
+
     @property
     def sequences(self) -> int:
         return len(self.offsets) - 1
@@ -114,7 +129,7 @@ class Layout:
 
     @functools.cached_property
     def lengths(self) -> list[int]:
-        """Length of every sequence, in tokens; waits for the device if the layout lies on one."""
+        """Length of every sequence, in tokens."""
         return self.offsets.diff().tolist()
 
     @functools.cached_property
@@ -138,7 +153,10 @@ class Layout:
         result, lengths = list[Rectangle](), iter(self.lengths)
         for part in self.rectangles:
             held, start = list(itertools.islice(lengths, part.rows)), part.start
-            for run in [held] if part.longest <= beyond else (list(run) for _, run in itertools.groupby(held)):
+            if part.longest <= beyond:
+                result.append(part)
+                continue
+            for run in (list(run) for _, run in itertools.groupby(held)):
                 result.append(self._rectangle(start, run))
                 start += sum(run)
         return result
@@ -153,6 +171,11 @@ class Layout:
         return Rectangle(start, stop, rows, longest, slots, keep)
 
     def to(self, device: torch.device) -> Layout:
-        """The same layout on another device."""
-        offsets, positions, owner = (t.to(device, non_blocking=True) for t in (self.offsets, self.positions, self.owner))
-        return Layout(offsets, positions, owner, self.longest, self.cut)
+        """The same on a device."""
+        return self.apply(lambda x: x.to(device, non_blocking=True))
+
+    def apply(self, move: Move) -> Layout:
+        """The same with its tensors moved, and with what was worked out on the way here: a GPU would have to be waited for."""
+        moved = Layout(move(self.offsets), move(self.positions), move(self.owner), self.longest, self.cut)
+        moved.__dict__.update(lengths=self.lengths, rectangles=[part.apply(move) for part in self.rectangles])
+        return moved

@@ -145,10 +145,14 @@ def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
                 future.cancel()
 
 
-def ahead(items: Iterable[T], device: torch.device) -> Iterable[T]:
-    """The same items, made ahead of a GPU; on a CPU in turn with the model.
+def ahead(steps: Iterable[Step], device: torch.device) -> Iterable[Step]:
+    """The same steps, made ahead of a GPU and in memory that it reads by itself; on a CPU in turn with the model.
 
     There a thread would bring a team of torch's threads with it, which wait on the cores that the model computes on: 8,800
     tokens a second with it, 14,400 without, for a small BERT on two cores. Making the data takes 2 % of the time.
     """
-    return items if device.type == "cpu" else prefetch(items, PREFETCHED)
+    return steps if device.type == "cpu" else prefetch(map(_pinned, steps), PREFETCHED)
+
+
+def _pinned(step: Step) -> Step:
+    return dataclasses.replace(step, microbatches=tuple(batch.pinned() for batch in step.microbatches))

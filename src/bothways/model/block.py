@@ -139,7 +139,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
         x = self.up(x)
-        if x.numel() <= KEPT or x.is_cuda or not (x.requires_grad and torch.is_grad_enabled()):
+        if x.numel() <= KEPT or x.device.type != "cpu" or not (x.requires_grad and torch.is_grad_enabled()):
             return self._down(x)
         result: Tensor = checkpoint(self._down, x, use_reentrant=False)
         return result

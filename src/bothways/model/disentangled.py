@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 from typing_extensions import assert_never
 
 from bothways.model.dropout import dropped_product
+from bothways.model.flash import attend_fused
 from bothways.model.kernels import Kernel, choose
 from bothways.model.view import View
 
@@ -56,7 +56,7 @@ def _attend_padded(q: Tensor, k: Tensor, v: Tensor, near: Tensor, mask: Tensor |
     match kernel:
         case "fused":
             bias = near if mask is None else near.masked_fill(~mask, lowest)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), dropout_p=rate, scale=1.0)
+            return attend_fused(q, k, v, bias.to(q.dtype), rate, scale=1.0)
         case "written_out" | "in_place":
             scores = q @ k.contiguous().transpose(-2, -1) + near
             if mask is not None:

@@ -41,7 +41,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     """`x` with each element set to 0 with probability `rate`, the others scaled up; `x` itself for rate 0."""
     if rate == 0:
         return x
-    if x.is_cuda:
+    if x.device.type != "cpu":
         return nn.functional.dropout(x, rate)
     if not _is_large(x):
         return x * keep_mask(x, rate)
@@ -51,7 +51,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
 
 def dropped_product(x: Float[Tensor, "*rows n m"], y: Float[Tensor, "*rows m d"], rate: float) -> Float[Tensor, "*rows n d"]:
     """`dropout(x, rate) @ y`."""
-    if rate == 0 or x.is_cuda or not _is_large(x):
+    if rate == 0 or x.device.type != "cpu" or not _is_large(x):
         return dropout(x, rate) @ y
     result: Tensor = _DroppedProduct.apply(x, y, rate)  # type: ignore[no-untyped-call]
     return result

@@ -19,6 +19,7 @@ from typing_extensions import assert_never
 
 from bothways.core.layout import Rectangle
 from bothways.model.dropout import dropped_product
+from bothways.model.flash import attend_fused, attend_packed, is_packed
 from bothways.model.gathered import attend_gathered
 from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
 from bothways.model.reach import Everywhere, Reach
@@ -95,6 +96,8 @@ def attend(
     """
     if view.turn is not None:
         qkv, wide = view.turn(qkv), None if wide is None else view.turn(wide)
+    if wide is None and is_packed(qkv.device, qkv.dtype, qkv.shape[-1], rate, view):
+        return attend_packed(qkv, view)
     if qkv.requires_grad and wide is None and all(_is_gathered(part, qkv, rate) for part in view.parts):
         return attend_gathered(qkv, view.parts, rate)
     parts = [_attend_part(qkv, wide, part, rate) for part in view.parts]
@@ -184,7 +187,7 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: fl
     """`(rows, heads, longest, d)` each, and a mask as in `View` → as q."""
     match kernel:
         case "fused":
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate)
+            return attend_fused(q, k, v, mask, rate)
         case "written_out":
             q, k, v = (q * q.shape[-1] ** -0.5).contiguous(), k.contiguous(), v.contiguous()
             scores = q @ k.transpose(-2, -1)

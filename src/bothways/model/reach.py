@@ -82,8 +82,9 @@ def block_reach(part: Rectangle, pattern: Blocks, everywhere: Everywhere, drawn:
 
 def ends(part: Rectangle, size: int, device: torch.device) -> Everywhere:
     """The tokens of the first and the last block of rows of one length."""
+    last = max(size, (part.longest - 1) // size * size)
     place = torch.arange(part.longest, device=device)
-    slots = place[(place < size) | (place >= (part.longest - 1) // size * size)].expand(part.rows, -1)
+    slots = torch.cat([place[:size], place[last:]]).expand(part.rows, -1)
     return Everywhere(slots, torch.ones_like(slots, dtype=torch.bool))
 
 

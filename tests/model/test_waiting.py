@@ -1,0 +1,59 @@
+"""Nothing in a training step waits for its device: a step goes through on a device that has no values to wait for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_recompute import LENGTHS, SHAPES
+
+from bothways.core.batch import Batch, LabelTargets, TokenTargets
+from bothways.core.layout import Layout
+from bothways.data.masking import Masking, Vocabulary
+from bothways.model import kernels
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.heads import Masked, Model, Pair, Pooled, token_head
+from bothways.objectives.pretraining import Pretraining
+
+META = torch.device("meta")
+
+
+def batch_of() -> Batch:
+    """One of several rectangles, with masked tokens and pairs."""
+    layout = Layout.of(LENGTHS)
+    ids = torch.randint(4, 50, (layout.tokens,))
+    targets = {
+        "masked": TokenTargets(torch.tensor([1, 2, 75]), torch.tensor([4, 5, 6])),
+        "pair": LabelTargets(torch.tensor([0, 1, 1, 0, 1])),
+    }
+    return Batch(ids, torch.zeros_like(ids), layout, targets)
+
+
+@pytest.mark.parametrize("name", [name for name, config in SHAPES.items() if isinstance(config, EncoderConfig)])
+def test_an_encoder_of_any_family(name: str) -> None:
+    config = SHAPES[name]
+    model = Model(config, (token_head(config),)).to(META).train()
+    x = model.encoder(batch_of().to(META)).last
+    assert x.device == META
+    x.sum().backward()
+    assert model.encoder.embedding.token.weight.grad is not None
+
+
+@pytest.mark.parametrize("name", ["no dropout", "window", "modernbert-large"])
+def test_an_encoder_that_reads_packed_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "is_packed", lambda *_: True)
+    config = replace(SHAPES[name], dropout=Dropouts(0.0, 0.0))
+    encoder = Model(config, ()).encoder.to(META, torch.bfloat16)
+    encoder(batch_of().to(META)).last.sum().backward()
+    assert encoder.embedding.token.weight.grad is not None
+
+
+def test_berts_pretraining() -> None:
+    none = torch.zeros(50, dtype=torch.bool).numpy()
+    model = Model(SHAPES["bert-base-chinese"], (Masked(), Pooled(), Pair())).to(META)
+    learner, batch = Pretraining(model, Masking(), Vocabulary(none, none, 1)).train(), batch_of()
+    assert learner.weights(batch) == {"masked": 3.0, "pair": 5.0}
+    losses = learner(batch.to(META))
+    torch.stack([loss.total for loss in losses.values()]).sum().backward()
+    assert all(parameter.grad is not None for parameter in learner.parameters())
