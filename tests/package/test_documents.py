@@ -1,0 +1,89 @@
+"""The documents against the code: Python examples, command lines, links, and that both languages show the same."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bothways.cli import app
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guide"
+PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAIRS = [(GUIDE / page, GUIDE / "zh" / page) for page in sorted(path.relative_to(GUIDE) for path in GUIDE.rglob("*.md"))
+         if page.parts[0] != "zh"] + [(ROOT / "README.md", ROOT / "README.zh.md")]  # fmt: skip
+every_page = pytest.mark.parametrize("page", PAGES, ids=str)
+
+
+def fences(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each fenced block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text("utf8"), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The command lines of a page, without what a shell does with what they print."""
+    for language, text in fences(page):
+        for line in text.replace("\\\n", " ").splitlines() if language in {"", "bash"} else ():
+            if found := re.match(r"(?:.*\| )?(bothways (?!\().*)", line):
+                yield re.split(r"\s+#|\s[>|]\s", found[1])[0]
+
+
+def named(node: ast.expr, names: dict[str, Any]) -> Any:
+    """What an expression of names and dots stands for; none for what is made at run time."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    owner = named(node.value, names) if isinstance(node, ast.Attribute) else None
+    return getattr(owner, node.attr) if inspect.ismodule(owner) or inspect.isclass(owner) else None  # type: ignore[attr-defined]
+
+
+@every_page
+def test_python_examples_import_what_there_is_and_call_it_rightly(page: Path) -> None:
+    tree = ast.parse("\n".join(text for language, text in fences(ROOT / page) if language == "python"))
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(imports, []), str(page), "exec"), names)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        called = named(call.func, names)
+        if callable(called) and called.__module__.startswith("bothways"):
+            arguments = {keyword.arg: None for keyword in call.keywords if keyword.arg}
+            try:
+                inspect.signature(called).bind(*call.args, **arguments)
+            except TypeError as error:
+                pytest.fail(f"{ast.unparse(call)}: {error}")
+
+
+@every_page
+def test_command_lines_are_understood(page: Path) -> None:
+    for command in commands(ROOT / page):
+        try:
+            app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
+        except Exception as error:  # of whatever kind: it is said with its line
+            pytest.fail(f"{command}: {error}")
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text("utf8"))
+    missing = [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
+def test_both_languages_show_the_same_examples(english: Path, chinese: Path) -> None:
+    assert list(commands(english)) == list(commands(chinese))
+    both = [
+        [ast.dump(ast.parse(text)) for language, text in fences(page) if language == "python"] for page in (english, chinese)
+    ]
+    assert both[0] == both[1]
+
+
+def test_there_are_examples_to_check() -> None:
+    assert sum(len(list(commands(ROOT / page))) for page in PAGES) > 100
+    assert sum(language == "python" for page in PAGES for language, _ in fences(ROOT / page)) > 30
