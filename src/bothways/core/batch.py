@@ -64,6 +64,7 @@ class TokenTargets(Targets):
     ids: NDArray[np.int64] | Tensor
 
     def void(self) -> TokenTargets:
+        """Nothing to predict."""
         return type(self)(self.index[:0], self.ids[:0])
 
 
@@ -74,6 +75,7 @@ class LabelTargets(Targets):
     labels: NDArray[Any] | Tensor
 
     def void(self) -> LabelTargets:
+        """Labels that nobody knows."""
         empty = IGNORED if np.issubdtype(np.asarray(self.labels).dtype, np.integer) else np.nan
         return type(self)(np.full_like(self.labels, empty))
 
@@ -85,6 +87,7 @@ class MultiTargets(Targets):
     labels: NDArray[np.float32] | Tensor
 
     def void(self) -> MultiTargets:
+        """Labels that nobody knows."""
         return type(self)(np.full_like(self.labels, np.nan))
 
 
@@ -98,6 +101,7 @@ class SpanTargets(Targets):
     weight: NDArray[np.float32] | Tensor
 
     def void(self) -> SpanTargets:
+        """The same spans, with no weight."""
         return type(self)(self.start, self.end, np.zeros_like(self.weight))
 
 
@@ -109,6 +113,7 @@ class ChoiceTargets(Targets):
     labels: NDArray[np.int64] | Tensor
 
     def void(self) -> ChoiceTargets:
+        """Labels that nobody knows."""
         return type(self)(self.counts, np.full_like(self.labels, IGNORED))
 
 

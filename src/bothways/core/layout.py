@@ -121,10 +121,12 @@ class Layout:
 
     @property
     def sequences(self) -> int:
+        """How many there are."""
         return len(self.offsets) - 1
 
     @property
     def tokens(self) -> int:
+        """Of all sequences together."""
         return len(self.owner)
 
     @functools.cached_property

@@ -22,10 +22,12 @@ class Fixed:
 
     @property
     def whole(self) -> int:
+        """As an integer without a sign."""
         return int.from_bytes(self.data, "little")
 
     @property
     def real(self) -> float:
+        """As a float of four bytes or eight."""
         value: float = struct.unpack("<f" if len(self.data) == 4 else "<d", self.data)[0]
         return value
 

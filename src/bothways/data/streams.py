@@ -47,6 +47,7 @@ class Tally:
 
     @property
     def position(self) -> int:
+        """Bytes so far, those of the open file included."""
         return self.finished + (self.current.tell() if self.current is not None else 0)
 
 

@@ -138,6 +138,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.mlp.dropout if isinstance(config.mlp, Gated) else 0.0)
 
     def forward(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+        """down(activation(up(x))), or with a gate down(activation(inner) · gate)."""
         x = self.up(x)
         if x.numel() <= KEPT or x.device.type != "cpu" or not (x.requires_grad and torch.is_grad_enabled()):
             return self._down(x)

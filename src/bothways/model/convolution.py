@@ -31,6 +31,7 @@ class NgramConvolution(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens width"], y: Float[Tensor, "tokens width"], layout: Layout
     ) -> Float[Tensor, "tokens width"]:
+        """`x`: the embeddings. `y`: what the first layer gives."""
         parts = [part.unpad(self.conv(part.pad(x).transpose(1, 2)).transpose(1, 2)) for part in layout.rectangles]
         result: Tensor = self.norm(y + activate(self.activation, self.dropout(torch.cat(parts))))
         return result

@@ -139,4 +139,5 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
+        """`x`, in training with each element dropped at the rate."""
         return dropout(x, self.rate if self.training else 0.0)

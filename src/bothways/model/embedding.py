@@ -61,6 +61,7 @@ class LearnedPositions(nn.Embedding):
         self.offset = config.offset
 
     def forward(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
+        """The row of each position, after the offset."""
         return super().forward(positions + self.offset if self.offset else positions)
 
 
@@ -72,6 +73,7 @@ class SinusoidalPositions(nn.Module):
         self.width, self.interleaved = width, config.interleaved
 
     def forward(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
+        """The sines and cosines of each position, in fp32."""
         return sinusoids(positions, self.width, self.interleaved)
 
 

@@ -64,6 +64,7 @@ class Pooler(nn.Module):
         initialise(self, config.initial_range)
 
     def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, "sequences width"]:
+        """tanh(W x₀ + b), with x₀ the first vector of each sequence."""
         return torch.tanh(self.dense(x[layout.firsts]))
 
 
@@ -80,6 +81,7 @@ class LabelHead(nn.Module):
         initialise(self, config.initial_range)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
+        """W dropout(x) + b."""
         result: Tensor = self.dense(self.dropout(x))
         return result
 
@@ -101,6 +103,7 @@ class OwnHead(nn.Module):
         initialise(self, config.initial_range)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
+        """Of the vectors that `pool` gives, or of tokens."""
         result: Tensor = self.dense(self.dropout(self.norm(activate(self.activation, self.inner(self.first(x))))))
         return result
 
@@ -133,6 +136,7 @@ class DeepHead(nn.Module):
         initialise(self, config.initial_range)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
+        """W LayerNorm(x + feed-forward(x)) + b, with dropout before and after the feed-forward layer."""
         inner = activate(self.activation, self.up(self.first(x)))
         result: Tensor = self.dense(self.norm(x + self.dropout(self.down(inner))))
         return result
@@ -153,6 +157,7 @@ class ReplacedHead(nn.Module):
         initialise(self, config.initial_range)
 
     def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, " tokens"]:
+        """The score of each token: above 0, it has been replaced."""
         if self.norm is not None:
             x = self.norm(x + x[layout.firsts][layout.owner])
         result: Tensor = self.dense(activate(self.activation, self.inner(x)))

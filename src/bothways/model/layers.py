@@ -58,6 +58,7 @@ class LayerSum(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens width"]:
+        """One vector of each token's layers."""
         return self.scale * torch.einsum("tlw,l->tw", x, self.weights.softmax(0))
 
 
@@ -65,6 +66,7 @@ class LayerConcat(nn.Module):
     """All layers of a token side by side; of a single layer, itself."""
 
     def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens features"]:
+        """The layers of each token, the first in front."""
         return x.flatten(1)
 
 

@@ -47,10 +47,12 @@ class Ledger:
 
     @property
     def textbook(self) -> int:
+        """Parameters that V·H + 12·L·H² counts."""
         return sum(entry.count for entry in self.entries if entry.textbook)
 
     @property
     def total(self) -> int:
+        """All parameters."""
         return sum(entry.count for entry in self.entries)
 
 

@@ -32,6 +32,7 @@ class MixoutLinear(nn.Linear):
         self.register_buffer("start", linear.weight.detach().clone(), persistent=False)
 
     def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows outputs"]:
+        """x Wᵀ + b, in training with another draw of W each time."""
         return nn.functional.linear(input, self.mixed() if self.training else self.weight, self.bias)
 
     def mixed(self) -> Float[Tensor, "outputs width"]:

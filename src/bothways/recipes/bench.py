@@ -51,6 +51,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
+        """Of all sequences together."""
         return self.rows * self.length
 
     @property
@@ -168,6 +169,7 @@ class Timing:
 
     @property
     def median(self) -> float:
+        """Of the rounds, in seconds."""
         return statistics.median(self.rounds)
 
 

@@ -169,6 +169,7 @@ class Load:
 
     @property
     def parameters(self) -> int:
+        """Those of the model."""
         return ledger(self.encoder, self.heads).total
 
     @property

@@ -85,6 +85,7 @@ class JsonLines:
         self._file = file
 
     def write(self, record: Record) -> None:
+        """Append a line."""
         with refusals(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
@@ -124,6 +125,7 @@ class TensorBoard:
             self._put(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: Record) -> None:
+        """Append an event, with a scalar for each number."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -139,6 +141,7 @@ class TensorBoard:
         """Nothing is recorded before the end."""
 
     def close(self) -> None:
+        """Close the event file."""
         self._file.close()
 
 
@@ -160,6 +163,7 @@ class Terminal:
         self._bar.start()
 
     def write(self, record: Record) -> None:
+        """Move the bar, or print a line; an evaluation's is always printed."""
         self._left = TimeLeft()
         if self._console.is_terminal and "share" in record:
             self._bar.update(self._task, completed=record["share"], line=line(record))
@@ -172,6 +176,7 @@ class Terminal:
         self._bar.update(self._task, line=f"evaluating: {self._left.said(share)}")
 
     def close(self) -> None:
+        """Leave the bar as it stands."""
         self._bar.stop()
 
 
