@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import random
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,12 @@ from bothways.core.sequence import Sequence
 from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.model.heads import Model
 from bothways.model.heads import Span as SpanHead
+from bothways.recipes import labelled
+from bothways.recipes.labelled import examine
 from bothways.tasks.answer import Answer, Answering
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.squad import Question, QuestionColumns
-from bothways.tasks.task import Pace, evaluate, predict, predict_encoded
+from bothways.tasks.task import Pace, evaluate, predict, predict_encoded, windows
 from bothways.text.specials import Specials
 from bothways.text.tokenizer import Tokenizer
 
@@ -424,6 +428,37 @@ def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.Monk
     fresh = make_task(tmp_path)
     assert len(predict_encoded(fresh, questions[::2], inputs[::2])) == 4
     assert sorted(seen) == ["a dog runs", "the cat", "the cat"]
+    seen.clear()
+    assert len(list(predict(make_task(tmp_path), sorted(questions, key=lambda q: q.context), Pace(window=3)))) == 8
+    assert sorted(seen) == ["a dog runs", "the cat"]  # though windows part the questions on one context
+    seen.clear()
+    monkeypatch.setattr(labelled, "ENCODED", 3)
+    examine(task.definition, task.tokenizer, sorted(questions, key=lambda q: q.context), [], LENGTH)
+    assert sorted(seen) == ["a dog runs", "the cat"]
+
+
+@given(st.lists(st.sampled_from(["", "a", "b"]), max_size=30), st.integers(1, 5))
+def test_windows_part_no_neighbours_that_share_something(items: list[str], size: int) -> None:
+    found = list(windows(items, size, lambda item: item or None))
+    assert [item for window in found for item in window] == items
+    for one, other in itertools.pairwise(found):
+        assert other[0] == "" or other[0] != one[-1]
+    for window in found:
+        assert len(window) <= size or len({*window[size - 1 :]} - {""}) == 1
+        assert len(window) >= size or window is found[-1]
+    assert all(len(window) == size for window in [*windows(items, size)][:-1])
+
+
+def test_a_window_of_one_does_not_wait_for_the_next_item() -> None:
+    read = list[int]()
+
+    def items() -> Iterator[int]:
+        for number in range(3):
+            read.append(number)
+            yield number
+
+    assert next(windows(items(), 1)) == [0]
+    assert read == [0]
 
 
 def test_tasks_can_be_copied(tmp_path: Path) -> None:

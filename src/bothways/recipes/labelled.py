@@ -71,7 +71,7 @@ def examine(
     labels = definition.labels(train)
     every = definition.labels([*train, *dev])  # beyond `labels` only where there is an error
     inputs: list[Input] = []
-    for window in windows([*train, *dev], ENCODED):
+    for window in windows([*train, *dev], ENCODED, definition.shared):
         on_stage("tokenizing", len(inputs) / (len(train) + len(dev)))
         inputs += definition.encode(window, tokenizer, every, length)
     encoded = tuple(inputs[: len(train)]), tuple(inputs[len(train) :])

@@ -101,6 +101,10 @@ class Answering(Definition[Question, AnswerPrediction]):
         """The question and the context."""
         return example.question, example.context
 
+    def shared(self, example: Question) -> str:
+        """The context."""
+        return example.context
+
     def check(self, train: Many[Question], dev: Many[Question]) -> list[Finding]:
         """Texts, ids, answers, and what training and development data share."""
         return check_questions(train, dev, self.unfound, self.threshold)
@@ -159,7 +163,7 @@ class Answer(Task[Question, AnswerPrediction]):
 
     def encode(self, examples: Many[Question]) -> list[Input]:
         """As the definition has it."""
-        self._contexts = tokenized(examples, self.tokenizer)
+        self._contexts = tokenized(examples, self.tokenizer, self._contexts)
         return self.definition.inputs(examples, self._contexts, self.tokenizer, self.length)
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -231,10 +235,14 @@ class Answer(Task[Question, AnswerPrediction]):
         return self.definition if best is None else replace(self.definition, threshold=best)
 
 
-def tokenized(examples: Many[Question], tokenizer: Tokenizer) -> dict[str, Encoded]:
-    """The contexts of some questions in tokens, each once."""
-    contexts = list(dict.fromkeys(example.context for example in examples))
-    return dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
+def tokenized(
+    examples: Many[Question], tokenizer: Tokenizer, known: Mapping[str, Encoded] = MappingProxyType({})
+) -> dict[str, Encoded]:
+    """The contexts of some questions in tokens, each once; those that are known are not tokenized again."""
+    contexts = dict.fromkeys(example.context for example in examples)
+    new = [context for context in contexts if context not in known]
+    found = dict(zip(new, tokenizer.encode_with_offsets(new), strict=True))
+    return {context: found[context] if context in found else known[context] for context in contexts}
 
 
 FAR = 1e6

@@ -90,6 +90,10 @@ class Definition(Generic[E, P]):
         """The texts of an example."""
         raise NotImplementedError
 
+    def shared(self, example: E) -> str | None:
+        """A text that neighbouring examples may share, and that `encode` reads once for all of them; none in most tasks."""
+        return None
+
     def check(self, train: Many[E], dev: Many[E]) -> list[Finding]:
         """Everything that the examples can have wrong; `dev` may be empty."""
         raise NotImplementedError

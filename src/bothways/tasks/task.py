@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -234,8 +234,16 @@ def evaluate(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: 
     return task.score(predict(task, examples, pace, tally))
 
 
-def windows(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Items in lists of `size`, the last one shorter."""
-    iterator = iter(items)
-    while window := list(itertools.islice(iterator, size)):
+def windows(items: Iterable[T], size: int, shared: Callable[[T], object] = lambda item: None) -> Iterator[list[T]]:
+    """Items in lists of `size`, the last one shorter; neighbours that share something are not parted, whatever the size."""
+    window: list[T] = []
+    for item in items:
+        if len(window) >= size and shared(item) != shared(window[-1]):
+            yield window
+            window = []
+        window.append(item)
+        if len(window) >= size and shared(item) is None:  # without waiting for the next one, which somebody may have to type
+            yield window
+            window = []
+    if window:
         yield window
