@@ -29,7 +29,7 @@ class _SoftmaxLoss(torch.autograd.Function):
         exact = torch.promote_types(logits.dtype, torch.float32)
         total, hits = logits.new_zeros((), dtype=exact), logits.new_zeros((), dtype=torch.int64)
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        rows = max(1, CHUNK_ELEMENTS.get(logits.device.type, 2**19) // max(1, logits.shape[1]))
+        rows = max(1, CHUNK_ELEMENTS["cuda" if logits.is_cuda else "cpu"] // max(1, logits.shape[1]))
         for at in range(0, len(logits), rows):
             part = slice(at, at + rows)
             z, label = logits[part].to(exact), labels[part, None]
