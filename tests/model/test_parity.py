@@ -121,8 +121,9 @@ def test_pretraining_losses_equal_transformers(order: str) -> None:
     none = np.zeros(config.vocab, dtype=bool)
     learner = Pretraining(mine.train(), Masking(), Vocabulary(none, none, 1))
     losses = learner(replace(text.batch, targets=targets))
-    assert learner.weights(replace(text.batch, targets=targets)) == {"masked": float(len(index)), "pair": float(len(pairs))}
-    loss = sum(part.total / part.weight for part in losses.values())
+    weights = learner.weights(replace(text.batch, targets=targets))
+    assert weights == {"masked": float(len(index)), "pair": float(len(pairs))}
+    loss = sum(losses[name].total / weight for name, weight in weights.items())
     loss.backward()
     assert_near(loss.detach(), wanted.loss.detach())
     compare_gradients(mine, theirs)
