@@ -1,4 +1,4 @@
-"""Nothing in a training step waits for its device: a step goes through on a device that has no values to wait for."""
+"""Encoders, forward and backward, and BERT's losses wait for no device: they go through on one without values to wait for."""
 
 from __future__ import annotations
 

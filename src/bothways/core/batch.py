@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.layout import LOOSE, Cut, Layout, Move
+from bothways.core.layout import LOOSE, Cut, Layout, Move, onto
 from bothways.core.sequence import Sequence
 
 IGNORED = -100
@@ -132,7 +132,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; itself, with what its layout has worked out, where it lies there already."""
-        return self if self.ids.device == device else self._apply(lambda x: x.to(device, non_blocking=True))
+        return self if self.ids.device == device else self._apply(onto(device))
 
     def pinned(self) -> Batch:
         """The same batch in memory from which a GPU reads while both go on working."""

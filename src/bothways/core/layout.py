@@ -20,6 +20,11 @@ Move = Callable[[Tensor], Tensor]
 """Gives the same tensor elsewhere: on a device, in pinned memory."""
 
 
+def onto(device: torch.device) -> Move:
+    """To a device, without waiting where that need not be."""
+    return lambda x: x.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Cut:
     """Where a new rectangle begins: with a sequence by which it would have both too much padding and a certain size.
@@ -174,7 +179,7 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """The same on a device."""
-        return self.apply(lambda x: x.to(device, non_blocking=True))
+        return self.apply(onto(device))
 
     def apply(self, move: Move) -> Layout:
         """The same with its tensors moved, and with what was worked out on the way here: a GPU would have to be waited for."""

@@ -37,7 +37,7 @@ from bothways.tasks.definition import Definition, Direction, Metrics, Reading
 from bothways.tasks.predictions import AnswerPrediction, Span
 from bothways.tasks.preflight import Finding
 from bothways.tasks.spans import Window, best_spans, characters, covering, span_scores, windows
-from bothways.tasks.squad import SQUAD, Question, QuestionColumns, located, open_questions
+from bothways.tasks.squad import SQUAD, Question, QuestionColumns, located, open_questions, tokenized
 from bothways.tasks.squad_metrics import Graded, grade
 from bothways.tasks.task import Input, Output, Task
 from bothways.text.template import Template, assemble
@@ -233,16 +233,6 @@ class Answer(Task[Question, AnswerPrediction]):
         """With the threshold that gives the best F1, if there are questions without an answer."""
         best = _graded(results).metrics().get("threshold_best")
         return self.definition if best is None else replace(self.definition, threshold=best)
-
-
-def tokenized(
-    examples: Many[Question], tokenizer: Tokenizer, known: Mapping[str, Encoded] = MappingProxyType({})
-) -> dict[str, Encoded]:
-    """The contexts of some questions in tokens, each once; those that are known are not tokenized again."""
-    contexts = dict.fromkeys(example.context for example in examples)
-    new = [context for context in contexts if context not in known]
-    found = dict(zip(new, tokenizer.encode_with_offsets(new), strict=True))
-    return {context: found[context] if context in found else known[context] for context in contexts}
 
 
 FAR = 1e6

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
 from bothways.data.streams import COMPRESSED, Tally, read_lines
 from bothways.tasks.tables import open_table
+from bothways.text.tokenizer import Encoded, Tokenizer
 
 Answers = tuple[tuple[str, int], ...]
 
@@ -209,3 +212,13 @@ def _answers(value: Any, where: str) -> Answers | None:
 def _strange(value: Any, where: str) -> DataError:
     fix = 'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…", "answer_start": 0}, or one text.'
     return DataError(f"answers that have no form known here: {json.dumps(value, default=str)[:80]}", where=where, fix=fix)
+
+
+def tokenized(
+    examples: Many[Question], tokenizer: Tokenizer, known: Mapping[str, Encoded] = MappingProxyType({})
+) -> dict[str, Encoded]:
+    """The contexts of some questions in tokens, each once; those that are known are not tokenized again."""
+    contexts = dict.fromkeys(example.context for example in examples)
+    new = [context for context in contexts if context not in known]
+    found = dict(zip(new, tokenizer.encode_with_offsets(new), strict=True))
+    return {context: found[context] if context in found else known[context] for context in contexts}

@@ -152,7 +152,7 @@ class Tally:
 
     Attributes:
         cut: were longer than the model reads.
-        blank: have a text without anything but white space. Training refuses such; here each line of a file has its answer.
+        blank: have a text without anything but white space. Training refuses such; here they are answered.
     """
 
     examples: int = 0
