@@ -1,4 +1,4 @@
-"""Masks kept as bytes: bit for bit what masks kept as they are give, forward and backward, in less memory."""
+"""Masks drawn again for the backward pass: bit for bit what masks that are kept give, in less memory."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_attention_keeps_its_probabilities_once(position: Learned | Disentangled
         sizes.append(held(model, batch))
     attended, hidden, layers = 4 * 32 * 96, 32 * 96, 2
     if isinstance(position, Disentangled):
-        # Of three of the probabilities' size one is left, and a byte for each; of each other mask a byte.
-        assert sizes[0] - sizes[1] == layers * attended * (4 + 3) + 3 * (5 * hidden + 2 * 32 * 63)
+        # Of three of the probabilities' size one is left; of each other mask nothing.
+        assert sizes[0] - sizes[1] == 4 * (layers * 2 * attended + 5 * hidden + 2 * 32 * 63)
     else:
-        # Of the probabilities and their mask, the mask becomes bytes; of each other mask, too.
-        assert sizes[0] - sizes[1] == layers * attended * 3 + 3 * 5 * hidden
+        # Of the probabilities and their mask, the mask is not kept; nor any other.
+        assert sizes[0] - sizes[1] == 4 * (layers * attended + 5 * hidden)

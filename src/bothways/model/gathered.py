@@ -35,7 +35,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, parts: Sequence[Part], rate: float) -> Tensor:
         tokens, _, heads, size = qkv.shape
-        ctx.parts, ctx.heads, saved = parts, heads, list[Tensor | None]()
+        saved, masks = list[Tensor | None](), list[Mask]()
         vectors, result = qkv.reshape(-1, size), qkv.new_empty(tokens * heads, size)
         for part, places, here in _placed(parts, heads):
             q, k, v = vectors.index_select(0, places.sources).view(3, -1, part.rectangle.longest, size)
@@ -48,8 +48,9 @@ class _Attention(torch.autograd.Function):
             dropped, mask = drop(probabilities, rate)
             found = dropped.to(v.dtype) @ v
             torch.index_select(found.view(-1, size), 0, places.found, out=result[here])
-            saved += [q, k, v, probabilities, mask.kept]
-        ctx.rate = rate
+            saved += [q, k, v, probabilities, mask.factors]
+            masks.append(mask._replace(factors=None))
+        ctx.parts, ctx.masks = parts, masks
         ctx.save_for_backward(*saved)
         return result.view(tokens, heads, size)
 
@@ -59,9 +60,9 @@ class _Attention(torch.autograd.Function):
         tokens, heads, size = gradient.shape
         saved, scale = iter(ctx.saved_tensors), size**-0.5
         of_found, result = gradient.reshape(-1, size), gradient.new_empty(tokens * 3 * heads, size)
-        for part, places, here in _placed(ctx.parts, heads):
-            q, k, v, probabilities, kept = (next(saved) for _ in range(5))
-            mask, rectangle = Mask(kept, ctx.rate), part.rectangle
+        for (part, places, here), seeded in zip(_placed(ctx.parts, heads), ctx.masks, strict=True):
+            q, k, v, probabilities, factors = (next(saved) for _ in range(5))
+            mask, rectangle = seeded._replace(factors=factors).like(probabilities), part.rectangle
             above = of_found[here].index_select(0, places.queries).view(q.shape)
             if rectangle.keep is not None:
                 _by_rows(above, part).mul_(rectangle.keep[:, None, :, None])
