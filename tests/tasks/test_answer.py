@@ -33,7 +33,7 @@ from bothways.recipes.labelled import examine
 from bothways.tasks.answer import Answer, Answering
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.squad import Question, QuestionColumns
-from bothways.tasks.task import Pace, evaluate, predict, predict_encoded, windows
+from bothways.tasks.task import Pace, evaluate, grouped, predict, predict_encoded
 from bothways.text.specials import Specials
 from bothways.text.tokenizer import Tokenizer
 
@@ -439,14 +439,14 @@ def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 @given(st.lists(st.sampled_from(["", "a", "b"]), max_size=30), st.integers(1, 5))
 def test_windows_part_no_neighbours_that_share_something(items: list[str], size: int) -> None:
-    found = list(windows(items, size, lambda item: item or None))
+    found = list(grouped(items, size, lambda item: item or None))
     assert [item for window in found for item in window] == items
     for one, other in itertools.pairwise(found):
         assert other[0] == "" or other[0] != one[-1]
     for window in found:
         assert len(window) <= size or len({*window[size - 1 :]} - {""}) == 1
         assert len(window) >= size or window is found[-1]
-    assert all(len(window) == size for window in [*windows(items, size)][:-1])
+    assert all(len(window) == size for window in [*grouped(items, size)][:-1])
 
 
 def test_a_window_of_one_does_not_wait_for_the_next_item() -> None:
@@ -457,7 +457,7 @@ def test_a_window_of_one_does_not_wait_for_the_next_item() -> None:
             read.append(number)
             yield number
 
-    assert next(windows(items(), 1)) == [0]
+    assert next(grouped(items(), 1)) == [0]
     assert read == [0]
 
 

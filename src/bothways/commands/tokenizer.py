@@ -229,17 +229,17 @@ def _empty_folder(out: Path) -> Iterator[Path]:
 
 def _file_lines(inputs: list[str], progress: Progress) -> Iterator[str]:
     from bothways.core.errors import DataError
-    from bothways.data.streams import Tally, read_lines
+    from bothways.data.streams import BytesRead, read_lines
 
     for name in inputs:
         if not Path(name).is_file():
             raise DataError("no such file", where=name, fix="Check the name.")
-    tally = Tally()
+    bytes_read = BytesRead()
     task = progress.add_task("encoding", total=sum(Path(name).stat().st_size for name in inputs))
     for name in inputs:
-        for number, line in read_lines(Path(name), tally):
+        for number, line in read_lines(Path(name), bytes_read):
             if number % _LINES == 0:
-                progress.update(task, completed=tally.position)
+                progress.update(task, completed=bytes_read.position)
             yield line
 
 

@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import DataError
 from bothways.data.readers import Boundary, Document, parse_hub_name, read_hub, read_json_lines, read_parquet, read_text
-from bothways.data.streams import COMPRESSED, Tally
+from bothways.data.streams import COMPRESSED, BytesRead
 
 __all__ = ["Boundary", "Document", "DocumentReader", "Origin", "read_documents"]
 
@@ -69,8 +69,8 @@ class DocumentReader(Iterator[Document]):
     """
 
     def __init__(self, inputs: list[_Input], column: str, boundary: Boundary) -> None:
-        self._tally = Tally()
-        self._stream = (document for item in inputs for document in _read(item, column, boundary, self._tally))
+        self._bytes_read = BytesRead()
+        self._stream = (document for item in inputs for document in _read(item, column, boundary, self._bytes_read))
         self.origins = tuple(_origin(item) for item in inputs)
         self.total = sum(origin.size for origin in self.origins)
         self.settings = {"column": column, "boundary": boundary.value}
@@ -78,7 +78,7 @@ class DocumentReader(Iterator[Document]):
     @property
     def position(self) -> int:
         """Bytes read so far, of `total`."""
-        return self._tally.position
+        return self._bytes_read.position
 
     def __next__(self) -> Document:
         return next(self._stream)
@@ -159,14 +159,14 @@ def _origin(item: _Input) -> Origin:
             assert_never(item)
 
 
-def _read(item: _Input, column: str, boundary: Boundary, tally: Tally) -> Iterator[Document]:
+def _read(item: _Input, column: str, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
     match item:
         case _Text(path):
-            return read_text(path, boundary, tally)
+            return read_text(path, boundary, bytes_read)
         case _JsonLines(path):
-            return read_json_lines(path, column, tally)
+            return read_json_lines(path, column, bytes_read)
         case _Parquet(path):
-            return read_parquet(path, column, tally)
+            return read_parquet(path, column, bytes_read)
         case _Hub(name):
             return read_hub(name, column)
         case _:

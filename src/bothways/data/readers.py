@@ -18,7 +18,7 @@ from typing import Any
 from typing_extensions import assert_never
 
 from bothways.core.errors import DataError
-from bothways.data.streams import Tally, open_bytes, read_lines
+from bothways.data.streams import BytesRead, open_bytes, read_lines
 
 SNIFFED = 2**21
 """Characters of a file that are looked at before its kind is settled."""
@@ -59,13 +59,13 @@ def unwrap(text: str) -> str:
     return _WRAP.sub(" ", text)
 
 
-def read_text(path: Path, boundary: Boundary, tally: Tally) -> Iterator[Document]:
+def read_text(path: Path, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
     """Documents of a plain text file; one that begins with `<doc ` is read as wiki-extractor's.
 
     Raises:
         DataError, ResourceError: see `read_lines`; a `<doc>` that does not end.
     """
-    lines = read_lines(path, tally)
+    lines = read_lines(path, bytes_read)
     head = _head(lines)
     numbered = itertools.chain(head, lines)
     if next((line for _, line in head if line.strip()), "").startswith("<doc "):
@@ -135,13 +135,13 @@ def _doc_error(what: str, path: Path, line: int) -> DataError:
     return DataError(what, where=f"{path}:{line}", fix="Each document is a line <doc …>, its text and a line </doc>.")
 
 
-def read_json_lines(path: Path, column: str, tally: Tally) -> Iterator[Document]:
+def read_json_lines(path: Path, column: str, bytes_read: BytesRead) -> Iterator[Document]:
     """Documents of a .jsonl file: the text in `column` of the object on each line; null counts as empty.
 
     Raises:
         DataError: a line that is no JSON object, that lacks the column, or has something else than text in it.
     """
-    for number, line in read_lines(path, tally):
+    for number, line in read_lines(path, bytes_read):
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -163,7 +163,7 @@ def json_object(line: str, where: str, meant: str) -> dict[str, Any]:
     return row
 
 
-def read_parquet(path: Path, column: str, tally: Tally) -> Iterator[Document]:
+def read_parquet(path: Path, column: str, bytes_read: BytesRead) -> Iterator[Document]:
     """Documents of a Parquet file, row group by row group; null counts as empty.
 
     Raises:
@@ -172,7 +172,7 @@ def read_parquet(path: Path, column: str, tally: Tally) -> Iterator[Document]:
     import pyarrow
     from pyarrow import parquet
 
-    with open_bytes(path, tally) as stream:
+    with open_bytes(path, bytes_read) as stream:
         try:
             file = parquet.ParquetFile(stream)
             check_column(column, file.schema_arrow.names, path)

@@ -39,7 +39,7 @@ _OTHER_MARKS = {
 
 
 @dataclass
-class Tally:
+class BytesRead:
     """How many bytes of the files, as they lie on the disk, have been read."""
 
     finished: int = 0
@@ -102,8 +102,8 @@ def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
 
 
 @contextmanager
-def open_bytes(path: Path, tally: Tally) -> Iterator[io.BufferedReader]:
-    """The bytes of a file, decompressed where its suffix says so.
+def open_bytes(path: Path, bytes_read: BytesRead | None = None) -> Iterator[io.BufferedReader]:
+    """The bytes of a file, decompressed where its suffix says so; `bytes_read` counts along.
 
     Raises:
         ResourceError: the file may not be read.
@@ -112,12 +112,13 @@ def open_bytes(path: Path, tally: Tally) -> Iterator[io.BufferedReader]:
         raw = path.open("rb")
     except PermissionError as error:
         raise ResourceError("may not be read by this user", where=path, fix="Give read permission.") from error
+    bytes_read = bytes_read or BytesRead()
     with raw:
-        tally.current = raw
+        bytes_read.current = raw
         try:
             yield _decompressed(raw, path.suffix)
         finally:
-            tally.finished, tally.current = tally.position, None
+            bytes_read.finished, bytes_read.current = bytes_read.position, None
 
 
 def _check_head(path: Path, head: bytes) -> None:
@@ -129,15 +130,16 @@ def _check_head(path: Path, head: bytes) -> None:
         raise DataError("is a binary file, not text", where=path, fix=fix)
 
 
-def read_lines(path: Path, tally: Tally) -> Iterator[tuple[int, str]]:
-    """Lines of a UTF-8 file with their numbers from 1, without line ends, byte-order mark and NUL characters.
+def read_lines(path: Path, bytes_read: BytesRead | None = None) -> Iterator[tuple[int, str]]:
+    """Lines of a UTF-8 file with their numbers from 1, without line ends, byte-order mark and NUL characters;
+    `bytes_read` counts along.
 
     Raises:
         DataError: binary, another encoding, a byte that is not UTF-8, a damaged compressed file.
         ResourceError: the file may not be read.
     """
     number = 0
-    with open_bytes(path, tally) as stream:
+    with open_bytes(path, bytes_read) as stream:
         try:
             for number, raw in enumerate(stream, 1):
                 line = raw

@@ -18,7 +18,7 @@ from bothways.recipes.method import Method
 from bothways.recipes.stages import OnStage, part_of, unseen
 from bothways.tasks.definition import Definition, Metrics
 from bothways.tasks.preflight import Finding, check_casing, check_inputs, settle
-from bothways.tasks.task import PACE, Input, Pace, Task, predict_encoded, windows
+from bothways.tasks.task import PACE, Input, Pace, Task, grouped, predict_encoded
 from bothways.text.tokenizer import Tokenizer
 
 ALL = Share()
@@ -71,7 +71,7 @@ def examine(
     labels = definition.labels(train)
     every = definition.labels([*train, *dev])  # beyond `labels` only where there is an error
     inputs: list[Input] = []
-    for window in windows([*train, *dev], ENCODED, definition.shared):
+    for window in grouped([*train, *dev], ENCODED, definition.shared):
         on_stage("tokenizing", len(inputs) / (len(train) + len(dev)))
         inputs += definition.encode(window, tokenizer, every, length)
     encoded = tuple(inputs[: len(train)]), tuple(inputs[len(train) :])

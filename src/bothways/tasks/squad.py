@@ -19,7 +19,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
-from bothways.data.streams import COMPRESSED, Tally, read_lines
+from bothways.data.streams import COMPRESSED, read_lines
 from bothways.tasks.tables import open_table
 from bothways.text.tokenizer import Encoded, Tokenizer
 
@@ -131,7 +131,7 @@ def _squad(path: Path, labelled: bool) -> Iterator[Question]:
 
 def _parsed(path: Path) -> Any:
     try:
-        return json.loads("\n".join(line for _, line in read_lines(path, Tally())))
+        return json.loads("\n".join(line for _, line in read_lines(path)))
     except json.JSONDecodeError as error:
         what = f"is not JSON: {error.msg} at column {error.colno}"
         raise DataError(what, where=f"{path}:{error.lineno}", fix="For one object a line use the suffix .jsonl.") from error

@@ -19,7 +19,7 @@ from typing import Any
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
 from bothways.data.readers import json_object, parse_hub_name
-from bothways.data.streams import COMPRESSED, Tally, open_bytes, read_lines
+from bothways.data.streams import COMPRESSED, BytesRead, open_bytes, read_lines
 
 STDIN = "-"
 """The name of the standard input."""
@@ -74,20 +74,20 @@ def open_table(source: str, asked: Iterable[str] = ()) -> Table:
         raise DataError("no such file", where=source, fix=f"Check the name; readable are {_KINDS}.")
     if path.suffix == ".parquet":
         return _parquet(path)
-    tally = Tally()
-    return dataclasses.replace(_text_file(path, asked, tally), share=lambda: tally.position / path.stat().st_size)
+    bytes_read = BytesRead()
+    return dataclasses.replace(_text_file(path, asked, bytes_read), share=lambda: bytes_read.position / path.stat().st_size)
 
 
-def _text_file(path: Path, asked: Iterable[str], tally: Tally) -> Table:
+def _text_file(path: Path, asked: Iterable[str], bytes_read: BytesRead) -> Table:
     match path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix:
         case ".csv":
-            return _delimited(str(path), _csv_records(str(path), read_lines(path, tally)), asked)
+            return _delimited(str(path), _csv_records(str(path), read_lines(path, bytes_read)), asked)
         case ".tsv":
-            return _delimited(str(path), _tsv_records(read_lines(path, tally)), asked)
+            return _delimited(str(path), _tsv_records(read_lines(path, bytes_read)), asked)
         case ".jsonl":
-            return _json_lines(str(path), read_lines(path, tally))
+            return _json_lines(str(path), read_lines(path, bytes_read))
         case ".txt":
-            return _plain_lines(str(path), read_lines(path, tally))
+            return _plain_lines(str(path), read_lines(path, bytes_read))
         case suffix:
             raise DataError(f"is of no known kind (suffix {suffix!r})", where=path, fix=f"Readable are {_KINDS}.")
 
@@ -163,7 +163,7 @@ def _json_rows(where: str, lines: Lines) -> Iterator[Row]:
 def _parquet(path: Path) -> Table:
     from pyarrow import parquet
 
-    with _whole(path), open_bytes(path, Tally()) as stream:
+    with _whole(path), open_bytes(path) as stream:
         names = parquet.ParquetFile(stream).schema_arrow.names
     return _filled(str(path), names, _parquet_rows(path))
 
@@ -172,7 +172,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     from pyarrow import parquet
 
     number = 0
-    with _whole(path), open_bytes(path, Tally()) as stream:
+    with _whole(path), open_bytes(path) as stream:
         for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024):
             for values in batch.to_pylist():
                 number += 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
-from bothways.data.streams import COMPRESSED, Tally, read_lines
+from bothways.data.streams import COMPRESSED, BytesRead, read_lines
 from bothways.tasks.conll import read_columns
 from bothways.tasks.examples import cell_of
 from bothways.tasks.tables import STDIN, Row, Table, open_table
@@ -181,8 +181,8 @@ def _lines(source: str, path: Path) -> tuple[str, Iterator[tuple[int, str]], Cal
         raise DataError(
             "no such file", where=source, fix="Check the name; readable are columns of words and tags, .jsonl, .parquet."
         )
-    tally, size = Tally(), max(1, path.stat().st_size)
-    return str(path), read_lines(path, tally), lambda: tally.position / size
+    bytes_read, size = BytesRead(), max(1, path.stat().st_size)
+    return str(path), read_lines(path, bytes_read), lambda: bytes_read.position / size
 
 
 def _number(role: str, asked: str | None, usual: str | None, source: str) -> str | None:

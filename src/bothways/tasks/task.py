@@ -189,7 +189,7 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
     tally = tally or Tally()
     if pace.precision == "int8":  # once for all windows
         task, pace = task.prepared("int8"), dataclasses.replace(pace, precision="fp32")
-    for window in windows(examples, pace.window):
+    for window in grouped(examples, pace.window):
         inputs = task.encode(window)
         tally.add(map(task.definition.texts, window), inputs)
         yield from predict_encoded(task, window, inputs, pace)
@@ -234,7 +234,7 @@ def evaluate(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: 
     return task.score(predict(task, examples, pace, tally))
 
 
-def windows(items: Iterable[T], size: int, shared: Callable[[T], object] = lambda item: None) -> Iterator[list[T]]:
+def grouped(items: Iterable[T], size: int, shared: Callable[[T], object] = lambda item: None) -> Iterator[list[T]]:
     """Items in lists of `size`, the last one shorter; neighbours that share something are not parted, whatever the size."""
     window: list[T] = []
     for item in items:

@@ -26,7 +26,7 @@ from bothways.recipes.stages import part_of
 from bothways.report import sections as s
 from bothways.report.html import write_html
 from bothways.tasks.definition import Metrics
-from bothways.tasks.task import PACE, Input, Pace, Tally, Task, predict_encoded, windows
+from bothways.tasks.task import PACE, Input, Pace, Tally, Task, grouped, predict_encoded
 
 KEPT = 12
 """Examples that are shown of a kind."""
@@ -87,7 +87,7 @@ def analyse_encoded(
 
 
 def _encoded(task: Task[Any, Any], examples: Iterable[Any], pace: Pace) -> Iterator[tuple[list[Any], list[Input]]]:
-    for window in windows(examples, pace.window):
+    for window in grouped(examples, pace.window):
         yield window, task.encode(window)
 
 

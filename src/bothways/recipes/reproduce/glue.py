@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
-from bothways.data.streams import COMPRESSED, Tally, read_lines
+from bothways.data.streams import COMPRESSED, read_lines
 from bothways.recipes.reproduce import published
 from bothways.recipes.reproduce.experiment import MEASURED, Experiment, NotRun, Plan, Point, Request, settings_of, write_rows
 from bothways.tasks.catalogue import TASKS
@@ -241,7 +241,7 @@ Raw = Iterator[tuple[str, dict[str, str | None]]]
 
 def _file_rows(task: GlueTask, source: str, labelled: bool) -> Raw:
     layout = task.train if labelled else task.test
-    lines = read_lines(Path(source), Tally())
+    lines = read_lines(Path(source))
     names = next(lines, (1, ""))[1].split("\t") if layout.header else []
     places = {role: _number(place, names, source) for role, place in layout.columns(labelled).items()}
     for number, line in lines:

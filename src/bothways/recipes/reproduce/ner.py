@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bothways.core.errors import ConfigError
 from bothways.core.files import replace_file
-from bothways.data.streams import Tally, read_lines
+from bothways.data.streams import read_lines
 from bothways.interop.hub import model_folder, resolve
 from bothways.interop.settings import read_settings
 from bothways.model.layers import LayerChoice, chosen_layers
@@ -66,9 +66,7 @@ def _experiment(name: str, request: Request) -> Experiment | Frozen | NotRun:
     if request.limit is not None:
         source = request.out / "data" / f"train-{request.limit}.conll"
         source.parent.mkdir(parents=True, exist_ok=True)
-        lines = "".join(
-            f"{line}\n" for line in first_sentences((line for _, line in read_lines(Path(train), Tally())), request.limit)
-        )
+        lines = "".join(f"{line}\n" for line in first_sentences((line for _, line in read_lines(Path(train))), request.limit))
         replace_file(source, lambda file: file.write_text(lines, encoding="utf8"))
     definition = dataclasses.replace(Tagging(), context="document")
     if name != NAME:
