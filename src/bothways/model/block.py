@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -74,12 +76,14 @@ class Attention(nn.Module):
         queries: Float[Tensor, "tokens width"] | None = None,
         only: Int[Tensor, " asked"] | None = None,
     ) -> Float[Tensor, "asked width"]:
-        """Args:
-        x: what is attended to.
-        view: which of it each token sees.
-        relative: the vectors of relative positions; none without them.
-        queries: what attends, token by token; none for `x` itself.
-        only: the tokens whose output is asked for; none for all.
+        """What the heads found, side by side: `out` makes one vector of it.
+
+        Args:
+            x: what is attended to.
+            view: which of it each token sees.
+            relative: the vectors of relative positions; none without them.
+            queries: what attends, token by token; none for `x` itself.
+            only: the tokens whose output is asked for; none for all.
         """
         rate = self.rate if self.training else 0.0
         qkv, terms = self._project(x, relative)
@@ -90,8 +94,7 @@ class Attention(nn.Module):
             qkv = torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
         wide = self.wide(x).unflatten(-1, self.shape) if self.wide is not None and view.everywhere else None
         heads = attend(qkv, view, rate, wide) if terms is None else attend_disentangled(qkv, terms, view, rate)
-        result: Tensor = self.out(_rows(heads.flatten(1), only))
-        return result
+        return _rows(heads.flatten(1), only)
 
     def _project(
         self, x: Float[Tensor, "tokens width"], relative: Float[Tensor, "rows width"] | None
@@ -140,7 +143,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
         """down(activation(up(x))), or with a gate down(activation(inner) · gate)."""
         x = self.up(x)
-        if x.numel() <= KEPT or x.device.type != "cpu" or not (x.requires_grad and torch.is_grad_enabled()):
+        if x.device.type != "cpu" or x.numel() <= KEPT or not (x.requires_grad and torch.is_grad_enabled()):
             return self._down(x)
         result: Tensor = checkpoint(self._down, x, use_reentrant=False)
         return result
@@ -162,11 +165,15 @@ class Block(nn.Module):
     Args:
         config: the encoder's shape.
         normed: whether there is a LayerNorm for the attention.
+
+    Attributes:
+        compiled: whether what follows the attention is compiled.
     """
 
     def __init__(self, config: EncoderConfig, normed: bool = True) -> None:
         super().__init__()
         self.order = config.order
+        self.compiled = False
         self.attention = Attention(config)
         self.attention_norm = layer_norm(config) if normed else nn.Identity()
         self.mlp = FeedForward(config)
@@ -183,14 +190,36 @@ class Block(nn.Module):
         only: Int[Tensor, " asked"] | None = None,
     ) -> Float[Tensor, "asked width"]:
         """Arguments as in `Attention`; with `queries`, the residual path is theirs."""
-        first, second, start = self.attention_norm, self.mlp_norm, _rows(x if queries is None else queries, only)
+        start = _rows(x if queries is None else queries, only)
         match self.order:
             case PostNorm():
-                x = first(start + self.attention_dropout(self.attention(x, view, relative, queries, only)))
-                return second(x + self.mlp_dropout(self.mlp(x)))  # type: ignore[no-any-return]
+                heads = self.attention(x, view, relative, queries, only)
             case PreNorm():
-                normed = None if queries is None else first(queries)
-                x = start + self.attention_dropout(self.attention(first(x), view, relative, normed, only))
-                return x + self.mlp_dropout(self.mlp(second(x)))  # type: ignore[no-any-return]
+                normed = None if queries is None else self.attention_norm(queries)
+                heads = self.attention(self.attention_norm(x), view, relative, normed, only)
             case _:
                 assert_never(self.order)
+        return compiled_rest()(self, start, heads) if self.compiled else self.rest(start, heads)
+
+    def rest(self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]) -> Float[Tensor, "asked width"]:
+        """What follows the attention, each token by itself.
+
+        Args:
+            start: of the residual path.
+            heads: what the attention's heads found.
+        """
+        x = start + self.attention_dropout(self.attention.out(heads))
+        match self.order:
+            case PostNorm():
+                x = self.attention_norm(x)
+                return self.mlp_norm(x + self.mlp_dropout(self.mlp(x)))  # type: ignore[no-any-return]
+            case PreNorm():
+                return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
+            case _:
+                assert_never(self.order)
+
+
+@functools.cache
+def compiled_rest() -> Callable[[Block, Tensor, Tensor], Tensor]:
+    """`Block.rest` as one program for all blocks and any number of tokens; compiled when it is first called."""
+    return torch.compile(Block.rest, dynamic=True, fullgraph=True)

@@ -16,6 +16,7 @@ from bothways.data.packing import Examples, Tokens
 from bothways.interop.folder import load_model
 from bothways.interop.hub import model_folder
 from bothways.model.heads import Model
+from bothways.recipes.computing import compute_as
 from bothways.recipes.labelled import Labelled, check_metric, examine
 from bothways.recipes.method import Method
 from bothways.recipes.stability import steady
@@ -108,7 +109,7 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device, on_sta
     check_metric(settings.chosen_by, data)
     # A resumed run comes by here too, so what mixout and pull go back to is read from the model again.
     steady(loaded.model, settings.stability, settings.seed, settings.fresh)
-    loaded.model.encoder.recompute = settings.training.recompute
+    compute_as(loaded.model.encoder, settings.training, device)
     task = definition.task(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
     tokens = tokens_of(settings, data)
     if tokens is not None:

@@ -20,6 +20,7 @@ from bothways.core.hardware import choose_device
 from bothways.core.learner import Cursor
 from bothways.model.heads import Head, Model
 from bothways.model.recurrentconfig import ModelConfig
+from bothways.recipes.computing import compute_as
 from bothways.recipes.failure import Answers, Failure, signs_of_scores, signs_of_training, training_loss
 from bothways.recipes.labelled import Labelled, check_metric, loader, predictions, score, tune
 from bothways.recipes.method import USUAL, Method
@@ -97,7 +98,7 @@ def fit_task(
     model = start_from(start, data.definition.heads(data.labels, method.dropout), seed)
     _check_start(start, method)
     steady(model, method.stability, seed)
-    model.encoder.recompute = method.training.recompute
+    compute_as(model.encoder, method.training, choose_device(device))
     task = data.definition.task(model, data.tokenizer, data.labels, method.length).to(choose_device(device))
     order = seed if order_seed is None else order_seed
     torch.manual_seed(order + 1)

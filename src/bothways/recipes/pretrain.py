@@ -28,6 +28,7 @@ from bothways.interop.folder import save_model
 from bothways.model.heads import Model
 from bothways.model.operations import BACKWARD, forward_flops
 from bothways.recipes.cards import data_of_corpus, limits_of_pretrained
+from bothways.recipes.computing import compute_as
 from bothways.recipes.heldout import HeldOut
 from bothways.recipes.pretrain_setup import Learning, heads_for, learner_of, loader_of, preflight
 from bothways.recipes.settings import Phase, PretrainConfig
@@ -89,6 +90,7 @@ def pretrain(
     for finding in findings if is_main(plan) else []:
         on_finding(finding)
     learner = learner_of(settings, corpus, start).to(where)
+    compute_as(learner.model.encoder, settings.training, where)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
     with run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(), connected(plan, where):
         if is_main(plan) and not resume:

@@ -84,7 +84,6 @@ def learner_of(settings: PretrainConfig, corpus: Corpus, start: Model | None) ->
     """What is trained, `start` or new weights: a masked language model, or one that reads in one direction, or in each."""
     torch.manual_seed(settings.seed)
     model = start or Model(settings.encoder, heads_for(settings.encoder, settings.segments))
-    model.encoder.recompute = settings.training.recompute
     if isinstance(token_head(model.config), Masked):
         return Pretraining(model, settings.masking, vocabulary_of(corpus))
     return LanguageModelling(model)

@@ -34,6 +34,8 @@ class Training:
         clip_norm: the highest global gradient norm; none for no clipping.
         recompute: whether blocks are computed again in the backward pass, in place of being kept: less memory, more time, the
             same update. Recipes hand it to the encoder.
+        compiled: whether a compiler makes one program of what a block computes between one attention and the next; on a GPU
+            alone. Recipes hand it to the encoder.
         report, evaluate, save: how often; `evaluate` and `save` none for once, at the end.
         keep: which checkpoints stay. Where the best one does, each evaluation is followed by a checkpoint.
         patience: after so many evaluations in a row without a better value of the metric that names the best checkpoint, the
@@ -46,6 +48,7 @@ class Training:
     precision: Precision = "auto"
     clip_norm: float | None = 1.0
     recompute: bool = False
+    compiled: bool = False
     report: Duration = field(default_factory=lambda: Steps(10))
     evaluate: Duration | None = None
     save: Duration | None = None

@@ -1,0 +1,99 @@
+"""Compiled blocks: what the others give, forward and backward, and no trace for another number of tokens."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from test_recompute import SHAPES
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError
+from bothways.core.layout import Layout
+from bothways.model import block, dropout
+from bothways.model.config import Dropouts, EncoderConfig, Gated
+from bothways.model.encoder import Encoder
+from bothways.recipes.computing import compute_as
+from bothways.recipes.method import adam
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # the tracer looks at it of every input
+BATCHES = ([5, 6], [9, 3, 8], [30], [4, 4, 4, 4])
+NAMES = ("bert-base-chinese", "albert-xxlarge-v2", "deberta-v2-xxlarge", "modernbert-large", "gpt2-xl")
+TRACED: tuple[tuple[Any, str], ...] = (
+    (block.Block, "rest"), (block.FeedForward, "forward"), (block.FeedForward, "_down"), (block, "activate"),
+    (dropout.Dropout, "forward"), (dropout, "dropout"),
+)  # fmt: skip
+COMPILED = dataclasses.replace(adam(), compiled=True)
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
+    """What would be given to the compiler is run as it is, forward and backward, and counted."""
+    torch._dynamo.reset()
+    for owner, name in TRACED:  # without the checks of types and shapes that tests run with
+        monkeypatch.setattr(owner, name, inspect.unwrap(getattr(owner, name)))
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(block.Block.rest, dynamic=True, fullgraph=True, backend=counter)
+    monkeypatch.setattr(block, "compiled_rest", lambda: compiled)
+    return counter
+
+
+def encoder_of(name: str) -> Encoder:
+    """Without dropout, whose random numbers a compiler does not trace on a CPU."""
+    config = SHAPES[name]
+    assert isinstance(config, EncoderConfig)
+    mlp = dataclasses.replace(config.mlp, dropout=0.0) if isinstance(config.mlp, Gated) else config.mlp
+    return Encoder(dataclasses.replace(config, dropout=Dropouts(0.0, 0.0), mlp=mlp))
+
+
+def trained(encoder: Encoder, lengths: list[int], compiled: bool, only: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+    for part in encoder.modules():
+        if isinstance(part, block.Block):
+            part.compiled = compiled
+    layout, rng = Layout.of(lengths), torch.Generator().manual_seed(7)
+    ids = torch.randint(4, 50, (layout.tokens,), generator=rng)
+    everywhere = layout.positions == 0 if encoder.config.everywhere else None
+    encoder.zero_grad()
+    found = encoder(Batch(ids, torch.zeros_like(ids), layout, {}, everywhere), only=only).last
+    (found * torch.randn(found.shape, generator=rng)).sum().backward()
+    return found.detach(), {name: x.grad for name, x in encoder.named_parameters() if x.grad is not None}
+
+
+@pytest.mark.parametrize(("name", "recompute"), [*((name, False) for name in NAMES), (NAMES[0], True)])
+def test_compiled_is_what_it_is_without(name: str, recompute: bool, counter: CompileCounterWithBackend) -> None:
+    encoder = encoder_of(name).train()
+    encoder.recompute = recompute
+    traces = []
+    for lengths in BATCHES:
+        for only in (None, torch.tensor([0, sum(lengths) - 1])):
+            usual, compiled = (trained(encoder, lengths, compiled, only) for compiled in (False, True))
+            torch.testing.assert_close(compiled, usual, rtol=0, atol=1e-6)
+        traces.append(counter.frame_count)
+    assert 0 < traces[0] == traces[-1]
+
+
+def test_a_copy_computes_with_weights_of_its_own(counter: CompileCounterWithBackend) -> None:
+    encoder = encoder_of(NAMES[0])
+    before = trained(encoder, [5, 6], True, None)[0]
+    other = copy.deepcopy(encoder)
+    with torch.no_grad():
+        other.blocks[1].attention.out.weight.zero_()
+    assert torch.equal(trained(encoder, [5, 6], True, None)[0], before)
+    assert torch.equal(trained(other, [5, 6], True, None)[0], trained(other, [5, 6], False, None)[0])
+    assert not torch.equal(trained(other, [5, 6], True, None)[0], before)
+
+
+def test_a_gpu_alone_is_given_compiled_blocks() -> None:
+    encoder = encoder_of(NAMES[0])
+    with pytest.raises(ConfigError, match=r"training\.compiled: is for the blocks of a Transformer on a GPU, not .* on cpu"):
+        compute_as(encoder, COMPILED, torch.device("cpu"))
+    compute_as(encoder, COMPILED, torch.device("cuda"))
+    assert all(part.compiled for part in encoder.modules() if isinstance(part, block.Block))
+    compute_as(encoder, adam(), torch.device("cuda"))
+    assert not any(part.compiled for part in encoder.modules() if isinstance(part, block.Block))
