@@ -5,26 +5,35 @@ from __future__ import annotations
 from typing import Literal
 
 
-def bench(work: Literal["small", "base", "all"] = "small", *, rounds: int = 7) -> None:
-    """Time a pre-training step (16 × 128 tokens, vocabulary 30,522) of this library and of transformers, in turns.
+def bench(
+    work: Literal["small", "base", "long", "large", "all"] | None = None, *, rounds: int = 7, device: str = "auto"
+) -> None:
+    """Time a pre-training step (vocabulary 30,522) of this library and of transformers, in turns.
 
     Parameters
     ----------
     work
-        small is 4 layers × 256, base is BERT-base (some minutes).
+        small is 4 layers × 256 with 16 × 128 tokens, base is BERT-base with as many (some minutes on a CPU), long the same with
+        64 × 512, large BERT-large with 32 × 512. all is small and base on a CPU, and the other three on a GPU. By default
+        small, on a GPU long.
     rounds
         How often each contender runs; the medians are compared.
+    device
+        auto, cpu, cuda or cuda:N.
     """
     from rich.console import Console
     from rich.table import Table
 
+    from bothways.core.hardware import choose_device
     from bothways.recipes import bench as recipe
 
-    console = Console()
-    for name in recipe.WORKLOADS if work == "all" else [work]:
-        with console.status(f"measuring {recipe.WORKLOADS[name].name}, {rounds} rounds in turns …"):
-            rows = recipe.measure(name, rounds)
-        table = Table(title=f"Pre-training step, {recipe.WORKLOADS[name].name}, MLM + NSP, AdamW")
+    console, where = Console(), choose_device(device)
+    suited = recipe.SUITED[where.type]
+    for name in suited if work == "all" else [work or suited[0]]:
+        load = recipe.WORKLOADS[name]
+        with console.status(f"measuring {load.name}, {rounds} rounds in turns …"):
+            rows = recipe.measure(load, rounds, where)
+        table = Table(title=f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP, AdamW")
         for title in ("", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"):
             table.add_column(title, justify="right" if title else "left")
         for row in rows:
@@ -40,4 +49,4 @@ def bench(work: Literal["small", "base", "all"] = "small", *, rounds: int = 7) -
             )
         console.print(table)
         console.print("× default: against transformers in fp32, its default; × same: in the same precision", style="dim")
-    console.print(recipe.hardware(), style="dim")
+    console.print(recipe.hardware(where), style="dim")

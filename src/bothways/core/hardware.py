@@ -113,13 +113,13 @@ def gemm_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) ->
     """Floating-point operations a second of a large matrix product, measured once a process: the best of what fits the time."""
     side = 8192 if device.type == "cuda" else 1024
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    _wait(device)
+    wait(device)
     times: list[float] = []
     # The first one warms up.
     while len(times) < 2 or sum(times) < seconds:
         start = time.perf_counter()
         left @ right
-        _wait(device)
+        wait(device)
         times.append(time.perf_counter() - start)
     return 2 * side**3 / min(times[1:])
 
@@ -191,7 +191,8 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset(rows[0].split() if rows else ()) | found
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until a GPU has done what it was given; a CPU has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,7 +1,8 @@
 """This machine's speed at a pre-training step, side by side with transformers in one run.
 
 The contenders take turns, round after round, with the same threads on the same tokens; the medians are compared. Each step is
-a whole update: forward, both losses, backward, clipping, AdamW. Ours goes through the library's own loop.
+a whole update: forward, both losses, backward, clipping, AdamW. Ours goes through the library's own loop. On a GPU both come
+once more with the compiler that each offers.
 
 Operations are counted as the matrix products that the model needs, a multiply and an add as two, backward as twice forward:
 per token 12·H² a block and 2·n·H for attention at length n; the MLM head on masked tokens alone. So a contender that computes
@@ -10,12 +11,15 @@ the head everywhere is not credited for it.
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +27,7 @@ import torch
 
 from bothways.core.batch import Batch, LabelTargets, pack
 from bothways.core.errors import ResourceError
-from bothways.core.hardware import Precision, describe, gemm_rate, has_bf16
+from bothways.core.hardware import Precision, describe, gemm_rate, has_bf16, wait
 from bothways.core.learner import Cursor
 from bothways.core.sequence import Sequence
 from bothways.data.loader import Step
@@ -32,12 +36,13 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import Masked, Model, Pair, Pooled
 from bothways.model.operations import BACKWARD, forward_flops
 from bothways.objectives.pretraining import Pretraining
+from bothways.recipes.computing import compute_as
+from bothways.recipes.method import adam
 from bothways.training.loop import fit
 from bothways.training.optim import AdamW, build
 from bothways.training.parallel import Single
+from bothways.training.run import Training
 from bothways.training.state import Progress, Steps
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,12 @@ class Workload:
 WORKLOADS = {
     "small": Workload("L4 H256", EncoderConfig(30522, 256, 4, 4, 1024)),
     "base": Workload("BERT-base", EncoderConfig(30522)),
+    "long": Workload("BERT-base", EncoderConfig(30522), 64, 512),
+    "large": Workload("BERT-large", EncoderConfig(30522, 1024, 24, 16, 4096), 32, 512),
 }
+USUAL = adam()
+SUITED = {"cpu": ("small", "base"), "cuda": ("long", "large", "base")}
+"""The workloads that fill a device and do not take hours; the first one is the usual."""
 
 
 def make_batch(work: Workload, seed: int = 0) -> Batch:
@@ -86,9 +96,11 @@ def make_batch(work: Workload, seed: int = 0) -> Batch:
     return pack([learner.prepare(sequence, rng) for sequence in sequences])
 
 
-def ours(work: Workload, batch: Batch, precision: Precision) -> Callable[[], None]:
+def ours(work: Workload, batch: Batch, precision: Precision, device: torch.device, how: Training = USUAL) -> Callable[[], None]:
     """One update of this library, through its own loop."""
-    learner = Pretraining(Model(work.encoder, (Masked(), Pooled(), Pair())), Masking(), _no_vocabulary())
+    learner = Pretraining(Model(work.encoder, (Masked(), Pooled(), Pair())), Masking(), _no_vocabulary()).to(device)
+    compute_as(learner.model.encoder, how, device)
+    batch = batch if device.type == "cpu" else batch.pinned()
     optimiser = build(AdamW(), learner.named_parameters())
     step = Step((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
 
@@ -102,7 +114,9 @@ def ours(work: Workload, batch: Batch, precision: Precision) -> Callable[[], Non
     return update
 
 
-def transformers(work: Workload, batch: Batch, precision: Precision) -> Callable[[], None]:
+def transformers(
+    work: Workload, batch: Batch, precision: Precision, device: torch.device, compiled: bool = False
+) -> Callable[[], None]:
     """One update of transformers' BertForPreTraining as its documentation has it, padded rows and labels at all places."""
     try:
         from transformers import BertConfig, BertForPreTraining
@@ -117,14 +131,16 @@ def transformers(work: Workload, batch: Batch, precision: Precision) -> Callable
             num_attention_heads=c.heads,
             intermediate_size=c.inner,
         )
-    ).train()
+    ).to(device)
+    forward = torch.compile(model) if compiled else model
+    model.train()
     optimiser = torch.optim.AdamW(model.parameters(), 1e-4)
-    inputs = _padded(batch)
+    inputs = {name: x.to(device) for name, x in _padded(batch).items()}
 
     def update() -> None:
         """A step as it is usually written."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(**inputs).loss
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            loss = forward(**inputs).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
@@ -155,8 +171,18 @@ def _no_vocabulary() -> Vocabulary:
     return Vocabulary(nothing, nothing, 0)
 
 
-Contender = Callable[[Workload, Batch, Precision], Callable[[], None]]
-CONTENDERS: Mapping[str, Contender] = {"bothways": ours, "transformers": transformers}
+Contender = Callable[[Workload, Batch, Precision, torch.device], Callable[[], None]]
+CONTENDERS: Mapping[str, Contender] = {
+    "bothways": ours,
+    "transformers": transformers,
+    "bothways compiled": partial(ours, how=dataclasses.replace(USUAL, compiled=True)),
+    "transformers compiled": partial(transformers, compiled=True),
+}
+
+
+def contenders(device: torch.device) -> tuple[str, ...]:
+    """Who takes part on a device: on a CPU nobody compiled, which takes longer to begin than all the rest."""
+    return tuple(name for name in CONTENDERS if device.type != "cpu" or "compiled" not in name)
 
 
 @dataclass(frozen=True)
@@ -173,35 +199,40 @@ class Timing:
         return statistics.median(self.rounds)
 
 
-def race(work: Workload, rounds: int, contenders: Mapping[str, Contender] = CONTENDERS) -> list[Timing]:
-    """Seconds of an update for each contender in each precision that this machine has, in interleaved rounds."""
-    precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(CPU) else ["fp32"]
+def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
+    """Seconds of an update for each contender in each precision that the device has, in interleaved rounds."""
+    precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
     batch = make_batch(work)
-    updates = {(name, p): make(work, batch, p) for name, make in contenders.items() for p in precisions}
+    updates = {(name, p): CONTENDERS[name](work, batch, p, device) for name in contenders(device) for p in precisions}
     seconds: dict[tuple[str, Precision], list[float]] = {key: [] for key in updates}
     for _ in range(rounds + 1):
         for key, update in updates.items():
             start = time.perf_counter()
             update()
+            wait(device)
             seconds[key].append(time.perf_counter() - start)
     return [Timing(name, p, tuple(values[1:])) for (name, p), values in seconds.items()]
 
 
-def peak_memory(contender: str, workload: str, precision: Precision) -> int:
-    """Bytes that a fresh process holds at most during three updates."""
+def peak_memory(contender: str, work: Workload, precision: Precision, device: torch.device) -> int:
+    """Bytes that a fresh process holds at most on the device during three updates."""
     code = (
-        "from bothways.recipes.bench import *\n"
-        f"work = WORKLOADS[{workload!r}]\n"
-        f"update = CONTENDERS[{contender!r}](work, make_batch(work), {precision!r})\n"
+        "import pickle, sys\n"
+        "from bothways.recipes.bench import CONTENDERS, high_water_mark, make_batch\n"
+        "name, work, precision, device = pickle.load(sys.stdin.buffer)\n"
+        "update = CONTENDERS[name](work, make_batch(work), precision, device)\n"
         "for _ in range(3): update()\n"
-        "print(high_water_mark())"
+        "print(high_water_mark(device))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    given = pickle.dumps((contender, work, precision, device))
+    done = subprocess.run([sys.executable, "-c", code], input=given, stdout=subprocess.PIPE, check=True)
     return int(done.stdout)
 
 
-def high_water_mark() -> int:
-    """Bytes that this process has held at most. (getrusage would count its parent's as well.)"""
+def high_water_mark(device: torch.device) -> int:
+    """Bytes that this process has held at most; of a GPU's memory, in tensors. (getrusage would count its parent's, too.)"""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     with open("/proc/self/status", encoding="ascii") as file:
         (line,) = (line for line in file if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
@@ -219,10 +250,17 @@ class Row:
     memory: int
 
 
-def measure(workload: str, rounds: int) -> list[Row]:
-    """The race and the memory of one workload."""
-    work = WORKLOADS[workload]
-    timings = race(work, rounds)
+def measure(work: Workload, rounds: int, device: torch.device) -> list[Row]:
+    """The race and the memory of one workload.
+
+    Raises:
+        ResourceError: the device has not the memory, or transformers is not installed.
+    """
+    try:
+        timings = race(work, rounds, device)
+    except torch.OutOfMemoryError as error:
+        what = f"{describe(device)} has not the memory for {work.rows} × {work.length} tokens of {work.name}"
+        raise ResourceError(what, fix="Choose a smaller one: bothways bench small.") from error
     median = {(t.contender, t.precision): t.median for t in timings}
     return [
         Row(
@@ -230,15 +268,15 @@ def measure(workload: str, rounds: int) -> list[Row]:
             work.tokens / t.median,
             median["transformers", "fp32"] / t.median,
             median["transformers", t.precision] / t.median,
-            work.operations / t.median / gemm_rate(CPU, torch.bfloat16 if t.precision == "bf16" else torch.float32),
-            peak_memory(t.contender, workload, t.precision),
+            work.operations / t.median / gemm_rate(device, torch.bfloat16 if t.precision == "bf16" else torch.float32),
+            peak_memory(t.contender, work, t.precision, device),
         )
         for t in timings
     ]
 
 
-def hardware() -> str:
+def hardware(device: torch.device) -> str:
     """The machine and the versions that the figures belong to."""
     import transformers as peer
 
-    return f"{describe(CPU)}, transformers {peer.__version__}"
+    return f"{describe(device)}, transformers {peer.__version__}"
