@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_folder import VOCABULARY, make_examples, make_tokenizer, write_tsv
 
-from bothways.core.errors import DataError
+from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.interop.folder import save_model
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Model, Pooled
 from bothways.recipes.comparison import Side, compare, contrast, folders
 from bothways.recipes.finetuned import open_task
+from bothways.tasks.definition import fingerprint
 from bothways.tasks.examples import Columns
+from bothways.tasks.tagged import TagExample
 
 A, B = Side("a", (0.5,)), Side("b", (0.5,))
 
@@ -120,7 +122,35 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "bare.jsonl").write_text('{"sentence": "good", "label": "pos"}\n{"sentence": "bad", "label": null}\n')
     with pytest.raises(DataError, match="has no label"):
         compare(one, one, str(tmp_path / "bare.jsonl"), device="cpu")
+    (tmp_path / "single.tsv").write_text("sentence\tlabel\ngood\tpos\n")
+    with pytest.raises(DataError, match=r"single\.tsv: there are too few examples to compare on: 1"):
+        compare(one, one, str(tmp_path / "single.tsv"), device="cpu")
     file, prints = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2))), iter(("x", "y"))
     monkeypatch.setattr(comparison, "fingerprint", lambda examples: next(prints))
     with pytest.raises(DataError, match="read other examples from it"):
         compare(one, one, file, device="cpu")
+
+
+def test_two_tasks_are_none_to_compare_in(tmp_path: Path) -> None:
+    one, scores = make_model(tmp_path / "one", 0), tmp_path / "scores"
+    save_model(
+        scores,
+        Model(EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32)), (Pooled(), Labels(1))),
+        make_tokenizer(tmp_path / "tokenizer"),
+        labels=("score",),
+        problem="regression",
+    )
+    file = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2)))
+    with pytest.raises(FolderError, match="is for regression, not for single_label_classification"):
+        compare(one, str(scores), file, device="cpu")
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("sentence1\tsentence2\tscore\nape\tbee\t1\ncat\tdog\t2\n")
+    with pytest.raises(ConfigError, match="no grade for each example"):
+        compare(one, one, str(pairs), task="embed", device="cpu")
+
+
+def test_what_is_read_around_an_example_is_no_other_example() -> None:
+    words = ("a", "b")
+    bare, among = TagExample(words, words), TagExample(words, words, before=(words,), after=(words, words))
+    assert fingerprint([bare]) == fingerprint([among])
+    assert fingerprint([bare]) != fingerprint([TagExample(words, ("a", "a"))])

@@ -130,6 +130,13 @@ def test_signs_of_scores(value: float, baseline: dict[str, float], direction, an
     assert len(signs_of_scores({"m": value}, baseline, "m", direction, answers_of(*answers))) == signs
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "exact", "em", "f1"])
+def test_one_answer_that_is_right_for_all_is_none(metric: str) -> None:
+    """As for a file that was sorted before it was cut: training says the other label, the model the right one."""
+    assert not signs_of_scores({metric: 1.0}, {metric: 0.0}, metric, "highest", answers_of("a", "a"))
+    assert signs_of_scores({metric: 0.9}, {metric: 0.0}, metric, "highest", answers_of("a", "a"))
+
+
 @pytest.mark.parametrize(("labels", "said"), [(("y", "x"), "'x' and 'y'"), (("x",), "'x'"), ((), "nothing")])
 def test_the_same_labels_for_all_are_said_in_words(labels: tuple[str, ...], said: str) -> None:
     answers = Answers(MultiLabel())

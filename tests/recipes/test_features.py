@@ -198,6 +198,17 @@ def test_the_tagger_is_what_it_says(data: FeatureData, settings: FeatureConfig) 
     assert not torch.equal(tagger.logits(batch), tagger.logits(batch))
 
 
+def test_tables_may_hold_other_layers(data: FeatureData, settings: FeatureConfig) -> None:
+    layers = data.train.layers
+    more = (*layers, layers[-1] + 1)[::-1]
+    values = np.stack([data.dev.values[:, layers.index(layer) if layer in layers else 0] for layer in more], 1)
+    other = dataclasses.replace(data.dev, values=values, layers=more)
+    tagger = FeatureTagger([data.train, other], "concat_last_four", 5, 3, BiLSTMTagger(8, 1, 0.0))
+    usual = FeatureTagger([data.train, data.dev], "concat_last_four", 5, 3, BiLSTMTagger(8, 1, 0.0))
+    batch = pack(data.dev.sequences(len(data.train.values))[:4])
+    assert torch.equal(tagger.read(batch), usual.read(batch))
+
+
 def test_words_without_a_tag_carry_no_weight(data: FeatureData, settings: FeatureConfig) -> None:
     bare = dataclasses.replace(data.train, labels=np.full_like(data.train.labels, IGNORED))
     tagger = FeatureTagger([bare], "last", 5, 3, BiLSTMTagger(8, 1, 0.0))

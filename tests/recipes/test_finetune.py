@@ -25,6 +25,7 @@ from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Masked, Model, Pair, Pooled
 from bothways.recipes import finetune as job
 from bothways.recipes.finetune import FinetuneConfig, Finetuned, finetune
+from bothways.recipes.finetune_setup import prepare, remarks
 from bothways.recipes.finetuned import open_task
 from bothways.recipes.method import adam
 from bothways.report.sections import readable
@@ -84,6 +85,12 @@ def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(done: tuple[Fi
     assert "as measured now: about" in said
     assert "note: the columns are guessed: text = 'sentence', label = 'label'" in said
     assert [finding.check for finding in result.findings] == ["overlap", "balance", "time"]
+
+
+def test_it_is_said_whose_f1_chooses(files: Files, tmp_path: Path) -> None:
+    settings = settings_of(files, metric="f1")
+    said = "\n".join(remarks(prepare(settings, tmp_path, torch.device("cpu"))))
+    assert "note: f1 is that of 'pos', the second of the two labels in their order" in said
 
 
 def test_what_is_saved_opens_in_transformers_with_equal_outputs(done: tuple[Finetuned, Path, str]) -> None:

@@ -78,6 +78,17 @@ def test_seeds_run_once_each_and_the_best_is_kept(
         finetune_seeds(dataclasses.replace(base, length=12), (0,), dataclasses.replace(place, resume=True))
 
 
+def test_runs_on_other_data_are_no_series(base: FinetuneConfig, tmp_path: Path) -> None:
+    train = tmp_path / "train.tsv"
+    train.write_bytes(Path(base.train).read_bytes())
+    settings, place = dataclasses.replace(base, train=str(train)), Place(tmp_path / "runs", device="cpu")
+    finetune_seeds(settings, (0,), place)
+    with train.open("a") as file:
+        file.write(train.read_text().splitlines()[-1] + "\n")
+    with pytest.raises(ConfigError, match=r"runs: seed-0 and seed-1 had other data: a file has changed in between"):
+        finetune_seeds(settings, (0, 1), dataclasses.replace(place, resume=True))
+
+
 def test_a_run_that_diverges_is_told_and_the_others_go_on(
     base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +288,13 @@ def test_trials_are_proposed_again_when_resumed(base: FinetuneConfig, tmp_path: 
     again = search_trials(base, SPACE, 3, Place(tmp_path, resume=True, device="cpu"))
     assert ran == ["trial-2"]
     assert again.runs[:2] == series.runs
+
+
+def test_trials_are_for_one_process(base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="trials: trials are proposed by one process, and there are several"):
+        search_trials(base, SPACE, 1, Place(tmp_path))
 
 
 @pytest.mark.parametrize("values", ["x..1e-3", "1e-3..1e-5", "0..1e-3:log"])

@@ -58,6 +58,17 @@ def test_columns_are_guessed_where_that_is_clear(
     assert [example.label for example in unlabelled.examples] == [None]
 
 
+def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path: Path) -> None:
+    usual = Columns("sentence1", "sentence2", "label")
+    source = write_columns(tmp_path / "a.tsv", "sentence1", "sentence_2", "label")
+    message = r"two texts are read, 'sentence1' and 'sentence2', and there are only sentence1, sentence_2, label\n  Name the"
+    with pytest.raises(DataError, match=message):
+        read_examples(source, usual=usual)
+    assert read_examples(source, Columns("sentence1", "sentence_2"), usual=usual).columns.text_b == "sentence_2"
+    other = write_columns(tmp_path / "b.tsv", "premise", "hypothesis", "label")
+    assert read_examples(other, usual=usual).columns == Columns("premise", "hypothesis", "label")
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

@@ -92,6 +92,28 @@ def test_plain_lines_are_texts_and_empty_ones_count(tmp_path: Path) -> None:
     assert values(open_table(write(tmp_path / "a.txt", "one\n\nthree\n"))) == [{"text": "one"}, {"text": ""}, {"text": "three"}]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_blank_line_is_a_row_of_a_single_column_alone(tmp_path: Path, suffix: str) -> None:
+    source = write(tmp_path / f"one{suffix}", "\ntext\na\n\n\nb\n\n\n")
+    found = list(open_table(source).rows)
+    assert [(row.values["text"], row.where) for row in found] == [
+        ("a", f"{source}:3"), ("", f"{source}:4"), ("", f"{source}:5"), ("b", f"{source}:6")
+    ]  # fmt: skip
+    assert [row["0"] for row in values(open_table(source, ["0"]))] == ["text", "a", "", "", "b"]
+    between = "," if suffix == ".csv" else "\t"
+    source = write(tmp_path / f"two{suffix}", f"text{between}label\n\na{between}x\n\n\nb{between}y\n")
+    assert [row["text"] for row in values(open_table(source))] == ["a", "b"]
+
+
+def test_a_value_may_be_long_and_a_quote_that_stays_open_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "word, " * 50_000
+    assert values(open_table(write(tmp_path / "long.csv", f'text,label\n"{long}",x\n'))) == [{"text": long, "label": "x"}]
+    monkeypatch.setattr(tables, "_LONGEST", 1000)
+    source = write(tmp_path / "open.csv", 'text,label\na,x\n"b,y\n' + "c,z\n" * 1000)
+    with pytest.raises(DataError, match=r"open\.csv:3: is not CSV: .*\n  .*close each quote"):
+        values(open_table(source))
+
+
 class Stdin:
     def __init__(self, content: bytes) -> None:
         self.buffer = io.BytesIO(content)
@@ -112,7 +134,7 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path: Path, monkeypatc
 
     label = datasets.ClassLabel(names=["no", "yes"])
     features = datasets.Features({"text": datasets.Value("string"), "label": label, "tags": datasets.List(label)})
-    rows = {"text": ["a", "b", "c"], "label": [1, 0, -1], "tags": [[0, 1], [], [-1]]}
+    rows = {"text": ["a", "b", "c", "d"], "label": [1, 0, -1, None], "tags": [[0, 1], [], [-1, None], None]}
     asked = []
 
     def load(*arguments: object, **options: object) -> object:
@@ -124,7 +146,8 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path: Path, monkeypatc
     assert [(row.values["label"], row.values["tags"], row.where) for row in table.rows] == [
         ("yes", ["no", "yes"], "hub:owner/name:cola:validation:row 1"),
         ("no", [], "hub:owner/name:cola:validation:row 2"),
-        (None, [None], "hub:owner/name:cola:validation:row 3"),
+        (None, [None, None], "hub:owner/name:cola:validation:row 3"),
+        (None, None, "hub:owner/name:cola:validation:row 4"),
     ]
     assert asked == [(("owner/name", "cola"), {"split": "validation", "streaming": True})]
 

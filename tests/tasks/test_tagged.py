@@ -88,6 +88,9 @@ def test_tabs_blanks_line_ends_and_comments(tmp_path: Path) -> None:
     assert (first.words, first.tags) == (("#", "#tag"), ("NN", "O"))
     assert (second.words, second.where) == (("x",), f"{file}:7")
     assert [document for document, _ in opened(file)[1]] == [1, 2]
+    file = write(tmp_path / "tweets.conll", "#newdocs O\nx O\n\n#id\tO\n\n#newparty B-X\n\n#newdoc O\n")
+    assert [found.words for _, found in opened(file)[1]] == [("#newdocs", "x"), ("#id",), ("#newparty",), ("#newdoc",)]
+    assert {document for document, _ in opened(file)[1]} == {0}
 
 
 @pytest.mark.parametrize(

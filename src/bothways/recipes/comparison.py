@@ -10,7 +10,7 @@ Sources: Dror et al., The hitchhiker's guide to testing statistical significance
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,14 +93,17 @@ def compare(
         a, b: model folders, folders of runs, or of several seeds (`seed-N` in them, each of which counts).
         source: a labelled file or a Hub data set.
         columns: those to read, of the type of the task's own; none means as in training.
-        task: to compare them in; none means what each was trained for.
+        task: to compare them in; none means what the first one was trained for.
         seed: of the permutations and the bootstrap.
 
     Raises:
-        DataError: the two read other examples from it, or an example has no label.
+        DataError: the two read other examples from it, these are fewer than two, or an example has no label.
+        ConfigError: the task has no grade for a single example.
+        FolderError: the other one has not the heads of the first one's task.
         BothwaysError: a folder or the data cannot be read.
     """
-    left, right = (_grades([open_task(one, task, device=device) for one in folders(name)], source, columns) for name in (a, b))
+    task = task or open_task(folders(a)[0], device="cpu").task.definition.name
+    left, right = (_grades((open_task(one, task, device=device) for one in folders(name)), source, columns) for name in (a, b))
     if left[0] != right[0]:
         what = f"{a} and {b} read other examples from it"
         raise DataError(what, where=source, fix="Name the columns, so that both read the same texts and labels.")
@@ -148,13 +151,13 @@ def _means(grades: Float[NDArray[np.float64], "runs examples"]) -> tuple[float, 
     return tuple(float(row.mean()) for row in grades)
 
 
-def _grades(models: Many[Opened], source: str, columns: Any) -> tuple[str, Float[NDArray[np.float64], "runs examples"]]:
-    """The fingerprint of the examples, and the grades of each model."""
+def _grades(models: Iterable[Opened], source: str, columns: Any) -> tuple[str, Float[NDArray[np.float64], "runs examples"]]:
+    """The fingerprint of the examples, and the grades of each model; one model is held at a time."""
     rows, seen = [], ""
     for opened in models:
         examples = list(opened.read(source, columns, labelled=True).examples)
-        if not examples:
-            raise DataError("there is no example to compare on", where=source, fix="Give labelled examples.")
+        if len(examples) < 2:
+            raise DataError(f"there are too few examples to compare on: {len(examples)}", where=source, fix="Give two or more.")
         seen = fingerprint(examples)
         rows.append(_graded(opened, examples))
     return seen, np.stack(rows)

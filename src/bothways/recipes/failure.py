@@ -26,6 +26,8 @@ from bothways.training.parallel import Single
 
 SAMPLE = 512
 """Training sequences by which the loss is judged."""
+_PERFECT = ("accuracy", "exact", "em", "f1")
+"""Metrics that are 1 where all is right."""
 LEARNED = 0.02
 """The part of the baseline's loss by which a run is at least below it."""
 ADVICE = (
@@ -95,10 +97,10 @@ def _said(answer: Hashable) -> str:
 def signs_of_scores(
     metrics: Metrics, baseline: Metrics, metric: str, direction: Direction, answers: Answers
 ) -> tuple[str, ...]:
-    """What the dev data says against a run. If one answer is right for all of it, nothing can be seen there."""
+    """What the dev data says against a run; nothing where one answer is right for all of it."""
     value, usual = metrics[metric], baseline.get(metric)
     worse = usual is not None and (value <= usual if direction == "highest" else value >= usual)
-    if baseline.get("accuracy") == 1:
+    if baseline.get("accuracy") == 1 or any(metrics.get(name) == 1 for name in _PERFECT):
         return ()
     signs = []
     if answers.alike and answers.count > 1:

@@ -188,6 +188,8 @@ def remarks(prepared: Prepared) -> list[str]:
     lines = [f"{finding.severity}: {finding}" for finding in prepared.findings]
     if prepared.data.definition != prepared.settings.task:
         lines.append(f"note: the columns are guessed: {prepared.data.definition.columns}")  # type: ignore[attr-defined]
+    if prepared.settings.chosen_by == "f1" and len(prepared.data.labels) == 2:
+        lines.append(f"note: f1 is that of {prepared.data.labels[1]!r}, the second of the two labels in their order")
     if prepared.settings.dev is None:
         lines.append("note: without dev data the last weights are kept, and nothing is measured")
     return lines

@@ -14,7 +14,8 @@ from typing import Any
 from bothways.core import config as configs
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.recipes.finetune import FinetuneConfig
-from bothways.recipes.series import Outcome, Place, Series, keep_best, run_all, run_one, write_report
+from bothways.recipes.series import Outcome, Place, Series, check_data, keep_best, run_all, run_one, write_report
+from bothways.training.parallel import plan_here
 
 Grid = Mapping[str, tuple[str, ...]]
 """Dotted path of a setting → its values, as texts."""
@@ -88,9 +89,13 @@ def search_trials(base: FinetuneConfig, space: str, trials: int, place: Place) -
         space: "key=low..high", "key=low..high:log" for a range, "key=value,value" for a choice, with spaces between.
 
     Raises:
-        ConfigError: the space cannot be read.
+        ConfigError: the space cannot be read, the data has changed since a trial that was finished, or there are several
+            processes, of which but one knows what a trial came to.
         ResourceError: optuna is not installed.
     """
+    if plan_here().world > 1:
+        fix = "Start it without torchrun, or give a --grid."
+        raise ConfigError("trials are proposed by one process, and there are several", where="trials", fix=fix)
     parts = parse_grid(space)
     study = _study(base.seed)
     done: list[Outcome] = []
@@ -101,6 +106,7 @@ def search_trials(base: FinetuneConfig, space: str, trials: int, place: Place) -
         if outcome is None:
             return Series(tuple(done), finished=False)
         done.append(outcome)
+        check_data(done, place)
         value = outcome.metrics.get(outcome.metric)
         if value is None:
             study.tell(trial, state=_failed())

@@ -94,7 +94,7 @@ def run_all(runs: Iterable[tuple[str, FinetuneConfig]], place: Place) -> Series:
     """Run settings one after another, each in the folder of its name, and copy the best one's model to `model`.
 
     Raises:
-        ConfigError: there is no dev data, or a run was finished with other settings.
+        ConfigError: there is no dev data, or a run was finished with other settings or on other data.
         ResourceError: `out` is the folder of a single run.
         BothwaysError: what `finetune` raises, but for a loss that is not finite.
     """
@@ -104,6 +104,7 @@ def run_all(runs: Iterable[tuple[str, FinetuneConfig]], place: Place) -> Series:
         if outcome is None:
             return Series(tuple(done), finished=False)
         done.append(outcome)
+        check_data(done, place)
     series = Series(tuple(done))
     keep_best(series, place)
     return series
@@ -140,6 +141,18 @@ def _finished(name: str, settings: FinetuneConfig, record: Path) -> Outcome:
         fix = "Give the settings that it was run with, or choose another folder."
         raise ConfigError("this run was finished with other settings", where=str(record.parent.parent), fix=fix)
     return Outcome(name, said["metrics"], tuple(said["failure"]), **said["chosen_by"])
+
+
+def check_data(runs: Many[Outcome], place: Place) -> None:
+    """Raises ConfigError: not all of these runs, finished in several sessions maybe, had the same data."""
+    seen: dict[str, str] = {}
+    for run in runs if is_main(plan_here()) else ():
+        record = place.out / run.name / "model" / RECORD
+        if record.exists():  # one that has diverged has none
+            seen.setdefault(repr({name: source["sha256"] for name, source in read_json(record)["data"].items()}), run.name)
+    if len(seen) > 1:
+        what = f"{' and '.join(seen.values())} had other data: a file has changed in between"
+        raise ConfigError(what, where=place.out, fix="Delete the folders of the runs on the former data, or choose another.")
 
 
 def keep_best(series: Series, place: Place) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from bothways.core.errors import DataError
 
 DOCSTART = "-DOCSTART-"
-_COMMENT = re.compile(r"#\s*(newdoc|newpar|id\s|[\w.]+ = )")
-_DOCUMENT = re.compile(r"#\s*newdoc\b")
+_COMMENT = re.compile(r"#\s+(newdoc\b|newpar\b|id\s|[\w.]+ = )")
+_DOCUMENT = re.compile(r"#\s+newdoc\b")
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,13 @@ class Definition(Generic[E, P]):
         return str(self.kind)  # type: ignore[attr-defined]
 
 
+_AROUND = {"where", "before", "after"}
+
+
 def fingerprint(examples: Iterable[Any]) -> str:
-    """The sha256 of examples, in their order; where they come from does not count."""
+    """The sha256 of examples, in their order; where they come from does not count, nor what of it is read around them."""
     result = hashlib.sha256()
     for example in examples:
-        values = [getattr(example, field.name) for field in dataclasses.fields(example) if field.name != "where"]
+        values = [getattr(example, field.name) for field in dataclasses.fields(example) if field.name not in _AROUND]
         result.update(json.dumps(values, default=dataclasses.asdict).encode() + b"\n")
     return result.hexdigest()

@@ -166,5 +166,6 @@ class Embed(Task[Example, VectorPrediction]):
         return {name: value for name, value in dataclasses.asdict(cell).items()}
 
     def grade(self, example: Example, prediction: VectorPrediction) -> float:
-        """The cosine of a pair."""
-        return prediction.cosine or 0.0
+        """Raises ConfigError: one pair has no right cosine; scores are ranked all together."""
+        what = "sentence vectors have no grade for each example, only a correlation with all scores"
+        raise ConfigError(what, where="task", fix="Score each model: bothways evaluate --task embed.")

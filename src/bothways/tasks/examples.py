@@ -103,7 +103,11 @@ def _texts(columns: Columns, usual: Columns, table: Table) -> tuple[str, str | N
         if known.text in table.names and (known.text_b is None or known.text_b in table.names):
             assert known.text is not None
             return known.text, known.text_b
-    return _guess_texts(table.names, table.where)
+    found = _guess_texts(table.names, table.where)
+    if usual.text_b is not None and found[1] is None:
+        what = f"two texts are read, {usual.text!r} and {usual.text_b!r}, and there are only {', '.join(table.names)}"
+        raise DataError(what, where=table.where, fix=_HOW)
+    return found
 
 
 def _label_column(columns: Columns, usual: Columns, table: Table, guesses: Many[str]) -> str:

@@ -216,7 +216,9 @@ class FeatureTagger(Learner):
     ) -> None:
         super().__init__()
         layers = chosen_layers(choice, depth)
-        self._tables, self._columns = tuple(tables), [tables[0].layers.index(layer) for layer in layers]
+        self._tables = tuple(tables)
+        # Of each table its own: one may hold more layers than another.
+        self._columns = [[table.layers.index(layer) for layer in layers] for table in tables]
         width = tables[0].values.shape[2]
         self.mix = build_mix(choice, len(layers))
         self.input_dropout = Dropout(shape.dropout)
@@ -247,11 +249,11 @@ class FeatureTagger(Learner):
     def read(self, batch: Batch) -> Float[Tensor, "words layers width"]:
         """The features of a batch, on its device."""
         rows, start = batch.ids.cpu().numpy(), 0
-        shape = (len(rows), len(self._columns), self._tables[0].values.shape[2])
+        shape = (len(rows), len(self._columns[0]), self._tables[0].values.shape[2])
         result = np.empty(shape, dtype=np.float32)
-        for table in self._tables:
+        for table, columns in zip(self._tables, self._columns, strict=True):
             inside = (rows >= start) & (rows < start + len(table.values))
-            result[inside] = table.values[rows[inside] - start][:, self._columns]
+            result[inside] = table.values[rows[inside] - start][:, columns]
             start += len(table.values)
         return torch.from_numpy(result).to(batch.ids.device)
 

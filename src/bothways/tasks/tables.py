@@ -24,6 +24,8 @@ from bothways.data.streams import COMPRESSED, BytesRead, open_bytes, read_lines
 STDIN = "-"
 """The name of the standard input."""
 
+_LONGEST = 2**27
+"""Characters of a value of .csv: a quote that is not closed does not swallow more."""
 _KINDS = f".csv, .tsv, .jsonl, .txt (each also with {', '.join(COMPRESSED)}), .parquet, or {HUB}owner/name:configuration:split"
 
 Lines = Iterable[tuple[int, str]]
@@ -107,28 +109,41 @@ def _plain_lines(where: str, lines: Lines) -> Table:
 
 
 def _tsv_records(lines: Lines) -> Records:
-    return ((number, line.split("\t")) for number, line in lines if line)
+    return ((number, line.split("\t") if line else []) for number, line in lines)
 
 
 def _csv_records(where: str, lines: Lines) -> Records:
     """Records with the line they begin on; a quoted value may go over several lines."""
+    csv.field_size_limit(_LONGEST)
     reader, begin = csv.reader((line + "\n" for _, line in lines), strict=True), 1
     try:
         for record in reader:
-            if record:
-                yield begin, record
+            yield begin, record
             begin = reader.line_num + 1
     except csv.Error as error:
-        fix = 'Quote a value that holds a comma or a line end, and write " in it as "".'
+        fix = 'Quote a value that holds a comma or a line end, close each quote, and write " within as "".'
         raise DataError(f"is not CSV: {error}", where=f"{where}:{begin}", fix=fix) from error
 
 
 def _delimited(where: str, records: Records, asked: Iterable[str]) -> Table:
-    first = next(records, None) or (1, [])
+    first = next((record for record in records if record[1]), (1, []))
     names = first[1]
+    records = _kept(records, len(names))
     if any(name.isdecimal() and name not in names for name in asked):  # no header: the first record is a row
         names, records = list(map(str, range(len(names)))), itertools.chain([first], records)
     return _filled(where, names, (_record(where, names, line, values) for line, values in records))
+
+
+def _kept(records: Records, columns: int) -> Records:
+    """Without lines that are blank; but of a single column such a line is a row, unless nothing follows."""
+    blank: list[tuple[int, list[str]]] = []
+    for line, values in records:
+        if values:
+            yield from blank
+            yield line, values
+            blank = []
+        elif columns == 1:
+            blank.append((line, [""]))
 
 
 def _record(where: str, names: list[str], line: int, values: list[str]) -> Row:
@@ -206,8 +221,8 @@ def _hub_rows(source: str) -> Iterator[Row]:
         # A feature of lists of classes, such as tags of words, holds the class as its own feature.
         lists = {name: kind.feature.names for name, kind in features.items() if _lists_classes(kind)}
         for number, values in enumerate(data, 1):
-            named = {name: names[values[name]] if values[name] >= 0 else None for name, names in classes.items()}
-            named |= {name: [names[place] if place >= 0 else None for place in values[name]] for name, names in lists.items()}
+            named = {name: _class_name(values[name], names) for name, names in classes.items()}
+            named |= {name: _class_names(values[name], names) for name, names in lists.items()}
             yield Row({**values, **named}, f"{source}:row {number}")
     except (OSError, ValueError) as error:
         what = f"cannot be read: {str(error).splitlines()[0]}"
@@ -219,3 +234,11 @@ def _lists_classes(kind: Any) -> bool:
     from datasets import ClassLabel
 
     return isinstance(getattr(kind, "feature", None), ClassLabel)
+
+
+def _class_name(place: int | None, names: list[str]) -> str | None:
+    return None if place is None or place < 0 else names[place]
+
+
+def _class_names(places: list[int | None] | None, names: list[str]) -> list[str | None] | None:
+    return None if places is None else [_class_name(place, names) for place in places]

@@ -160,9 +160,9 @@ class Tagging(Definition[TagExample, TagPrediction]):
             )
         return counts.scores()
 
-    def answer(self, prediction: TagPrediction) -> frozenset[str]:
-        """The tags that occur: of a model that has collapsed, "O" alone."""
-        return frozenset(prediction.tags)
+    def answer(self, prediction: TagPrediction) -> str | tuple[str, ...]:
+        """The tag that all words have, as those of a model that has collapsed do; else the tags."""
+        return prediction.tags[0] if len(set(prediction.tags)) == 1 else tuple(prediction.tags)
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Tag:
         """With a model that has the head "tags"."""
