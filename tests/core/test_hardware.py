@@ -127,13 +127,25 @@ def test_memory_is_what_the_system_and_the_container_leave(monkeypatch):
     assert memory_available(CPU) == 4000 * 1024
     files["/sys/fs/cgroup/memory.max"] = ["3000"]
     assert memory_available(CPU) == 2000
+    files["/sys/fs/cgroup/memory.stat"] = ["anon 700", "inactive_file 100", "active_file 50", "inactive_anon 5"]
+    assert memory_available(CPU) == 2150
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
     assert memory_available(CUDA) == 123
 
 
-def test_without_such_files_memory_is_what_the_pages_say(monkeypatch):
+def test_without_such_files_memory_is_not_known(monkeypatch):
     monkeypatch.setattr(hardware, "_lines", lambda path: [])
-    assert memory_available(CPU) > 0
+    assert memory_available(CPU) is None
+
+
+def test_what_was_freed_and_kept_is_given_back_before(monkeypatch):
+    given = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
+    memory_available(CUDA)
+    monkeypatch.setattr(hardware, "_give_back", lambda: given.append("cpu"))
+    memory_available(CPU)
+    assert given == ["cuda", "cpu"]
 
 
 def faults_of_large_arrays(connection):

@@ -84,6 +84,10 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert f"torch {torch.__version__}" in said
 
 
+def test_a_process_that_does_not_come_to_its_end_has_no_peak() -> None:
+    assert recipe.peak_memory("nobody", TINY, "fp32", CPU) is None
+
+
 def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError

@@ -45,7 +45,7 @@ def bench(
                 f"{row.against_default:.2f}",
                 f"{row.against_same:.2f}",
                 f"{row.share_of_gemm:.0%}",
-                f"{row.memory / 2**20:,.0f} MiB",
+                "–" if row.memory is None else f"{row.memory / 2**20:,.0f} MiB",
             )
         console.print(table)
         console.print("× default: against transformers in fp32, its default; × same: in the same precision", style="dim")

@@ -32,10 +32,15 @@ def new_folder(place: Path) -> Iterator[Path]:
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
             yield hidden
-            for path in (*hidden.iterdir(), hidden):
+            for path in (*hidden.rglob("*"), hidden):
                 _flush(path)
             old = _put_aside(place)
-            hidden.rename(place)
+            try:
+                hidden.rename(place)
+            except OSError:
+                if old.exists():
+                    old.rename(place)
+                raise
             _flush(place.parent)
             shutil.rmtree(old, ignore_errors=True)
         finally:

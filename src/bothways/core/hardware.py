@@ -124,19 +124,34 @@ def gemm_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) ->
     return 2 * side**3 / min(times[1:])
 
 
-def memory_available(device: torch.device) -> int:
-    """Bytes that a program can still take on the device, within the limit of its container."""
+def memory_available(device: torch.device) -> int | None:
+    """Bytes that this program can still take on the device, within the limit of its container; none where nobody tells.
+
+    What it has freed and kept is given back before, as after `keep_freed_memory`.
+    """
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    _give_back()
+    said = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in _lines("/proc/meminfo"))}
+    if "MemAvailable" not in said:
+        return None
+    free = said["MemAvailable"] * 1024
+    limit, used, parts = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current", "stat"))
     if limit and used and limit[0].isdecimal():
-        free = min(free, int(limit[0]) - int(used[0]))
+        # Pages of files count as used there, too, and go when somebody needs the room.
+        files = sum(int(line.split()[1]) for line in parts if line.startswith(("inactive_file ", "active_file ")))
+        free = min(free, int(limit[0]) - int(used[0]) + files)
     return free
+
+
+def _give_back() -> None:
+    """Freed memory to the system, where the allocator is glibc's."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, TypeError, AttributeError):
+        return
 
 
 def keep_freed_memory() -> bool:
@@ -160,7 +175,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 def disk_free(path: str | os.PathLike[str]) -> int:
     """Bytes free on the disk on which the path lies or will lie."""
     folder = Path(path).absolute()
-    while not folder.exists():
+    while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import assert_never
 
-from bothways.model.config import Activation, Disentangled, EncoderConfig, Gated, Plain, PostNorm, PreNorm
+from bothways.model.config import Activation, Disentangled, EncoderConfig, Gated, PostNorm
 from bothways.model.disentangled import PositionTerms, attend_disentangled
 from bothways.model.dropout import Dropout
 from bothways.model.kernels import attend
@@ -134,7 +134,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        self.kind = config.mlp
+        self.gated = isinstance(config.mlp, Gated)
         parts = 2 if isinstance(config.mlp, Gated) else 1
         self.up = nn.Linear(config.width, parts * config.inner, bias=config.bias.mlp)
         self.down = nn.Linear(config.inner, config.width, bias=config.bias.mlp)
@@ -149,14 +149,10 @@ class FeedForward(nn.Module):
         return result
 
     def _down(self, x: Float[Tensor, "tokens inner"]) -> Float[Tensor, "tokens width"]:
-        match self.kind:
-            case Plain():
-                return self.down(activate(self.activation, x))  # type: ignore[no-any-return]
-            case Gated():
-                inner, gate = x.chunk(2, -1)
-                return self.down(self.dropout(activate(self.activation, inner) * gate))  # type: ignore[no-any-return]
-            case _:
-                assert_never(self.kind)
+        if not self.gated:
+            return self.down(activate(self.activation, x))  # type: ignore[no-any-return]
+        inner, gate = x.chunk(2, -1)
+        return self.down(self.dropout(activate(self.activation, inner) * gate))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -172,7 +168,7 @@ class Block(nn.Module):
 
     def __init__(self, config: EncoderConfig, normed: bool = True) -> None:
         super().__init__()
-        self.order = config.order
+        self.normed_after = isinstance(config.order, PostNorm)
         self.compiled = False
         self.attention = Attention(config)
         self.attention_norm = layer_norm(config) if normed else nn.Identity()
@@ -191,14 +187,11 @@ class Block(nn.Module):
     ) -> Float[Tensor, "asked width"]:
         """Arguments as in `Attention`; with `queries`, the residual path is theirs."""
         start = _rows(x if queries is None else queries, only)
-        match self.order:
-            case PostNorm():
-                heads = self.attention(x, view, relative, queries, only)
-            case PreNorm():
-                normed = None if queries is None else self.attention_norm(queries)
-                heads = self.attention(self.attention_norm(x), view, relative, normed, only)
-            case _:
-                assert_never(self.order)
+        if self.normed_after:
+            heads = self.attention(x, view, relative, queries, only)
+        else:
+            normed = None if queries is None else self.attention_norm(queries)
+            heads = self.attention(self.attention_norm(x), view, relative, normed, only)
         return compiled_rest()(self, start, heads) if self.compiled else self.rest(start, heads)
 
     def rest(self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]) -> Float[Tensor, "asked width"]:
@@ -209,17 +202,17 @@ class Block(nn.Module):
             heads: what the attention's heads found.
         """
         x = start + self.attention_dropout(self.attention.out(heads))
-        match self.order:
-            case PostNorm():
-                x = self.attention_norm(x)
-                return self.mlp_norm(x + self.mlp_dropout(self.mlp(x)))  # type: ignore[no-any-return]
-            case PreNorm():
-                return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
-            case _:
-                assert_never(self.order)
+        if not self.normed_after:
+            return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
+        x = self.attention_norm(x)
+        return self.mlp_norm(x + self.mlp_dropout(self.mlp(x)))  # type: ignore[no-any-return]
 
 
 @functools.cache
 def compiled_rest() -> Callable[[Block, Tensor, Tensor], Tensor]:
-    """`Block.rest` as one program for all blocks and any number of tokens; compiled when it is first called."""
-    return torch.compile(Block.rest, dynamic=True, fullgraph=True)
+    """`Block.rest` as one program for all blocks and any number of tokens; compiled when it is first called.
+
+    Another one is compiled for training and evaluation, each precision and each shape of a block; beyond torch's limit of those
+    it is run as it is.
+    """
+    return torch.compile(Block.rest, dynamic=True)

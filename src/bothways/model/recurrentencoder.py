@@ -12,6 +12,9 @@ Source: Devlin et al. 2018, figure 3; Peters et al. 2018; the projection is that
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -59,7 +62,8 @@ class RecurrentBlock(nn.Module):
 
     def _read(self, lstm: nn.LSTM, given: PackedSequence) -> PackedSequence:
         x = self.dropout(given.data)
-        y = lstm(PackedSequence(x, given.batch_sizes))[0].data
+        with _in_its_own_precision(x):
+            y = lstm(PackedSequence(x.to(lstm.weight_ih_l0.dtype) if x.is_cuda else x, given.batch_sizes))[0].data
         return PackedSequence(x + y if self.residual else y, given.batch_sizes)
 
 
@@ -104,6 +108,11 @@ class RecurrentEncoder(nn.Module):
 
 
 AnyEncoder = Encoder | RecurrentEncoder
+
+
+def _in_its_own_precision(x: Tensor) -> AbstractContextManager[object]:
+    """On a GPU without autocast, which gives cuDNN's LSTMs fp16, whatever it was asked for; gradients would vanish there."""
+    return torch.autocast("cuda", enabled=False) if x.is_cuda else contextlib.nullcontext()
 
 
 def _lstm(config: RecurrentConfig) -> nn.LSTM:

@@ -6,6 +6,7 @@ size of the logits; here a few rows at a time are taken from logits to gradient,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 operation to start, takes 256 MiB of them."""
 
 
+def _chunks(logits: Tensor) -> Iterator[slice]:
+    rows = max(1, CHUNK_ELEMENTS["cuda" if logits.is_cuda else "cpu"] // max(1, logits.shape[1]))
+    return (slice(at, at + rows) for at in range(0, len(logits), rows))
+
+
 class _SoftmaxLoss(torch.autograd.Function):
     """Σ over rows of −log softmax(logits)[label], and how many rows are right; labels equal to `IGNORED` count for nothing."""
 
@@ -29,9 +35,7 @@ class _SoftmaxLoss(torch.autograd.Function):
         exact = torch.promote_types(logits.dtype, torch.float32)
         total, hits = logits.new_zeros((), dtype=exact), logits.new_zeros((), dtype=torch.int64)
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        rows = max(1, CHUNK_ELEMENTS["cuda" if logits.is_cuda else "cpu"] // max(1, logits.shape[1]))
-        for at in range(0, len(logits), rows):
-            part = slice(at, at + rows)
+        for part in _chunks(logits):
             z, label = logits[part].to(exact), labels[part, None]
             counted = label != IGNORED
             label = label.masked_fill(~counted, 0)
@@ -52,7 +56,12 @@ class _SoftmaxLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, total: Tensor, _hits: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * total.to(gradient.dtype), None
+        if not gradient.is_cuda or gradient.dtype == total.dtype:
+            return gradient * total, None  # a CPU multiplies by a number in fp32, whatever the logits are in
+        result = torch.empty_like(gradient)
+        for part in _chunks(gradient):
+            result[part] = gradient[part].to(total.dtype) * total
+        return result, None
 
 
 def cross_entropy(logits: Float[Tensor, "targets classes"], labels: Int[Tensor, " targets"]) -> Loss:

@@ -27,7 +27,7 @@ import torch
 
 from bothways.core.batch import Batch, LabelTargets, pack
 from bothways.core.errors import ResourceError
-from bothways.core.hardware import Precision, describe, gemm_rate, has_bf16, wait
+from bothways.core.hardware import Precision, describe, gemm_rate, has_bf16, memory_available, wait
 from bothways.core.learner import Cursor
 from bothways.core.sequence import Sequence
 from bothways.data.loader import Step
@@ -214,8 +214,8 @@ def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
     return [Timing(name, p, tuple(values[1:])) for (name, p), values in seconds.items()]
 
 
-def peak_memory(contender: str, work: Workload, precision: Precision, device: torch.device) -> int:
-    """Bytes that a fresh process holds at most on the device during three updates."""
+def peak_memory(contender: str, work: Workload, precision: Precision, device: torch.device) -> int | None:
+    """Bytes that a fresh process holds at most on the device during three updates; none if it does not come to its end."""
     code = (
         "import pickle, sys\n"
         "from bothways.recipes.bench import CONTENDERS, high_water_mark, make_batch\n"
@@ -225,8 +225,8 @@ def peak_memory(contender: str, work: Workload, precision: Precision, device: to
         "print(high_water_mark(device))"
     )
     given = pickle.dumps((contender, work, precision, device))
-    done = subprocess.run([sys.executable, "-c", code], input=given, stdout=subprocess.PIPE, check=True)
-    return int(done.stdout)
+    done = subprocess.run([sys.executable, "-c", code], input=given, stdout=subprocess.PIPE, check=False)
+    return int(done.stdout) if done.returncode == 0 else None
 
 
 def high_water_mark(device: torch.device) -> int:
@@ -247,7 +247,7 @@ class Row:
     against_default: float
     against_same: float
     share_of_gemm: float
-    memory: int
+    memory: int | None
 
 
 def measure(work: Workload, rounds: int, device: torch.device) -> list[Row]:
@@ -261,6 +261,7 @@ def measure(work: Workload, rounds: int, device: torch.device) -> list[Row]:
     except torch.OutOfMemoryError as error:
         what = f"{describe(device)} has not the memory for {work.rows} × {work.length} tokens of {work.name}"
         raise ResourceError(what, fix="Choose a smaller one: bothways bench small.") from error
+    memory_available(device)  # gives back what the race held, for the processes below
     median = {(t.contender, t.precision): t.median for t in timings}
     return [
         Row(

@@ -229,6 +229,8 @@ def _check_disk(load: Load, folder: Path) -> list[Finding]:
 
 def _check_memory(load: Load, device: torch.device) -> list[Finding]:
     free, fixed = memory_available(device), ADAM_BYTES * load.parameters
+    if free is None:
+        return []
     if fixed > free:
         what = f"the model with its optimiser takes {_size(fixed)} of memory, but {_size(free)} are free on {device}"
         return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]

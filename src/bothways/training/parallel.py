@@ -113,7 +113,10 @@ def replicate(learner: Learner, plan: Plan) -> nn.Module:
             return learner
         case Replicated():
             return nn.parallel.DistributedDataParallel(
-                learner, gradient_as_bucket_view=True, find_unused_parameters=learner.partial
+                learner,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=learner.partial,
+                broadcast_buffers=False,  # no training changes one, and mixout has one for each matrix
             )
         case _:
             assert_never(plan)

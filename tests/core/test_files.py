@@ -1,0 +1,39 @@
+"""Folders that are replaced: whole, or as they were."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bothways.core import files
+from bothways.core.errors import ResourceError
+from bothways.core.files import new_folder
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, usual = tmp_path / "model", Path.rename
+    with new_folder(place) as hidden:
+        (hidden / "a").write_text("former")
+
+    def rename(path: Path, target: Path) -> Path:
+        if path.name.startswith(".writing-new-"):
+            raise PermissionError(13, "in use")
+        return usual(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(ResourceError), new_folder(place) as hidden:
+        (hidden / "a").write_text("later")
+    assert (place / "a").read_text() == "former"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_files_in_folders_within_are_flushed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(files, "_flush", lambda path: flushed.append(os.path.relpath(path, tmp_path)))
+    with new_folder(tmp_path / "model") as hidden:
+        (hidden / "1_Pooling").mkdir()
+        (hidden / "1_Pooling" / "config.json").write_text("{}")
+    new = ".writing-new-model"
+    assert set(flushed) == {f"{new}/1_Pooling/config.json", f"{new}/1_Pooling", new, "."}
