@@ -12,6 +12,10 @@ from cyclopts import App
 import bothways
 from bothways.core.errors import BothwaysError
 
+_OUT_OF_MEMORY = (
+    "the GPU has no memory left for this\n  In training, halve microbatch_tokens, then set training.recompute=true, and go on "
+    "with --resume: checkpoints are whole. In predictions, take --device cpu."
+)
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
@@ -56,6 +60,11 @@ def main() -> None:
         app(sys.argv[1:], result_action="return_value")
     except BothwaysError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's; without importing it for every command
+            raise
+        print(f"error: {_OUT_OF_MEMORY}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

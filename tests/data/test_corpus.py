@@ -450,7 +450,7 @@ def test_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
     often = np.bincount(np.concatenate([corpus.split(0.25, seed)[1] for seed in range(400)]), minlength=200)
     assert abs(often - 100).max() < 5 * np.sqrt(400 * 0.25 * 0.75)
     for share in (0.0, 1.0, -0.1, 1.5, float("nan")):
-        with pytest.raises(ConfigError, match="share: must lie between 0 and 1"):
+        with pytest.raises(ConfigError, match="held_out: must lie between 0 and 1"):
             corpus.split(share, 0)
 
 

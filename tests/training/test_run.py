@@ -133,7 +133,7 @@ def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
             config=CONFIG,
             evaluation=lambda on_share: {"loss": 1.0, "accuracy": 0.5},
         )
-    assert caught.value.where == "keep.best.metric"
+    assert caught.value.where == "training.keep.best.metric"
 
 
 def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):

@@ -88,4 +88,4 @@ def test_the_rate_stays_between_0_and_the_peak_past_the_end_too(schedule):
 def test_a_part_that_does_not_fit_the_run_is_refused(schedule, message):
     with pytest.raises(ConfigError, match=message) as caught:
         factor(schedule, Steps(10))
-    assert caught.value.where.startswith("schedule")
+    assert caught.value.where.startswith("training.schedule")

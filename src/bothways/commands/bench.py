@@ -25,8 +25,10 @@ def bench(
     from rich.table import Table
 
     from bothways.core.hardware import choose_device
+    from bothways.core.ranges import check_least
     from bothways.recipes import bench as recipe
 
+    check_least(1, rounds=rounds)
     console, where = Console(), choose_device(device)
     suited = recipe.SUITED[where.type]
     for name in suited if work == "all" else [work or suited[0]]:

@@ -47,14 +47,17 @@ def compare(  # noqa: PLR0913 – one option per question
     device
         auto, cpu, cuda or cuda:N.
     """
-    from bothways.commands.progress import asked
+    from functools import partial
+
+    from bothways.commands.progress import asked, watched
     from bothways.recipes.comparison import compare as run
     from bothways.recipes.comparison import folders
     from bothways.recipes.finetuned import open_task
 
     named = {"text": text, "text_b": text_b, "label": label}
     columns = asked(open_task(folders(a)[0], task, device="cpu"), **named) if any(named.values()) else None
-    found = run(a, b, data, columns, device=device, task=task)
+    watch = partial(watched, what="grading", printing=False)
+    found = run(a, b, data, columns, device=device, task=task, watch=watch)
     if json:
         from dataclasses import asdict
         from json import dumps

@@ -71,10 +71,13 @@ def evaluate(  # noqa: PLR0913 – one option per question
         auto, cpu, cuda or cuda:N.
     """
     from bothways.commands.progress import asked, watched
+    from bothways.core.errors import ResourceError
     from bothways.recipes.finetuned import open_task
     from bothways.tasks.embed import Embed
     from bothways.tasks.task import Pace
 
+    if report is not None and not report.expanduser().absolute().parent.is_dir():
+        raise ResourceError("the report has no folder to lie in", where=report, fix="Make it first, or name another file.")
     opened = open_task(folder, task, length=length, device=device, settings=settings)
     columns, names = asked(opened, text=text, text_b=text_b, label=label), (folder, file)
 

@@ -64,7 +64,10 @@ def features(
         overrides=merge(parse_overrides(overrides), options),
     )
     console, until = Console(stderr=True), settings.training.until
-    with keeping(out, console), console.status("reading the model and the data …") as status:
+    with (
+        keeping(out, console, "What was read to its end"),
+        console.status("reading the model and the data …") as status,
+    ):
         computing, training = TimeLeft(), TimeLeft()
         done = feature_based(
             settings,

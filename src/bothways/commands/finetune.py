@@ -118,8 +118,10 @@ def _conclude_one(done: Finetuned, out: Path, console: Console) -> None:
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     if done.metrics:
         Output().print(_table(done))
-        console.print(f"What it does well and badly: {out / 'report.html'}", highlight=False, soft_wrap=True)
-    console.print(f"The model is in {done.folder}. Try it: bothways predict {out} FILE", highlight=False, soft_wrap=True)
+        console.print(f"What it does well and badly: {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"The model is in {done.folder}. Try it: bothways predict {out} FILE", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def conclude(series: Series, out: Path, console: Console) -> None:
@@ -135,7 +137,7 @@ def conclude(series: Series, out: Path, console: Console) -> None:
     Output().print(_series_table(series))
     if series.best is not None:
         said = f"The best model, of {series.best.name}, is in {out / 'model'}. Try it: bothways predict {out} FILE"
-        console.print(said, highlight=False, soft_wrap=True)
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def _series_table(series: Series) -> Table:

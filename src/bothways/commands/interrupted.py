@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def keeping(out: Path, console: Console) -> Iterator[None]:
-    """Within, whoever interrupts is told that what is done is kept in this folder."""
+def keeping(out: Path, console: Console, kept: str = "What is done") -> Iterator[None]:
+    """Within, whoever interrupts is told that what is done, or what of it, is kept in this folder."""
     try:
         yield
     except KeyboardInterrupt:
-        console.print(f"Stopped. What is done is kept in {out}; the same command goes on from there.", highlight=False)
+        console.print(f"Stopped. {kept} is kept in {out}; the same command goes on from there.", highlight=False, markup=False)
         raise
 
 
@@ -26,5 +26,5 @@ def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
     """Say what goes on with a run that ended early with a checkpoint, then raise KeyboardInterrupt."""
     from bothways.training.interrupt import resume_command
 
-    console.print(f"{saved} To go on: {resume_command(sys.argv[1:])}", highlight=False, soft_wrap=True)
+    console.print(f"{saved} To go on: {resume_command(sys.argv[1:])}", highlight=False, markup=False, soft_wrap=True)
     raise KeyboardInterrupt

@@ -94,7 +94,7 @@ def _conclude(done: Pretrained, settings: PretrainConfig, corpus: Corpus, folder
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     save_pretrained(done, settings, corpus, folder)
     Output().print(_table(done))
-    console.print(f"The model is in {folder}.", highlight=False)
+    console.print(f"The model is in {folder}.", highlight=False, markup=False)
 
 
 def _table(done: Pretrained) -> Table:

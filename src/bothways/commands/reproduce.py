@@ -66,4 +66,4 @@ def reproduce(  # noqa: PLR0913 – one option per question
         return
     show(done.report, Console())
     for file in (*done.files, out / "results.json", out / "report.html"):
-        console.print(f"Written: {file}", highlight=False, soft_wrap=True)
+        console.print(f"Written: {file}", highlight=False, markup=False, soft_wrap=True)

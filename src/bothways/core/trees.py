@@ -21,7 +21,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(f"{text!r} is no setting", fix="Write key=value, such as optimiser.lr=3e-5.")
+            raise ConfigError(f"{text!r} is no setting", fix="Write key=value, such as training.optimiser.lr=3e-5.")
         leaf: Any = value.strip()
         for key in reversed(keys):
             leaf = {key: leaf}

@@ -129,7 +129,9 @@ class Corpus:
             DataError: fewer than two documents.
         """
         if not 0 < share < 1:
-            raise ConfigError(f"must lie between 0 and 1, not {share}", where="share", fix="0.01 holds out one in a hundred.")
+            raise ConfigError(
+                f"must lie between 0 and 1, not {share}", where="held_out", fix="0.01 holds out one in a hundred."
+            )
         if len(self) < 2:
             what = f"{len(self)} documents cannot be split into some to train on and some to hold out"
             fix = "Give more documents; in a .txt file a blank line ends one (see the boundary setting)."

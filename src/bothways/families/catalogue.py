@@ -78,5 +78,5 @@ def preset(name: str) -> ModelConfig:
 
         near = difflib.get_close_matches(name, PRESETS, n=1)
         fix = f"Did you mean {near[0]!r}?" if near else None
-        raise ConfigError(f"there is no preset {name!r}: it must be one of {', '.join(PRESETS)}", where="preset", fix=fix)
+        raise ConfigError(f"there is no preset {name!r}: it must be one of {', '.join(PRESETS)}", where="model", fix=fix)
     return PRESETS[name]()

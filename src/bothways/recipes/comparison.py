@@ -10,7 +10,7 @@ Sources: Dror et al., The hitchhiker's guide to testing statistical significance
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import DataError
 from bothways.recipes.finetuned import Opened, open_task
-from bothways.tasks.definition import fingerprint
+from bothways.tasks.definition import Reading, fingerprint
 from bothways.tasks.task import predict
 
 RESAMPLES = 9999
 """Of the permutations, which are all if there are fewer, and of the bootstrap."""
 CHANCE = 0.05
 """The p-value below which a difference is called one."""
+Watch = Callable[[Reading[Any]], Reading[Any]]
 _HELD = 2**24
 """Numbers that a resampling holds at once."""
 
@@ -85,7 +86,15 @@ class Comparison:
 
 
 def compare(
-    a: str, b: str, source: str, columns: Any = None, *, task: str | None = None, device: str = "auto", seed: int = 0
+    a: str,
+    b: str,
+    source: str,
+    columns: Any = None,
+    *,
+    task: str | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    watch: Watch = lambda reading: reading,
 ) -> Comparison:
     """Grade both on the same labelled examples.
 
@@ -95,6 +104,7 @@ def compare(
         columns: those to read, of the type of the task's own; none means as in training.
         task: to compare them in; none means what the first one was trained for.
         seed: of the permutations and the bootstrap.
+        watch: given what each model reads, such as for a progress bar.
 
     Raises:
         DataError: the two read other examples from it, these are fewer than two, or an example has no label.
@@ -103,7 +113,9 @@ def compare(
         BothwaysError: a folder or the data cannot be read.
     """
     task = task or open_task(folders(a)[0], device="cpu").task.definition.name
-    left, right = (_grades((open_task(one, task, device=device) for one in folders(name)), source, columns) for name in (a, b))
+    left, right = (
+        _grades((open_task(one, task, device=device) for one in folders(name)), source, columns, watch) for name in (a, b)
+    )
     if left[0] != right[0]:
         what = f"{a} and {b} read other examples from it"
         raise DataError(what, where=source, fix="Name the columns, so that both read the same texts and labels.")
@@ -151,20 +163,17 @@ def _means(grades: Float[NDArray[np.float64], "runs examples"]) -> tuple[float, 
     return tuple(float(row.mean()) for row in grades)
 
 
-def _grades(models: Iterable[Opened], source: str, columns: Any) -> tuple[str, Float[NDArray[np.float64], "runs examples"]]:
+def _grades(
+    models: Iterable[Opened], source: str, columns: Any, watch: Watch
+) -> tuple[str, Float[NDArray[np.float64], "runs examples"]]:
     """The fingerprint of the examples, and the grades of each model; one model is held at a time."""
     rows, seen = [], ""
     for opened in models:
-        examples = list(opened.read(source, columns, labelled=True).examples)
-        if len(examples) < 2:
-            raise DataError(f"there are too few examples to compare on: {len(examples)}", where=source, fix="Give two or more.")
-        seen = fingerprint(examples)
-        rows.append(_graded(opened, examples))
-    return seen, np.stack(rows)
-
-
-def _graded(opened: Opened, examples: list[Any]) -> Float[NDArray[np.float64], " examples"]:
-    task = opened.task
-    results = list(predict(task, examples))
-    task.score(iter(results))  # refuses an example without its answer
-    return np.array([task.grade(example, prediction) for example, prediction in results], dtype=np.float64)
+        task, reading = opened.task, watch(opened.read(source, columns, labelled=True))
+        results = list(predict(task, reading.examples))
+        if len(results) < 2:
+            raise DataError(f"there are too few examples to compare on: {len(results)}", where=source, fix="Give two or more.")
+        task.score(iter(results))  # refuses an example without its answer
+        seen = fingerprint(example for example, _ in results)
+        rows.append([task.grade(example, prediction) for example, prediction in results])
+    return seen, np.array(rows, dtype=np.float64)

@@ -109,7 +109,7 @@ def pretrain(
             evaluation=scoring,
             peak=peak,
         )
-        return Pretrained(learner, progress, scoring())
+        return Pretrained(learner, progress, scoring() if progress.finished(settings.training.until) else {})
 
 
 def _phases(settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan: Plan, learner: Learning) -> list[run.Phase]:

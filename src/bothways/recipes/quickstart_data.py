@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bothways.core.errors import DataError
+from bothways.core.seeds import rng
 from bothways.data.documents import Document, read_documents
 from bothways.data.installed import installed_documentation
 from bothways.data.sentences import detect_language
@@ -52,13 +53,18 @@ def labelled_examples(
     """The examples to train on, at most so many, and to test on: of the labelled file, or made from the documents set aside.
 
     Raises:
-        DataError: there are fewer than 20 examples.
+        DataError: there are fewer than 20 examples, or the text is Chinese and without labels.
     """
     if file is not None:
-        examples, _ = read_examples(str(file))
+        read, _ = read_examples(str(file))
+        examples = [read[place] for place in rng(0, "labelled examples").permutation(len(read))]  # a file may be sorted
         split = min(most, int(0.7 * len(examples)))
     else:
-        examples = word_order(aside, kept, seed=0, language=detect_language(aside[0].text) if aside else "en")
+        language = detect_language(aside[0].text) if aside else "en"
+        if language == "zh":
+            what = "the task that is made from the text swaps words between blanks, and Chinese has none"
+            raise DataError(what, where="the documents set aside", fix="Give labels of your own: --labels FILE.")
+        examples = word_order(aside, kept, seed=0, language=language)
         split = min(most, len(examples) // 2)
     if len(examples) < 20:
         where = str(file) if file else "the documents set aside"

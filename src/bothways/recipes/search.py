@@ -43,7 +43,11 @@ def parse_grid(text: str) -> Grid:
     if text in GRIDS:
         return GRIDS[text]
     grid = {}
-    for part in shlex.split(text):
+    try:
+        parts = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} has a quote that stays open", where="grid", fix="Close it.") from error
+    for part in parts:
         key, equals, values = part.partition("=")
         items = tuple(value.strip() for value in values.split(",") if value.strip())
         if not key or not equals or not items or key in grid:

@@ -31,7 +31,7 @@ def write_html(report: Report, file: Path) -> None:
     try:
         file.write_text(page, encoding="utf8")
     except OSError as error:
-        raise ResourceError(f"the report cannot be written: {error.strerror}", where=file) from error
+        raise ResourceError(f"cannot be written: {error.strerror}", where=file, fix="Name another file.") from error
 
 
 @functools.cache

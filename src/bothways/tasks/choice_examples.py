@@ -23,7 +23,7 @@ NUMBERED = re.compile(r"(?:ending|choice|option|answer)_?\d+")
 
 _HOW = (
     "Name the columns: task.columns.context=NAME task.columns.endings=NAME,NAME,… (or the name of one list) "
-    "task.columns.label=NAME (in a file without a header by number, from 0)."
+    "task.columns.label=NAME (in predict and evaluate without task.; in a file without a header by number, from 0)."
 )
 
 

@@ -106,7 +106,10 @@ def open_questions(
     return (_question({columns.id: number, **row.values}, columns, labelled, row.where) for number, row in rows), table.share
 
 
-_NAMES = "Name the columns: task.columns.question=NAME task.columns.context=NAME task.columns.answers=NAME."
+_NAMES = (
+    "Name the columns: task.columns.question=NAME task.columns.context=NAME task.columns.answers=NAME "
+    "(in predict and evaluate without task.)."
+)
 
 
 def located(context: str, text: str, start: int) -> int | None:

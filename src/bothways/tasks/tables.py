@@ -224,9 +224,12 @@ def _hub_rows(source: str) -> Iterator[Row]:
             named = {name: _class_name(values[name], names) for name, names in classes.items()}
             named |= {name: _class_names(values[name], names) for name, names in lists.items()}
             yield Row({**values, **named}, f"{source}:row {number}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last for data sets that are programs, which are not run
         what = f"cannot be read: {str(error).splitlines()[0]}"
-        fix = f"Check the name, {HUB}owner/name[:configuration][:split], and the connection."
+        fix = (
+            f"Check the name, {HUB}owner/name[:configuration][:split], and the connection. "
+            "Of a data set that is a program, take a Parquet copy."
+        )
         raise DataError(what, where=source, fix=fix) from error
 
 

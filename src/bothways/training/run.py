@@ -242,7 +242,7 @@ class _Watch:
         best = self._training.keep.best
         if best and best.metric not in self._metrics:
             known = ", ".join(self._metrics)
-            raise ConfigError(f"{best.metric!r} is not evaluated: there are {known}", where="keep.best.metric")
+            raise ConfigError(f"{best.metric!r} is not evaluated: there are {known}", where="training.keep.best.metric")
         self._write(at(progress) | self._metrics)
 
     def _save(self, progress: Progress) -> None:

@@ -70,7 +70,7 @@ def factor(schedule: Schedule, run: Duration) -> Callable[[Progress], float]:
     decay = _amount("decay", schedule.decay, run) if isinstance(schedule, Trapezoid) else 0.0
     if warmup + decay > total:
         parts = f"warm-up ({warmup:g}) and decay ({decay:g})"
-        raise ConfigError(f"{parts} together are longer than the run ({run})", where="schedule")
+        raise ConfigError(f"{parts} together are longer than the run ({run})", where="training.schedule")
 
     def at(progress: Progress) -> float:
         """The multiple of the peak rate before a step."""
@@ -94,16 +94,17 @@ def factor(schedule: Schedule, run: Duration) -> Callable[[Progress], float]:
 
 def _amount(name: str, part: Part, run: Duration) -> float:
     """A part of the run in the run's unit."""
+    where = f"training.schedule.{name}"
     if isinstance(part, float | int):
         if not 0 <= part < 1:
-            raise ConfigError(f"{part:g} is no share of a run: it must be at least 0 and below 1", where=f"schedule.{name}")
+            raise ConfigError(f"{part:g} is no share of a run: it must be at least 0 and below 1", where=where)
         return part * run.count
     if type(part) is not type(run):
         raise ConfigError(
             f"the part is given in {part.kind} ({part}), the run in {run.kind} ({run})",
-            where=f"schedule.{name}",
+            where=where,
             fix=f"Give both in {run.kind}, or the part as a share of the run, such as 0.1.",
         )
     if part.count >= run.count:
-        raise ConfigError(f"{part} is as long as the run ({run}) or longer", where=f"schedule.{name}")
+        raise ConfigError(f"{part} is as long as the run ({run}) or longer", where=where)
     return float(part.count)

@@ -1,0 +1,70 @@
+"""What users get wrong on the command line is one message each, before anything is computed."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from bothways import cli
+from bothways.commands.interrupted import stop_saved
+from bothways.core.errors import BothwaysError, DataError
+from bothways.data.documents import Document
+from bothways.recipes.quickstart_data import labelled_examples
+from bothways.recipes.search import parse_grid
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["bench", "--rounds", "0"], r"rounds: must be at least 1, not 0"),
+        (["convert", "nobody/model", "--out", "x", "--window", "512"], r"nobody/model: no such folder\n.*hf download"),
+        (["evaluate", "model", "data.tsv", "--report", "none/x.html"], r"none/x\.html: the report has no folder to lie in"),
+    ],
+)
+def test_a_mistake_is_one_message(line: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BothwaysError, match=message):
+        cli.app(line, result_action="return_value")
+
+
+def test_a_quote_that_stays_open_is_named() -> None:
+    with pytest.raises(BothwaysError, match=r"grid: \"training.until='2 epochs\" has a quote that stays open"):
+        parse_grid("training.until='2 epochs")
+
+
+def test_a_gpu_without_memory_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cli, "app", full)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("error: the GPU has no memory left for this\n  In training, halve microbatch_tokens")
+
+
+def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    monkeypatch.setattr(sys, "argv", ["bothways", "finetune", "m", "d.tsv", "fresh=[pooler]"])
+    with pytest.raises(KeyboardInterrupt):
+        stop_saved(console)
+    assert "fresh=[pooler]" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_sorted_file_gives_both_labels_to_train_and_to_test(tmp_path: Path) -> None:
+    rows = [f"word {number}\t{'a' if number < 50 else 'b'}" for number in range(100)]
+    (tmp_path / "sorted.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    for part in labelled_examples([], [], tmp_path / "sorted.tsv", 70):
+        assert {example.label for example in part} == {"a", "b"}
+
+
+def test_chinese_text_asks_for_labels() -> None:
+    document = Document("今天天气很好，我们去公园散步。", "a.txt")
+    with pytest.raises(DataError, match=r"swaps words between blanks, and Chinese has none\n.*--labels FILE"):
+        labelled_examples([document] * 30, [document] * 30, None, 60)
