@@ -7,13 +7,16 @@ begins anew.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from bothways.core.shares import OnShare
 from bothways.recipes.features import FeatureConfig, FeatureData, fit_features, prepare_features
 from bothways.recipes.reproduce.experiment import Frozen
 from bothways.recipes.reproduce.runner import Outcome, Result, identity, read_result, write_result
+from bothways.recipes.stages import stages
 
 
 def run_frozen(experiment: Frozen, out: Path, *, device: str, console: Console) -> Outcome:
@@ -24,14 +27,16 @@ def run_frozen(experiment: Frozen, out: Path, *, device: str, console: Console) 
     """
     data: FeatureData | None = None
     results = []
-    for number, settings in enumerate(restarts(experiment), 1):
-        found = finished(experiment, settings, out)
-        said = f"{experiment.name}, run {number} of {experiment.seeds}"
-        console.print(said if found is None else f"{said}: done before", highlight=False, soft_wrap=True)
-        if found is None:
-            data = data or prepare_features(settings, features_folder(experiment, out), [settings.layers], device=device)
-            found = _fit(data, settings, _folder(experiment, settings, out), device)
-        results.append(found)
+    with stages(console) as on_stage:
+        for number, settings in enumerate(restarts(experiment), 1):
+            found = finished(experiment, settings, out)
+            said = f"{experiment.name}, run {number} of {experiment.seeds}"
+            console.print(said if found is None else f"{said}: done before", highlight=False, soft_wrap=True)
+            if found is None:
+                place, on_share = features_folder(experiment, out), partial(on_stage, "computing features")
+                data = data or prepare_features(settings, place, [settings.layers], device=device, on_share=on_share)
+                found = _fit(data, settings, _folder(experiment, settings, out), device, partial(on_stage, f"training, {said}"))
+            results.append(found)
     return Outcome(experiment, tuple(results), tuple(results))
 
 
@@ -58,8 +63,8 @@ def _sources(settings: FeatureConfig) -> dict[str, str]:
     return {"train": settings.train, "dev": settings.dev}
 
 
-def _fit(data: FeatureData, settings: FeatureConfig, folder: Path, device: str) -> Result:
-    done = fit_features(data, settings, device=device)
+def _fit(data: FeatureData, settings: FeatureConfig, folder: Path, device: str, on_share: OnShare) -> Result:
+    done = fit_features(data, settings, device=device, on_step=lambda at: on_share(at.share(settings.training.until)))
     folder.mkdir(parents=True, exist_ok=True)
     metrics = dict(done.metrics)
     result = Result(
