@@ -7,6 +7,7 @@ over gloo and never waits for a GPU. Gradients travel over NCCL where there is o
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -103,6 +104,15 @@ def connected(plan: Plan, device: torch.device) -> Iterator[None]:
             assert_never(plan)
 
 
+def _leaving_buffers() -> dict[str, Any]:
+    """That no step sends the buffers of rank 0 to all, by the name that torch has for it since 2.13, or before.
+
+    No training changes a buffer, and mixout has one for each matrix.
+    """
+    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+
+
 def replicate(learner: Learner, plan: Plan) -> nn.Module:
     """The learner as the loop calls it: its gradients become the mean over ranks, its weights start as those of rank 0.
 
@@ -116,7 +126,7 @@ def replicate(learner: Learner, plan: Plan) -> nn.Module:
                 learner,
                 gradient_as_bucket_view=True,
                 find_unused_parameters=learner.partial,
-                broadcast_buffers=False,  # no training changes one, and mixout has one for each matrix
+                **_leaving_buffers(),
             )
         case _:
             assert_never(plan)
