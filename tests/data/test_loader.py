@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
 import random
 import signal
 import threading
@@ -340,20 +339,23 @@ def test_an_error_of_the_reader_ends_the_thread(error):
 
 
 def test_an_interrupt_while_waiting_ends_the_thread():
-    interrupted = threading.Event()
+    handled = threading.Event()
 
     def items():
-        interrupted.wait(30)
+        handled.wait(30)
         yield 0
 
-    def interrupt():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.2)
-        interrupted.set()
+    def handle(*_):
+        handled.set()
+        raise KeyboardInterrupt
 
-    threading.Timer(0.1, interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        next(prefetch(items(), 2))
+    usual = signal.signal(signal.SIGINT, handle)
+    try:
+        threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(prefetch(items(), 2))
+    finally:
+        signal.signal(signal.SIGINT, usual)
     assert not prefetchers()
 
 
