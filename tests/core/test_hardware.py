@@ -143,7 +143,7 @@ def test_what_was_freed_and_kept_is_given_back_before(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
     memory_available(CUDA)
-    monkeypatch.setattr(hardware, "_give_back", lambda: given.append("cpu"))
+    monkeypatch.setattr(hardware, "give_back", lambda device: given.append(device.type))
     memory_available(CPU)
     assert given == ["cuda", "cpu"]
 

@@ -129,11 +129,10 @@ def memory_available(device: torch.device) -> int | None:
 
     What it has freed and kept is given back before, as after `keep_freed_memory`.
     """
+    give_back(device)
     if device.type == "cuda":
-        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    _give_back()
     said = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in _lines("/proc/meminfo"))}
     if "MemAvailable" not in said:
         return None
@@ -146,8 +145,11 @@ def memory_available(device: torch.device) -> int | None:
     return free
 
 
-def _give_back() -> None:
-    """Freed memory to the system, where the allocator is glibc's."""
+def give_back(device: torch.device) -> None:
+    """Give the memory that this process has freed and kept back to the device; on a CPU where the allocator is glibc's."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, TypeError, AttributeError):

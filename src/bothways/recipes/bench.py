@@ -27,7 +27,7 @@ import torch
 
 from bothways.core.batch import Batch, LabelTargets, pack
 from bothways.core.errors import ResourceError
-from bothways.core.hardware import Precision, describe, gemm_rate, has_bf16, memory_available, wait
+from bothways.core.hardware import Precision, describe, gemm_rate, give_back, has_bf16, wait
 from bothways.core.learner import Cursor
 from bothways.core.sequence import Sequence
 from bothways.data.loader import Step
@@ -261,7 +261,7 @@ def measure(work: Workload, rounds: int, device: torch.device) -> list[Row]:
     except torch.OutOfMemoryError as error:
         what = f"{describe(device)} has not the memory for {work.rows} × {work.length} tokens of {work.name}"
         raise ResourceError(what, fix="Choose a smaller one: bothways bench small.") from error
-    memory_available(device)  # gives back what the race held, for the processes below
+    give_back(device)  # for the processes below
     median = {(t.contender, t.precision): t.median for t in timings}
     return [
         Row(
