@@ -99,5 +99,5 @@ class Int8Linear(Prepared):
         products: Tensor = torch.ops.onednn.qlinear_pointwise(
             codes, 1.0, ZERO, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        result = products[: len(x)].mul_(scales)
-        return result if self.bias is None else result.add_(self.bias)
+        result = products[: len(x)]
+        return result.mul_(scales) if self.bias is None else torch.addcmul(self.bias, result, scales, out=result)

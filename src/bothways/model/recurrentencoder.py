@@ -98,7 +98,7 @@ class RecurrentEncoder(nn.Module):
         again = self.recompute and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             if again and layer < len(self.blocks) - 1:
-                ahead, back = checkpoint(block, ahead, back, use_reentrant=False)
+                ahead, back = _computed_again(block, ahead, back)
             else:
                 ahead, back = block(ahead, back)
             if keep_layers:
@@ -118,6 +118,18 @@ def _in_its_own_precision(x: Tensor) -> AbstractContextManager[object]:
 def _lstm(config: RecurrentConfig) -> nn.LSTM:
     projected = config.projection if config.cells > config.projection else 0
     return nn.LSTM(config.projection, config.cells, proj_size=projected)
+
+
+def _computed_again(block: nn.Module, ahead: PackedSequence, back: PackedSequence) -> tuple[PackedSequence, PackedSequence]:
+    """Both directions after a block, which is computed once more in the backward pass."""
+
+    def compute(x: Tensor, y: Tensor) -> tuple[PackedSequence, PackedSequence]:  # torch 2.11 takes tensors alone here
+        result: tuple[PackedSequence, PackedSequence]
+        result = block(PackedSequence(x, ahead.batch_sizes), PackedSequence(y, back.batch_sizes))
+        return result
+
+    found: tuple[PackedSequence, PackedSequence] = checkpoint(compute, ahead.data, back.data, use_reentrant=False)
+    return found
 
 
 def _joined(ahead: PackedSequence, back: PackedSequence, steps: tuple[Order, Order]) -> Float[Tensor, "tokens width"]:

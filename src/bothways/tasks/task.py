@@ -195,7 +195,7 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
         yield from predict_encoded(task, window, inputs, pace)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def predict_encoded(
     task: Task[E, P],
     examples: Many[E],
