@@ -88,6 +88,11 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number, whole, t
     assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
 
 
+def test_what_the_last_steps_came_to_is_recorded_when_a_run_is_stopped(tmp_path):
+    assert session(tmp_path, 6).steps == 7  # reports are due at even steps
+    assert [line["step"] for line in metric_lines(tmp_path) if "learning_rate" in line][-2:] == [6, 7]
+
+
 def test_a_finished_run_is_left_as_it_is(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     written = (folder / "metrics.jsonl").read_bytes()

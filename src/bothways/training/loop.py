@@ -21,7 +21,7 @@ from bothways.core.errors import BothwaysError
 from bothways.core.hardware import Precision, keep_freed_memory, resolve_precision
 from bothways.core.learner import Learner, Step
 from bothways.core.loss import Loss
-from bothways.training.meter import Meter, Scores
+from bothways.training.meter import Meter, Report, Scores
 from bothways.training.optim import FusedAdamW, set_rate, update
 from bothways.training.parallel import Plan, exchanging, is_main, replicate, total
 from bothways.training.state import Duration, Progress
@@ -39,6 +39,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     until: Duration,
     progress: Progress,
     on_step: Callable[[Progress, Meter], bool],
+    on_rest: Callable[[Report], object] = lambda report: None,
     precision: Precision = "auto",
     clip_norm: float | None = 1.0,
 ) -> Progress:
@@ -51,6 +52,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         progress: where the run stands; at its beginning, `Progress()`.
         on_step: called after each step; true asks all ranks to stop before the next one. What the meter reads is reduced over
             ranks, so all ranks read at the same steps.
+        on_rest: told at the end what the last steps came to, if `on_step` has not read it.
         clip_norm: the highest global gradient norm; none for no clipping.
 
     Returns:
@@ -83,7 +85,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         meter.close(progress, norm, rate)
         stop = on_step(progress, meter)
     if meter.pending:
-        meter.read()
+        on_rest(meter.read())
     return progress
 
 

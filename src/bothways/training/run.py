@@ -16,7 +16,7 @@ from bothways.core.ranges import check_least
 from bothways.training.checkpoint import Keep, latest, prune, read, save
 from bothways.training.interrupt import Interruption
 from bothways.training.loop import fit
-from bothways.training.meter import Meter
+from bothways.training.meter import Meter, Report
 from bothways.training.optim import FusedAdamW, Optimiser, Rules, alike, build
 from bothways.training.parallel import Plan, is_main
 from bothways.training.patience import Evaluation, Metrics, Waiting
@@ -122,7 +122,8 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             """Train to the end of a phase."""
             return fit(
                 learner, phase.steps(progress.cursor), optimiser, schedule, plan, until=phase.until, progress=progress,
-                on_step=on_step, precision=training.precision, clip_norm=training.clip_norm,
+                on_step=on_step, on_rest=lambda report: watch.report(report, speed),
+                precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip
 
         progress = _one_by_one(phases, progress, waiting, fit_to)
@@ -222,11 +223,15 @@ class _Watch:
         evaluating = self._evaluation is not None and due(self._training.evaluate)
         saving = due(self._training.save) or (evaluating and self._training.keep.best is not None)
         if due(self._training.report) or evaluating or saving:
-            self._write(record(meter.read()) | speed.mark(progress))
+            self.report(meter.read(), speed)
         if evaluating:
             self._evaluate(progress)
         if saving:
             self._save(progress)
+
+    def report(self, report: Report, speed: Speed) -> None:
+        """Write what the steps since the last record came to."""
+        self._write(record(report) | speed.mark(report.progress))
 
     def finish(self, progress: Progress) -> None:
         """Do what is still due at the end of the run, or of a session that was interrupted."""
