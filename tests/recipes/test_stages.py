@@ -23,8 +23,9 @@ from bothways.recipes.finetune import FinetuneConfig, finetune
 from bothways.recipes.fitting import start_from
 from bothways.recipes.labelled import Labelled, label, predictions
 from bothways.recipes.method import adam
-from bothways.recipes.stages import OnStage, followed, part_of, stages
+from bothways.recipes.stages import OnStage, followed, followed_reading, part_of, stages
 from bothways.tasks.classify import Classification
+from bothways.tasks.definition import Reading
 from bothways.tasks.task import Pace
 from bothways.training.state import Steps
 
@@ -96,6 +97,19 @@ def test_examples_encoded_in_parts_are_as_those_encoded_together(data: Labelled,
         assert len(mine) == len(whole)
         assert all(np.array_equal(a.sequences[0].ids, b.sequences[0].ids) for a, b in zip(mine, whole, strict=True))
     assert told == [*(("tokenizing", at / 130) for at in range(0, 130, 7)), ("checking the data", None)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_reading_is_told_as_it_is_read(known: bool) -> None:
+    told, read = list[tuple[str, float | None]](), [0]
+
+    def examples() -> Iterator[int]:
+        for read[0] in range(1, 6):
+            yield read[0]
+
+    reading = Reading(Classification(), examples(), (lambda: read[0] / 5) if known else None)
+    assert list(followed_reading(reading, "reading", lambda *now: told.append(now), 2).examples) == [1, 2, 3, 4, 5]
+    assert told == [("reading", share if known else None) for share in (0.2, 0.6, 1.0)]
 
 
 def test_a_run_tells_all_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from bothways.recipes.computing import compute_as
 from bothways.recipes.labelled import Labelled, check_metric, examine
 from bothways.recipes.method import Method
 from bothways.recipes.stability import steady
-from bothways.recipes.stages import OnStage, followed, unseen
+from bothways.recipes.stages import OnStage, followed, followed_reading, unseen
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.definition import Direction, Reading, fingerprint
 from bothways.tasks.preflight import Finding, Load, check_machine, check_model, forecast, settle
@@ -123,11 +123,7 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device, on_sta
 def _read(source: str, definition: Trainable, on_stage: OnStage) -> tuple[list[Any], Trainable]:
     asked: Any = definition.columns
     reading: Reading[Any] = definition.read(source, asked)
-    examples = []
-    for number, example in enumerate(reading.examples):
-        if number % TOLD == 0:
-            on_stage(f"reading {source}", reading.share() if reading.share else None)
-        examples.append(example)
+    examples = list(followed_reading(reading, f"reading {source}", on_stage, TOLD).examples)
     return examples, reading.definition  # type: ignore[return-value]
 
 

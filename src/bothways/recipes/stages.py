@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bothways.core.shares import OnShare
+from bothways.tasks.definition import Reading
 
 T = TypeVar("T")
 
@@ -56,3 +58,15 @@ def followed(items: Many[T], on_share: OnShare, every: int = 1) -> Iterator[T]:
         if number % every == 0:
             on_share(number / len(items))
         yield item
+
+
+def followed_reading(reading: Reading[Any], stage: str, on_stage: OnStage, every: int = 64) -> Reading[Any]:
+    """The same reading; for every so many examples, how much of it is done is told."""
+
+    def examples() -> Iterator[Any]:
+        for number, example in enumerate(reading.examples):
+            if number % every == 0:
+                on_stage(stage, None if reading.share is None else reading.share())
+            yield example
+
+    return dataclasses.replace(reading, examples=examples())

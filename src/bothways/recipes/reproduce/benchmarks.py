@@ -18,6 +18,7 @@ from bothways.recipes.reproduce.frozen_cost import estimate_frozen
 from bothways.recipes.reproduce.leaderboard import write_submission
 from bothways.recipes.reproduce.outcome import report_of, write_results
 from bothways.recipes.reproduce.runner import Outcome, run
+from bothways.recipes.stages import OnStage, stages
 from bothways.report.html import write_html
 from bothways.report.sections import Report
 from bothways.report.terminal import render
@@ -70,7 +71,8 @@ def reproduce(
             case _:
                 assert_never(entry)
         write_results(request, planned, outcomes)
-    files = _finish(benchmark, request, outcomes, device)
+    with stages(console) as on_stage:
+        files = _finish(benchmark, request, outcomes, device, on_stage)
     report = report_of(request, planned, outcomes, device=device)
     write_html(report, request.out / "report.html")
     return Reproduced(report, tuple(files))
@@ -110,13 +112,13 @@ def plan_of(benchmark: Benchmark, request: Request) -> Plan:
             assert_never(benchmark)
 
 
-def _finish(benchmark: Benchmark, request: Request, outcomes: list[Outcome], device: str) -> list[Path]:
+def _finish(benchmark: Benchmark, request: Request, outcomes: list[Outcome], device: str, on_stage: OnStage) -> list[Path]:
     """What is handed in elsewhere."""
     match benchmark:
         case "glue":
-            return write_submission(request, outcomes, device=device)
+            return write_submission(request, outcomes, device=device, on_stage=on_stage)
         case "squad":
-            return squad.write_predictions(request, outcomes, device=device)
+            return squad.write_predictions(request, outcomes, device=device, on_stage=on_stage)
         case "swag" | "ner":
             return []
         case _:

@@ -16,6 +16,7 @@ from bothways.recipes.finetuned import open_task
 from bothways.recipes.reproduce.experiment import Request
 from bothways.recipes.reproduce.glue import TASKS_OF_GLUE, GlueTask, source_of, write_split
 from bothways.recipes.reproduce.runner import Outcome
+from bothways.recipes.stages import OnStage, followed_reading, unseen
 from bothways.tasks.tables import open_table
 
 MAJORITY = "0"
@@ -24,7 +25,7 @@ LOWEST, HIGHEST = 0.0, 5.0
 """The scores of STS-B."""
 
 
-def write_submission(request: Request, outcomes: Iterable[Outcome], *, device: str) -> list[Path]:
+def write_submission(request: Request, outcomes: Iterable[Outcome], *, device: str, on_stage: OnStage = unseen) -> list[Path]:
     """The files for every task that was run and has its test data, and WNLI's, in `out/submission`."""
     best = {outcome.experiment.name: outcome.best.folder for outcome in outcomes}
     folder, files = request.out / "submission", []
@@ -33,7 +34,7 @@ def write_submission(request: Request, outcomes: Iterable[Outcome], *, device: s
             if source_of(task, split, request.data) is None or (task.name != "WNLI" and task.name not in best):
                 continue
             test, _ = write_split(task, split, request)
-            given = _majority(test) if task.name == "WNLI" else _predicted(task, test, best[task.name], device)
+            given = _majority(test) if task.name == "WNLI" else _predicted(task, test, best[task.name], device, on_stage)
             folder.mkdir(parents=True, exist_ok=True)
             replace_file(folder / f"{name}.tsv", lambda file, given=given: write_predictions(given, file))
             files.append(folder / f"{name}.tsv")
@@ -51,9 +52,10 @@ def _majority(test: Path) -> Iterator[str]:
     return (MAJORITY for _ in open_table(str(test)).rows)
 
 
-def _predicted(task: GlueTask, test: Path, folder: Path, device: str) -> Iterator[str]:
+def _predicted(task: GlueTask, test: Path, folder: Path, device: str, on_stage: OnStage) -> Iterator[str]:
     opened = open_task(str(folder), device=device)
-    for _, prediction in opened.predict(opened.read(str(test), labelled=False)):
+    reading = opened.read(str(test), labelled=False)
+    for _, prediction in opened.predict(followed_reading(reading, f"predicting {task.name}'s test set", on_stage)):
         yield prediction.label if task.labels else clipped(prediction)
 
 

@@ -27,6 +27,7 @@ from bothways.recipes.reproduce.experiment import (
     write_rows,
 )
 from bothways.recipes.reproduce.runner import Outcome
+from bothways.recipes.stages import OnStage, followed_reading, unseen
 from bothways.tasks.answer import Answering
 from bothways.tasks.squad import Question
 
@@ -73,12 +74,12 @@ def _row(question: Question) -> dict[str, Any]:
     return {"id": question.id, "question": question.question, "context": question.context, "answers": answers}
 
 
-def write_predictions(request: Request, outcomes: Iterable[Outcome], *, device: str) -> list[Path]:
+def write_predictions(request: Request, outcomes: Iterable[Outcome], *, device: str, on_stage: OnStage = unseen) -> list[Path]:
     """The best run's answers on dev, {id: text}, and the odds of no answer, {id: score}, for each version that was run."""
     files = []
     for outcome in outcomes:
         name, best = outcome.experiment.name, outcome.best.folder
-        found = list(_predictions(best, find(request, f"dev-{name}.json") or "", device))
+        found = list(_predictions(best, find(request, f"dev-{name}.json") or "", device, on_stage))
         for what, values in (
             ("predictions", {id: text for id, text, _ in found}),
             ("null_odds", {id: x for id, _, x in found}),
@@ -90,7 +91,8 @@ def write_predictions(request: Request, outcomes: Iterable[Outcome], *, device: 
     return files
 
 
-def _predictions(folder: Path, dev: str, device: str) -> Iterator[tuple[str, str, float]]:
+def _predictions(folder: Path, dev: str, device: str, on_stage: OnStage) -> Iterator[tuple[str, str, float]]:
     opened = open_task(str(folder), device=device)
-    for _, prediction in opened.predict(opened.read(dev, labelled=False)):
+    reading = opened.read(dev, labelled=False)
+    for _, prediction in opened.predict(followed_reading(reading, "predicting dev for the official scorer", on_stage)):
         yield prediction.id, prediction.text, prediction.null_difference
