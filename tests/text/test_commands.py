@@ -7,8 +7,10 @@ import io
 import json
 import sys
 
+import pyarrow
 import pytest
 import transformers
+from pyarrow import parquet
 from toy_text import pseudo_text, write_vocabulary
 
 from bothways.cli import app
@@ -72,6 +74,23 @@ def test_train_leaves_nothing_when_it_fails(tmp_path, text, options, kind):
     with pytest.raises(kind):
         run("train", text, "--out", tmp_path / "out", *options)
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_an_input_that_cannot_be_read_is_named_and_not_the_output(tmp_path, monkeypatch, text):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    source, vocabulary = tmp_path / "page.parquet", write_vocabulary(tmp_path / "vocabulary")
+    parquet.write_table(pyarrow.table({"text": ["One."] * 99}), source, compression="none", use_dictionary=False)
+    source.write_bytes(source.read_bytes().replace(b"One.", b"\xff\xff\xff\xff"))
+    with pytest.raises(DataError, match=r"page\.parquet: is not a whole Parquet file"):
+        run("train", source, "--out", tmp_path / "out")
+    for place in ("bothways.data.streams._check_head", "pathlib.Path.is_file"):
+        monkeypatch.setattr(place, fail)
+        with pytest.raises(ResourceError, match=r"text\.txt: cannot be read: Input/output error"):
+            run("encode", text, "--tokenizer", vocabulary, "--out", tmp_path / "out")
+    with pytest.raises(ResourceError, match=r"text\.txt: cannot be read: Input/output error"):
+        run("train", text, "--out", tmp_path / "out")
 
 
 def test_train_refuses_options_of_another_kind(tmp_path, text):

@@ -229,10 +229,12 @@ def _empty_folder(out: Path) -> Iterator[Path]:
 
 def _file_lines(inputs: list[str], progress: Progress) -> Iterator[str]:
     from bothways.core.errors import DataError
-    from bothways.data.streams import BytesRead, read_lines
+    from bothways.data.streams import BytesRead, read_lines, readable
 
     for name in inputs:
-        if not Path(name).is_file():
+        with readable(name):
+            found = Path(name).is_file()
+        if not found:
             raise DataError("no such file", where=name, fix="Check the name.")
     bytes_read = BytesRead()
     task = progress.add_task("encoding", total=sum(Path(name).stat().st_size for name in inputs))

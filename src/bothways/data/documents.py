@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import DataError
 from bothways.data.readers import Boundary, Document, parse_hub_name, read_hub, read_json_lines, read_parquet, read_text
-from bothways.data.streams import COMPRESSED, BytesRead
+from bothways.data.streams import COMPRESSED, BytesRead, readable
 
 __all__ = ["Boundary", "Document", "DocumentReader", "Origin", "read_documents"]
 
@@ -97,9 +97,12 @@ def read_documents(inputs: Sequence[str], *, column: str = "text", boundary: Bou
     Raises:
         DataError: no such file, a glob or folder without a file to read, an unknown kind, an empty file; while reading: a
             damaged, binary or wrongly encoded file, bad JSON, a wrong column, with file and line.
-        ResourceError: a file that may not be read.
+        ResourceError: a file or folder that cannot be read.
     """
-    found = dict.fromkeys(item for name in inputs for item in _resolve(name))
+    found = dict[_Input, None]()
+    for name in inputs:
+        with readable(name):
+            found |= dict.fromkeys(_resolve(name))
     return DocumentReader(list(found), column, boundary)
 
 

@@ -167,13 +167,14 @@ def read_parquet(path: Path, column: str, bytes_read: BytesRead) -> Iterator[Doc
     """Documents of a Parquet file, row group by row group; null counts as empty.
 
     Raises:
-        DataError: not a Parquet file, no such column, or it does not hold text.
+        DataError: not a Parquet file, a damaged one, no such column, or it does not hold text.
+        ResourceError: see `open_bytes`.
     """
     import pyarrow
     from pyarrow import parquet
 
-    with open_bytes(path, bytes_read) as stream:
-        try:
+    try:
+        with open_bytes(path, bytes_read) as stream:
             file = parquet.ParquetFile(stream)
             check_column(column, file.schema_arrow.names, path)
             row = 0
@@ -182,9 +183,9 @@ def read_parquet(path: Path, column: str, bytes_read: BytesRead) -> Iterator[Doc
                     row += 1
                     where = f"{path}:row {row}"
                     yield Document(_text_of({column: value}, column, where), where)
-        except pyarrow.ArrowInvalid as error:
-            what = f"is not a whole Parquet file ({str(error).splitlines()[0]})"
-            raise DataError(what, where=path, fix="Fetch or write it again.") from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # of the latter two, a damaged page's
+        what = f"is not a whole Parquet file ({str(error).splitlines()[0]})"
+        raise DataError(what, where=path, fix="Fetch or write it again.") from error
 
 
 def read_hub(name: str, column: str) -> Iterator[Document]:

@@ -102,18 +102,31 @@ def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
 
 
 @contextmanager
+def readable(place: Path | str) -> Iterator[None]:
+    """What the operating system refuses inside is a ResourceError at `place`: no permission, a failing disk.
+
+    Errors without a number of its own are those of decompressors, and stay as they are.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise ResourceError("may not be read by this user", where=place, fix="Give read permission.") from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        what = f"cannot be read: {error.strerror}"
+        raise ResourceError(what, where=place, fix="Check the name, and the disk that it lies on.") from error
+
+
+@contextmanager
 def open_bytes(path: Path, bytes_read: BytesRead | None = None) -> Iterator[io.BufferedReader]:
     """The bytes of a file, decompressed where its suffix says so; `bytes_read` counts along.
 
     Raises:
-        ResourceError: the file may not be read.
+        ResourceError: the file cannot be opened or read.
     """
-    try:
-        raw = path.open("rb")
-    except PermissionError as error:
-        raise ResourceError("may not be read by this user", where=path, fix="Give read permission.") from error
     bytes_read = bytes_read or BytesRead()
-    with raw:
+    with readable(path), path.open("rb") as raw:
         bytes_read.current = raw
         try:
             yield _decompressed(raw, path.suffix)
@@ -136,7 +149,7 @@ def read_lines(path: Path, bytes_read: BytesRead | None = None) -> Iterator[tupl
 
     Raises:
         DataError: binary, another encoding, a byte that is not UTF-8, a damaged compressed file.
-        ResourceError: the file may not be read.
+        ResourceError: see `open_bytes`.
     """
     number = 0
     with open_bytes(path, bytes_read) as stream:
