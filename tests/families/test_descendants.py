@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from family_peers import (
     answers,
     assert_alone_as_in_a_batch,
     assert_class_equals,
     assert_drops_alike,
     assert_folder_comes_back,
+    assert_near,
+    outputs,
     peer,
 )
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
+from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
 from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
 from bothways.families.family import Architecture, Family
@@ -101,6 +106,35 @@ def test_dropout_acts_where_theirs_does(family: Family, architecture: Architectu
     theirs = peer(family, architecture, 3, dropout=0.3)
     batch, given = copies(theirs, COPIES)
     assert_drops_alike(theirs, batch, lambda model: given(model, architecture), COPIES, tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.model_type for family in FAMILIES])
+def test_the_other_names_of_a_setting_are_those_of_transformers(family: Family) -> None:
+    assert family.translation.aliases == transformers.CONFIG_MAPPING[family.model_type].attribute_map
+
+
+@pytest.mark.parametrize("model_type", ["distilbert", "gpt2", "openai-gpt"])
+def test_settings_are_read_under_their_other_names(model_type: str, tmp_path: Path) -> None:
+    family = next(family for family in FAMILIES if family.model_type == model_type)
+    architecture = next(known for known in family.architectures if known.bare)
+    peer(family, architecture, 4).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {alias: settings[name] for alias, name in family.translation.aliases.items()}))
+    both = load_model(tmp_path).model.config
+    names = {name: alias for alias, name in family.translation.aliases.items()}
+    file.write_text(json.dumps({names.get(key, key): value for key, value in settings.items()}))
+    theirs = getattr(transformers, architecture.name).from_pretrained(tmp_path).eval()
+    mine = load_model(tmp_path).model
+    assert mine.config == both
+    batch, given = inputs(theirs, 4)
+    with torch.no_grad():
+        for found, wanted in zip(outputs(mine, batch), given(theirs, architecture), strict=True):
+            assert_near(found, wanted)
+    name, alias = next(iter(names.items()))
+    file.write_text(json.dumps(settings | {alias: settings[name] + 1}))
+    with pytest.raises(FolderError, match=f"{name} is {settings[name]}, and {alias}, which is another name of it"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize(

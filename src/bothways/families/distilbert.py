@@ -70,6 +70,7 @@ DISTILBERT = Family(
         },
         activation="activation",
         fixed={},
+        aliases={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
         read_more=_read_more,
         write_more=lambda config: {"qa_dropout": config.readout.span_dropout},
     ),

@@ -86,6 +86,12 @@ _NUMBERS = {
     "dropout.attention": "attn_pdrop",
     "initial_range": "initializer_range",
 }
+_ALIASES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
 _FIRST_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 """What GPT's code calls gelu is the approximation."""
 _END = 50_256
@@ -112,6 +118,7 @@ GPT = Family(
         activation="afn",
         activations=_FIRST_ACTIVATIONS,
         fixed={},
+        aliases=_ALIASES,
         read_more=_read_more,
         write_more=lambda config: {"embd_pdrop": config.dropout_at("embedding")},
     ),
@@ -128,6 +135,7 @@ GPT2 = Family(
         activation="activation_function",
         activations=_SECOND_ACTIVATIONS,
         fixed=_SCALED,
+        aliases=_ALIASES,
         read_more=_read_more,
         write_more=lambda config: {
             "embd_pdrop": config.dropout_at("embedding"),

@@ -51,6 +51,7 @@ class Translation:
     activations: what they call each; the first name of one is written.
     fixed: settings that must say this, or nothing.
     constant: what is written beside.
+    aliases: other names that transformers takes for theirs.
     read_more: what else their settings say: (configuration so far, settings, their file) → configuration.
     write_more: the same, the other way.
     """
@@ -62,6 +63,7 @@ class Translation:
     activations: Mapping[str, Activation] = field(default_factory=lambda: ACTIVATIONS)
     fixed: Mapping[str, Any] = field(default_factory=lambda: FIXED)
     constant: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     read_more: Callable[[EncoderConfig, Mapping[str, Any], str], EncoderConfig] = lambda config, raw, where: config
     write_more: Callable[[EncoderConfig], dict[str, Any]] = lambda config: {}
 
@@ -71,6 +73,7 @@ class Translation:
         Raises:
             FolderError: a setting that has no counterpart here, or is malformed.
         """
+        raw = self._without_aliases(raw, where)
         for key, value in self.fixed.items():
             read_choice(raw, key, {value: value}, value, where)
         defaults = self.defaults
@@ -88,6 +91,14 @@ class Translation:
             return self.read_more(replace(defaults, **_changes(defaults, numbers), position=position, **common), raw, where)
         except ConfigError as error:
             raise FolderError(f"{error.where}: {error.what}", where=where, fix=error.fix) from error
+
+    def _without_aliases(self, raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """The settings under their first names."""
+        for alias, name in self.aliases.items():
+            if alias in raw and raw.get(name, raw[alias]) != raw[alias]:
+                what = f"{name} is {raw[name]!r:.40}, and {alias}, which is another name of it, {raw[alias]!r:.40}"
+                raise FolderError(what, where=where, fix="Leave out the one that is not the model's.")
+        return {**raw, **{name: raw[alias] for alias, name in self.aliases.items() if alias in raw}}
 
     def write(self, config: EncoderConfig) -> dict[str, Any] | None:
         """Our configuration → their settings; none if the family cannot say it: reading them would give another one."""
