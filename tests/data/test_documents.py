@@ -210,6 +210,8 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
         ("a.pdf", b"x", "a.pdf: is of no known kind (suffix '.pdf')"),
         ("a.parquet.gz", b"x", "a.parquet.gz: is of no known kind"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2: is not JSON: Expecting value at column 10"),
+        ("a.jsonl", b'{"text": "a"}\n{"n": ' + b"1" * 4301 + b"}", "a.jsonl:2: holds a number with too many digits"),
+        ("a.jsonl", b'{"n": ' + b"[" * 200_000, "a.jsonl:1: holds a number with too many digits, or brackets too deep"),
         ("a.jsonl", b'["a"]\n', "a.jsonl:1: holds a JSON list, not an object"),
         ("a.jsonl", b'\n{"body": "a", "id": 3}\n', "a.jsonl:2: has no column 'text'; it has body, id"),
         ("a.jsonl", b'{"text": "a"}\n{}\n', "a.jsonl:2: has no column 'text'; it has none"),

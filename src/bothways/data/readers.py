@@ -156,6 +156,9 @@ def json_object(line: str, where: str, meant: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         what = f"is not JSON: {error.msg} at column {error.colno}"
         raise DataError(what, where=where, fix="Each line of a .jsonl file is one JSON object.") from error
+    except (ValueError, RecursionError) as error:
+        what = "holds a number with too many digits, or brackets too deep in each other"
+        raise DataError(what, where=where, fix="Take it out, or leave the line out.") from error
     if not isinstance(row, dict):
         raise DataError(
             f"holds a JSON {type(row).__name__}, not an object", where=where, fix=f"Each line is an object {meant}."
