@@ -18,11 +18,20 @@ from bothways.recipes.quickstart_data import labelled_examples
 from bothways.recipes.search import parse_grid
 
 
+NO_RUN = "typo: --resume is given, but there is no such folder"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (["bench", "--rounds", "0"], r"rounds: must be at least 1, not 0"),
         (["convert", "nobody/model", "--out", "x", "--window", "512"], r"nobody/model: no such folder\n.*hf download"),
+        (["pretrain", "corpus", "--out", "typo", "--resume"], NO_RUN),
+        (["finetune", "m", "d.tsv", "--out", "typo", "--resume"], NO_RUN),
+        (
+            ["search", "m", "d.tsv", "--dev", "d.tsv", "--grid", "seed=1,2", "--out", "typo", "--resume"],
+            r"typo: --resume is given, but there is no such folder",
+        ),
         (["evaluate", "model", "data.tsv", "--report", "none/x.html"], r"none/x\.html: the report has no folder to lie in"),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.errors import BothwaysError, CheckpointError, ConfigError, DataError
 from bothways.data.corpus import Corpus, build
 from bothways.data.documents import Document
 from bothways.data.packing import Examples
@@ -30,6 +30,8 @@ from bothways.recipes.heldout import HeldOut
 from bothways.recipes.pretrain import pretrain, save_pretrained
 from bothways.recipes.pretrain_setup import begin_from, heads_for, vocabulary_of
 from bothways.recipes.settings import Phase, PretrainConfig, modern, paper
+from bothways.training.checkpoint import Best, Keep
+from bothways.training.folder import run_folder
 from bothways.training.optim import AdamW, BertAdam
 from bothways.training.parallel import plan_here
 from bothways.training.run import Training
@@ -212,6 +214,26 @@ def test_mistakes_are_named(corpus: Corpus, tmp_path: Path) -> None:
     lone = build([Document("The cat sleeps. The dog eats.", "made:0")], corpus.tokenizer, tmp_path / "lone", workers=1)
     with pytest.raises(DataError, match="document"):
         pretrain(settings(corpus), lone, tmp_path / "run")
+
+
+def test_a_metric_that_is_never_evaluated_is_named_before_the_first_step(corpus: Corpus, tmp_path: Path) -> None:
+    config = settings(corpus, 2)
+    keep = Keep(best=Best("held-out/loss", "lowest"))
+    with pytest.raises(ConfigError, match="'held-out/loss' is not evaluated: there are held-out/loss/masked, "):
+        pretrain(
+            dataclasses.replace(config, training=dataclasses.replace(config.training, keep=keep)), corpus, tmp_path / "run"
+        )
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(corpus: Corpus, tmp_path: Path) -> None:
+    with run_folder(tmp_path / "run", resume=False):
+        pass
+    pretrain(settings(corpus, 1), corpus, tmp_path / "run", resume=True)
+    noted = (tmp_path / "run" / "config.toml").read_text()
+    with pytest.raises(CheckpointError, match="of another run"):
+        pretrain(settings(corpus, 2), corpus, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "config.toml").read_text() == noted
 
 
 def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus, tmp_path: Path) -> None:

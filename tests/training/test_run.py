@@ -1,9 +1,11 @@
 """Runs that are killed, stopped and resumed: each must end as if nothing had happened."""
 
 import dataclasses
+import itertools
 import os
 import shutil
 import signal
+import time
 
 import pytest
 import torch
@@ -93,6 +95,19 @@ def test_what_the_last_steps_came_to_is_recorded_when_a_run_is_stopped(tmp_path)
     assert [line["step"] for line in metric_lines(tmp_path) if "learning_rate" in line][-2:] == [6, 7]
 
 
+def unread(folder):
+    """A session whose standard error nobody reads, stopped by Ctrl-C."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 2)
+    session(folder, 6, signal.SIGINT)
+
+
+def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_saves(tmp_path):
+    assert in_a_process(unread, tmp_path) == 0
+    assert read(checkpoints(tmp_path)[-1]).progress.steps == 7
+
+
 def test_a_finished_run_is_left_as_it_is(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     written = (folder / "metrics.jsonl").read_bytes()
@@ -154,6 +169,52 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
     assert evaluated == [1]
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{progress.steps}"]
     assert "x" in metric_lines(tmp_path)[-1]
+
+
+def test_the_time_of_evaluations_is_not_forgotten_in_a_checkpoint(tmp_path):
+    training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=None, save=None, keep=Keep())
+
+    def evaluation(on_share):
+        time.sleep(0.3)
+        return {"x": 1.0}
+
+    train(toy(), [Phase(Steps(2), steps)], training, Single(), tmp_path, config={}, evaluation=evaluation)
+    assert read(checkpoints(tmp_path)[-1]).progress.seconds > 0.3
+
+
+def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_evaluates_then(tmp_path, monkeypatch):
+    """Each look at the clock is a tenth of an hour later."""
+    looks = itertools.count()
+
+    def clock_from(before):
+        start = next(looks)
+        return lambda: before + 360.0 * (next(looks) - start)
+
+    for module in ("run", "loop"):
+        monkeypatch.setattr(f"bothways.training.{module}.clock_from", clock_from)
+    training = dataclasses.replace(TRAINING, until=Hours(0.55), evaluate=None, save=Steps(1), keep=Keep())
+
+    def session():
+        return train(toy(), phases, training, Single(), tmp_path, config={}, evaluation=lambda on_share: {"x": 1.0})
+
+    phases = [Phase(training.until, steps)]
+    done = session()
+    saved = read(checkpoints(tmp_path)[-1])
+    assert saved.metrics == {"x": 1.0}
+    assert saved.progress.finished(training.until)
+    assert session().steps == done.steps
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan")])
+def test_a_highest_norm_that_is_none_is_refused(norm):
+    with pytest.raises(ConfigError, match=r"training.clip_norm: must be greater than 0.*\n.*none"):
+        dataclasses.replace(TRAINING, clip_norm=norm)
+
+
+@pytest.mark.parametrize("last", [0, -1])
+def test_the_newest_checkpoint_always_stays(last):
+    with pytest.raises(ConfigError, match=r"training.keep.last: must be at least 1"):
+        Keep(last)
 
 
 def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):

@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,11 @@ def test_something_is_due_once_for_each_multiple_that_is_reached(every, incremen
         assert passed == any(number % every == 0 for number in range(before.tokens + 1, progress.tokens + 1))
         times += passed
     assert times <= progress.tokens // every
+
+
+def test_parts_of_an_epoch_are_due_where_they_are_no_binary_fractions():
+    places = [Progress(epochs=(step + 1) / 10) for step in range(20)]
+    assert all(now.passed(Epochs(0.1), before) for before, now in pairwise([Progress(), *places]))
 
 
 def test_progress_adds_steps_and_keeps_earlier_phases_epochs():

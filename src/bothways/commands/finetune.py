@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.commands.interrupted import stop_saved
+from bothways.commands.interrupted import check_begun, stop_saved
 from bothways.commands.options import FineTask
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     from bothways.recipes.seeds import finetune_seeds, parse_seeds
     from bothways.recipes.series import Place
 
+    if resume:
+        check_begun(out)
     console = Console(stderr=True)
     columns = {k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None}
     options = {"model": model, "train": train, "dev": dev, "task": {"columns": columns} if columns else None}

@@ -22,6 +22,15 @@ def keeping(out: Path, console: Console, kept: str = "What is done") -> Iterator
         raise
 
 
+def check_begun(out: Path) -> None:
+    """ResourceError: there is no run to go on with, whose folder is perhaps another one."""
+    if not out.exists():
+        from bothways.core.errors import ResourceError
+
+        fix = "Look at --out, or leave --resume out to begin a run."
+        raise ResourceError("--resume is given, but there is no such folder", where=out, fix=fix)
+
+
 def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
     """Say what goes on with a run that ended early with a checkpoint, then raise KeyboardInterrupt."""
     from bothways.training.interrupt import resume_command

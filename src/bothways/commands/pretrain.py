@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bothways.commands.interrupted import stop_saved
+from bothways.commands.interrupted import check_begun, stop_saved
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,6 +64,8 @@ def pretrain(
     from bothways.recipes.pretrain_setup import begin_from, fitted
     from bothways.recipes.settings import RECIPES, PretrainConfig
 
+    if resume:
+        check_begun(out)
     text = Corpus.open(corpus)
     base = RECIPES[recipe](fitted(preset(model), text.tokenizer))
     settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)

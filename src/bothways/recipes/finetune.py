@@ -18,7 +18,6 @@ import torch
 from rich.console import Console
 
 from bothways.core import config as configs
-from bothways.core.files import replace_file
 from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
 from bothways.core.shares import OnShare
 from bothways.data.loader import Share, ahead
@@ -37,7 +36,7 @@ from bothways.tasks.definition import Definition, Metrics
 from bothways.tasks.preflight import Finding, places
 from bothways.tasks.task import Task
 from bothways.training import checkpoint, run
-from bothways.training.folder import run_folder
+from bothways.training.folder import note_settings, run_folder
 from bothways.training.parallel import Plan, connected, is_main, place, plan_here
 from bothways.training.state import Progress
 from bothways.training.trackers import Peak
@@ -90,7 +89,7 @@ def finetune(
         with stages(console) as on_stage:
             prepared = prepare(settings, folder, where, on_stage)
         if is_main(plan):
-            replace_file(folder / "config.toml", lambda file: file.write_text(configs.to_toml(settings), encoding="utf8"))
+            note_settings(folder, configs.to_toml(settings))
             for remark in remarks(prepared):
                 console.print(remark, highlight=False, markup=False, soft_wrap=True)
         done = _train(prepared, folder, plan, where, console)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,14 @@ class HeldOut:
 
     def __call__(self, on_share: OnShare = untold) -> dict[str, float]:
         """Metrics by name; equal on all ranks."""
-        scores = evaluate(self._learner, followed(self._steps, on_share), self._plan, precision=self._precision)
+        return self._metrics(followed(self._steps, on_share))
+
+    def names(self) -> list[str]:
+        """Of the metrics, found by a first step."""
+        return list(self._metrics(self._steps[:1]))
+
+    def _metrics(self, steps: Iterable[Step]) -> dict[str, float]:
+        scores = evaluate(self._learner, steps, self._plan, precision=self._precision)
         loss = float(np.mean([scores.losses[name] for name in self._learner.predicts]))
         perplexity = math.exp(min(loss, 700.0))
         return flat(scores, "held-out/") | {"held-out/perplexity": perplexity} | self._unigram

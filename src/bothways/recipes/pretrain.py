@@ -34,7 +34,7 @@ from bothways.recipes.pretrain_setup import Learning, heads_for, learner_of, loa
 from bothways.recipes.settings import Phase, PretrainConfig
 from bothways.tasks.preflight import Finding
 from bothways.training import run
-from bothways.training.folder import run_folder
+from bothways.training.folder import note_settings, run_folder
 from bothways.training.parallel import Plan, connected, is_main, place, plan_here
 from bothways.training.run import Training
 from bothways.training.state import Progress, part_of
@@ -93,12 +93,14 @@ def pretrain(
     compute_as(learner.model.encoder, settings.training, where)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
     with run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(), connected(plan, where):
-        if is_main(plan) and not resume:
-            (folder / "config.toml").write_text(configs.to_toml(settings), encoding="utf8")
+        if is_main(plan):
+            note_settings(folder, configs.to_toml(settings))
         peak = _peak(settings, where, plan)
         torch.manual_seed(settings.seed + 1 + plan.rank)  # after the peak, which draws the first time in a process
         train_ids, held_out_ids = corpus.split(settings.held_out, settings.seed)
         scoring = HeldOut(settings, corpus, held_out_ids, plan, learner)
+        if settings.training.keep.best:  # before the first step: at the first evaluation it would be late
+            settings.training.keep.check(scoring.names())
         progress = run.train(
             learner,
             _phases(settings, corpus, train_ids, plan, learner),

@@ -25,10 +25,11 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 import bothways
-from bothways.core.errors import CheckpointError, ResourceError
+from bothways.core.errors import CheckpointError, ConfigError, ResourceError
 from bothways.core.files import digest, new_folder, remove
 from bothways.core.hardware import disk_free
 from bothways.core.learner import Learner
+from bothways.core.ranges import check_least
 from bothways.core.seeds import rng
 from bothways.training.optim import FusedAdamW
 from bothways.training.parallel import Plan, gather, is_main
@@ -56,6 +57,15 @@ class Keep:
 
     last: int = 2
     best: Best | None = None
+
+    def __post_init__(self) -> None:
+        check_least(1, "training.keep", last=self.last)
+
+    def check(self, evaluated: Iterable[str]) -> None:
+        """ConfigError: the metric of the best checkpoint is not among those that are evaluated."""
+        if self.best and self.best.metric not in (known := list(evaluated)):
+            what = f"{self.best.metric!r} is not evaluated: there are {', '.join(known)}"
+            raise ConfigError(what, where="training.keep.best.metric")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bothways.core.claim import claim, refusals
 from bothways.core.errors import ResourceError
-from bothways.core.files import HIDDEN
+from bothways.core.files import HIDDEN, replace_file
 from bothways.training.checkpoint import latest
 
 MARK = ".run"
@@ -44,3 +44,13 @@ def _check(folder: Path, resume: bool) -> None:
             raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
     elif any(folder.iterdir()):
         raise ResourceError("is not empty, and not the folder of a run", where=folder, fix="Choose another folder.")
+
+
+def note_settings(folder: Path, settings: str) -> None:
+    """Write `config.toml`, unless there are checkpoints, which go on with what it says.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    if latest(folder) is None:
+        replace_file(folder / "config.toml", lambda file: file.write_text(settings, encoding="utf8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -42,7 +43,8 @@ class Interruption:
             raise KeyboardInterrupt
         self.by = self.by or signal.Signals(number)
         # Not through sys.stderr: the signal may have come in the middle of a write to it.
-        os.write(2, f"\n{self.by.name}: the run saves after this step and ends. Ctrl-C ends it at once.\n".encode())
+        with contextlib.suppress(OSError):  # nobody reads it: Ctrl-C has also ended what our output went to
+            os.write(2, f"\n{self.by.name}: the run saves after this step and ends. Ctrl-C ends it at once.\n".encode())
 
 
 def resume_command(arguments: Sequence[str]) -> str:

@@ -64,7 +64,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     """
     keep_freed_memory()
     device, model, meter = _device(learner), replicate(learner, plan), Meter(plan)
-    arithmetic, clock, stop = _arithmetic(precision, device), _clock(progress.seconds), False
+    arithmetic, clock, stop = _arithmetic(precision, device), clock_from(progress.seconds), False
     learner.train()
     for step in steps:
         weights = [learner.weights(batch) for batch in step.microbatches]
@@ -130,7 +130,7 @@ def _device(learner: Learner) -> torch.device:
     return next(learner.parameters()).device
 
 
-def _clock(before: float) -> Callable[[], float]:
+def clock_from(before: float) -> Callable[[], float]:
     """Seconds since now, plus those of earlier sessions."""
     start = time.perf_counter() - before
     return lambda: time.perf_counter() - start

@@ -15,7 +15,7 @@ from bothways.core.learner import Cursor, Learner, Step
 from bothways.core.ranges import check_least
 from bothways.training.checkpoint import Keep, latest, prune, read, save
 from bothways.training.interrupt import Interruption
-from bothways.training.loop import fit
+from bothways.training.loop import clock_from, fit
 from bothways.training.meter import Meter, Report
 from bothways.training.optim import FusedAdamW, Optimiser, Rules, alike, build
 from bothways.training.parallel import Plan, is_main
@@ -57,6 +57,9 @@ class Training:
 
     def __post_init__(self) -> None:
         check_least(1, "training", patience=self.patience)
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            what = f"must be greater than 0, not {self.clip_norm:g}"
+            raise ConfigError(what, where="training.clip_norm", fix="For no clipping, set it to none.")
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
     checkpoints = _Checkpoints(folder, learner, optimiser, plan, config, training.keep)
     progress = checkpoints.restore(waiting)
     with Interruption() as interruption, _trackers(folder, plan, progress) as trackers:
-        watch = _Watch(training, progress, trackers, waiting, evaluation, checkpoints)
+        clock = clock_from(progress.seconds)
+        watch = _Watch(training, progress, trackers, waiting, evaluation, checkpoints, clock)
         speed = Speed(training.until, peak)
         speed.mark(progress)
 
@@ -120,8 +124,9 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
 
         def fit_to(phase: Phase, progress: Progress) -> Progress:
             """Train to the end of a phase."""
+            now = dataclasses.replace(progress, seconds=clock())
             return fit(
-                learner, phase.steps(progress.cursor), optimiser, schedule, plan, until=phase.until, progress=progress,
+                learner, phase.steps(now.cursor), optimiser, schedule, plan, until=phase.until, progress=now,
                 on_step=on_step, on_rest=lambda report: watch.report(report, speed),
                 precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip
@@ -205,11 +210,12 @@ class _Watch:
         waiting: Waiting,
         evaluation: Evaluation | None,
         checkpoints: _Checkpoints,
+        clock: Callable[[], float],
     ) -> None:
         self._training, self._trackers, self._waiting, self._checkpoints = training, trackers, waiting, checkpoints
         self._evaluation = evaluation and waiting.watched(evaluation)
         self._before, self._metrics = progress, dict[str, int | float]()
-        self._evaluated = self._saved = progress.steps
+        self._evaluated, self._saved, self._clock = progress.steps, progress, clock
 
     def step(self, progress: Progress, meter: Meter, speed: Speed) -> None:
         """Do what is due after a step."""
@@ -235,25 +241,25 @@ class _Watch:
 
     def finish(self, progress: Progress) -> None:
         """Do what is still due at the end of the run, or of a session that was interrupted."""
-        if progress.share(self._training.until) >= 1 and self._evaluated < progress.steps:
+        until = self._training.until
+        end = progress.share(until) >= 1
+        evaluating = end and self._evaluation is not None and self._evaluated < progress.steps
+        if evaluating:
             self._evaluate(progress)
-        if self._saved < progress.steps:
+        # The time may have run out after the step that was saved, or in its evaluation.
+        if evaluating or self._saved.steps < progress.steps or (end and self._saved.share(until) < 1):
             self._save(progress)
 
     def _evaluate(self, progress: Progress) -> None:
-        if self._evaluation is None:
-            return
+        assert self._evaluation is not None
         self._metrics, self._evaluated = dict(self._evaluation(self._under_way)), progress.steps
-        best = self._training.keep.best
-        if best and best.metric not in self._metrics:
-            known = ", ".join(self._metrics)
-            raise ConfigError(f"{best.metric!r} is not evaluated: there are {known}", where="training.keep.best.metric")
+        self._training.keep.check(self._metrics)
         self._write(at(progress) | self._metrics)
 
     def _save(self, progress: Progress) -> None:
         metrics = self._metrics if self._evaluated == progress.steps else {}
-        self._checkpoints.save(progress, {**metrics, **self._waiting.state()})
-        self._saved = progress.steps
+        self._saved = progress  # whose time all ranks agree on; that of now is the main one's
+        self._checkpoints.save(dataclasses.replace(progress, seconds=self._clock()), {**metrics, **self._waiting.state()})
 
     def _under_way(self, share: float) -> None:
         for tracker in self._trackers:

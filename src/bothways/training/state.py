@@ -168,7 +168,8 @@ class Progress:
 
     def passed(self, every: Duration, since: Progress) -> bool:
         """Whether a multiple of `every` lies after `since` and not after this."""
-        return math.floor(since.share(every)) < math.floor(self.share(every))
+        before, now = (math.floor(progress.share(every) + 1e-9) for progress in (since, self))  # 0.3 is no multiple of 0.1
+        return before < now
 
     def after(self, step: Step) -> Progress:
         """The progress once the step is done."""

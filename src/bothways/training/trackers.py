@@ -145,6 +145,17 @@ class TensorBoard:
         self._file.close()
 
 
+class _Console(Console):
+    """Standard error, as long as somebody reads it: a run goes on without, where the usual one would end it."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        """Print no more: Ctrl-C, say, has ended the `tee` that the output went through."""
+        self.quiet = True
+
+
 class Terminal:
     """How the run goes, on standard error: a live bar with the last record, or a line now and then where no one watches.
 
@@ -155,7 +166,7 @@ class Terminal:
     """
 
     def __init__(self, name: str, console: Console | None = None, pause: float = 10.0) -> None:
-        self._console, self._name, self._pause = console or Console(stderr=True), name, pause
+        self._console, self._name, self._pause = console or _Console(), name, pause
         columns = TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[line]}")
         self._bar = Bar(*columns, console=self._console, refresh_per_second=2, disable=not self._console.is_terminal)
         self._task = self._bar.add_task(name, total=1.0, line="")
