@@ -65,6 +65,17 @@ def test_text_json_lines_and_wiki_extractor_files_compressed_or_not(tmp_path: Pa
     assert len(read(tmp_path)) == 6
 
 
+def test_wiki_extractors_names_tell_nothing_of_its_format(tmp_path: Path) -> None:
+    rows = b'\n{"id": "1", "title": "Cats", "text": "Cats sleep.\\nThey eat."}\n{"id": "2", "title": "", "text": "Bare."}\n'
+    expected = [Document("Cats sleep.\nThey eat.", ":2"), Document("Bare.", ":3")]
+    for name, content in (("wiki_00", rows), ("wiki_01.gz", gzip.compress(rows))):
+        path = write(tmp_path / name, content)
+        assert read(path) == [Document(document.text, f"{path}{document.where}") for document in expected]
+    assert "wiki_00:2: has no column 'body'; it has id, title, text" in failure(tmp_path / "wiki_00", column="body")
+    assert [document.where[-2:] for document in read(write(tmp_path / "wiki_02", "\n" + TWO))] == [":2", ":5"]
+    assert texts(write(tmp_path / "wiki_03", "\n")) == []
+
+
 def test_frames_of_zstandard_and_members_of_gzip_follow_each_other(tmp_path: Path) -> None:
     for suffix in (".zst", ".gz"):
         halves = [COMPRESS[suffix](part.encode()) for part in ("One.\n\nTw", "o.\n")]

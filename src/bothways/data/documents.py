@@ -1,8 +1,8 @@
 """Files, folders, globs and Hub data sets → one stream of documents.
 
-The kind of a file is read off its suffix: .txt (also .docs, and wiki_00 as wiki-extractor names its files), .jsonl, .parquet;
-text and JSON lines may be compressed (.gz, .xz, .zst, .bz2). The order is that of the inputs, and by name within a folder or
-glob, so the same inputs give the same stream.
+The kind of a file is read off its suffix: .txt (also .docs), .jsonl, .parquet; wiki_00, as wiki-extractor names its files, is
+text or JSON lines. Text and JSON lines may be compressed (.gz, .xz, .zst, .bz2). The order is that of the inputs, and by name
+within a folder or glob, so the same inputs give the same stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from pathlib import Path
 from typing_extensions import assert_never
 
 from bothways.core.errors import DataError
-from bothways.data.readers import Boundary, Document, parse_hub_name, read_hub, read_json_lines, read_parquet, read_text
+from bothways.data.readers import (
+    Boundary,
+    Document,
+    parse_hub_name,
+    read_extracted,
+    read_hub,
+    read_json_lines,
+    read_parquet,
+    read_text,
+)
 from bothways.data.streams import COMPRESSED, BytesRead, readable
 
 __all__ = ["Boundary", "Document", "DocumentReader", "Origin", "read_documents"]
@@ -42,6 +51,11 @@ class _Text:
 
 
 @dataclass(frozen=True)
+class _Extracted:
+    path: Path
+
+
+@dataclass(frozen=True)
 class _JsonLines:
     path: Path
 
@@ -56,7 +70,7 @@ class _Hub:
     name: str
 
 
-_Input = _Text | _JsonLines | _Parquet | _Hub
+_Input = _Text | _Extracted | _JsonLines | _Parquet | _Hub
 
 
 class DocumentReader(Iterator[Document]):
@@ -144,8 +158,10 @@ def _file(path: Path) -> _Input:
 
 def _kind(path: Path) -> _Input | None:
     inner = path.with_suffix("") if path.suffix in COMPRESSED else path
-    if inner.suffix in _TEXT or _EXTRACTED.match(inner.name):
+    if inner.suffix in _TEXT:
         return _Text(path)
+    if _EXTRACTED.match(inner.name):
+        return _Extracted(path)
     if inner.suffix == ".jsonl":
         return _JsonLines(path)
     return _Parquet(path) if path.suffix == ".parquet" else None
@@ -153,7 +169,7 @@ def _kind(path: Path) -> _Input | None:
 
 def _origin(item: _Input) -> Origin:
     match item:
-        case _Text(path) | _JsonLines(path) | _Parquet(path):
+        case _Text(path) | _Extracted(path) | _JsonLines(path) | _Parquet(path):
             status = path.stat()
             return Origin(str(path), status.st_size, status.st_mtime_ns)
         case _Hub(name):
@@ -166,6 +182,8 @@ def _read(item: _Input, column: str, boundary: Boundary, bytes_read: BytesRead) 
     match item:
         case _Text(path):
             return read_text(path, boundary, bytes_read)
+        case _Extracted(path):
+            return read_extracted(path, column, boundary, bytes_read)
         case _JsonLines(path):
             return read_json_lines(path, column, bytes_read)
         case _Parquet(path):

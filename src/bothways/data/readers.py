@@ -84,6 +84,18 @@ def read_text(path: Path, boundary: Boundary, bytes_read: BytesRead) -> Iterator
             assert_never(boundary)
 
 
+def read_extracted(path: Path, column: str, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
+    """Documents of a file that is named as wiki-extractor names them: of JSON lines if it begins with `{`, as with --json.
+
+    Raises:
+        DataError, ResourceError: see `read_json_lines` and `read_text`.
+    """
+    first = next((line for _, line in read_lines(path) if line.strip()), "")
+    if first.lstrip().startswith("{"):
+        return read_json_lines(path, column, bytes_read)
+    return read_text(path, boundary, bytes_read)
+
+
 def _head(lines: Iterator[tuple[int, str]]) -> list[tuple[int, str]]:
     head, size = [], 0
     for number, line in lines:
