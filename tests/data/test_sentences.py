@@ -52,6 +52,20 @@ def test_nothing_is_lost_where_a_long_paragraph_is_cut(parts: list[str]) -> None
         assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 
+@given(st.lists(st.text("ab你", min_size=1, max_size=19), min_size=1))
+def test_a_sentence_that_is_too_long_is_cut_between_words(words: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentences, "PIECE", 20)
+        found = split_sentences(" ".join(words))
+    assert " ".join(found).split() == words
+    assert all(len(piece) <= 20 for piece in found)
+
+
+def test_where_words_have_no_spaces_a_sentence_is_cut_at_the_piece() -> None:
+    assert split_sentences("ก" * 20_000, "th") == ["ก" * 8192, "ก" * 8192, "ก" * 3616]
+    assert split_sentences("ab " + "字" * 10_000, "zh") == ["ab", "字" * 8191, "字" * 1809]
+
+
 def test_a_long_paragraph_has_the_sentences_of_a_short_one() -> None:
     parts = [f"Sentence number {i} ends here." for i in range(2000)]
     assert split_sentences(" ".join(parts)) == parts

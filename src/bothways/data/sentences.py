@@ -56,9 +56,17 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
 
 
 def _segment_in_pieces(paragraph: str, language: str) -> Iterator[str]:
+    """A sentence that is longer than a piece is cut before the piece's last word, or at its end where words have no spaces."""
     start = 0
     while len(paragraph) - start > PIECE:
         *whole, last = sentencex.segment(language, paragraph[start : start + PIECE])
-        yield from whole or [last]
-        start += PIECE - len(last) if whole else PIECE
+        end = start + PIECE
+        if whole:
+            end -= len(last)
+        else:
+            space = paragraph.rfind(" ", start + 1, end + 1)
+            end = end if space < 0 else space
+            whole = [paragraph[start:end]]
+        yield from whole
+        start = end
     yield from sentencex.segment(language, paragraph[start:])
