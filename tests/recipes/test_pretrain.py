@@ -16,20 +16,22 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from toy_animals import WORDS
 
-from bothways.core.errors import BothwaysError, CheckpointError, ConfigError, DataError
+from bothways.core.errors import BothwaysError, CheckpointError, ConfigError, DataError, FolderError
 from bothways.data.corpus import Corpus, build
 from bothways.data.documents import Document
 from bothways.data.packing import Examples
 from bothways.data.segments import FullSentences
-from bothways.interop.folder import load_model
+from bothways.interop.folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.heads import Model
+from bothways.model.heads import Labels, Masked, Model, Pair
 from bothways.objectives.pretraining import Pretraining
 from bothways.recipes.heldout import HeldOut
 from bothways.recipes.pretrain import pretrain, save_pretrained
 from bothways.recipes.pretrain_setup import begin_from, heads_for, vocabulary_of
 from bothways.recipes.settings import Phase, PretrainConfig, modern, paper
+from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.folder import run_folder
 from bothways.training.optim import AdamW, BertAdam
@@ -129,11 +131,36 @@ def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(co
     assert set(done.learner.model.heads) == {"masked"}
     save_pretrained(done, config, corpus, tmp_path / "model")
 
-    begun = begin_from(str(tmp_path / "model"), config.segments)
+    begun = begin_from(str(tmp_path / "model"), config, corpus)
     again = pretrain(config, corpus, tmp_path / "second", start=begun)
     first = load_model(tmp_path / "model").model.state_dict()
     assert again.metrics["held-out/loss/masked"] < done.metrics["held-out/loss/masked"]
     assert set(first) == set(again.learner.model.state_dict())
+
+
+def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(corpus: Corpus, tmp_path: Path) -> None:
+    config = settings(corpus)
+    *first, one, other = WORDS
+    (tmp_path / "vocab.txt").write_text("\n".join([*first, other, one]) + "\n", encoding="utf8")
+    save_model(tmp_path / "model", Model(config.encoder, (Masked(), Pair())), Tokenizer.load(tmp_path / "vocab.txt"))
+    with pytest.raises(ConfigError, match=r"start: the corpus .* was built with another vocabulary"):
+        begin_from(str(tmp_path / "model"), config, corpus)
+
+
+def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(corpus: Corpus, tmp_path: Path) -> None:
+    config, bare = settings(corpus, fresh=("masked", "pair")), Model(settings(corpus).encoder, (Labels(2),))
+    save_model(tmp_path / "model", bare, corpus.tokenizer)
+    with pytest.raises(FolderError, match=r"fresh=\['masked', 'pair'\]"):
+        begin_from(str(tmp_path / "model"), settings(corpus), corpus)
+    begun = begin_from(str(tmp_path / "model"), config, corpus)
+    assert set(begun.heads) == {"masked", "pair", "pooler"}
+    kept = begun.encoder.state_dict()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in bare.encoder.state_dict().items())
+
+
+def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(corpus: Corpus, tmp_path: Path) -> None:
+    run = command(corpus, tmp_path / "run", "--start", str(tmp_path))
+    assert "encoder: is set, but with --start it is the model's" in run.communicate(timeout=60)[1]
 
 
 def test_two_ranks_come_to_the_weights_of_one(corpus: Corpus, tmp_path: Path) -> None:

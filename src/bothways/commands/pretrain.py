@@ -47,7 +47,8 @@ def pretrain(
     recipe
         modern is what one would do today; paper is Devlin et al. 2018 to the letter.
     start
-        A model folder or Hub id whose weights to go on from; it decides the encoder.
+        A model folder or Hub id whose weights to go on from; it decides the encoder, and the corpus is built with its
+        tokenizer. Heads that it lacks start at random where that is asked for: fresh=masked,pair.
     config
         A TOML file with settings; the overrides win over it.
     resume
@@ -58,6 +59,7 @@ def pretrain(
     from rich.console import Console
 
     from bothways.core import config as configs
+    from bothways.core.errors import ConfigError
     from bothways.data.corpus import Corpus
     from bothways.families.catalogue import preset
     from bothways.recipes import pretrain as job
@@ -71,7 +73,9 @@ def pretrain(
     settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
     begun = None
     if start is not None:
-        begun = begin_from(start, settings.segments)
+        if settings.encoder != base.encoder:
+            raise ConfigError("is set, but with --start it is the model's", where="encoder", fix="Leave it out.")
+        begun = begin_from(start, settings, text)
         settings = dataclasses.replace(settings, encoder=begun.config)
     console = Console(stderr=True)
 

@@ -69,15 +69,20 @@ def fitted(encoder: C, tokenizer: Tokenizer) -> C:
     return dataclasses.replace(encoder, vocab=tokenizer.size, pad=pad, position=position)
 
 
-def begin_from(source: str, segments: FullSentences | NextSentence) -> Model:
-    """A model folder's weights with the heads that these segments train; heads that the folder lacks are an error.
+def begin_from(source: str, settings: PretrainConfig, corpus: Corpus) -> Model:
+    """A model folder's weights with the heads that the settings train; heads that the folder lacks must be among `fresh`.
 
     Raises:
         FolderError: the folder lacks a head, or is no model.
-        ConfigError: pairs for a language model.
+        TokenizerError: the folder has no tokenizer.
+        ConfigError: pairs for a language model; a corpus of another vocabulary, whose ids mean other tokens to the model.
     """
     folder = resolve(source)
-    return load_model(folder, heads_for(read_settings(folder).encoder, segments)).model
+    if Tokenizer.load(folder).backend.get_vocab() != corpus.tokenizer.backend.get_vocab():
+        what = f"the corpus {corpus.folder} was built with another vocabulary than that of {source}"
+        raise ConfigError(what, where="start", fix=f"Build it with that one: bothways corpus build … --tokenizer {source}")
+    torch.manual_seed(settings.seed)
+    return load_model(folder, heads_for(read_settings(folder).encoder, settings.segments), settings.fresh).model
 
 
 def learner_of(settings: PretrainConfig, corpus: Corpus, start: Model | None) -> Learning:

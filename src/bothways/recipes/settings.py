@@ -52,6 +52,7 @@ class PretrainConfig:
         evaluation_tokens: how many tokens of held-out text are scored each time.
         views: after how many epochs segments and masks repeat (Google's dupe_factor); none if never.
         seed: of weights, data and dropout.
+        fresh: heads of a model to go on from that start at random; a sentence encoder, say, has none for masked tokens.
     """
 
     encoder: ModelConfig
@@ -65,6 +66,7 @@ class PretrainConfig:
     evaluation_tokens: int = 200_000
     views: int | None = None
     seed: int = 0
+    fresh: tuple[str, ...] = ()
 
     def segments_of(self, phase: Phase) -> FullSentences | NextSentence:
         """What a sequence of this phase is made of, with its length."""
