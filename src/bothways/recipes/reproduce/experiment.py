@@ -181,10 +181,17 @@ class Point:
     length: int | None = None
 
 
-def settings_of(
-    request: Request, task: Trainable, point: Point, train: Path | str, dev: Path | str, metric: str | None = None
+def grid_of(
+    request: Request, task: Trainable, points: Iterable[Point], train: Path | str, dev: Path | str, metric: str | None = None
+) -> tuple[FinetuneConfig, ...]:
+    """The paper's settings for one run at each of these points; what overrides have made equal is one."""
+    return tuple(dict.fromkeys(_settings(request, task, point, train, dev, metric) for point in points))
+
+
+def _settings(
+    request: Request, task: Trainable, point: Point, train: Path | str, dev: Path | str, metric: str | None
 ) -> FinetuneConfig:
-    """The paper's settings for one run, scored once, at its end, as google-research/bert does."""
+    """Those of one point, scored once, at the end of the run, as google-research/bert does."""
     method = paper(task)
     training = dataclasses.replace(
         method.training, until=Epochs(point.epochs), optimiser=BertAdam(lr=point.rate), evaluate=None

@@ -20,7 +20,7 @@ from bothways.core.errors import DataError
 from bothways.data.documents import HUB
 from bothways.data.streams import COMPRESSED, read_lines
 from bothways.recipes.reproduce import published
-from bothways.recipes.reproduce.experiment import MEASURED, Experiment, NotRun, Plan, Point, Request, settings_of, write_rows
+from bothways.recipes.reproduce.experiment import MEASURED, Experiment, NotRun, Plan, Point, Request, grid_of, write_rows
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.examples import Columns
 from bothways.tasks.tables import open_table
@@ -166,14 +166,12 @@ def _experiment(task: GlueTask, request: Request) -> Experiment | NotRun:
     definition = TASKS[task.kind]().with_columns(columns_of(task))
     dev, *others = task.dev
     rates = RATES if request.grid == "paper" else (ALONE,)
-    grid = [
-        settings_of(request, definition, Point(rate, 32, 3.0), written["train"][0], written[dev][0], task.metric)
-        for rate in rates
-    ]
+    points = [Point(rate, 32, 3.0) for rate in rates]
+    grid = grid_of(request, definition, points, written["train"][0], written[dev][0], task.metric)
     notes = tuple(
         f"{left} rows of {split} lack a text or a label, and are left out" for split, (_, left) in written.items() if left
     )
-    return Experiment(task.name, tuple(grid), request.seeds or 1, "best", {o: str(written[o][0]) for o in others}, notes)
+    return Experiment(task.name, grid, request.seeds or 1, "best", {o: str(written[o][0]) for o in others}, notes)
 
 
 def columns_of(task: GlueTask) -> Columns:

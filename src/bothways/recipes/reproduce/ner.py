@@ -18,7 +18,7 @@ from bothways.interop.settings import read_settings
 from bothways.model.layers import LayerChoice, chosen_layers
 from bothways.recipes.features import FeatureConfig
 from bothways.recipes.reproduce import published
-from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Plan, Point, Request, find, settings_of
+from bothways.recipes.reproduce.experiment import Experiment, Frozen, NotRun, Plan, Point, Request, find, grid_of
 from bothways.tasks.features import BiLSTMTagger
 from bothways.tasks.tag import Tagging
 
@@ -72,7 +72,7 @@ def _experiment(name: str, request: Request) -> Experiment | Frozen | NotRun:
     if name != NAME:
         return _frozen(name, request, FeatureConfig(model=request.model, train=str(source), dev=dev, task=definition))
     points = GRID if request.grid == "paper" else (ALONE,)
-    grid = tuple(settings_of(request, definition, point, source, dev) for point in points)
+    grid = grid_of(request, definition, points, source, dev)
     others = {} if test is None else {"test": test}
     return Experiment(NAME, grid, request.seeds or SEEDS, "mean", others)
 

@@ -190,5 +190,5 @@ def identity(settings: Any, sources: Mapping[str, str]) -> tuple[dict[str, Any],
 def _keep_best(results: list[Result]) -> None:
     best = best_of(results)
     for result in results:
-        if result is not best:
+        if result.folder != best.folder:
             shutil.rmtree(result.folder / "model", ignore_errors=True)

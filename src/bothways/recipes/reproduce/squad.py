@@ -23,7 +23,7 @@ from bothways.recipes.reproduce.experiment import (
     Point,
     Request,
     find,
-    settings_of,
+    grid_of,
     write_rows,
 )
 from bothways.recipes.reproduce.runner import Outcome
@@ -66,7 +66,7 @@ def _experiment(version: str, request: Request) -> Experiment | NotRun:
     if request.limit is not None:
         rows = map(_row, itertools.islice(Answering().read(train).examples, request.limit))
         source = write_rows(request.out / "data" / f"train-{version}-{request.limit}.jsonl", rows)
-    return Experiment(version, (settings_of(request, Answering(), VERSIONS[version], source, dev),), request.seeds or 1)
+    return Experiment(version, grid_of(request, Answering(), [VERSIONS[version]], source, dev), request.seeds or 1)
 
 
 def _row(question: Question) -> dict[str, Any]:

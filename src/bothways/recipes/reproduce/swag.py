@@ -15,7 +15,7 @@ from bothways.recipes.reproduce.experiment import (
     Point,
     Request,
     find,
-    settings_of,
+    grid_of,
     write_rows,
 )
 from bothways.tasks.choice import MultipleChoice
@@ -41,7 +41,7 @@ def _experiment(request: Request) -> Experiment | NotRun:
     if request.limit is not None:  # both are written anew: the columns of dev are read as those of training
         train = str(write_rows(request.out / "data" / f"train-{request.limit}.jsonl", _rows(train, request.limit)))
         dev = str(write_rows(request.out / "data" / "val.jsonl", _rows(dev)))
-    return Experiment(NAME, (settings_of(request, MultipleChoice(), POINT, train, dev),), request.seeds or 1)
+    return Experiment(NAME, grid_of(request, MultipleChoice(), [POINT], train, dev), request.seeds or 1)
 
 
 def _rows(source: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
