@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import signal
 import subprocess
@@ -54,6 +55,23 @@ def test_the_work_is_done_in_as_many_other_processes() -> None:
     seen = set(map_in_order(process_id, range(20), 2))
     assert len(seen) == 2
     assert os.getpid() not in seen
+
+
+def test_a_module_of_the_current_folder_does_not_stand_for_one_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('a module of the user')")
+    monkeypatch.chdir(tmp_path)
+    assert list(map_in_order(slow_square, range(3), 2)) == [0, 1, 4]
+
+
+def test_what_the_parent_imports_from_the_current_folder_the_workers_import_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_the_user.py").write_text("def double(number): return 2 * number")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])
+    assert list(map_in_order(importlib.import_module("of_the_user").double, range(3), 2)) == [0, 2, 4]
 
 
 def test_large_jobs_and_results_do_not_block(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from bothways.core.errors import ResourceError
 J = TypeVar("J")
 R = TypeVar("R")
 
-_SERVE = "from bothways.data.workers import serve; serve()"
+# With -c the current folder comes first in sys.path, and a user's random.py there would stand for Python's.
+_SERVE = "import sys; sys.path[:] = filter(None, sys.path); from bothways.data.workers import serve; serve()"
 
 
 def usable_cores() -> int:
