@@ -92,6 +92,20 @@ def test_entries_in_order_with_names_kinds_and_signatures(installation: Path) ->
     ]
 
 
+def test_files_that_cannot_be_read_are_passed_over(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path) -> bytes:
+        if path.name == "closed.py":
+            raise PermissionError(13, "Permission denied")
+        with path.open("rb") as stream:
+            return stream.read()
+
+    before = list(installed_docstrings(workers=1))
+    (installation / "site-packages/gone.py").symlink_to("nowhere.py")
+    (installation / "site-packages/closed.py").write_text('"""Nobody may read this file here."""')
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert list(installed_docstrings(workers=1)) == before
+
+
 def test_where_the_real_installation_lies() -> None:
     standard, roots = installed._roots()
     assert (standard / "textwrap.py").samefile(textwrap.__file__)

@@ -203,7 +203,11 @@ def _modules_below(root: Path) -> Iterator[_Module]:
             if suffix == ".py" and stem not in _SKIPPED and not stem.startswith("test_") and stem.isidentifier():
                 parts = [*Path(folder).relative_to(root).parts, *([] if stem == "__init__" else [stem])]
                 path = os.path.join(folder, file)
-                yield _Module(".".join(parts), path, os.path.getsize(path))
+                try:
+                    size = os.path.getsize(path)
+                except OSError:  # a link to a file that is gone
+                    continue
+                yield _Module(".".join(parts), path, size)
 
 
 def _batches(modules: Iterable[_Module]) -> Iterator[list[_Module]]:
@@ -218,7 +222,10 @@ def _batches(modules: Iterable[_Module]) -> Iterator[list[_Module]]:
 
 
 def _parse(module: _Module) -> Iterator[Entry]:
-    source = Path(module.path).read_bytes()
+    try:
+        source = Path(module.path).read_bytes()
+    except OSError:  # of another user
+        return
     if b'"""' not in source and b"'''" not in source:
         return
     with warnings.catch_warnings():
