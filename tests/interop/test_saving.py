@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from model_folders import NAMES, STEMS, VOCAB, assert_same_outputs, folder_of, outputs, own, peer, peer_outputs
+from model_folders import NAMES, STEMS, VOCAB, WIDTH, assert_same_outputs, folder_of, outputs, own, peer, peer_outputs
 
 import bothways
 from bothways.core.errors import FolderError, ResourceError
@@ -104,6 +104,34 @@ def test_the_tokenizer_goes_with_the_model(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match=r"the tokenizer has 61 ids, the model's embedding 60 rows"):
         save_model(tmp_path / "other", own("ForMaskedLM"), tokenizer(tmp_path, VOCAB + 1))
     assert not (tmp_path / "other").exists()
+
+
+@torch.no_grad()
+def test_a_text_ends_where_it_did(tmp_path: Path) -> None:
+    """The folder says which token ends one; without a tokenizer it is said again, with one it is the tokenizer's."""
+    small = {"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": 1, "n_head": 2, "n_positions": 20}
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**small, bos_token_id=1, eos_token_id=[9, 3]))
+    theirs.transformer.ln_f.bias.copy_(theirs.transformer.wte.weight[3] * 1e3)  # it predicts nothing but that
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = load_model(tmp_path / "theirs").model
+    save_model(tmp_path / "ours", model)
+    start, settings = torch.tensor([[5, 6]]), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours")
+    assert again.generate(start, **settings).tolist() == theirs.generate(start, **settings).tolist() == [[5, 6, 3]]
+    save_model(tmp_path / "ours", model, tokenizer(tmp_path))
+    again = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
+    assert (again.bos_token_id, again.eos_token_id, again.cls_token_id, again.sep_token_id) == (2, 3, 2, 3)
+
+
+def test_a_text_begins_and_ends_as_the_tokenizer_says(tmp_path: Path) -> None:
+    """BigBird's has names of their own for that, beside [CLS] and [SEP]."""
+    names = ("<pad>", "</s>", "<s>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "\u2581a")
+    transformers.BigBirdTokenizer(vocab=[(name, 0.0) for name in names]).save_pretrained(tmp_path / "tokenizer")
+    save_model(tmp_path / "ours", own("ForMaskedLM"), Tokenizer.load(tmp_path / "tokenizer"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    again = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
+    for id, use in ((2, "bos"), (1, "eos"), (4, "cls"), (5, "sep")):
+        assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id") == id
 
 
 def test_a_model_without_a_class_there_is_refused(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def build_model(
             started = build_head(settings.encoder, head).state_dict()
             state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in started.items()}
     model.load_state_dict(state, assign=True)
+    model.ids = settings.ids
     return model.eval(), plan.report
 
 
@@ -224,10 +225,8 @@ def save_model(
         ResourceError: there is no room or no permission; an older model then stays as it was.
     """
     place = Path(folder)
-    form = form_of(model, None if tokenizer is None else tokenizer.kind, place)
+    form = form_of(model, tokenizer, place)
     settings = {**form.settings, **outputs_of(model, labels, problem, place), **form.dropouts}
-    if tokenizer is not None and "sep_token_id" in settings:
-        settings["sep_token_id"] = tokenizer.specials.sep
     if tokenizer is not None and tokenizer.size > model.config.vocab:
         what = f"the tokenizer has {tokenizer.size} ids, the model's embedding {model.config.vocab} rows"
         raise FolderError(what, where=place, fix="Save the tokenizer that the model was trained with.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import FolderError
 from bothways.families.catalogue import family_for
@@ -16,6 +16,9 @@ from bothways.interop.ownfolder import KEYS, Description, own_settings
 from bothways.interop.settings import Problem, label_name
 from bothways.model.heads import Choice, Labels, Model, Tags
 from bothways.model.recurrentconfig import RecurrentConfig
+
+if TYPE_CHECKING:
+    from bothways.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,14 @@ class Form:
     dropouts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def form_of(model: Model, vocabulary: str | None, place: Path) -> Form:
-    """How a model is to be written in `place`; `vocabulary` is the kind of its tokenizer, none without one.
+def form_of(model: Model, tokenizer: Tokenizer | None, place: Path) -> Form:
+    """How a model with this tokenizer, or without one, is to be written in `place`.
 
     Raises:
         FolderError: its family has no class in transformers for these heads.
     """
     config = model.config
-    family = family_for(config, vocabulary)
+    family = family_for(config, None if tokenizer is None else tokenizer.kind)
     if family is None or isinstance(config, RecurrentConfig):
         return Form(own_settings(model), Description(config, model.specification).architecture, KEYS)
     architecture = family.architecture_with(model.heads)
@@ -52,9 +55,17 @@ def form_of(model: Model, vocabulary: str | None, place: Path) -> Form:
     if architecture.own:
         return Form(own_settings(model), architecture, KEYS)
     settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
-    return Form(
-        settings | (family.translation.write(config) or {}), architecture, family.keys_for(config), _dropouts(family, model)
-    )
+    settings |= {**(family.translation.write(config) or {}), **(model.ids if tokenizer is None else _ids(tokenizer))}
+    return Form(settings, architecture, family.keys_for(config), _dropouts(family, model))
+
+
+def _ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Of special tokens, but for padding; a text begins with [CLS] and ends with [SEP] if the tokenizer says nothing else."""
+    from bothways.text.files import tokenizer_config
+
+    said = tokenizer_config(tokenizer.backend, tokenizer.specials)
+    names = {"bos_token": said["cls_token"], "eos_token": said["sep_token"]} | said
+    return {f"{use}_token_id": tokenizer.id(names[f"{use}_token"]) for use in ("bos", "eos", "cls", "sep")}
 
 
 def _dropouts(family: Family, model: Model) -> dict[str, Any]:

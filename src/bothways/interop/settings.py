@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -33,6 +33,7 @@ class Settings:
     dropouts: of heads that have one of their own, by kind; none means the encoder's.
     problem: what such a head is for, if it is said.
     heads: in a folder of our own type, what it says of them; none where the class tells.
+    ids: of special tokens, as it says them; but not of padding, which the shape has.
     """
 
     model_type: str
@@ -43,6 +44,7 @@ class Settings:
     dropouts: Mapping[HeadKind, float | None]
     problem: Problem | None
     heads: tuple[Head, ...] | None = None
+    ids: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_settings(folder: Path) -> Settings:
@@ -75,6 +77,7 @@ def read_settings(folder: Path) -> Settings:
         _labels(raw, where),
         {kind: _dropout(raw, key, default, where) for kind, (key, default) in family.dropouts.items()},
         _problem(raw, where),
+        ids={key: value for key, value in raw.items() if key.endswith("_token_id") and key != "pad_token_id"},
     )
 
 

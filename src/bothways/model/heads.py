@@ -5,9 +5,10 @@ A model is an encoder and a set of heads; which heads is data (`Head`), so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -137,7 +138,12 @@ class Model(nn.Module):
         config: the encoder's shape.
         heads: which heads it has; the pooler comes with those that read it.
         encoder: one of this shape, taken as it is; none for new weights.
+
+    Attributes:
+        ids: of special tokens, under transformers' names, if it was read from a folder that says them; nothing here uses them.
     """
+
+    ids: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, config: ModelConfig, heads: Iterable[Head], encoder: AnyEncoder | None = None) -> None:
         super().__init__()
