@@ -5,6 +5,7 @@ A user's mistake is one message on stderr and exit status 2, never a traceback.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from cyclopts import App
@@ -54,10 +55,16 @@ for group, name, home, summary in (
 app.register_install_completion_command()
 
 
+def _at_home(word: str) -> str:
+    """An argument, with the home folder for the ~ of a path: a shell leaves that of --out=~/run to us."""
+    option, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + equals + os.path.expanduser(path) if path.startswith("~/") else word
+
+
 def main() -> None:
     """Run the command line; exits with 0, 2 (a mistake of the user's) or 130 (interrupted)."""
     try:
-        app(sys.argv[1:], result_action="return_value")
+        app([_at_home(word) for word in sys.argv[1:]], result_action="return_value")
     except BothwaysError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

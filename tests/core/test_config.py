@@ -323,3 +323,8 @@ def test_files_that_are_no_toml_are_named(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"binary\.toml: is not TOML"):
         read_toml(tmp_path / "binary.toml")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "bom.toml").write_bytes(b"\xef\xbb\xbflength = 32\n")
+    assert read_toml(tmp_path / "bom.toml") == {"length": 32}

@@ -9,7 +9,7 @@ import pytest
 
 from bothways.core import files
 from bothways.core.errors import ResourceError
-from bothways.core.files import new_folder
+from bothways.core.files import new_folder, replace_file
 
 
 def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +37,10 @@ def test_files_in_folders_within_are_flushed_too(tmp_path: Path, monkeypatch: py
         (hidden / "1_Pooling" / "config.json").write_text("{}")
     new = ".writing-new-model"
     assert set(flushed) == {f"{new}/1_Pooling/config.json", f"{new}/1_Pooling", new, "."}
+
+
+def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=r"v\.npy: has no folder to lie in"):
+        replace_file(tmp_path / "nowhere" / "v.npy", lambda place: place.write_text("all"))
+    with pytest.raises(ResourceError, match="is a folder, where a file is to be written"):
+        replace_file(tmp_path, lambda place: place.write_text("all"))

@@ -17,7 +17,6 @@ from bothways.data.documents import Document
 from bothways.recipes.quickstart_data import labelled_examples
 from bothways.recipes.search import parse_grid
 
-
 NO_RUN = "typo: --resume is given, but there is no such folder"
 
 
@@ -32,6 +31,8 @@ NO_RUN = "typo: --resume is given, but there is no such folder"
             ["search", "m", "d.tsv", "--dev", "d.tsv", "--grid", "seed=1,2", "--out", "typo", "--resume"],
             r"typo: --resume is given, but there is no such folder",
         ),
+        (["finetune", "m", "d.tsv", "training.patience=3"], r"training\.patience: patience needs development data"),
+        (["embed", "m", "d.tsv", "--out", "none/v.npy"], r"none/v\.npy: has no folder to lie in"),
         (["evaluate", "model", "data.tsv", "--report", "none/x.html"], r"none/x\.html: the report has no folder to lie in"),
     ],
 )
@@ -77,3 +78,15 @@ def test_chinese_text_asks_for_labels() -> None:
     document = Document("今天天气很好，我们去公园散步。", "a.txt")
     with pytest.raises(DataError, match=r"swaps words between blanks, and Chinese has none\n.*--labels FILE"):
         labelled_examples([document] * 30, [document] * 30, None, 60)
+
+
+@pytest.mark.parametrize(("word", "path"), [("~/run", "/home/me/run"), ("--out=~/run", "--out=/home/me/run")])
+def test_the_home_folder_is_found_where_the_shell_leaves_it_to_us(
+    word: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(cli, "app", lambda words, **_: given.extend(words))
+    monkeypatch.setattr(sys, "argv", ["bothways", word, "--text=a~/b", "~"])
+    cli.main()
+    assert given == [path, "--text=a~/b", "~"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_folder import VOCABULARY, make_examples, make_tokenizer, write_tsv
 
-from bothways.core.errors import ConfigError, DataError, FolderError
+from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.interop.folder import save_model
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Model, Pooled
@@ -116,6 +116,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, monkeypatch: pytest.
     from bothways.recipes import comparison
 
     one = make_model(tmp_path / "one", 0)
+    with pytest.raises(BothwaysError, match="nothere"):  # before the data is read
+        compare(one, str(tmp_path / "nothere"), str(tmp_path / "no.tsv"), device="cpu")
     (tmp_path / "empty.tsv").write_text("sentence\tlabel\n")
     with pytest.raises(DataError, match=r"empty\.tsv: "):
         compare(one, one, str(tmp_path / "empty.tsv"), device="cpu")

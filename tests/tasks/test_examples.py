@@ -160,3 +160,28 @@ def test_the_fingerprint_is_of_texts_and_labels_alone() -> None:
     assert fingerprint([one, two]) == hashlib.sha256(lines).hexdigest()
     assert fingerprint([two, one]) != fingerprint([one, two])
     assert fingerprint([Example("a", None, "x", "elsewhere:7"), two]) == fingerprint([one, two])
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "remedy"),
+    [
+        ("sentence\tlabel", Columns("0", None, "1"), "--text sentence --label label"),
+        ("question1\tquestion2", Columns("0", "1"), "--text question1 --text-b question2"),
+    ],
+)
+def test_a_header_is_no_example_where_columns_go_by_number(header: str, columns: Columns, remedy: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.tsv"
+    file.write_text(f"{header}\nThe text is good.\tlabel\n", encoding="utf8")
+    with pytest.raises(DataError, match=f"a.tsv:1: is a header, where columns go by number\n.*{remedy}"):
+        read_examples(str(file), columns, labelled=columns.label is not None)
+    with pytest.raises(DataError, match="is a header"):  # a model that was trained on numbers
+        read_examples(str(file), usual=columns, labelled=columns.label is not None)
+    file.write_text("sentence\t1\nThe text is good.\t0\n", encoding="utf8")
+    assert next(read_examples(str(file), Columns("0", None, "1")).examples).text == "sentence"
+
+
+@pytest.mark.parametrize(("separator", "said"), [(";", "semicolons"), ("\t", "tabs")])
+def test_another_separator_is_named(separator: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"text{separator}label\ngood{separator}1\n", encoding="utf8")
+    with pytest.raises(DataError, match=f"seem to have {said} between them"):
+        read_examples(str(tmp_path / "a.csv"))

@@ -210,3 +210,20 @@ def test_parquet_that_is_damaged_in_the_middle_is_an_error(tmp_path: Path) -> No
 
 def test_the_standard_input_is_called_a_dash() -> None:
     assert tables.STDIN == "-"
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_two_columns_of_one_name_are_refused_but_not_those_without(kind: str, tmp_path: Path) -> None:
+    mark = {"csv": ",", "tsv": "\t"}[kind]
+    twice = write(tmp_path / f"twice.{kind}", f"text{mark}text{mark}label\na{mark}b{mark}1\n")
+    with pytest.raises(DataError, match="two columns are called 'text'") as caught:
+        open_table(twice)
+    assert caught.value.where == f"{twice}:1"
+    assert values(open_table(twice, ["0"]))[1] == {"0": "a", "1": "b", "2": "1"}
+    assert open_table(write(tmp_path / f"bare.{kind}", f"text{mark}{mark}\na{mark}b{mark}c\n")).names == ("text", "", "")
+
+
+@pytest.mark.parametrize(("suffix", "task"), [(".conll", "tag"), (".json", "answer")])
+def test_files_of_other_tasks_are_told_apart(suffix: str, task: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"--task {task}"):
+        open_table(write(tmp_path / f"a{suffix}", "EU B-ORG\n"))

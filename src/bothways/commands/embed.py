@@ -49,7 +49,7 @@ def embed(
     """
     import sys
 
-    from bothways.commands.progress import asked, watched
+    from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.errors import DataError
     from bothways.recipes.embedding import check_out, write_vectors
     from bothways.recipes.finetuned import open_task
@@ -57,7 +57,9 @@ def embed(
 
     check_out(out)
     opened = open_task(folder, "embed", length=length, device=device, settings=settings)
-    reading = opened.read(file, asked(opened, text=text), labelled=False)
+    given = asked(opened, text=text)
+    reading = opened.read(file, given, labelled=False)
+    say_guess(opened, reading, given, file)
     columns = cast("Embedding", reading.definition).columns
     if columns.text_b is not None:
         what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -122,8 +123,15 @@ def _conclude_one(done: Finetuned, out: Path, console: Console) -> None:
         Output().print(_table(done))
         console.print(f"What it does well and badly: {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
     console.print(
-        f"The model is in {done.folder}. Try it: bothways predict {out} FILE", highlight=False, markup=False, soft_wrap=True
+        f"The model is in {done.folder}. {_try(out)}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
+
+
+def _try(out: Path) -> str:
+    return f"Try it: bothways predict {shlex.quote(str(out))} FILE"
 
 
 def conclude(series: Series, out: Path, console: Console) -> None:
@@ -138,7 +146,7 @@ def conclude(series: Series, out: Path, console: Console) -> None:
         stop_saved(console)
     Output().print(_series_table(series))
     if series.best is not None:
-        said = f"The best model, of {series.best.name}, is in {out / 'model'}. Try it: bothways predict {out} FILE"
+        said = f"The best model, of {series.best.name}, is in {out / 'model'}. {_try(out)}"
         console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -52,15 +52,17 @@ def predict(  # noqa: PLR0913 – one option per question
     import json
     import sys
 
-    from bothways.commands.progress import asked, watched
+    from bothways.commands.progress import asked, say_guess, watched
     from bothways.recipes.finetuned import open_task
     from bothways.tasks.tables import STDIN
     from bothways.tasks.task import Pace, Tally
 
     opened = open_task(folder, task, length=length, device=device, settings=settings)
-    reading = opened.read(file, asked(opened, text=text, text_b=text_b), labelled=False)
+    columns = asked(opened, text=text, text_b=text_b)
+    reading = opened.read(file, columns, labelled=False)
+    say_guess(opened, reading, columns, file)
     typed = file == STDIN and sys.stdin.isatty()
-    pace = Pace(precision, window=window or (1 if typed else Pace.window))
+    pace = Pace(precision, window=(1 if typed else Pace.window) if window is None else window)
     shown = reading if typed else watched(reading, "predicting")
     tally = Tally()
     for _, prediction in opened.predict(shown, pace, tally):

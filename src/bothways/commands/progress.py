@@ -20,6 +20,23 @@ def asked(opened: Opened, **columns: str | None) -> Any:
     return configs.read(type(opened.task.definition.columns), named, where="columns") if named else None  # type: ignore[attr-defined]
 
 
+def say_guess(opened: Opened, reading: Reading[Any], given: object, source: str) -> None:
+    """On standard error, which columns are read where nobody has named them and the model was trained on others."""
+    columns, trained = (getattr(each.definition, "columns", None) for each in (reading, opened.task))
+    same = all(name is None or name == getattr(trained, role) for role, name in vars(columns).items()) if columns else True
+    if given is None and not same and _has_columns(source):
+        print(f"note: the columns are guessed: {columns}", file=sys.stderr)
+
+
+def _has_columns(source: str) -> bool:
+    """Whether it is no plain text, each line of which is one."""
+    from pathlib import Path
+
+    from bothways.tasks.tables import STDIN
+
+    return source != STDIN and ".txt" not in Path(source).suffixes
+
+
 def watched(reading: Reading[Any], what: str, *, printing: bool = True) -> Reading[Any]:
     """The same reading, with a bar: how much of the file is read, how many examples, the time left. Gone when it is done.
 

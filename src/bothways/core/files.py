@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bothways.core.claim import refusals
+from bothways.core.errors import ResourceError
 
 HIDDEN = ".writing-"
 """What the name of something begins with that is not yet whole, or no longer."""
@@ -53,6 +54,7 @@ def replace_file(place: Path, write: Callable[[Path], object]) -> None:
     Raises:
         ResourceError: there is no room or no permission; the file is as it was.
     """
+    check_home(place)
     hidden = place.with_name(f"{HIDDEN}new-{place.name}")
     with refusals(place, _FIX):
         try:
@@ -61,6 +63,14 @@ def replace_file(place: Path, write: Callable[[Path], object]) -> None:
             hidden.replace(place)
         finally:
             hidden.unlink(missing_ok=True)
+
+
+def check_home(place: Path) -> None:
+    """ResourceError: the folder of a file that is to be written is not there, or a folder stands in the file's place."""
+    if not place.absolute().parent.is_dir():
+        raise ResourceError("has no folder to lie in", where=place, fix="Make it first, or name another file.")
+    if place.is_dir():
+        raise ResourceError("is a folder, where a file is to be written", where=place, fix="Name a file.")
 
 
 def remove(folder: Path) -> None:

@@ -23,7 +23,7 @@ def read_toml(file: Path) -> dict[str, Any]:
     """
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        tree: dict[str, Any] = parser.loads(file.read_text(encoding="utf8"))
+        tree: dict[str, Any] = parser.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=file) from error
     except ValueError as error:  # not TOML, or not UTF-8

@@ -112,7 +112,8 @@ def compare(
         FolderError: the other one has not the heads of the first one's task.
         BothwaysError: a folder or the data cannot be read.
     """
-    task = task or open_task(folders(a)[0], device="cpu").task.definition.name
+    for one in (*folders(a), *folders(b)):  # before the first of them reads all the data
+        task = open_task(one, task, device="cpu").task.definition.name
     left, right = (
         _grades((open_task(one, task, device=device) for one in folders(name)), source, columns, watch) for name in (a, b)
     )

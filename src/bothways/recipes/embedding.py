@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
-from bothways.core.files import replace_file
+from bothways.core.files import check_home, replace_file
 from bothways.tasks.embed import Embed, Pooling, pool
 from bothways.tasks.examples import Example
 from bothways.tasks.predictions import VectorPrediction
@@ -31,6 +31,9 @@ WINDOW = 256
 """Pairs of which all layers are held at once."""
 GROUP = 1024
 """Vectors in a row group of a Parquet file."""
+
+ONE = 1 - 1e-6
+"""The mean cosine from which on all texts have one vector: as that of [CLS] among the embeddings is: it agrees with nothing."""
 
 Vector = NDArray[np.float32]
 
@@ -53,8 +56,8 @@ class Sweep:
 
     @property
     def best(self) -> Cell:
-        """The one with the highest Spearman correlation; of equals the first."""
-        return max(self.cells, key=lambda cell: cell.correlation.spearman)
+        """The one with the highest Spearman correlation, of equals the first; not one vector that all texts have."""
+        return max(self.cells, key=lambda cell: (cell.correlation.anisotropy < ONE, cell.correlation.spearman))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `bothways evaluate --json` writes them."""
@@ -93,7 +96,8 @@ def sweep(task: Embed, examples: Iterable[Example], pace: Pace = PACE, tally: Ta
 
 
 def check_out(place: Path) -> None:
-    """ConfigError: vectors cannot be written to a file of this kind."""
+    """ConfigError: vectors cannot be written to a file of this kind. ResourceError: it has no folder to lie in."""
+    check_home(place)
     if place.suffix not in (".npy", ".parquet", ".jsonl"):
         raise ConfigError(f"{place.name!r} is none of .npy, .parquet and .jsonl", where="out", fix="Choose one by its suffix.")
 

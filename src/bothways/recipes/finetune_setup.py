@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from bothways.core.batch import Batch, pack
+from bothways.core.errors import ConfigError
 from bothways.data.packing import Examples, Tokens
 from bothways.interop.folder import load_model
 from bothways.interop.hub import model_folder
@@ -19,6 +21,7 @@ from bothways.model.heads import Model
 from bothways.recipes.computing import compute_as
 from bothways.recipes.labelled import Labelled, check_metric, examine
 from bothways.recipes.method import Method
+from bothways.recipes.origin import digest_of_model, stamp
 from bothways.recipes.stability import steady
 from bothways.recipes.stages import OnStage, followed, followed_reading, unseen
 from bothways.tasks.catalogue import Trainable
@@ -56,6 +59,12 @@ class FinetuneConfig(Method):
     seed: int = 0
     order_seed: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training.patience is not None and self.dev is None:
+            what = "patience needs development data, on which nothing gets better any more"
+            raise ConfigError(what, where="training.patience", fix="Give --dev, or leave patience out.")
+
     @property
     def ordered_by(self) -> int:
         """The seed of the order of the data, dropout and mixout."""
@@ -79,6 +88,7 @@ class Prepared:
         task: the model with its fresh heads, on its device.
         data: the examples, checked and encoded.
         sources: of the training and dev data.
+        base: the sha256 of the model that it begins with.
         findings: warnings and notes of the preflight.
     """
 
@@ -86,14 +96,15 @@ class Prepared:
     task: Task[Any, Any]
     data: Labelled
     sources: Mapping[str, Source]
+    base: str
     findings: tuple[Finding, ...]
 
 
 def prepare(settings: FinetuneConfig, folder: Path, device: torch.device, on_stage: OnStage = unseen) -> Prepared:
     """Read model and data, and look at everything that could go wrong later; errors as `finetune`."""
-    train, definition = _read(settings.train, settings.task, on_stage)
-    dev = _read(settings.dev, definition, on_stage)[0] if settings.dev else []
+    train, dev, definition = _examples(settings, on_stage)
     on_stage("reading the model", None)
+    base = digest_of_model(settings.model)
     heads = definition.heads(definition.labels(train), settings.dropout)
     torch.manual_seed(settings.seed)
     loaded = load_model(model_folder(settings.model), heads, {head.kind for head in heads} - {"pooler"} | {*settings.fresh})
@@ -117,7 +128,27 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device, on_sta
         found.append(forecast(task, _sample(data), tokens, settings.training.precision, on_share))
     read = {"train": (settings.train, train)} | ({"dev": (settings.dev, dev)} if settings.dev else {})
     sources = {name: _source(*source, on_stage) for name, source in read.items()}
-    return Prepared(settings, task, data, sources, tuple(found))
+    return Prepared(settings, task, data, sources, base, tuple(found))
+
+
+def fingerprints(settings: FinetuneConfig) -> dict[str, str]:
+    """The sha256 of the examples of the training and dev data, as `prepare` finds them; DataError if they cannot be read."""
+    written = [stamp(Path(source).expanduser()) for source in (settings.train, settings.dev) if source is not None]
+    return dict(_fingerprints(settings.train, settings.dev, settings.task, *written))
+
+
+@functools.lru_cache
+def _fingerprints(train: str, dev: str | None, task: Trainable, *written: tuple[int, int] | None) -> dict[str, str]:
+    """Read once for the runs of a series, as long as no file is written anew."""
+    settings = FinetuneConfig(model="", train=train, dev=dev, task=task)
+    of_train, of_dev, _ = _examples(settings, unseen)
+    return {"train": fingerprint(of_train)} | ({} if dev is None else {"dev": fingerprint(of_dev)})
+
+
+def _examples(settings: FinetuneConfig, on_stage: OnStage) -> tuple[list[Any], list[Any], Trainable]:
+    """Of training and dev, and the definition with the columns that were read."""
+    train, definition = _read(settings.train, settings.task, on_stage)
+    return train, _read(settings.dev, definition, on_stage)[0] if settings.dev else [], definition
 
 
 def _read(source: str, definition: Trainable, on_stage: OnStage) -> tuple[list[Any], Trainable]:

@@ -102,7 +102,7 @@ def open_task(
     if definition.problem is not None and loaded.problem not in (None, definition.problem):
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
         raise FolderError(what, where=loaded.folder, fix="Choose another task, or another model.")
-    longest = length or record.length or loaded.model.config.most
+    longest = next(most for most in (length, record.length, loaded.model.config.most) if most is not None)
     tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
     settle(check_model(loaded.model.config, tokenizer, longest))
     opened = definition.task(loaded.model, tokenizer, loaded.labels, longest).to(choose_device(device))

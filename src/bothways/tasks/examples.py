@@ -7,6 +7,8 @@ may be is for the reader of the examples to say.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
@@ -22,6 +24,7 @@ PAIRS = (
     ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"), ("query", "document"),
 )  # fmt: skip
 LABELS = ("label", "labels", "class", "target", "gold_label", "category")
+_KNOWN = {*TEXTS, *itertools.chain(*PAIRS), *LABELS}
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,18 @@ def open_examples(
             raise DataError(f"has no column {name!r}; it has {', '.join(table.names)}", where=table.where, fix=_HOW)
     text, text_b = _texts(columns, usual, table)
     chosen = Columns(text, text_b, _label_column(columns, usual, table, guesses) if labelled else None)
-    return table, chosen
+    return _without_header(table, chosen), chosen
+
+
+def _without_header(table: Table, columns: Columns) -> Table:
+    """The table as it is. DataError: columns go by number, and the first row is a header, which would be an example."""
+    first = next(table.rows)
+    roles = {"text": columns.text, "text-b": columns.text_b, "label": columns.label}
+    names = {role: first.values.get(column) for role, column in roles.items() if column is not None and column.isdecimal()}
+    if names and all(name in _KNOWN for name in names.values()):
+        fix = f"Name the columns: {' '.join(f'--{role} {name}' for role, name in names.items())}."
+        raise DataError("is a header, where columns go by number", where=first.where, fix=fix)
+    return dataclasses.replace(table, rows=itertools.chain([first], table.rows))
 
 
 def read_examples(source: str, columns: Columns = NOT_NAMED) -> tuple[list[Example], Columns]:
@@ -118,6 +132,12 @@ def _label_column(columns: Columns, usual: Columns, table: Table, guesses: Many[
 _HOW = "Name the columns: --text NAME --text-b NAME --label NAME (in a file without a header by number, from 0)."
 
 
+def _how(names: tuple[str, ...]) -> str:
+    """What to do where columns are not clear: a single one may be several, with another separator between."""
+    other = next((said for mark, said in ((";", "semicolons"), ("\t", "tabs")) if len(names) == 1 and mark in names[0]), None)
+    return _HOW if other is None else f"Its columns seem to have {other} between them: write commas in a .csv, tabs in a .tsv."
+
+
 def _guess_texts(names: tuple[str, ...], where: str) -> tuple[str, str | None]:
     pairs = [pair for pair in PAIRS if set(pair) <= set(names)]
     singles = [name for name in TEXTS if name in names]
@@ -126,7 +146,7 @@ def _guess_texts(names: tuple[str, ...], where: str) -> tuple[str, str | None]:
     if not pairs and len(singles) == 1:
         return singles[0], None
     found = "several columns may hold the text" if pairs or singles else "no column is called like a text"
-    raise DataError(f"{found}; there are {', '.join(names)}", where=where, fix=_HOW)
+    raise DataError(f"{found}; there are {', '.join(names)}", where=where, fix=_how(names))
 
 
 def _guess_label(names: tuple[str, ...], where: str, guesses: Many[str]) -> str:
@@ -134,7 +154,7 @@ def _guess_label(names: tuple[str, ...], where: str, guesses: Many[str]) -> str:
     if len(found) == 1:
         return found[0]
     many = "several columns may hold the label" if found else "no column is called like a label"
-    raise DataError(f"{many}; there are {', '.join(names)}", where=where, fix=_HOW)
+    raise DataError(f"{many}; there are {', '.join(names)}", where=where, fix=_how(names))
 
 
 def example_of(row: Row, columns: Columns) -> Example:

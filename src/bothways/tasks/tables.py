@@ -28,6 +28,9 @@ _LONGEST = 2**27
 """Characters of a value of .csv: a quote that is not closed does not swallow more."""
 _KINDS = f".csv, .tsv, .jsonl, .txt (each also with {', '.join(COMPRESSED)}), .parquet, or {HUB}owner/name:configuration:split"
 
+_TAGS = " Words with their tags: --task tag."
+_OTHER_TASKS = {".json": " Questions, as SQuAD has them: --task answer.", ".conll": _TAGS, ".bio": _TAGS, ".iob": _TAGS}
+
 Lines = Iterable[tuple[int, str]]
 Records = Iterator[tuple[int, list[str]]]
 
@@ -91,7 +94,8 @@ def _text_file(path: Path, asked: Iterable[str], bytes_read: BytesRead) -> Table
         case ".txt":
             return _plain_lines(str(path), read_lines(path, bytes_read))
         case suffix:
-            raise DataError(f"is of no known kind (suffix {suffix!r})", where=path, fix=f"Readable are {_KINDS}.")
+            fix = f"Readable are {_KINDS}.{_OTHER_TASKS.get(suffix, '')}"
+            raise DataError(f"is of no known kind (suffix {suffix!r})", where=path, fix=fix)
 
 
 def _stdin() -> Iterator[tuple[int, str]]:
@@ -131,6 +135,10 @@ def _delimited(where: str, records: Records, asked: Iterable[str]) -> Table:
     records = _kept(records, len(names))
     if any(name.isdecimal() and name not in names for name in asked):  # no header: the first record is a row
         names, records = list(map(str, range(len(names)))), itertools.chain([first], records)
+    twice = next((name for place, name in enumerate(names) if name and name in names[:place]), None)
+    if twice is not None:
+        what = f"two columns are called {twice!r}"
+        raise DataError(what, where=f"{where}:{first[0]}", fix="Rename one; without a header, go by number, from 0: --text 0 …")
     return _filled(where, names, (_record(where, names, line, values) for line, values in records))
 
 
