@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -180,13 +181,16 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     assert 0 < broken.progress.steps < 50
     with pytest.raises(ResourceError, match="holds the checkpoints of an earlier run\n  Add --resume"):
         finetune(settings_of(files), tmp_path, device="cpu")
-    result = finetune(settings_of(files), tmp_path, resume=True, device="cpu")
+    moved = shutil.copy(files.train, tmp_path / "moved.tsv")
+    result = finetune(settings_of(files, train=str(moved)), tmp_path, resume=True, device="cpu")
     unbroken = done[0]
     assert result.metrics == unbroken.metrics
     states = [run.task.state_dict() for run in (result, unbroken)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     with pytest.raises(BothwaysError, match=r"is of another run: .*seed was 0, is 1"):
         finetune(settings_of(files, seed=1), tmp_path, resume=True, device="cpu")
+    with pytest.raises(BothwaysError, match=r"is of another run: data\.model was"):
+        finetune(settings_of(files, model=str(make_folder(tmp_path / "other", seed=1))), tmp_path, resume=True, device="cpu")
 
 
 def test_evaluations_on_the_way_tell_how_far_they_are(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

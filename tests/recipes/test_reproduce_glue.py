@@ -380,7 +380,7 @@ def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
     heard = Console(file=io.StringIO(), width=200)
     assert reproduce("glue", request, device="cpu", console=heard) is not None
     assert "run 2 of 2: lr0.003-batch32-3-epochs-seed1: done before" in heard.file.getvalue()  # type: ignore[attr-defined]
-    with pytest.raises(ResourceError, match=r"seed0: holds the result of other settings or of other data"):
+    with pytest.raises(ResourceError, match=r"seed0: holds the result of other settings, of other data"):
         reproduce("glue", dataclasses.replace(request, overrides=(*overrides, "length=20")), device="cpu")
     best = Path(json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]["best"])
     (best / "model").rename(best / "elsewhere")
@@ -391,7 +391,7 @@ def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
         shutil.copytree(place / "glue" / "CoLA", other)
         with (other / f"{split}.tsv").open("a") as stream:
             stream.write("x\t1\t\tone more\n")
-        with pytest.raises(ResourceError, match=r"seed0: holds the result of other settings or of other data"):
+        with pytest.raises(ResourceError, match=r"seed0: holds the result of other settings, of other data"):
             reproduce("glue", dataclasses.replace(request, data=str(other.parent)), device="cpu")
 
 

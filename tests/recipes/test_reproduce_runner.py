@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_folder import make_folder
 
+from bothways.core.errors import ResourceError
 from bothways.recipes.reproduce import glue, runner
 from bothways.recipes.reproduce.benchmarks import reproduce
 from bothways.recipes.reproduce.experiment import Experiment, Request
@@ -60,3 +62,20 @@ def test_a_folder_that_is_the_best_ones_keeps_its_weights(tmp_path: Path) -> Non
         (tmp_path / name / "model").mkdir(parents=True)
     runner._keep_best([fake(tmp_path / "a", 0.25), fake(tmp_path / "b", 0.75), fake(tmp_path / "b", 0.75)])
     assert [(tmp_path / name / "model").exists() for name in ("a", "b")] == [False, True]
+
+
+def test_a_finished_cell_is_found_where_its_files_have_moved_and_not_for_another_model(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(place, tmp_path / "first", grid="none")
+    assert reproduce("glue", request, device="cpu") is not None
+    monkeypatch.setattr(runner, "finetune", None)
+    model = shutil.copytree(request.model, tmp_path / "bert")
+    moved = dataclasses.replace(request, out=request.out.rename(tmp_path / "second"), model=str(model))
+    assert reproduce("glue", moved, device="cpu") is not None
+    make_folder(model, seed=1)
+    with pytest.raises(ResourceError, match=r"seed0: holds the result of other settings, of other data or of another model"):
+        reproduce("glue", moved, device="cpu")
+    shutil.copytree(request.model, model, dirs_exist_ok=True)
+    (model / "README.md").write_text("something else")
+    assert reproduce("glue", moved, device="cpu") is not None

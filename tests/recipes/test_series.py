@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import signal
 import statistics
 import sys
@@ -78,15 +79,56 @@ def test_seeds_run_once_each_and_the_best_is_kept(
         finetune_seeds(dataclasses.replace(base, length=12), (0,), dataclasses.replace(place, resume=True))
 
 
-def test_runs_on_other_data_are_no_series(base: FinetuneConfig, tmp_path: Path) -> None:
+def test_runs_on_other_data_are_no_series(base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = tmp_path / "train.tsv"
     train.write_bytes(Path(base.train).read_bytes())
     settings, place = dataclasses.replace(base, train=str(train)), Place(tmp_path / "runs", device="cpu")
     finetune_seeds(settings, (0,), place)
     with train.open("a") as file:
         file.write(train.read_text().splitlines()[-1] + "\n")
-    with pytest.raises(ConfigError, match=r"runs: seed-0 and seed-1 had other data: a file has changed in between"):
-        finetune_seeds(settings, (0, 1), dataclasses.replace(place, resume=True))
+    monkeypatch.setattr(engine, "finetune", None)  # nothing more is trained
+    with pytest.raises(ConfigError, match=r"seed-0: this run was finished with another content of train than there is now"):
+        finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
+
+
+def test_runs_from_another_model_are_no_series(base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = dataclasses.replace(base, model=str(shutil.copytree(base.model, tmp_path / "bert")))
+    place = Place(tmp_path / "runs", device="cpu")
+    finetune_seeds(settings, (0,), place)
+    make_folder(tmp_path / "bert", seed=1)
+    monkeypatch.setattr(engine, "finetune", None)
+    with pytest.raises(ConfigError, match=r"seed-0: this run was finished with another content of model than there is now"):
+        finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
+
+
+def test_what_changes_while_a_series_runs_is_found(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.replace(base, model=str(shutil.copytree(base.model, tmp_path / "bert")))
+    real = engine.finetune
+
+    def changing(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        done = real(settings, folder, **options)  # type: ignore[arg-type]
+        make_folder(tmp_path / "bert", seed=1)
+        return done
+
+    monkeypatch.setattr(engine, "finetune", changing)
+    with pytest.raises(ConfigError, match=r"runs: seed-0 and seed-1 had another content of .*bert\n"):
+        finetune_seeds(settings, (0, 1), Place(tmp_path / "runs", device="cpu"))
+
+
+def test_a_run_is_found_again_where_its_files_have_moved(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path / "runs", device="cpu")
+    done = finetune_seeds(base, (0,), place)
+    moved = {name: str(tmp_path / f"moved-{name}.tsv") for name in ("train", "dev")}
+    for name, file in moved.items():
+        shutil.copy(getattr(base, name), file)
+    model = str(shutil.copytree(base.model, tmp_path / "bert"))
+    monkeypatch.setattr(engine, "finetune", None)
+    again = finetune_seeds(dataclasses.replace(base, model=model, **moved), (0,), dataclasses.replace(place, resume=True))  # type: ignore[arg-type]
+    assert again.runs == done.runs
 
 
 def test_a_run_that_diverges_is_told_and_the_others_go_on(

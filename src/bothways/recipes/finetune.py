@@ -30,6 +30,7 @@ from bothways.recipes.failure import Failure
 from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
 from bothways.recipes.fitting import conclude, learning_by_rows
 from bothways.recipes.labelled import Labelled, dev_windows, loader, score
+from bothways.recipes.origin import without_places
 from bothways.recipes.stability import Stability, rules
 from bothways.recipes.stages import OnStage, part_of, stages
 from bothways.tasks.definition import Definition, Metrics
@@ -121,7 +122,7 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device, c
             training,
             plan,
             folder,
-            config=configs.to_dict(settings) | {"data": {name: source.sha256 for name, source in prepared.sources.items()}},
+            config=_made_of(prepared),
             evaluation=partial(_evaluate, task, data) if data.dev else None,
             peak=peak,
             rules=rules(settings.stability, task.model, settings.fresh),
@@ -131,6 +132,12 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device, c
         return done
     with stages(console) as on_stage:
         return _concluded(done, prepared, folder, on_stage)
+
+
+def _made_of(prepared: Prepared) -> dict[str, Any]:
+    """What a checkpoint of the run is of."""
+    data = {name: source.sha256 for name, source in prepared.sources.items()} | {"model": prepared.base}
+    return without_places(configs.to_dict(prepared.settings)) | {"data": data}
 
 
 def _evaluate(task: Task[Any, Any], data: Labelled, on_share: OnShare) -> Metrics:
@@ -187,6 +194,7 @@ def _record(done: Finetuned, prepared: Prepared) -> dict[str, Any]:
         "task": configs.to_dict(definition),
         "length": settings.length,
         "data": {name: dataclasses.asdict(source) for name, source in prepared.sources.items()},
+        "base": {"name": settings.model, "sha256": prepared.base},
         "settings": configs.to_dict(settings),
         "steps": done.progress.steps,
         "seconds": round(done.progress.seconds, 1),

@@ -23,6 +23,8 @@ from bothways.core.files import new_folder, replace_file
 from bothways.interop.folder import RECORD
 from bothways.interop.weights import read_json
 from bothways.recipes.finetune import FinetuneConfig, finetune
+from bothways.recipes.finetune_setup import fingerprints
+from bothways.recipes.origin import digest_of_model, without_places
 from bothways.tasks.definition import Direction, Metrics
 from bothways.training.folder import MARK
 from bothways.training.parallel import is_main, plan_here
@@ -94,12 +96,15 @@ def run_all(runs: Iterable[tuple[str, FinetuneConfig]], place: Place) -> Series:
     """Run settings one after another, each in the folder of its name, and copy the best one's model to `model`.
 
     Raises:
-        ConfigError: there is no dev data, or a run was finished with other settings or on other data.
+        ConfigError: there is no dev data, or a run was finished with other settings, on other data or from another model.
         ResourceError: `out` is the folder of a single run.
         BothwaysError: what `finetune` raises, but for a loss that is not finite.
     """
     done: list[Outcome] = []
-    for name, settings in runs:
+    named = list(runs)
+    for name, settings in named if place.resume else ():
+        _finished(name, settings, place)  # before any other is trained
+    for name, settings in named:
         outcome = run_one(name, settings, place)
         if outcome is None:
             return Series(tuple(done), finished=False)
@@ -118,8 +123,9 @@ def run_one(name: str, settings: FinetuneConfig, place: Place) -> Outcome | None
         fix = "Choose another folder."
         raise ResourceError("is the folder of a single run, where several are to have theirs", where=place.out, fix=fix)
     folder = place.out / name
-    if place.resume and (folder / "model" / RECORD).exists():
-        return _finished(name, settings, folder / "model" / RECORD)
+    found = _finished(name, settings, place) if place.resume else None
+    if found is not None:
+        return found
     if place.console is not None and is_main(plan_here()):
         place.console.print(f"{name}:", highlight=False)
     try:
@@ -133,26 +139,43 @@ def run_one(name: str, settings: FinetuneConfig, place: Place) -> Outcome | None
     return Outcome(name, done.metrics, failure.reasons if failure else (), metric, direction)
 
 
-def _finished(name: str, settings: FinetuneConfig, record: Path) -> Outcome:
-    """What the record of a finished run says."""
-    said = read_json(record)
-    mine = json.loads(json.dumps(configs.to_dict(settings)))
-    if said.get("settings") != mine:
+def _finished(name: str, settings: FinetuneConfig, place: Place) -> Outcome | None:
+    """What the record of a run says, if it is finished; ConfigError if settings, data or model were other ones."""
+    folder = place.out / name
+    if not (folder / "model" / RECORD).exists():
+        return None
+    said = read_json(folder / "model" / RECORD)
+    if without_places(said.get("settings", {})) != without_places(configs.to_dict(settings)):
         fix = "Give the settings that it was run with, or choose another folder."
-        raise ConfigError("this run was finished with other settings", where=str(record.parent.parent), fix=fix)
+        raise ConfigError("this run was finished with other settings", where=folder, fix=fix)
+    then, now = _origin(said), fingerprints(settings) | {"model": digest_of_model(settings.model)}
+    if changed := [name for name in now if then.get(name) != now[name]]:
+        what = f"this run was finished with another content of {' and '.join(changed)} than there is now"
+        fix = "Delete its folder to run it again, or choose another folder for these runs."
+        raise ConfigError(what, where=folder, fix=fix)
     return Outcome(name, said["metrics"], tuple(said["failure"]), **said["chosen_by"])
 
 
 def check_data(runs: Many[Outcome], place: Place) -> None:
-    """Raises ConfigError: not all of these runs, finished in several sessions maybe, had the same data."""
-    seen: dict[str, str] = {}
+    """Raises ConfigError: not all of these runs had the same data, or models that have one name are not the same."""
+    seen: dict[str, tuple[str, str]] = {}
     for run in runs if is_main(plan_here()) else ():
         record = place.out / run.name / "model" / RECORD
-        if record.exists():  # one that has diverged has none
-            seen.setdefault(repr({name: source["sha256"] for name, source in read_json(record)["data"].items()}), run.name)
-    if len(seen) > 1:
-        what = f"{' and '.join(seen.values())} had other data: a file has changed in between"
-        raise ConfigError(what, where=place.out, fix="Delete the folders of the runs on the former data, or choose another.")
+        if not record.exists():  # one that has diverged has none
+            continue
+        said = read_json(record)
+        for what, found in _origin(said).items():
+            name = said["base"]["name"] if what == "model" else what  # a search may be over models
+            first, by = seen.setdefault(name, (found, run.name))
+            if first != found:
+                fix = "Delete the folders of the runs on the former, or choose another."
+                raise ConfigError(f"{by} and {run.name} had another content of {name}", where=place.out, fix=fix)
+
+
+def _origin(said: Mapping[str, Any]) -> dict[str, str]:
+    """The sha256 of the data and of the model that a run began with, by its record."""
+    data = {name: source["sha256"] for name, source in said["data"].items()}
+    return data | {"model": said.get("base", {}).get("sha256", "")}
 
 
 def keep_best(series: Series, place: Place) -> None:

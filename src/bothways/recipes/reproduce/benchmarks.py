@@ -52,7 +52,7 @@ def reproduce(
         ConfigError: a task that the benchmark does not have, or a setting that cannot be.
         DataError: data that cannot be read, or none for any of the tasks.
         KeyboardInterrupt: interrupted; the same call goes on.
-        ResourceError: `request.out` holds results of other settings or data.
+        ResourceError: `request.out` holds results of other settings, other data or another model.
     """
     console = console or Console(quiet=True)
     planned = plan_of(benchmark, request)

@@ -23,7 +23,7 @@ def run_frozen(experiment: Frozen, out: Path, *, device: str, console: Console) 
     """Run what is not yet run; errors as `recipes.features.feature_based`.
 
     Raises:
-        ResourceError: a folder holds the result of other settings or other data.
+        ResourceError: a folder holds the result of other settings, other data or another model.
     """
     data: FeatureData | None = None
     results = []
@@ -46,7 +46,7 @@ def restarts(experiment: Frozen) -> list[FeatureConfig]:
 
 
 def finished(experiment: Frozen, settings: FeatureConfig, out: Path) -> Result | None:
-    """The result of a run that was made before; ResourceError if it is of other settings or other data."""
+    """The result of a run that was made before; ResourceError if it is of other settings, other data or another model."""
     return read_result(_folder(experiment, settings, out), settings, _sources(settings))
 
 

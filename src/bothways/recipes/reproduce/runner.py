@@ -18,9 +18,10 @@ from rich.console import Console
 
 from bothways.core import config as configs
 from bothways.core.errors import ResourceError
-from bothways.core.files import digest, replace_file
+from bothways.core.files import replace_file
 from bothways.recipes.finetune import Finetuned, finetune
 from bothways.recipes.finetune_setup import FinetuneConfig
+from bothways.recipes.origin import digest_of_file, digest_of_model, without_places
 from bothways.recipes.reproduce.experiment import Experiment, Frozen
 from bothways.tasks.definition import Definition
 from bothways.tasks.task import evaluate
@@ -36,7 +37,7 @@ class Result:
     Attributes:
         folder: of the cell; `folder / "model"` is there for the best cell alone.
         settings: of the run, in plain values.
-        data: the sha256 of its files, by name.
+        data: the sha256 of its files, by name, and of the model that it began with under "model".
         metrics: of the dev data, and of the other data under "name/metric".
         value: of the metric that settings are chosen by, turned so that more is better.
         steps, seconds: of the run.
@@ -101,7 +102,8 @@ def run(experiment: Experiment, out: Path, *, device: str, console: Console) -> 
 
     Raises:
         KeyboardInterrupt: a run was interrupted, and has saved.
-        ResourceError: a cell's folder holds the result of other settings or other data, or the best one has lost its weights.
+        ResourceError: a cell's folder holds the result of other settings, other data or another model, or the best one has
+            lost its weights.
     """
     results: list[Result] = []
     for settings in cells(experiment):
@@ -156,7 +158,7 @@ def _scored(done: Finetuned, experiment: Experiment, settings: FinetuneConfig, f
 
 
 def finished(experiment: Experiment, settings: FinetuneConfig, out: Path) -> Result | None:
-    """The result of a cell that was run before; ResourceError if it is of other settings or other data."""
+    """The result of a cell that was run before; ResourceError if it is of other settings, other data or another model."""
     return read_result(cell_folder(out, experiment, settings), settings, _sources(experiment, settings))
 
 
@@ -167,12 +169,13 @@ def write_result(result: Result) -> None:
 
 
 def read_result(folder: Path, settings: Any, sources: Mapping[str, str]) -> Result | None:
-    """The result in a folder, if there is one; ResourceError if it is of other settings or other data."""
+    """The result in a folder, if there is one; ResourceError if it is of other settings, other data or another model."""
     if not (folder / RESULT).is_file():
         return None
     result = Result(folder, **json.loads((folder / RESULT).read_text(encoding="utf8")))
-    if (result.settings, result.data) != identity(settings, sources):
-        what = "holds the result of other settings or of other data"
+    mine, data = identity(settings, sources)
+    if (without_places(result.settings), result.data) != (without_places(mine), data):
+        what = "holds the result of other settings, of other data or of another model"
         raise ResourceError(what, where=folder, fix="Choose another --out, or delete this folder to run it again.")
     return result
 
@@ -182,8 +185,8 @@ def _sources(experiment: Experiment, settings: FinetuneConfig) -> dict[str, str]
 
 
 def identity(settings: Any, sources: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What a result is of: its settings in plain values, and the sha256 of its files by name."""
-    data = {name: digest(Path(source)) for name, source in sources.items()}
+    """What a result is of: its settings in plain values, and the sha256 of its files by name, and of the model."""
+    data = {name: digest_of_file(Path(source)) for name, source in sources.items()} | {"model": digest_of_model(settings.model)}
     return json.loads(json.dumps(configs.to_dict(settings))), data
 
 
