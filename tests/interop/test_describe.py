@@ -94,7 +94,8 @@ def test_of_a_model_on_the_hub_only_the_settings_are_fetched(
     folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda *_, allow_patterns: folder if allow_patterns == ["config.json"] else ""
+        "huggingface_hub.snapshot_download",
+        lambda *_, allow_patterns: folder if "model.safetensors" not in allow_patterns else "",
     )
     assert rows(described(capsys, "some/model"))["(what reads it)"] == ["pooler"]
 

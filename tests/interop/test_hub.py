@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,19 @@ def test_a_pickle_is_fetched_where_there_is_nothing_else(tmp_path: Path, monkeyp
 def test_only_the_settings_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = hub(monkeypatch, lambda *_: str(tmp_path))
     resolve("some/model", CONFIG_FILES)
-    assert calls == [("some/model", ["config.json"])]
+    assert calls == [("some/model", ["config.json", "modules.json"])]
+
+
+def test_the_folder_inside_that_the_modules_name_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = hub(monkeypatch, lambda *_: str(tmp_path))
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}, {"type": "Pooling", "path": "1"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert resolve("old/model") == tmp_path / "0_Transformer"
+    inner = [[f"0_Transformer/{name}" for name in files] for files in (MODEL_FILES, PICKLE_FILES)]
+    assert [patterns for _, patterns in calls] == [list(MODEL_FILES), *inner]
+    modules[0]["path"] = "../elsewhere"
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert resolve(tmp_path) == tmp_path
 
 
 def test_a_model_of_the_hub_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,46 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
     assert (found.definition, found.length) == (Embedding(pooling="max", normalised=True), 12)
     texts = ["the cats sat on a mat", "dog"]
     np.testing.assert_allclose(vectors(found, texts), vectors(task, texts), atol=1e-6)
+
+
+def with_prompts(folder: Path) -> Path:
+    from sentence_transformers import SentenceTransformer
+
+    save_sentences(folder / "plain", made(folder / "vocabulary", pooling="max"))
+    prompts = {"query": "the cat", "document": "a dog"}
+    opened = SentenceTransformer(str(folder / "plain"), device="cpu", prompts=prompts, similarity_fn_name="dot")
+    opened.save(str(folder / "theirs"))
+    return folder / "theirs"
+
+
+def test_prompts_and_similarity_are_kept(tmp_path: Path) -> None:
+    """Nothing here uses them; the other program does once the folder is written again."""
+    from sentence_transformers import SentenceTransformer
+
+    task = open_task(str(with_prompts(tmp_path))).task
+    assert isinstance(task, Embed)
+    save_sentences(tmp_path / "ours", task)
+    first, second = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("theirs", "ours"))
+    assert (second.prompts, second.similarity_fn_name) == (first.prompts, "dot")
+    expected = first.encode_query(["sat on a mat"], show_progress_bar=False)
+    np.testing.assert_allclose(second.encode_query(["sat on a mat"], show_progress_bar=False), expected, atol=1e-6)
+    assert np.abs(expected - first.encode(["sat on a mat"], show_progress_bar=False)).max() > 0.01
+
+
+def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path: Path) -> None:
+    source, place = with_prompts(tmp_path), tmp_path / "old"
+    shutil.copytree(source, place / "0_Transformer")
+    for name in ("1_Pooling", "modules.json", "config_sentence_transformers.json"):
+        shutil.move(place / "0_Transformer" / name, place / name)
+    modules = json.loads((place / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (place / "modules.json").write_text(json.dumps(modules))
+    task = open_task(str(place)).task
+    assert (task.definition, task.length) == (Embedding(pooling="max"), 12)
+    np.testing.assert_allclose(vectors(task, SENTENCES), theirs(place, SENTENCES), atol=1e-6)
+    assert isinstance(task, Embed)
+    save_sentences(tmp_path / "ours", task)
+    assert json.loads((tmp_path / "ours" / "config_sentence_transformers.json").read_text())["similarity_fn_name"] == "dot"
 
 
 def test_a_folder_without_these_files_says_nothing(tmp_path: Path) -> None:

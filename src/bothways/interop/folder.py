@@ -26,7 +26,7 @@ from bothways.families.family import Architecture
 from bothways.families.keys import KeyTable, to_theirs
 from bothways.interop.card import Card, render
 from bothways.interop.form import form_of, outputs_of
-from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, resolve
+from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
 from bothways.interop.settings import Problem, Settings, read_settings, with_names
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
@@ -98,6 +98,8 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
     if not set(fresh) <= kinds:
         raise ConfigError(f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}", where="fresh")
     model, report = build_model(settings, weights, wanted, fresh)
+    program = modules_folder(folder) / PROGRAM
+    model.kept = {"config.json": settings.ids, PROGRAM: read_json(program) if program.is_file() else {}}
     extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     extra.pop(VERSION, None)
     labels = settings.labels if {"labels", "tags"} & (kinds - set(fresh)) else ()
@@ -122,7 +124,6 @@ def build_model(
             started = build_head(settings.encoder, head).state_dict()
             state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in started.items()}
     model.load_state_dict(state, assign=True)
-    model.ids = settings.ids
     return model.eval(), plan.report
 
 

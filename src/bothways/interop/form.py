@@ -55,7 +55,8 @@ def form_of(model: Model, tokenizer: Tokenizer | None, place: Path) -> Form:
     if architecture.own:
         return Form(own_settings(model), architecture, KEYS)
     settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
-    settings |= {**(family.translation.write(config) or {}), **(model.ids if tokenizer is None else _ids(tokenizer))}
+    ids = model.kept.get("config.json", {}) if tokenizer is None else _ids(tokenizer)
+    settings |= {**(family.translation.write(config) or {}), **ids}
     return Form(settings, architecture, family.keys_for(config), _dropouts(family, model))
 
 

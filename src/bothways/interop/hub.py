@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from bothways.core.errors import FolderError
 
-CONFIG_FILES = ("config.json",)
+MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
+"""Of sentence-transformers: which modules make up a model, and what the program does with them."""
+CONFIG_FILES = ("config.json", MODULES)
 SENTENCE_FILES = (
-    "modules.json",
     "sentence_bert_config.json",
-    "config_sentence_transformers.json",
+    PROGRAM,
     "[0-9]_Pooling*",
     "[0-9]_Normalize*",
 )
@@ -49,29 +50,52 @@ def model_folder(name: str) -> str | Path:
 def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     """The local folder of a model: `name` itself if it is one, else the files of that id on the Hub, or of its cache.
 
+    In an older folder of sentence-transformers it is the one inside that the Transformer lies in.
+
     Raises:
         FolderError: it is neither a folder nor an id, the Hub has none of that id, or it cannot be reached.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return folder
+        return folder / _inner(folder)
     if isinstance(name, Path) or not _HUB_ID.fullmatch(name) or folder.exists():
         what = "is a file, not a model folder" if folder.exists() else "is no folder, and no id on the Hugging Face Hub"
         raise FolderError(
             what, where=name, fix="Give the folder that holds config.json, or an id such as google-bert/bert-base-uncased."
         )
     found = _fetch(name, files)
+    if inner := _inner(found):
+        found = _fetch(name, files, inner)
     if files is MODEL_FILES and not any(found.glob("model*.safetensors")):
-        found = _fetch(name, PICKLE_FILES)
+        found = _fetch(name, PICKLE_FILES, inner)
     return found
 
 
-def _fetch(name: str, files: Sequence[str]) -> Path:
+def modules_folder(folder: Path) -> Path:
+    """Where the modules of sentence-transformers are named: in the model's folder, or in that around it."""
+    return folder.parent if not (folder / MODULES).is_file() and _inner(folder.parent) == folder.name else folder
+
+
+def _inner(folder: Path) -> str:
+    """The name of the folder inside that the Transformer lies in; nothing where it lies in the folder itself."""
+    if (folder / "config.json").is_file() or not (folder / MODULES).is_file():
+        return ""
+    from bothways.interop.weights import read_tree
+
+    match read_tree(folder / MODULES):
+        case [{"type": str(kind), "path": str(path)}, *_] if kind.endswith(".Transformer") and Path(path).name == path:
+            return path
+        case _:
+            return ""
+
+
+def _fetch(name: str, files: Sequence[str], inner: str = "") -> Path:
+    """Files of an id, or of the folder `inner` there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(files)))
+        return Path(snapshot_download(name, allow_patterns=[str(PurePosixPath(inner) / file) for file in files])) / inner
     except GatedRepoError as error:
         fix = "Accept its conditions on its page, then run `hf auth login`."
         raise FolderError("may only be read by those who accepted its conditions", where=name, fix=fix) from error

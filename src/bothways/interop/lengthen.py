@@ -47,7 +47,7 @@ def lengthened(model: Model, positions: int = 4096, window: int = 512) -> Model:
     with without_weights():
         result = Model(config, (head,))
     result.load_state_dict(_weights(model, old.position, config, list(result.state_dict())), assign=True)
-    result.ids = model.ids
+    result.kept = model.kept
     return result.eval()
 
 

@@ -15,10 +15,13 @@ from bothways.core.errors import FolderError
 from bothways.families.catalogue import family_for
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
+from bothways.interop.hub import MODULES, PROGRAM, modules_folder
 from bothways.interop.weights import read_json, read_tree
 from bothways.tasks.embed import Embed, Embedding, Pooling
 
-MODULES, TRANSFORMER, PROGRAM = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+TRANSFORMER = "sentence_bert_config.json"
+_OTHERS = ("prompts", "similarity_fn_name")
+"""What the program does beside: it is kept as it was read."""
 
 _KEYS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -38,14 +41,15 @@ def read_sentences(folder: Path, positions: int) -> tuple[Embedding, int] | None
     Raises:
         FolderError: a file is damaged, or asks for what is not understood here.
     """
-    if not (folder / MODULES).is_file():
+    whole = modules_folder(folder)
+    if not (whole / MODULES).is_file():
         return None
-    chain = _modules(folder / MODULES)
+    chain = _modules(whole / MODULES)
     kinds = [kind for kind, _ in chain]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise FolderError(f"its modules are {', '.join(kinds) or 'none'}", where=folder / MODULES, fix=_HOW)
-    _check_prompt(folder / PROGRAM)
-    pooling = _pooling(folder / chain[1][1] / "config.json")
+        raise FolderError(f"its modules are {', '.join(kinds) or 'none'}", where=whole / MODULES, fix=_HOW)
+    _check_prompt(whole / PROGRAM)
+    pooling = _pooling(whole / chain[1][1] / "config.json")
     return Embedding(pooling=pooling, normalised=len(kinds) == 3), min(positions, _longest(folder) or positions)
 
 
@@ -116,10 +120,16 @@ def _files(task: Embed) -> dict[str, Any]:
         {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for at, (path, kind) in enumerate(modules)
     ]
+    kept = task.model.kept.get(PROGRAM, {})
     modes = {key: mode == task.definition.pooling for key, mode in _KEYS.items()}
     return {
         MODULES: chain,
         "1_Pooling/config.json": {"word_embedding_dimension": task.model.config.width, **modes},
         TRANSFORMER: {"max_seq_length": task.length, "do_lower_case": False},
-        PROGRAM: {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        PROGRAM: {
+            "prompts": {},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+            **{key: kept[key] for key in _OTHERS if key in kept},
+        },
     }

@@ -140,10 +140,10 @@ class Model(nn.Module):
         encoder: one of this shape, taken as it is; none for new weights.
 
     Attributes:
-        ids: of special tokens, under transformers' names, if it was read from a folder that says them; nothing here uses them.
+        kept: settings of the folder that it was read from, by file, that only other programs use.
     """
 
-    ids: Mapping[str, Any] = MappingProxyType({})
+    kept: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(self, config: ModelConfig, heads: Iterable[Head], encoder: AnyEncoder | None = None) -> None:
         super().__init__()
