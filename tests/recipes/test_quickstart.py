@@ -16,7 +16,7 @@ from bothways.interop.folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.recipes.method import Method
 from bothways.recipes.quickstart import Story, Told, tell
-from bothways.recipes.quickstart_data import gather, part
+from bothways.recipes.quickstart_data import gather, labelled_examples, part
 from bothways.recipes.quickstart_report import report_of
 from bothways.recipes.settings import Phase
 from bothways.report.html import to_html
@@ -66,6 +66,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 def test_the_story_is_told_whole(told: Told) -> None:
     out = told.corpus.folder.parent
+    assert "whose sentences it had never seen" in report_of(told).lead
     assert {run.task.labels for run in (*told.from_pretrained, *told.from_scratch)} == {("as written", "swapped")}
     assert len(told.from_pretrained) == len(told.from_scratch) == 3
     assert set(load_model(out / "pretrained").model.heads) == {"masked", "pooler", "pair"}
@@ -122,10 +123,23 @@ def test_it_goes_on_where_it_was(told: Told, tmp_path: Path) -> None:
 def test_own_labels(told: Told, tmp_path: Path) -> None:
     rows = [f"{'cats eat' if i % 2 else 'dogs find'} apples number {i}\t{'cat' if i % 2 else 'dog'}" for i in range(60)]
     (tmp_path / "labels.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n", encoding="utf8")
-    own = tell(SMALL, tmp_path / "out", files=(write_text(tmp_path),), labels=tmp_path / "labels.tsv")
+    heard: list[str] = []
+    own = tell(SMALL, tmp_path / "out", files=(write_text(tmp_path),), labels=tmp_path / "labels.tsv", say=heard.append)
     assert own is not None
     assert own.labelled.labels == ("cat", "dog")
     assert "swapped" not in report_of(own).lead
+    assert "never seen" not in report_of(own).lead
+    warnings = [f"warning: {finding}" for finding in own.labelled.findings if finding.severity == "warning"]
+    assert warnings
+    assert [said for said in heard if said.startswith("warning: ")] == warnings
+
+
+def test_a_text_that_is_labelled_several_times_is_trained_or_tested_on(tmp_path: Path) -> None:
+    rows = [f"sentence number {i % 30} here\t{i % 2}" for i in range(120)]
+    (tmp_path / "labels.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n", encoding="utf8")
+    train, test = labelled_examples([], [], tmp_path / "labels.tsv", 1200)
+    assert (len(train), len(test)) == (21, 9)
+    assert not {example.text for example in train} & {example.text for example in test}
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

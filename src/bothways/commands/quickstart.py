@@ -55,7 +55,7 @@ def quickstart(
 
     def say(text: str) -> None:
         """A stage of the run begins."""
-        console.print(text, highlight=False)
+        console.print(text, highlight=False, markup=False)
 
     with keeping(out, console), _bar(story.method.training.until, console) as watch:
         told = tell(story, out, files=corpus, labels=labels, say=say, on_fine_tuning=watch)
@@ -64,7 +64,7 @@ def quickstart(
     report = report_of(told)
     write_html(report, out / "report.html")
     show(report, Console())
-    console.print(f"The whole report, with curves: {out / 'report.html'}", highlight=False)
+    console.print(f"The whole report, with curves: {out / 'report.html'}", highlight=False, markup=False)
 
 
 @contextmanager

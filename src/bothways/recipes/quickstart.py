@@ -177,6 +177,9 @@ def tell(
     stages.begin("corpus", "building the corpus")
     corpus = build(kept, tokenizer, out / "corpus")
     data = label(story.method.task, tokenizer, train_on, test_on, story.method.length)
+    for finding in data.findings:
+        if finding.severity == "warning":
+            say(f"warning: {finding}")
     left = max(5.0, 60 * story.minutes * (1 - FINE_TUNING) - stages.passed)
     stages.begin("pre-training", f"pre-training on {corpus.manifest.counts.tokens:,} tokens, about {left:.0f} s")
     settings = settings_for(story, tokenizer, left)

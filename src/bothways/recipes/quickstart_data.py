@@ -52,12 +52,15 @@ def labelled_examples(
 ) -> tuple[list[Example], list[Example]]:
     """The examples to train on, at most so many, and to test on: of the labelled file, or made from the documents set aside.
 
+    A text that the file has several times counts once.
+
     Raises:
         DataError: there are fewer than 20 examples, or the text is Chinese and without labels.
     """
     if file is not None:
         read, _ = read_examples(str(file))
-        examples = [read[place] for place in rng(0, "labelled examples").permutation(len(read))]  # a file may be sorted
+        once = list({(example.text, example.text_b): example for example in read}.values())  # none to train and to test on
+        examples = [once[place] for place in rng(0, "labelled examples").permutation(len(once))]  # a file may be sorted
         split = min(most, int(0.7 * len(examples)))
     else:
         language = detect_language(aside[0].text) if aside else "en"

@@ -92,11 +92,16 @@ def _headline(gain: float, spread: float, comparison: s.Comparison) -> str:
 
 def _lead(told: Told) -> str:
     counts, encoder = told.corpus.manifest.counts, told.settings.encoder
-    task = "" if _own_labels(told) else " The task: are two neighbouring words swapped? Both classes have the same words."
+    task, which = (
+        " The task: are two neighbouring words swapped? Both classes have the same words.",
+        "whose sentences it had never seen",
+    )
+    if _own_labels(told):
+        task, which = "", "of your labels"
     return (
         f"A BERT of {encoder.depth} layers × {encoder.width} was pre-trained on {counts.documents:,} documents "
-        f"({counts.tokens:,} tokens) with masked LM and next sentence prediction. Then it was fine-tuned on a task whose "
-        f"sentences it had never seen, next to the same architecture from random weights.{task}"
+        f"({counts.tokens:,} tokens) with masked LM and next sentence prediction. Then it was fine-tuned on a task "
+        f"{which}, next to the same architecture from random weights.{task}"
     )
 
 
