@@ -43,6 +43,13 @@ def test_products_with_dropped_ones(dtype: torch.dtype, mixed: bool, monkeypatch
     assert not torch.equal(small[0], product(0, x, 2 * y, mixed, monkeypatch)[0])
 
 
+def test_a_rate_of_nearly_1_keeps_next_to_nothing() -> None:
+    torch.manual_seed(3)
+    x = dropout(torch.ones(2**18), 1 - 2**-20)
+    assert set(x.tolist()) == {0.0, 2.0**16}
+    assert 0 < int(x.count_nonzero()) < 20  # 4 are expected
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("rate", [0.1, 0.7])
 def test_dropout(dtype: torch.dtype, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Dropout from 16-bit random numbers, four to a draw: the same distribution as torch's, several times faster on a CPU.
 
 torch draws one Bernoulli number per element there, which takes longer than the matrix products of a small encoder. Its own
-generator is slow, too: it gives only the seed of each draw. The rate is rounded to a multiple of 1/65536; what is kept is
-scaled by the exact inverse, so the expectation is the input itself.
+generator is slow, too: it gives only the seed of each draw. The rate is rounded to a multiple of 1/65536 below 1; what is
+kept is scaled by the exact inverse, so the expectation is the input itself.
 
 A large mask is not kept for the backward pass but drawn again there, and of attention probabilities only those before dropout
 are kept.
@@ -34,7 +34,7 @@ def draw_seed() -> int:
 
 def keep_mask(x: Tensor, rate: float, seed: int) -> Tensor:
     """A tensor on the CPU like `x`: 0 with probability `rate`, else 1 / (1 − rate)."""
-    dropped = round(rate * STEPS)
+    dropped = min(round(rate * STEPS), STEPS - 1)
     draws = np.random.SFC64(seed).random_raw(math.ceil(x.numel() / 4)).view(np.int16)
     lanes = torch.from_numpy(draws)[: x.numel()].view(x.shape).float()  # uniform over [−32768, 32767]
     # Positive for what is kept, and by at least the scale; a comparison of integers would take five times as long.
