@@ -168,3 +168,44 @@ def test_minilm_equals_transformers() -> None:
     found, wanted = loaded.model.encoder(batch).last, theirs(**padded)
     torch.testing.assert_close(found, wanted.last_hidden_state[kept], rtol=0, atol=1e-5)
     torch.testing.assert_close(loaded.model.heads["pooler"](found, batch.layout), wanted.pooler_output, rtol=0, atol=1e-5)
+
+
+BERT: dict[str, Any] = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs"),
+    [("BertModel", {"num_labels": 0}), ("BertForMaskedLM", {"id2label": {1: "a", 2: "b"}})],
+)
+def test_outputs_are_read_only_where_a_head_has_them(name: str, outputs: dict[str, Any], tmp_path: Path) -> None:
+    theirs = getattr(transformers, name)(transformers.BertConfig(**BERT, intermediate_size=24, **outputs))
+    theirs.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert type(theirs).from_pretrained(tmp_path).num_parameters() == sum(p.numel() for p in loaded.model.parameters())
+    assert loaded.labels == ()
+
+
+@pytest.mark.parametrize("said", [3, 2])
+def test_the_number_of_outputs_goes_before_their_names(said: int, tmp_path: Path) -> None:
+    config = transformers.BertConfig(**BERT, intermediate_size=24, num_labels=said)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    changed = {"num_labels": said, "id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
+    assert load_model(tmp_path).labels == tuple(theirs.config.id2label.values())
+
+
+@pytest.mark.parametrize("stem", ["GPT2", "OpenAIGPT"])
+@pytest.mark.parametrize("pad", [-1, 50])
+def test_a_family_without_padding_reads_no_odd_padding(stem: str, pad: int, tmp_path: Path) -> None:
+    small = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 20, "bos_token_id": 1, "eos_token_id": 2}
+    config = getattr(transformers, f"{stem}Config")(**small, pad_token_id=pad)
+    theirs = getattr(transformers, f"{stem}Model")(config).eval()
+    theirs.save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    assert model.config.pad is None
+    ids = torch.arange(4, 9)
+    with torch.no_grad():
+        found = model.encoder(Batch(ids, torch.zeros_like(ids), Layout.of([5]))).last
+        torch.testing.assert_close(found, theirs(ids[None]).last_hidden_state[0], rtol=0, atol=1e-5)

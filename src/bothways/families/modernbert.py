@@ -102,7 +102,7 @@ def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
     if every < 1:
         raise FolderError(f"global_attn_every_n_layers must be at least 1, not {every}", where=where)
     kinds = raw.get("layer_types") or [_WINDOW if layer % every else _FULL for layer in range(depth)]
-    if not isinstance(kinds, list) or len(kinds) != depth or not set(kinds) <= set(_THETAS):
+    if not isinstance(kinds, list) or len(kinds) != depth or not all(kind in list(_THETAS) for kind in kinds):
         what = f"layer_types must name {' or '.join(_THETAS)} for each of {depth} layers, not {kinds!r}"
         raise FolderError(what, where=where)
     return kinds
@@ -111,7 +111,10 @@ def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
 def _base(raw: Mapping[str, Any], kind: str, where: str) -> float:
     """The base of the angles in layers of a kind."""
     old, default = _THETAS[kind]
-    said = (raw.get("rope_parameters") or {}).get(kind) or {}
+    every = raw.get("rope_parameters") or {}
+    said = (every.get(kind) or {}) if isinstance(every, dict) else every
+    if not isinstance(said, dict):
+        raise FolderError(f"rope_parameters must be a table for each kind of layers, not {every!r:.60}", where=where)
     if raw.get("rope_scaling") or said.get("rope_type", "default") != "default":
         what = f"rotary positions scaled by {raw.get('rope_scaling') or said.get('rope_type')!r} have no counterpart here"
         raise FolderError(what, where=where)

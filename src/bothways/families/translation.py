@@ -83,6 +83,8 @@ class Translation:
         activation = read_choice(raw, self.activation, self.activations, named, where)
         pad = raw.get("pad_token_id", defaults.pad)
         pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, where)
+        if defaults.pad is None and pad is not None and not 0 <= pad < numbers["vocab"]:
+            pad = None  # a family without padding: nothing reads what such an id stands for
         tied = read_flag(raw, "tie_word_embeddings", True, where)
         readout = replace(defaults.readout, output="embedding" if tied else "own")
         common = {"activation": activation, "pad": pad, "readout": readout}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,7 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
     model.kept = {"config.json": settings.ids, PROGRAM: read_json(program) if program.is_file() else {}}
     extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     extra.pop(VERSION, None)
-    labels = settings.labels if {"labels", "tags"} & (kinds - set(fresh)) else ()
+    labels = settings.labels() if {"labels", "tags"} & (kinds - set(fresh)) else ()
     return Loaded(model, report, folder, labels, settings.problem, extra)
 
 
@@ -140,12 +140,20 @@ def heads_of(settings: Settings, names: Iterable[str]) -> tuple[Head, ...]:
         table = settings.keys
         rules = [table.origin(table.full_name(name)) for name in names]
         kinds = {head_of(rule.ours) for rule in rules if rule is not None and rule.ours not in table.shared}
-    count, rate = len(settings.labels), settings.dropouts.get
-    every: tuple[Head, ...] = (
-        Masked(), Pooled(), Pair(), Labels(count, rate("labels")), Tags(count, rate("tags")), Span(), Choice(rate("choice")),
-        Replaced(), NextToken(), BiLM(),
-    )  # fmt: skip
-    return tuple(head for head in every if head.kind in kinds)
+    rate = settings.dropouts.get
+    every: dict[str, Callable[[], Head]] = {
+        "masked": Masked,
+        "pooler": Pooled,
+        "pair": Pair,
+        "labels": lambda: Labels(len(settings.labels()), rate("labels")),
+        "tags": lambda: Tags(len(settings.labels()), rate("tags")),
+        "span": Span,
+        "choice": lambda: Choice(rate("choice")),
+        "replaced": Replaced,
+        "causal": NextToken,
+        "bilm": BiLM,
+    }
+    return tuple(build() for kind, build in every.items() if kind in kinds)
 
 
 def plan_model(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,7 +30,7 @@ class Settings:
     keys: its weight names.
     encoder: the shape.
     architecture: the class that it names, if that is one of the family's here.
-    labels: names of a label head's outputs, in order.
+    labels: gives the names of a label head's outputs, in order; what is wrong with them is said only where they are asked for.
     dropouts: of heads that have one of their own, by kind; none means the encoder's.
     problem: what such a head is for, if it is said.
     heads: in a folder of our own type, what it says of them; none where the class tells.
@@ -40,7 +41,7 @@ class Settings:
     keys: KeyTable
     encoder: ModelConfig
     architecture: Architecture | None
-    labels: tuple[str, ...]
+    labels: Callable[[], tuple[str, ...]]
     dropouts: Mapping[HeadKind, float | None]
     problem: Problem | None
     heads: tuple[Head, ...] | None = None
@@ -67,14 +68,16 @@ def read_settings(folder: Path) -> Settings:
         known = ", ".join([*(family.model_type for family in FAMILIES), OWN])
         what = f"model_type {raw.get('model_type')!r} is no known family: it must be one of {known}"
         raise FolderError(what, where=where, fix="A BERT from before model_type was written needs the line added.")
-    architectures = raw.get("architectures") or ()
+    architectures = raw.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise FolderError(f"architectures must name classes in a list, not {architectures!r:.40}", where=where)
     encoder = family.translation.read(raw, where)
     return Settings(
         family.model_type,
         family.keys_for(encoder),
         encoder,
         family.architecture_named(map(str, architectures)),
-        _labels(raw, where),
+        functools.partial(_labels, raw, where),
         {kind: _dropout(raw, key, default, where) for kind, (key, default) in family.dropouts.items()},
         _problem(raw, where),
         ids={key: value for key, value in raw.items() if key.endswith("_token_id") and key != "pad_token_id"},
@@ -97,7 +100,7 @@ def _own_settings(raw: Mapping[str, Any], file: Path) -> Settings:
         raise FolderError(f"id2label names {len(labels)} outputs, and the heads have {sorted(counts) or 'none'}", where=file)
     named = labels if "id2label" in raw else tuple(label_name(at) for at in range(max(counts, default=0)))
     architecture, problem = described.architecture, _problem(raw, str(file))
-    return Settings(OWN, KEYS, described.encoder, architecture, named, {}, problem, described.heads)
+    return Settings(OWN, KEYS, described.encoder, architecture, lambda: named, {}, problem, described.heads)
 
 
 def _problem(raw: Mapping[str, Any], where: str) -> Problem | None:
@@ -115,10 +118,14 @@ def label_name(at: int) -> str:
 
 
 def _labels(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """As transformers reads them: where two settings tell two numbers of outputs, the names count for nothing."""
     names = raw.get("id2label")
-    if names is None:
-        return tuple(label_name(at) for at in range(read_number(raw, "num_labels", 2, where)))
-    ids = [str(at) for at in range(len(names))] if isinstance(names, dict) else None
-    if ids is None or set(names) != set(ids):
+    if names is not None and (not isinstance(names, dict) or set(names) != {str(at) for at in range(len(names))}):
         raise FolderError(f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r}", where=where)
-    return tuple(str(names[at]) for at in ids)
+    count = 2 if names is None else len(names)
+    count = read_number(raw, "num_labels", count, where) if raw.get("num_labels") is not None else count
+    if count < 1:
+        raise FolderError(f"a head with labels must have at least one output, not {count}", where=where)
+    if names is None or len(names) != count:
+        return tuple(label_name(at) for at in range(count))
+    return tuple(str(names[str(at)]) for at in range(count))

@@ -197,7 +197,7 @@ def _settings(dialect: Dialect, weights: Weights) -> Settings:
     labels = tuple(label_name(at) for at in range(outputs))
     dropouts = {kind: default for kind, (_, default) in family.dropouts.items()}
     return Settings(
-        family.model_type, family.keys_for(encoder), encoder, _architecture(family, weights), labels, dropouts, None
+        family.model_type, family.keys_for(encoder), encoder, _architecture(family, weights), lambda: labels, dropouts, None
     )
 
 

@@ -78,11 +78,18 @@ def _open_pickle(file: Path) -> Weights:
         # A hostile or broken file trips the unpickler in any of these ways.
         what = "is refused: it is no plain pickle of tensors, and reading it any other way could run code"
         raise FolderError(what, where=file, fix="Use the model's safetensors file.") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise FolderError("is refused: it holds more than tensors by name", where=file, fix="Save the model's state_dict.")
+    if not isinstance(state, dict) or not all(isinstance(name, str) and _plain(value) for name, value in state.items()):
+        raise FolderError(
+            "is refused: it holds more than dense tensors by name", where=file, fix="Save the model's state_dict."
+        )
     tensors: dict[str, Tensor] = state
     # Those of a pickle may be views of each other.
     return Weights(file, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda name: tensors[name].clone())
+
+
+def _plain(value: object) -> bool:
+    """Whether this is a tensor with a number for each of its elements."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
 
 
 def _open_shards(file: Path) -> Weights:
