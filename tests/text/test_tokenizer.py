@@ -246,6 +246,12 @@ def test_arrays_can_be_written(pairs):
     assert ours.encode(["hello"])[0].tolist() == [ours.id("hello")]
 
 
+def test_settings_that_are_null_are_as_if_left_out(tmp_path):
+    plain = Tokenizer.load(write_vocabulary(tmp_path / "plain"))
+    null = dict.fromkeys(("do_lower_case", "strip_accents", "tokenize_chinese_chars", "unk_token", "mask_token"))
+    assert Tokenizer.load(write_vocabulary(tmp_path / "null", **null)).fingerprint == plain.fingerprint
+
+
 def _broken(tmp_path: Path, name: str) -> Path:
     """A file or folder that is wrong in the way of this name."""
     tokens = [*BERT_NAMES, "a"]
@@ -298,6 +304,21 @@ def test_broken_files_are_refused_by_name(tmp_path, name, kind, says):
     with pytest.raises(kind, match=says) as caught:
         Tokenizer.load(path)
     assert str(path) in str(caught.value)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"unk_token": "<unk>"}, "vocab.txt: the vocabulary of 5 tokens lacks special tokens: <unk>\n"),
+        ({"mask_token": {"content": "<mask>"}}, "vocab.txt: the vocabulary of 5 tokens lacks special tokens: <mask>\n"),
+        ({"do_lower_case": "true"}, "tokenizer_config.json: 'do_lower_case' is 'true'"),
+        ({"tokenize_chinese_chars": 1}, "tokenizer_config.json: 'tokenize_chinese_chars' is 1"),
+    ],
+)
+def test_settings_that_do_not_go_with_the_vocabulary(tmp_path, config, says):
+    with pytest.raises(TokenizerError, match=says) as caught:
+        Tokenizer.load(write_vocabulary(tmp_path, BERT_NAMES, **config, bos_token="<s>"))
     assert caught.value.fix
 
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -39,6 +39,8 @@ from bothways.text.specials import NAMES, SETTINGS, Specials, find_specials, nam
 
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 """What a folder's tokenizer is read from: the first of these that it holds."""
+
+D = TypeVar("D", bool, None)
 
 _ELSEWHERE = "Give a folder with tokenizer.json: transformers writes one, AutoTokenizer.from_pretrained(…).save_pretrained(…)."
 
@@ -162,9 +164,9 @@ def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, 
         case ".model":
             return _from_pieces(file, config)
         case _ if file.name == "vocab.json":
-            backend, prefix = _from_merges(file), config.get("add_prefix_space", False)
+            backend, prefix = _from_merges(file), _flag(config, file, "add_prefix_space", False)
             byte_bert = backend.token_to_id("[CLS]") is not None
-            return backend, ByteDeberta(prefix) if byte_bert else Roberta(prefix, config.get("trim_offsets", True))
+            return backend, ByteDeberta(prefix) if byte_bert else Roberta(prefix, _flag(config, file, "trim_offsets", True))
         case _:
             return _from_json(file), None
 
@@ -194,6 +196,22 @@ def _read_config(file: Path) -> dict[str, Any]:
     return content
 
 
+def _flag(config: Mapping[str, Any], file: Path, key: str, default: D) -> bool | D:
+    """A setting of the tokenizer in `file`; null stands for the default.
+
+    Raises:
+        TokenizerError: it is neither true nor false.
+    """
+    match config.get(key):
+        case None:
+            return default
+        case bool(value):
+            return value
+        case value:
+            where = file.with_name("tokenizer_config.json")
+            raise TokenizerError(f"{key!r} is {value!r}", where=where, fix="Set it to true or to false, without quotes.")
+
+
 def _from_json(file: Path) -> tokenizers.Tokenizer:
     text = _read(file)
     try:
@@ -211,9 +229,9 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
 def _from_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     lines = _read(file).removesuffix("\n").split("\n")
     bert = Bert(
-        lowercase=config.get("do_lower_case", True),
-        strip_accents=config.get("strip_accents"),
-        cjk=config.get("tokenize_chinese_chars", True),
+        lowercase=_flag(config, file, "do_lower_case", True),
+        strip_accents=_flag(config, file, "strip_accents", None),
+        cjk=_flag(config, file, "tokenize_chinese_chars", True),
     )
     vocab = {token: id for id, token in enumerate(lines)}
     return bert_backend(vocab, bert, name_in(config, SETTINGS["unknown"]) or "[UNK]")
@@ -240,7 +258,7 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
         raise ResourceError(what, where=file, fix="Check the name and the permissions.") from error
-    pieces, prefix = list(held.pieces), config.get("add_prefix_space", True)
+    pieces, prefix = list(held.pieces), _flag(config, file, "add_prefix_space", True)
     if held.kind == "unigram" and file.name == "sentencepiece.bpe.model":
         names = [(name_in(config, SETTINGS[use]) or NAMES[use][1]) for use in ("cls", "pad", "sep", "unknown", "mask")]
         pieces = [*((name, 0.0) for name in names[:4]), *pieces[3:], (names[4], 0.0)]
@@ -250,12 +268,14 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
         return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=places["<unk>"])), BigBird(prefix, held.charsmap)
     if held.kind == "unigram" and {"<unk>", "[CLS]"} <= set(places):
         scored = [(piece, score - 100 if re.search(r"\d,$", piece) else score) for piece, score in pieces]
-        albert = Albert(config.get("do_lower_case", True), config.get("keep_accents", False), prefix, held.charsmap)
+        lowercase, accents = _flag(config, file, "do_lower_case", True), _flag(config, file, "keep_accents", False)
+        albert = Albert(lowercase, accents, prefix, held.charsmap)
         return tokenizers.Tokenizer(models.Unigram(scored, unk_id=places["<unk>"])), albert
     if held.kind == "unigram" and {"[UNK]", "[CLS]"} <= set(places):
         mask = name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
         added = [] if mask in places else [(mask, 0.0)]
-        deberta = PieceDeberta(config.get("do_lower_case", False), config.get("split_by_punct", False), prefix, held.charsmap)
+        lowercase, punctuation = _flag(config, file, "do_lower_case", False), _flag(config, file, "split_by_punct", False)
+        deberta = PieceDeberta(lowercase, punctuation, prefix, held.charsmap)
         return tokenizers.Tokenizer(models.Unigram([*pieces, *added], unk_id=places["[UNK]"])), deberta
     known = "neither ALBERT's, BigBird's or DeBERTa's, which have [CLS], nor XLM-RoBERTa's sentencepiece.bpe.model"
     what = f"its {held.kind} pieces are {known}"

@@ -42,7 +42,7 @@ class Specials:
 
 
 def find_specials(backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: Path | str) -> Specials:
-    """The special tokens by the names that the configuration, the model or else custom gives them.
+    """The special tokens by the names that the configuration gives them, or else by custom.
 
     Raises:
         TokenizerError: those that are missing, by name; a vocabulary with fewer tokens than that.
@@ -53,11 +53,12 @@ def find_specials(backend: tokenizers.Tokenizer, config: Mapping[str, Any], wher
         raise TokenizerError(what, where=where, fix="Train one: bothways tokenizer train FILES --out FOLDER")
     found, missing = dict[str, int](), list[str]()
     for use, customary in NAMES.items():
-        names = (name_in(config, SETTINGS[use]), *customary)
-        ids = (backend.token_to_id(name) for name in names if name)
+        named = name_in(config, SETTINGS[use])
+        names = (named,) if named else customary
+        ids = (backend.token_to_id(name) for name in names)
         match next((id for id in ids if id is not None), None):
             case None:
-                missing.append(" or ".join(dict.fromkeys(name for name in names if name)))
+                missing.append(" or ".join(names))
             case id:
                 found[use] = id
     if missing:
