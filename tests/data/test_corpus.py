@@ -138,8 +138,6 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
-        ([], (0, 0, 0)),
-        (["", " \n"], (0, 0, 0)),
         (["The cat."], (1, 1, 3)),
         (["cat. cat.", "\0\x01"], (1, 2, 4)),
         (["\ud800 cat"], (1, 1, 1)),
@@ -535,3 +533,14 @@ def test_the_command_says_how_to_go_on(
     with pytest.raises(KeyboardInterrupt):
         commands.build(str(tmp_path / "a.txt"), tokenizer=tmp_path / "tokenizer", out=tmp_path / "c")
     assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    documents = [Document("One sentence.", "made:0"), Document("Two sentences. And more.", "made:1")]
+    with pytest.raises(DataError, match=r"the inputs have no document\n"):
+        build([], tokenizer, tmp_path / "c", workers=1)
+    with pytest.raises(DataError, match="the inputs have no document with 99 tokens or more; 2 have fewer"):
+        build(documents, tokenizer, tmp_path / "c", min_tokens=99, workers=1)
+    with pytest.raises(DataError):
+        Corpus.open(tmp_path / "c")
+    assert len(build(documents, tokenizer, tmp_path / "c", workers=1)) == 2

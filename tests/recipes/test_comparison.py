@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from pathlib import Path
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from toy_folder import VOCABULARY, make_examples, make_tokenizer, write_tsv
 
+from bothways.commands.compare import _table
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.interop.folder import save_model
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Model, Pooled
-from bothways.recipes.comparison import Side, compare, contrast, folders
+from bothways.recipes.comparison import Comparison, Side, compare, contrast, folders
 from bothways.recipes.finetuned import open_task
 from bothways.tasks.definition import fingerprint
 from bothways.tasks.examples import Columns
@@ -110,6 +113,14 @@ def test_folders_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert compare(many, one, file, device="cpu").difference == pytest.approx(-found.difference)
     same = compare(one, one, file, Columns("sentence", None, "label"), device="cpu")
     assert (same.difference, same.p_value) == (0.0, 1.0)
+
+
+def test_brackets_in_names_are_no_markup() -> None:
+    output = Console(file=io.StringIO(), width=200)
+    sides = Side("[/x]/one", (0.5,)), Side("[v2]/two", (0.5,))
+    output.print(_table(Comparison(*sides, 2, 0.0, (0.0, 0.0), 1.0), "[/x]/dev.tsv"))
+    said = output.file.getvalue()  # type: ignore[attr-defined]
+    assert all(name in said for name in ("[/x]/one", "[v2]/two", "Grades on [/x]/dev.tsv"))
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,13 @@ def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
         train(toy(0.2), [Phase(Steps(14), steps)], TRAINING, Single(), folder, config={"learner": {"dropout": 0.1}})
 
 
+def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_read_by(tmp_path):
+    one, other = "a" * 64, "b" * 64
+    train(toy(), [Phase(Steps(1), steps)], TRAINING, Single(), tmp_path, config={"data": one, "label": "x"})
+    with pytest.raises(CheckpointError, match=r"of another run: label was 'x', is 'y'; data is not the same\n"):
+        train(toy(), [Phase(Steps(1), steps)], TRAINING, Single(), tmp_path, config={"data": other, "label": "y"})
+
+
 def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):
     JsonLines(tmp_path / "metrics.jsonl", 0).write({"step": 1, "loss": 9.0})
     assert session(tmp_path).steps == 14

@@ -73,10 +73,11 @@ def compare(  # noqa: PLR0913 – one option per question
 
 def _table(found: Comparison, data: str) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=f"Grades on {data}")
+    table = Table(title=Text(f"Grades on {data}"))
     for name in ("model", "runs", "mean grade", "deviation over seeds"):
         table.add_column(name, justify="left" if name == "model" else "right")
     for side in (found.a, found.b):
-        table.add_row(side.name, str(len(side.grades)), f"{side.mean:.4f}", f"{side.deviation:.4f}")
+        table.add_row(Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", f"{side.deviation:.4f}")
     return table

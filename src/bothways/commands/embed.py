@@ -77,8 +77,9 @@ def embed(
 def sweep_table(found: Sweep, title: str) -> Table:
     """Every layer with every pooling, the best one marked."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, caption=f"{found.pairs:,} pairs. anisotropy: the mean cosine of any two texts")
+    table = Table(title=Text(title), caption=f"{found.pairs:,} pairs. anisotropy: the mean cosine of any two texts")
     for name in ("layer", "pooling", "pearson", "spearman", "anisotropy"):
         table.add_column(name, justify="left" if name == "pooling" else "right")
     best = found.best

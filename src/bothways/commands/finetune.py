@@ -152,6 +152,7 @@ def conclude(series: Series, out: Path, console: Console) -> None:
 
 def _series_table(series: Series) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     from bothways.recipes.seeds import spread
 
@@ -162,7 +163,7 @@ def _series_table(series: Series) -> Table:
     table.add_column("failed")
     for run in series.runs:
         value = f"{run.metrics[metric]:.4f}" if run.metrics else "–"
-        table.add_row(run.name + (" (best)" if run is series.best else ""), value, "; ".join(run.failed))
+        table.add_row(run.name + (" (best)" if run is series.best else ""), value, Text("; ".join(run.failed)))
     if summary:
         table.add_section()
         for name in ("mean", "median", "best", "deviation"):
@@ -173,10 +174,11 @@ def _series_table(series: Series) -> Table:
 
 def _table(done: Finetuned) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="Best checkpoint on the dev data")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in done.metrics.items():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(Text(name), f"{value:.4f}")  # Text: brackets in labels are no markup
     return table

@@ -266,6 +266,10 @@ def _finish(
             for name in arrays:
                 (work / name).unlink(missing_ok=True)
             raise
+        if not counts.documents:
+            short = f" with {settings.min_tokens:,} tokens or more; {counts.short:,} have fewer" if counts.short else ""
+            what = f"the inputs have no document{short}"
+            raise DataError(what, where=place, fix="Set min_tokens (--min-tokens) lower, or give other inputs.")
         for name in arrays:
             (work / name).replace(place / name)
         files |= {name: describe_file(place / name) for name in TOKENIZER if (place / name).exists()}

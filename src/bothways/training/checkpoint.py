@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,14 +240,23 @@ def _check_room(run: Path, tensors: Iterable[Tensor]) -> None:
 def _check_run(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     # Through JSON, since what was saved went through it too: a tuple is a list there.
     then, now = _leaves(checkpoint.config), _leaves(json.loads(json.dumps(config)))
-    changed = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    changed = [name for name in {*then, *now} if then.get(name) != now.get(name)]
+    changed.sort(key=lambda name: (_is_digest(then.get(name)), name))  # other settings may be why it was read otherwise
     if changed:
-        shown = "; ".join(f"{name} was {then.get(name, 'not set')!r}, is {now.get(name, 'not set')!r}" for name in changed[:5])
+        shown = "; ".join(_change(name, then.get(name, "not set"), now.get(name, "not set")) for name in changed[:5])
         raise CheckpointError(
             f"is of another run: {shown}" + (f"; {len(changed) - 5} more" if len(changed) > 5 else ""),
             where=checkpoint.folder,
             fix="Continue with the configuration that the run began with, or begin a new run in another folder.",
         )
+
+
+def _change(name: str, then: Any, now: Any) -> str:
+    return f"{name} is not the same" if _is_digest(then) and _is_digest(now) else f"{name} was {then!r}, is {now!r}"
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def _leaves(values: Any, path: str = "") -> dict[str, Any]:
