@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from toy_folder import make_folder
 
-from bothways.core.errors import ResourceError
-from bothways.recipes.reproduce import glue, runner
+from bothways.core.errors import DivergedError, ResourceError
+from bothways.recipes.feature_setup import FeatureConfig, adam
+from bothways.recipes.finetune_setup import FinetuneConfig
+from bothways.recipes.reproduce import frozen, glue, runner
 from bothways.recipes.reproduce.benchmarks import reproduce
-from bothways.recipes.reproduce.experiment import Experiment, Request
+from bothways.recipes.reproduce.experiment import Experiment, Frozen, Request
 from bothways.recipes.reproduce.runner import Result
+from bothways.tasks.features import BiLSTMTagger
+from bothways.training.state import Steps
 
 QUICK = ("length=16", "training.precision=fp32", "training.until=2 steps")
 
@@ -79,3 +85,71 @@ def test_a_finished_cell_is_found_where_its_files_have_moved_and_not_for_another
     shutil.copytree(request.model, model, dirs_exist_ok=True)
     (model / "README.md").write_text("something else")
     assert reproduce("glue", moved, device="cpu") is not None
+
+
+@pytest.fixture
+def wild(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The seeds with which runs diverge."""
+    seeds, real = set[int](), runner.finetune
+
+    def diverging(settings: FinetuneConfig, folder: Path, **options: Any) -> Any:
+        if settings.seed in seeds:
+            raise DivergedError("the loss is not finite", where="step 3", fix="Lower the rate.")
+        return real(settings, folder, **options)
+
+    monkeypatch.setattr(runner, "finetune", diverging)
+    return seeds
+
+
+def test_a_run_that_diverges_is_told_and_the_others_go_on(place: Path, tmp_path: Path, wild: set[int]) -> None:
+    wild.add(0)
+    heard = Console(file=io.StringIO(), width=200)
+    request = request_of(place, tmp_path, grid="none", seeds=2)
+    assert reproduce("glue", request, device="cpu", console=heard) is not None
+    lost, done = entry_of(request)["cells"]
+    assert (lost["metrics"], lost["value"], lost["failure"]) == ({}, None, "step 3: the loss is not finite Lower the rate.")
+    assert entry_of(request)["best"] == done["folder"]
+    assert entry_of(request)["metrics"] == done["metrics"]
+    assert heard.file.getvalue().count("warning: step 3: the loss is not finite") == 1  # type: ignore[attr-defined]
+    assert reproduce("glue", request, device="cpu", console=heard) is not None
+    assert heard.file.getvalue().count(": done before\n") == 2  # type: ignore[attr-defined]
+
+
+def test_restarts_that_diverge_are_left_out_of_the_mean(place: Path, tmp_path: Path, wild: set[int]) -> None:
+    wild.add(1)
+    (cola,) = glue.plan(request_of(place, tmp_path, grid="none", seeds=3)).experiments
+    assert isinstance(cola, Experiment)
+    outcome = runner.run(dataclasses.replace(cola, restarts="mean"), tmp_path, device="cpu", console=Console(quiet=True))
+    assert [result.value is None for result in outcome.results] == [False, True, False]
+    assert outcome.counted == (outcome.results[0], outcome.results[2])
+
+
+def test_a_task_of_which_every_run_diverges_is_told(place: Path, tmp_path: Path, wild: set[int]) -> None:
+    wild |= {0, 1}
+    request = request_of(place, tmp_path, grid="none", seeds=2)
+    done = reproduce("glue", request, device="cpu")
+    assert done is not None
+    assert (entry_of(request)["best"], entry_of(request)["metrics"]) == (None, {})
+    _, tasks, details = done.report.sections
+    assert tasks.rows == [["CoLA", "every run diverged", None, ""]]  # type: ignore[union-attr]
+    assert details.sections[0].rows[0][2] == "diverged (failed)"  # type: ignore[union-attr]
+
+
+def test_a_bilstm_that_diverges_is_left_out_of_the_mean(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = frozen.fit_features
+
+    def diverging(data: Any, settings: FeatureConfig, **options: Any) -> Any:
+        if settings.seed == 0:
+            raise DivergedError("the loss is not finite", where="step 3")
+        return real(data, settings, **options)
+
+    monkeypatch.setattr(frozen, "fit_features", diverging)
+    file = tmp_path / "words.conll"
+    file.write_text("film O\ngood B-X\n\nbad B-Y\nfilm O\n\n")
+    training = dataclasses.replace(adam(), until=Steps(1))
+    settings = FeatureConfig(
+        model=str(place / "bert"), train=str(file), dev=str(file), layers="last", tagger=BiLSTMTagger(4, 1), training=training
+    )
+    outcome = frozen.run_frozen(Frozen("last", settings, 2), tmp_path, device="cpu", console=Console(quiet=True))
+    assert outcome.counted == outcome.results[1:]
+    assert outcome.metrics == dict(outcome.results[1].metrics)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bothways.core.errors import DivergedError
 from bothways.core.shares import OnShare
 from bothways.recipes.features import FeatureConfig, FeatureData, fit_features, prepare_features
 from bothways.recipes.reproduce.experiment import Frozen
-from bothways.recipes.reproduce.runner import Outcome, Result, identity, read_result, write_result
+from bothways.recipes.reproduce.runner import Outcome, Result, diverged, identity, read_result, scored, write_result
 from bothways.recipes.stages import stages
 
 
@@ -36,8 +37,10 @@ def run_frozen(experiment: Frozen, out: Path, *, device: str, console: Console) 
                 place, on_share = features_folder(experiment, out), partial(on_stage, "computing features")
                 data = data or prepare_features(settings, place, [settings.layers], device=device, on_share=on_share)
                 found = _fit(data, settings, _folder(experiment, settings, out), device, partial(on_stage, f"training, {said}"))
+                if found.failure:
+                    console.print(f"warning: {found.failure}", highlight=False, markup=False, soft_wrap=True)
             results.append(found)
-    return Outcome(experiment, tuple(results), tuple(results))
+    return Outcome(experiment, tuple(results), tuple(scored(results)))
 
 
 def restarts(experiment: Frozen) -> list[FeatureConfig]:
@@ -64,11 +67,13 @@ def _sources(settings: FeatureConfig) -> dict[str, str]:
 
 
 def _fit(data: FeatureData, settings: FeatureConfig, folder: Path, device: str, on_share: OnShare) -> Result:
-    done = fit_features(data, settings, device=device, on_step=lambda at: on_share(at.share(settings.training.until)))
-    folder.mkdir(parents=True, exist_ok=True)
-    metrics = dict(done.metrics)
-    result = Result(
-        folder, *identity(settings, _sources(settings)), metrics, metrics["f1"], done.progress.steps, done.progress.seconds, ""
-    )
+    mine = identity(settings, _sources(settings))
+    try:
+        done = fit_features(data, settings, device=device, on_step=lambda at: on_share(at.share(settings.training.until)))
+    except DivergedError as error:
+        result = diverged(error, folder, *mine)
+    else:
+        metrics, progress = dict(done.metrics), done.progress
+        result = Result(folder, *mine, metrics, metrics["f1"], progress.steps, progress.seconds, "")
     write_result(result)
     return result

@@ -27,7 +27,7 @@ LOWEST, HIGHEST = 0.0, 5.0
 
 def write_submission(request: Request, outcomes: Iterable[Outcome], *, device: str, on_stage: OnStage = unseen) -> list[Path]:
     """The files for every task that was run and has its test data, and WNLI's, in `out/submission`."""
-    best = {outcome.experiment.name: outcome.best.folder for outcome in outcomes}
+    best = {outcome.experiment.name: outcome.best.folder for outcome in outcomes if outcome.best is not None}
     folder, files = request.out / "submission", []
     for task in TASKS_OF_GLUE:
         for name, split in task.files.items():

@@ -69,7 +69,7 @@ def _entry(entry: Experiment | Frozen | NotRun, outcome: Outcome | None) -> dict
                 "run": True,
                 "metrics": outcome.metrics,
                 "mean of": [str(result.folder) for result in outcome.counted],
-                "best": str(outcome.best.folder),
+                "best": None if outcome.best is None else str(outcome.best.folder),
                 "notes": list(entry.notes),
                 "cells": [vars(result) | {"folder": str(result.folder)} for result in outcome.results],
             }
@@ -131,6 +131,8 @@ def _task(entry: Experiment | Frozen | NotRun, outcome: Outcome | None) -> list[
         case Experiment(name) | Frozen(name):
             if outcome is None:
                 return [name, "not run", None, "not yet"]
+            if outcome.best is None:
+                return [name, "every run diverged", None, "; ".join(entry.notes)]
             of = f"mean of {len(outcome.counted)}: " if len(outcome.counted) > 1 else ""
             return [name, _words(outcome.metrics), of + outcome.best.folder.name, "; ".join(entry.notes)]
         case _:
@@ -147,5 +149,5 @@ def _cells(outcomes: Many[Outcome]) -> s.Table:
 
 
 def _cell(outcome: Outcome, result: Result) -> list[s.Cell]:
-    words = _words(dict(result.metrics)) + (" (failed)" if result.failure else "")
+    words = (_words(dict(result.metrics)) or "diverged") + (" (failed)" if result.failure else "")
     return [outcome.experiment.name, result.folder.name, words, result.steps, round(result.seconds)]

@@ -1,7 +1,8 @@
 """Experiments, cell by cell: each cell is a fine-tuning run in its own folder, with its result beside it.
 
-A cell that is finished is read from its result, an interrupted one goes on. Of all the cells of an experiment only the best one
-keeps its weights, and no finished one keeps checkpoints: thirty-six of Base would take a hundred gigabytes.
+A cell that is finished is read from its result, an interrupted one goes on, one that diverged counts as failed. Of all the
+cells of an experiment only the best one keeps its weights, and no finished one keeps checkpoints: thirty-six of Base would take
+a hundred gigabytes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from bothways.core import config as configs
-from bothways.core.errors import ResourceError
+from bothways.core.errors import DivergedError, ResourceError
 from bothways.core.files import replace_file
 from bothways.recipes.finetune import Finetuned, finetune
 from bothways.recipes.finetune_setup import FinetuneConfig
@@ -38,9 +39,9 @@ class Result:
         folder: of the cell; `folder / "model"` is there for the best cell alone.
         settings: of the run, in plain values.
         data: the sha256 of its files, by name, and of the model that it began with under "model".
-        metrics: of the dev data, and of the other data under "name/metric".
-        value: of the metric that settings are chosen by, turned so that more is better.
-        steps, seconds: of the run.
+        metrics: of the dev data, and of the other data under "name/metric"; empty for a run that diverged.
+        value: of the metric that settings are chosen by, turned so that more is better; none for a run that diverged.
+        steps, seconds: of the run; 0 for one that diverged.
         failure: why the run is to be thought of as failed; empty if nothing says so.
     """
 
@@ -48,7 +49,7 @@ class Result:
     settings: Mapping[str, Any]
     data: Mapping[str, str]
     metrics: Mapping[str, float]
-    value: float
+    value: float | None
     steps: int
     seconds: float
     failure: str
@@ -60,7 +61,8 @@ class Outcome:
 
     Attributes:
         results: of every cell that was run.
-        counted: those that its metrics are the mean of: the best one, or all restarts of the best setting.
+        counted: those that its metrics are the mean of: the best one, or all restarts of the best setting that did not
+            diverge.
     """
 
     experiment: Experiment | Frozen
@@ -68,20 +70,21 @@ class Outcome:
     counted: tuple[Result, ...]
 
     @property
-    def best(self) -> Result:
-        """The best cell, which has kept its weights if it was fine-tuned."""
+    def best(self) -> Result | None:
+        """The best cell, which has kept its weights if it was fine-tuned; none if all diverged."""
         return best_of(self.results)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Means over the cells that count."""
-        names = self.counted[0].metrics
+        """Means over the cells that count; empty if all diverged."""
+        names = self.counted[0].metrics if self.counted else ()
         return {name: sum(result.metrics[name] for result in self.counted) / len(self.counted) for name in names}
 
 
-def best_of(results: tuple[Result, ...] | list[Result]) -> Result:
-    """The first of the best."""
-    return max(results, key=lambda result: result.value)
+def best_of(results: Iterable[Result]) -> Result | None:
+    """The first of the best; none if all diverged."""
+    scored = ((result.value, result) for result in results if result.value is not None)
+    return max(scored, key=lambda pair: pair[0], default=(None, None))[1]
 
 
 def cell_folder(out: Path, experiment: Experiment, settings: FinetuneConfig) -> Path:
@@ -109,19 +112,26 @@ def run(experiment: Experiment, out: Path, *, device: str, console: Console) -> 
     for settings in cells(experiment):
         results.append(_cell(experiment, settings, out, len(results), device, console))
         _keep_best(results)
-    counted = [best_of(results)]
+    best = best_of(results)
+    if best is None:
+        return Outcome(experiment, tuple(results), ())
+    counted = [best]
     if experiment.restarts == "mean":
-        chosen = experiment.grid[results.index(counted[0])]
+        chosen = experiment.grid[results.index(best)]
         for seed in range(1, experiment.seeds):
             again = dataclasses.replace(chosen, seed=chosen.seed + seed)
-            counted.append(_cell(experiment, again, out, len(results), device, console))
-            results.append(counted[-1])
-            _keep_best(results)
-    outcome = Outcome(experiment, tuple(results), tuple(counted))
-    if not (outcome.best.folder / "model").exists():
+            results.append(_cell(experiment, again, out, len(results), device, console))
+            counted += scored(results[-1:])
+            best = _keep_best(results) or best
+    if not (best.folder / "model").exists():
         what = "is the best run, but its weights are gone: when they were dropped, another one was better"
-        raise ResourceError(what, where=outcome.best.folder, fix="Delete this folder to run it again.")
-    return outcome
+        raise ResourceError(what, where=best.folder, fix="Delete this folder to run it again.")
+    return Outcome(experiment, tuple(results), tuple(counted))
+
+
+def scored(results: Iterable[Result]) -> list[Result]:
+    """Those that did not diverge."""
+    return [result for result in results if result.value is not None]
 
 
 def _cell(experiment: Experiment, settings: FinetuneConfig, out: Path, number: int, device: str, console: Console) -> Result:
@@ -132,12 +142,15 @@ def _cell(experiment: Experiment, settings: FinetuneConfig, out: Path, number: i
         console.print(f"{place}: done before", highlight=False, soft_wrap=True)
         return found
     console.print(place, highlight=False, soft_wrap=True)
-    done = finetune(settings, folder, resume=True, device=device, console=None if number else console)
-    if done.folder is None:
-        raise KeyboardInterrupt
-    result = _scored(done, experiment, settings, folder)
-    if number and result.failure:
-        console.print(f"warning: {result.failure}", highlight=False, soft_wrap=True)
+    try:
+        done = finetune(settings, folder, resume=True, device=device, console=None if number else console)
+        if done.folder is None:
+            raise KeyboardInterrupt
+        result = _scored(done, experiment, settings, folder)
+    except DivergedError as error:
+        result = diverged(error, folder, *identity(settings, _sources(experiment, settings)))
+    if result.failure and (number or result.value is None):  # what the first run says of itself, it has said
+        console.print(f"warning: {result.failure}", highlight=False, markup=False, soft_wrap=True)
     write_result(result)
     for checkpoint in checkpoints(folder):
         shutil.rmtree(checkpoint)
@@ -157,6 +170,11 @@ def _scored(done: Finetuned, experiment: Experiment, settings: FinetuneConfig, f
     return Result(folder, plain, data, metrics, value, done.progress.steps, done.progress.seconds, failure)
 
 
+def diverged(error: DivergedError, folder: Path, settings: Mapping[str, Any], data: Mapping[str, str]) -> Result:
+    """What a run came to whose loss was not finite."""
+    return Result(folder, settings, data, {}, None, 0, 0.0, " ".join(str(error).split()))
+
+
 def finished(experiment: Experiment, settings: FinetuneConfig, out: Path) -> Result | None:
     """The result of a cell that was run before; ResourceError if it is of other settings, other data or another model."""
     return read_result(cell_folder(out, experiment, settings), settings, _sources(experiment, settings))
@@ -164,6 +182,7 @@ def finished(experiment: Experiment, settings: FinetuneConfig, out: Path) -> Res
 
 def write_result(result: Result) -> None:
     """Into its folder; with it there, the cell is finished."""
+    result.folder.mkdir(parents=True, exist_ok=True)
     values = {name: value for name, value in vars(result).items() if name != "folder"}
     replace_file(result.folder / RESULT, lambda file: file.write_text(json.dumps(values, indent=1), encoding="utf8"))
 
@@ -190,8 +209,10 @@ def identity(settings: Any, sources: Mapping[str, str]) -> tuple[dict[str, Any],
     return json.loads(json.dumps(configs.to_dict(settings))), data
 
 
-def _keep_best(results: list[Result]) -> None:
+def _keep_best(results: list[Result]) -> Result | None:
+    """The best one, which alone has its weights afterwards."""
     best = best_of(results)
     for result in results:
-        if result.folder != best.folder:
+        if best is not None and result.folder != best.folder:
             shutil.rmtree(result.folder / "model", ignore_errors=True)
+    return best

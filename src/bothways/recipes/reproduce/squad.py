@@ -77,8 +77,7 @@ def _row(question: Question) -> dict[str, Any]:
 def write_predictions(request: Request, outcomes: Iterable[Outcome], *, device: str, on_stage: OnStage = unseen) -> list[Path]:
     """The best run's answers on dev, {id: text}, and the odds of no answer, {id: score}, for each version that was run."""
     files = []
-    for outcome in outcomes:
-        name, best = outcome.experiment.name, outcome.best.folder
+    for name, best in {done.experiment.name: done.best.folder for done in outcomes if done.best is not None}.items():
         found = list(_predictions(best, find(request, f"dev-{name}.json") or "", device, on_stage))
         for what, values in (
             ("predictions", {id: text for id, text, _ in found}),
