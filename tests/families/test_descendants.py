@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from drawn_settings import draw_settings
 from family_peers import (
     answers,
     assert_alone_as_in_a_batch,
@@ -27,8 +28,8 @@ from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
 from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
 from bothways.families.family import Architecture, Family
-from bothways.interop.folder import load_model
-from bothways.model.heads import Model
+from bothways.interop.folder import load_model, save_model
+from bothways.model.heads import Choice, Head, Labels, Model, Tags
 from bothways.model.ledger import ledger
 
 ELSEWHERE = ("bert", "megatron-bert", "longformer", "big_bird")
@@ -106,6 +107,34 @@ def test_dropout_acts_where_theirs_does(family: Family, architecture: Architectu
     theirs = peer(family, architecture, 3, dropout=0.3)
     batch, given = copies(theirs, COPIES)
     assert_drops_alike(theirs, batch, lambda model: given(model, architecture), COPIES, tmp_path)
+
+
+HEADS: tuple[Head, ...] = (Labels(3, dropout=0.4), Tags(3, dropout=0.4), Choice(dropout=0.4))
+ANSWERING = [
+    (family, architecture, head)
+    for family in FAMILIES
+    for architecture in family.architectures
+    for head in HEADS
+    if head.kind in architecture.heads
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "head"), ANSWERING, ids=[f"{family.model_type}-{head.kind}" for family, _, head in ANSWERING]
+)
+def test_a_heads_own_dropout_is_kept(family: Family, architecture: Architecture, head: Head, tmp_path: Path) -> None:
+    """By transformers, too, where it has a setting for it."""
+    config = family.translation.read(draw_settings(family.model_type, 3, dropout=0.1), "settings")
+    save_model(tmp_path, Model(config, (head,)), extra={"threshold": 0.5})
+    loaded = load_model(tmp_path)
+    assert head in loaded.model.specification
+    assert loaded.extra == {"threshold": 0.5}
+    if architecture.own:
+        return
+    theirs = getattr(transformers, architecture.name).from_pretrained(tmp_path)
+    inside = {id(module) for module in theirs.base_model.modules()}
+    rates = {module.p for module in theirs.modules() if isinstance(module, nn.Dropout) and id(module) not in inside}
+    assert (0.4 in rates) is (head.kind in family.dropouts)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.model_type for family in FAMILIES])

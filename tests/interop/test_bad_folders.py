@@ -56,6 +56,14 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "odd problem": (lambda folder: change_settings(folder, problem_type="guess"), "problem_type 'guess' has no counterpart"),
     "odd dropout": (lambda folder: change_settings(folder, classifier_dropout=1.5), "heads.labels.dropout: must lie in"),
     "a decoder": (lambda folder: change_settings(folder, is_decoder=True), "is_decoder True has no counterpart here"),
+    "a record of odd dropouts": (
+        lambda folder: (folder / "bothways.json").write_text('{"dropouts": [1]}'),
+        "bothways.json: dropouts must be a table",
+    ),
+    "a record of an odd dropout": (
+        lambda folder: (folder / "bothways.json").write_text('{"dropouts": {"labels": "a"}}'),
+        "bothways.json: labels must be a number",
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights: there is none of model.saf"),
     "half a file": (lambda folder: truncate(folder / "model.safetensors", 0.5), "model.safetensors: is no whole safetensors"),
     "half a header": (lambda folder: truncate(folder / "model.safetensors", 0.05), "is no whole safetensors file"),

@@ -145,4 +145,5 @@ MEGATRON_BERT = Family(
     keys=KeyTable("bert.", _COMMON + _PRE, _COMPUTED),
     architectures=_architectures("MegatronBert"),
     translation=Translation(megatron(), constant=_CONSTANT),
+    dropouts={},
 )

@@ -28,7 +28,7 @@ from bothways.interop.card import Card, render
 from bothways.interop.form import form_of, outputs_of
 from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
-from bothways.interop.settings import Problem, Settings, read_settings, with_names
+from bothways.interop.settings import DROPOUTS, RECORD, Problem, Settings, read_settings, with_names
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
 from bothways.model.heads import (
     BiLM,
@@ -51,7 +51,8 @@ from bothways.model.init import without_weights
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
 
-RECORD = "bothways.json"
+__all__ = ["RECORD", "VERSION", "Loaded", "build_model", "heads_of", "load_model", "plan_model", "save_model"]
+
 VERSION = "bothways"
 """The key in the record under which the library's version stands."""
 
@@ -101,7 +102,7 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
     program = modules_folder(folder) / PROGRAM
     model.kept = {"config.json": settings.ids, PROGRAM: read_json(program) if program.is_file() else {}}
     extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
-    extra.pop(VERSION, None)
+    extra = {key: value for key, value in extra.items() if key not in (VERSION, DROPOUTS)}
     labels = settings.labels() if {"labels", "tags"} & (kinds - set(fresh)) else ()
     return Loaded(model, report, folder, labels, settings.problem, extra)
 
@@ -242,7 +243,7 @@ def save_model(
     _check_free(place)
     with new_folder(place) as hidden:
         _write_json(hidden / "config.json", settings)
-        _write_json(hidden / RECORD, {VERSION: bothways.__version__, **(extra or {})})
+        _write_json(hidden / RECORD, {VERSION: bothways.__version__, **(extra or {}), **form.record})
         for name, tree in (beside or {}).items():
             (hidden / name).parent.mkdir(exist_ok=True)
             _write_json(hidden / name, tree)

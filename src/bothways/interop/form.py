@@ -13,7 +13,7 @@ from bothways.families.family import Architecture, Family
 from bothways.families.keys import KeyTable
 from bothways.interop.loading import listed
 from bothways.interop.ownfolder import KEYS, Description, own_settings
-from bothways.interop.settings import Problem, label_name
+from bothways.interop.settings import DROPOUTS, Problem, label_name
 from bothways.model.heads import Choice, Labels, Model, Tags
 from bothways.model.recurrentconfig import RecurrentConfig
 
@@ -27,14 +27,16 @@ class Form:
 
     Attributes:
         settings: what `config.json` says of class and shape.
-        dropouts: what it says of a head's own dropout.
         keys: how its tensors are named.
+        dropouts: what it says of a head's own dropout.
+        record: what `bothways.json` says, where the class has no setting for that.
     """
 
     settings: Mapping[str, Any]
     architecture: Architecture
     keys: KeyTable
     dropouts: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 def form_of(model: Model, tokenizer: Tokenizer | None, place: Path) -> Form:
@@ -57,7 +59,7 @@ def form_of(model: Model, tokenizer: Tokenizer | None, place: Path) -> Form:
     settings: dict[str, Any] = {"architectures": [architecture.name], "model_type": family.model_type, "dtype": "float32"}
     ids = model.kept.get("config.json", {}) if tokenizer is None else _ids(tokenizer)
     settings |= {**(family.translation.write(config) or {}), **ids}
-    return Form(settings, architecture, family.keys_for(config), _dropouts(family, model))
+    return Form(settings, architecture, family.keys_for(config), *_dropouts(family, model))
 
 
 def _ids(tokenizer: Tokenizer) -> dict[str, int | None]:
@@ -69,13 +71,15 @@ def _ids(tokenizer: Tokenizer) -> dict[str, int | None]:
     return {f"{use}_token_id": tokenizer.id(names[f"{use}_token"]) for use in ("bos", "eos", "cls", "sep")}
 
 
-def _dropouts(family: Family, model: Model) -> dict[str, Any]:
+def _dropouts(family: Family, model: Model) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `config.json` says of a head's own dropout, and what `bothways.json` does."""
     head = _answering(model)
     key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
-    if head is None or not key:
-        return {}
-    rate = model.config.head_dropout if head.dropout is None and default is not None else head.dropout
-    return {} if rate is None else {key: rate}
+    rate = None if head is None else head.dropout
+    if head is None or (rate is None and default is None):
+        return {}, {}
+    rate = model.config.head_dropout if rate is None else rate
+    return ({key: rate}, {}) if key else ({}, {DROPOUTS: {head.kind: rate}})
 
 
 def _answering(model: Model) -> Labels | Tags | Choice | None:

@@ -21,6 +21,9 @@ from bothways.model.recurrentconfig import ModelConfig
 
 Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
 """What a label head is for, as transformers names it."""
+RECORD = "bothways.json"
+DROPOUTS = "dropouts"
+"""The key in the record under which those of heads stand, by kind, where transformers has no setting for them."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def read_settings(folder: Path) -> Settings:
         encoder,
         family.architecture_named(map(str, architectures)),
         functools.partial(_labels, raw, where),
-        {kind: _dropout(raw, key, default, where) for kind, (key, default) in family.dropouts.items()},
+        {kind: _dropout(raw, key, default, where) for kind, (key, default) in family.dropouts.items()} | _recorded(folder),
         _problem(raw, where),
         ids={key: value for key, value in raw.items() if key.endswith("_token_id") and key != "pad_token_id"},
     )
@@ -110,6 +113,18 @@ def _problem(raw: Mapping[str, Any], where: str) -> Problem | None:
 
 def _dropout(raw: Mapping[str, Any], key: str, default: float | None, where: str) -> float | None:
     return default if raw.get(key) is None else float(read_number(raw, key, 0.0, where))
+
+
+def _recorded(folder: Path) -> dict[HeadKind, float]:
+    """The dropouts of heads that the record tells."""
+    file = folder / RECORD
+    said = read_json(file).get(DROPOUTS, {}) if file.is_file() else {}
+    if not isinstance(said, dict):
+        raise FolderError(f"{DROPOUTS} must be a table of heads with their rates, not {said!r:.40}", where=file)
+    return {kind: read_number(said, kind, 0.0, str(file)) for kind in _ANSWERING if kind in said}
+
+
+_ANSWERING: tuple[HeadKind, ...] = ("labels", "tags", "choice")
 
 
 def label_name(at: int) -> str:
