@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,11 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 
 from bothways.cli import app
-from bothways.core.errors import DataError, ResourceError
+from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.core.sequence import Sequence
 from bothways.interop.folder import load_model, save_model
 from bothways.model.heads import Labels, Model, Pooled
+from bothways.recipes.analysis import survey
 from bothways.recipes.analysis.analyst import SURE
 from bothways.recipes.analysis.classes import MOST, REST, Classes, by_class, confusion
 from bothways.recipes.analysis.slices import Traits, overlap
@@ -258,4 +260,43 @@ def test_the_command_writes_it(
     with_report = json.loads(capsys.readouterr().out)
     app(words, result_action="return_value")
     assert json.loads(capsys.readouterr().out) == with_report
-    assert "model on dev.tsv" in (tmp_path / "report.html").read_text(encoding="utf8")
+    page = (tmp_path / "report.html").read_text(encoding="utf8")
+    assert "model on dev.tsv" in page
+    assert "computed in" not in page
+
+
+@pytest.mark.parametrize("given", ["bf16", "int8", "auto"])
+def test_the_page_says_what_it_is_computed_in(opened: Opened, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+    monkeypatch.setattr(survey, "has_bf16", lambda device: True)
+    report = survey.report_of(opened.task, analyse(opened.task, EXAMPLES[:9]), "m", "d", precision=given)
+    said = "bf16" if given == "auto" else given
+    assert report.lead.endswith(f"example by example, computed in {said}.")
+    settings = find(find(report.sections, s.Details, "All metrics and settings").sections, s.Table, "Settings")  # type: ignore[union-attr]
+    assert ["precision", said] in settings.rows  # type: ignore[union-attr]
+
+
+def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bothways.recipes.finetuned.open_task", None)
+    for words, said in (
+        (["--report", str(tmp_path)], "is a folder, where a file is to be written"),
+        (["--report", str(tmp_path / "no" / "r.html")], "has no folder to lie in"),
+        (["--limit", "1"], "limit: is for what int8 loses, and the precision is fp32"),
+    ):
+        with pytest.raises(BothwaysError, match=said):
+            app(["evaluate", "model", "dev.tsv", *words], result_action="return_value")
+
+
+def test_what_stands_in_brackets_is_shown_as_it_is(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "[" / "INST]").mkdir(parents=True)
+    save_model(tmp_path / "[" / "INST]" / "m", opened.task.model, opened.task.tokenizer, labels=("[/INST]", "pos"))
+    examples = [Example(e.text, None, {"neg": "[/INST]"}.get(str(e.label), e.label)) for e in EXAMPLES[:20]]
+    write_tsv(tmp_path / "dev.tsv", examples)
+    app(["evaluate", "[/INST]/m", "dev.tsv", "--device", "cpu", "--length", "12"], result_action="return_value")
+    assert "[/INST]/m on dev.tsv" in capsys.readouterr().out
+    app(["describe", "[/INST]/m"], result_action="return_value")
+    assert "[/INST]/m: bert" in capsys.readouterr().out

@@ -111,7 +111,7 @@ def test_evaluate_tells_both_and_the_loss(
     assert found["metric"] == "accuracy"
     assert found["points_lost"] == pytest.approx(100 * (found["fp32"]["accuracy"] - found["int8"]["accuracy"]))
     assert found["speedup"] > 0
-    assert (place / "report.html").exists()
+    assert "example by example, computed in int8." in (place / "report.html").read_text(encoding="utf8")
     run(monkeypatch, place, *words)
     shown = " ".join(capsys.readouterr().out.split())
     assert "points of accuracy" in shown

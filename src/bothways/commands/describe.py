@@ -27,19 +27,20 @@ def describe(model: str, /, *, length: int = 128) -> None:
         Tokens of a sequence, for the count of operations.
     """
     from rich.console import Console
+    from rich.text import Text
 
     from bothways.core.ranges import check_least
 
     check_least(1, length=length)
     found = _find(model)
     console = Console()
-    console.print(f"[bold]{model}[/bold]: {found.origin}")
+    console.print(Text.assemble((model, "bold"), f": {found.origin}"))
     for table in (_settings(found), _parameters(found), _costs(found, length)):
         console.print(table)
     for line in _against(found):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if found.report is not None:
-        console.print(f"[bold]Weights file[/bold]\n{found.report}")
+        console.print(Text.assemble(("Weights file", "bold"), f"\n{found.report}"))
     console.print(_DEFINITION, style="dim")
 
 
@@ -122,9 +123,11 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _settings(found: _Found) -> Table:
+    from rich.text import Text
+
     table = _table("Configuration", "setting", "value")
     for field in dataclasses.fields(found.config):
-        table.add_row(field.name, _said(getattr(found.config, field.name)))
+        table.add_row(field.name, Text(_said(getattr(found.config, field.name))))
     table.add_row("(what reads it)", ", ".join(map(_said, found.heads)) or "nothing")
     return table
 

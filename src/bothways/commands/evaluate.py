@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +12,7 @@ from bothways.commands.options import AnyTask
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from bothways.core.hardware import Precision
     from bothways.recipes.finetuned import Opened
     from bothways.recipes.quantising import Price
     from bothways.tasks.definition import Metrics, Reading
@@ -31,7 +32,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     json: bool = False,
     report: Path | None = None,
     precision: Literal["auto", "fp32", "bf16", "int8"] = "fp32",
-    limit: float = 0.5,
+    limit: float | None = None,
     device: str = "auto",
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss. Memory does not grow with the data.
@@ -66,34 +67,60 @@ def evaluate(  # noqa: PLR0913 – one option per question
         Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it. int8, on a CPU, is
         scored beside fp32, with what it loses and how much faster it is.
     limit
-        How many points int8 may lose of the task's metric; more is an error. A point is 0.01.
+        How many points int8 may lose of the task's metric, by default 0.5; more is an error. A point is 0.01.
     device
         auto, cpu, cuda or cuda:N.
     """
     from bothways.commands.progress import asked, watched
-    from bothways.core.errors import ResourceError
+    from bothways.core.errors import ConfigError
+    from bothways.core.files import check_home
     from bothways.recipes.finetuned import open_task
+    from bothways.recipes.quantising import LIMIT
     from bothways.tasks.embed import Embed
     from bothways.tasks.task import Pace
 
-    if report is not None and not report.expanduser().absolute().parent.is_dir():
-        raise ResourceError("the report has no folder to lie in", where=report, fix="Make it first, or name another file.")
+    if report is not None:
+        check_home(report)
+    if limit is not None and precision != "int8":
+        fix = "Add --precision int8, or leave --limit out."
+        raise ConfigError(f"is for what int8 loses, and the precision is {precision}", where="limit", fix=fix)
     opened = open_task(folder, task, length=length, device=device, settings=settings)
-    columns, names = asked(opened, text=text, text_b=text_b, label=label), (folder, file)
+    columns, sheet = asked(opened, text=text, text_b=text_b, label=label), _Sheet(folder, file, precision, report)
 
     def shown() -> Reading[Any]:
         """The examples from the first one on, with a bar."""
         return watched(opened.read(file, columns, labelled=True), "evaluating", printing=False)
 
     if precision == "int8":
-        found = _priced(opened, shown, report, names)
+        found = _priced(opened, shown, sheet)
     elif isinstance(opened.task, Embed) and report is None:
-        found = _swept(opened.task, shown(), Pace(precision), names)
+        found = _swept(opened.task, shown(), Pace(precision), sheet)
     else:
-        found = _scored(opened, shown(), Pace(precision), report, names)
+        found = _scored(opened, shown(), Pace(precision), sheet)
     found.show(json)
     if found.price is not None:
-        found.price.check(limit)
+        found.price.check(LIMIT if limit is None else limit)
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """What a result is of.
+
+    Attributes:
+        model, data: their names.
+        precision: in which it is computed.
+        report: the file of its report; none for no report.
+    """
+
+    model: str
+    data: str
+    precision: Precision | Literal["int8"]
+    report: Path | None
+
+    @property
+    def title(self) -> str:
+        """Of a table."""
+        return f"{self.model} on {self.data}"
 
 
 @dataclass(frozen=True)
@@ -128,25 +155,21 @@ class _Found:
             Console().print(self.table, *([] if self.price is None else [str(self.price)]))
 
 
-def _title(names: tuple[str, str]) -> str:
-    """Of model and data."""
-    return f"{names[0]} on {names[1]}"
-
-
-def _table(columns: Mapping[str, Metrics], names: tuple[str, str]) -> Table:
+def _table(columns: Mapping[str, Metrics], sheet: _Sheet) -> Table:
     """A metric a row, in as many columns as there are models."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=_title(names))
+    table = Table(title=Text(sheet.title))
     table.add_column("metric")
     for name in columns:
         table.add_column(name, justify="right")
     for metric in next(iter(columns.values())):
-        table.add_row(metric, *(f"{metrics[metric]:.4f}" for metrics in columns.values()))
+        table.add_row(Text(metric), *(f"{metrics[metric]:.4f}" for metrics in columns.values()))
     return table
 
 
-def _priced(opened: Opened, shown: Callable[[], Reading[Any]], report: Path | None, names: tuple[str, str]) -> _Found:
+def _priced(opened: Opened, shown: Callable[[], Reading[Any]], sheet: _Sheet) -> _Found:
     """fp32 beside int8; the report, if one is asked for, is of int8, which comes last."""
     from bothways.recipes.quantising import price
     from bothways.tasks.task import PACE, Tally
@@ -156,14 +179,14 @@ def _priced(opened: Opened, shown: Callable[[], Reading[Any]], report: Path | No
     def evaluated(model: Opened) -> Metrics:
         """The metrics of one precision; each pass has a tally of its own."""
         tallies.append(Tally())
-        return _evaluated(model, shown(), PACE, tallies[-1], report, names)
+        return _evaluated(model, shown(), PACE, tallies[-1], sheet if model is not opened else replace(sheet, precision="fp32"))
 
     found = price(opened, evaluated)
-    table = _table({"fp32": found.fp32.metrics, "int8": found.int8.metrics}, names)
+    table = _table({"fp32": found.fp32.metrics, "int8": found.int8.metrics}, sheet)
     return _Found(found.to_json(), table, tallies[-1], found)
 
 
-def _swept(task: Embed, reading: Reading[Any], pace: Pace, names: tuple[str, str]) -> _Found:
+def _swept(task: Embed, reading: Reading[Any], pace: Pace, sheet: _Sheet) -> _Found:
     """All layers and poolings of vectors of texts."""
     from bothways.commands.embed import sweep_table
     from bothways.recipes.embedding import sweep
@@ -171,26 +194,24 @@ def _swept(task: Embed, reading: Reading[Any], pace: Pace, names: tuple[str, str
 
     tally = Tally()
     found = sweep(task, reading.examples, pace, tally)
-    return _Found(found.to_json(), sweep_table(found, _title(names)), tally)
+    return _Found(found.to_json(), sweep_table(found, sheet.title), tally)
 
 
-def _scored(opened: Opened, reading: Reading[Any], pace: Pace, report: Path | None, names: tuple[str, str]) -> _Found:
+def _scored(opened: Opened, reading: Reading[Any], pace: Pace, sheet: _Sheet) -> _Found:
     """The metrics of the task."""
     from bothways.tasks.task import Tally
 
     tally = Tally()
-    metrics = _evaluated(opened, reading, pace, tally, report, names)
-    return _Found(dict(metrics), _table({"value": metrics}, names), tally)
+    metrics = _evaluated(opened, reading, pace, tally, sheet)
+    return _Found(dict(metrics), _table({"value": metrics}, sheet), tally)
 
 
-def _evaluated(
-    opened: Opened, reading: Reading[Any], pace: Pace, tally: Tally, report: Path | None, names: tuple[str, str]
-) -> Metrics:
+def _evaluated(opened: Opened, reading: Reading[Any], pace: Pace, tally: Tally, sheet: _Sheet) -> Metrics:
     """The metrics; on the way, the report is written if one is asked for."""
-    if report is None:
+    if sheet.report is None:
         return opened.evaluate(reading, pace, tally)
     from bothways.recipes.analysis.survey import analyse, write_report
 
     analysis = analyse(opened.task, reading.examples, pace, tally)
-    write_report(opened.task, analysis, report, model=names[0], data=names[1])
+    write_report(opened.task, analysis, sheet.report, model=sheet.model, data=sheet.data, precision=sheet.precision)
     return analysis.metrics

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 import bothways
 from bothways.core import config as configs
-from bothways.core.hardware import describe
+from bothways.core.hardware import Precision, describe, has_bf16
 from bothways.core.trees import flatten
 from bothways.recipes.analysis.analysts import analyst_of
 from bothways.recipes.analysis.slices import Traits
@@ -133,21 +133,40 @@ class _Survey:
             yield s.Examples("Examples that may be mislabelled", doubtful, note)
 
 
-def write_report(task: Task[Any, Any], analysis: Analysis, file: Path, *, model: str, data: str, training: Any = None) -> None:
+def write_report(
+    task: Task[Any, Any],
+    analysis: Analysis,
+    file: Path,
+    *,
+    model: str,
+    data: str,
+    training: Any = None,
+    precision: Precision | Literal["int8"] = "fp32",
+) -> None:
     """Write an analysis as one HTML page that needs nothing else.
 
     Args:
         model, data: their names.
         training: the configuration of the run that made the model, if that is known.
+        precision: in which it was evaluated.
 
     Raises:
         ResourceError: the file cannot be written.
     """
-    write_html(report_of(task, analysis, model, data, training), file)
+    write_html(report_of(task, analysis, model, data, training, precision), file)
 
 
-def report_of(task: Task[Any, Any], analysis: Analysis, model: str, data: str, training: Any = None) -> s.Report:
+def report_of(
+    task: Task[Any, Any],
+    analysis: Analysis,
+    model: str,
+    data: str,
+    training: Any = None,
+    precision: Precision | Literal["int8"] = "fp32",
+) -> s.Report:
     """The report of an analysis; see `write_report`."""
+    if precision == "auto":
+        precision = "bf16" if has_bf16(_device(task)) else "fp32"
     metric = task.definition.metric
     whole = {name: value for name, value in analysis.metrics.items() if "/" not in name}  # "f1/PER" is of a part
     figures = [s.KeyFigure(name.replace("_", " "), s.readable(value)) for name, value in whole.items()]
@@ -155,11 +174,12 @@ def report_of(task: Task[Any, Any], analysis: Analysis, model: str, data: str, t
     return s.Report(
         f"{model} on {data}",
         f"{metric.replace('_', ' ')} {s.readable(analysis.metrics[metric])} on {analysis.examples:,} examples",
-        f"What a model for the task {task.definition.name} does well and badly, example by example.",
+        f"What a model for the task {task.definition.name} does well and badly, example by example"
+        + (f", computed in {precision}." if precision != "fp32" else "."),
         (
             s.KeyFigures(figures),
             *analysis.sections,
-            s.Details("All metrics and settings", (metrics, _settings(task, model, data, training))),
+            s.Details("All metrics and settings", (metrics, _settings(task, model, data, training, precision))),
         ),
         f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe(_device(task))}",
     )
@@ -169,9 +189,15 @@ def _device(task: Task[Any, Any]) -> torch.device:
     return next(task.parameters()).device
 
 
-def _settings(task: Task[Any, Any], model: str, data: str, training: Any) -> s.Table:
+def _settings(task: Task[Any, Any], model: str, data: str, training: Any, precision: str) -> s.Table:
     tables = {"task": configs.to_dict(task.definition), "encoder": configs.to_dict(task.model.config)}
     tables |= {} if training is None else {"run": configs.to_dict(training)}
-    rows: list[list[s.Cell]] = [["model", model], ["data", data], ["length", task.length], ["labels", ", ".join(task.labels)]]
+    rows: list[list[s.Cell]] = [
+        ["model", model],
+        ["data", data],
+        ["precision", precision],
+        ["length", task.length],
+        ["labels", ", ".join(task.labels)],
+    ]
     rows += [[name, str(value)] for name, value in flatten(tables).items()]
     return s.Table("Settings", ["setting", "value"], rows)

@@ -81,7 +81,7 @@ def reproduce(
 def _say_costs(plan: Plan, request: Request, device: str, console: Console) -> None:
     for entry in plan.experiments:
         if isinstance(entry, NotRun):
-            console.print(f"{entry.name} is not run: {entry.reason}", highlight=False, soft_wrap=True)
+            console.print(f"{entry.name} is not run: {entry.reason}", highlight=False, markup=False, soft_wrap=True)
     experiments = [entry for entry in plan.experiments if isinstance(entry, Experiment)]
     frozen = [entry for entry in plan.experiments if isinstance(entry, Frozen)]
     if not experiments and not frozen:
