@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text.files import Bert, bert_backend
 from bothways.text.sample import Sample, sample
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.train import ByteBPE, Kind, Unigram, WordPiece, _normal_characters, _steady, train
+from bothways.text.train import ByteBPE, Kind, Unigram, WordPiece, _normal_characters, _steady, learn, train
 
 TEXT = pseudo_text(4000, seed=1)
 KINDS = [
@@ -29,6 +30,7 @@ KINDS = [
     ByteBPE(size=400, prefix_space=False),
     Unigram(size=300),
     Unigram(size=200, lowercase=False, longest=4),
+    Unigram(size=318),  # more is asked of the trainer
 ]
 
 _PROGRAM = """
@@ -50,7 +52,7 @@ def test_two_processes_write_the_same_bytes(tmp_path):
         subprocess.run([sys.executable, "-c", _PROGRAM, str(tmp_path / seed)], env=env, check=True)
         files = sorted(path for path in (tmp_path / seed).rglob("*") if path.is_file())
         contents.append([(str(file.relative_to(tmp_path / seed)), file.read_bytes()) for file in files])
-    assert len(contents[0]) == 3 * 3 + 2 * 4
+    assert len(contents[0]) == 3 * 3 + 2 * 5
     assert contents[0] == contents[1]
 
 
@@ -167,6 +169,20 @@ def test_unigram_pieces_are_probable_short_and_plain():
         for token in train(TEXT, Unigram(size=300, lowercase=False)).backend.get_vocab()
         if "[" not in token
     )
+
+
+@pytest.mark.parametrize(("asked", "made"), [(311, 311), (318, 318), (368, 368), (400, 368)])
+def test_unigram_keeps_its_size_until_the_trainer_finds_no_more(asked, made):
+    assert train(TEXT, Unigram(size=asked)).size == made
+
+
+def test_unigram_does_not_hold_its_text_a_second_time():
+    texts = sample([f"{TEXT[i % 40]} {TEXT[i % 41]}"[:100] for i in range(20_000)], 10**7)
+    tracemalloc.start()
+    learn(texts, Unigram(size=100))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.5 * texts.kept
 
 
 LETTERS = {c for line in TEXT for c in line.lower().replace("é", "e")} - {" "}

@@ -89,7 +89,7 @@ class Unigram:
     """ALBERT's and SentencePiece's vocabulary: the pieces that make the text most probable.
 
     Attributes:
-        size: tokens, the special ones included; less if the text does not need so many.
+        size: tokens, the special ones included; less if the trainer finds no more that the text needs.
         lowercase, strip_accents: none for `strip_accents` means as `lowercase`.
         longest: characters of a piece at most.
     """
@@ -197,26 +197,36 @@ def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tok
     backend.normalizer = _sentencepiece_normalizer(kind)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
     backend.decoder = decoders.Metaspace()
-    letters = set[str]().union(*map(backend.normalizer.normalize_str, texts.read())) - {" "}
+    letters = set[str]()
+    for text in texts.read():
+        letters.update(backend.normalizer.normalize_str(text))
+    letters.discard(" ")
     needed = len(letters | {"▁"}) if letters else 0
     _check_size(kind.size, needed, f"{needed} characters", "raise size, or drop texts with rare characters")
+    scores = _unigram_scores(backend, read(texts), kind, kind.size)
+    if len(SPECIALS) + len(scores) < kind.size:  # it drops rare pieces once more after it has come down to the size
+        scores = _unigram_scores(backend, texts.read(), kind, kind.size * 3 // 2)
+    ranked = sorted(_steady(scores).items(), key=lambda item: (-item[1], item[0]))
+    single = [piece for piece, _ in ranked if len(piece) == 1]
+    longer = [piece for piece, _ in ranked if len(piece) > 1]
+    # The trainer was asked for more, or oversteps the size when there is room for single characters only.
+    kept = {*single, *longer[: kind.size - len(SPECIALS) - len(single)]}
+    pieces = [item for item in ranked if item[0] in kept]
+    backend.model = models.Unigram([(name, 0.0) for name in SPECIALS] + pieces, unk_id=1)
+    return backend
+
+
+def _unigram_scores(backend: tokenizers.Tokenizer, texts: Iterator[str], kind: Unigram, size: int) -> dict[str, float]:
+    """Pieces with their logarithmic probabilities, `size` of them with the special tokens, or as many as the trainer finds."""
     trainer = trainers.UnigramTrainer(
-        vocab_size=kind.size,
+        vocab_size=size,
         special_tokens=SPECIALS,
         unk_token="[UNK]",
         max_piece_length=kind.longest,
         show_progress=False,
     )
-    backend.train_from_iterator(read(texts), trainer)
-    scores = {piece: score for piece, score in json.loads(backend.to_str())["model"]["vocab"] if piece not in SPECIALS}
-    ranked = sorted(_steady(scores).items(), key=lambda item: (-item[1], item[0]))
-    single = [piece for piece, _ in ranked if len(piece) == 1]
-    longer = [piece for piece, _ in ranked if len(piece) > 1]
-    # The trainer oversteps the size when there is room for single characters only.
-    kept = {*single, *longer[: kind.size - len(SPECIALS) - len(single)]}
-    pieces = [item for item in ranked if item[0] in kept]
-    backend.model = models.Unigram([(name, 0.0) for name in SPECIALS] + pieces, unk_id=1)
-    return backend
+    backend.train_from_iterator(texts, trainer)
+    return {piece: score for piece, score in json.loads(backend.to_str())["model"]["vocab"] if piece not in SPECIALS}
 
 
 def _sentencepiece_normalizer(kind: Unigram) -> normalizers.Normalizer:
