@@ -29,8 +29,9 @@ from bothways.model.heads import Labels, Masked, Model, Pair
 from bothways.objectives.pretraining import Pretraining
 from bothways.recipes.heldout import HeldOut
 from bothways.recipes.pretrain import pretrain, save_pretrained
-from bothways.recipes.pretrain_setup import begin_from, heads_for, vocabulary_of
+from bothways.recipes.pretrain_setup import begin_from, heads_for, preflight, vocabulary_of
 from bothways.recipes.settings import Phase, PretrainConfig, modern, paper
+from bothways.tasks.preflight import Finding
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.folder import run_folder
@@ -269,6 +270,24 @@ def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus, tmp_path
         settings(corpus, 1, phases=(Phase(8),)), corpus, tmp_path / "run", on_finding=lambda finding: said.append(str(finding))
     )
     assert any("longer than 5 tokens and will be cut" in text for text in said), said
+
+
+def test_the_preflight_warns_of_documents_without_a_next_sentence(corpus: Corpus, tmp_path: Path) -> None:
+    lines = [Document("The cat sleeps.", "made:0")] * 2 + [Document("The dog eats. The cat sleeps.", "made:2")]
+    lines += [Document(f"The cat sleeps {'now ' * count}.", "made:3") for count in range(1, 9)]
+    lone = build(lines, corpus.tokenizer, tmp_path / "lone", workers=1)
+
+    def said(corpus: Corpus, **changes: object) -> list[Finding]:
+        found = preflight(settings(corpus, 1, **changes), corpus, tmp_path, torch.device("cpu"))
+        return [finding for finding in found if finding.check == "balance"]
+
+    [finding] = said(lone)
+    assert finding.severity == "warning"
+    assert finding.what.startswith("90.0% of the documents are one sentence"), "the second of two equal ones is left out"
+    assert "--boundary blank or file" in str(finding)
+    assert not said(corpus)
+    assert not said(lone, segments=FullSentences())
+    assert said(lone, phases=(Phase(16, 0.5, FullSentences()), Phase(32, 0.5)))
 
 
 def test_a_phase_may_have_segments_of_its_own(corpus: Corpus, tmp_path: Path) -> None:

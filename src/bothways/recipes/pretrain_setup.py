@@ -110,7 +110,7 @@ def loader_of(
 
 
 def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: torch.device) -> list[Finding]:
-    """What is to be known before the run: ids, disk, memory, sentences that will be cut; no errors among it.
+    """What is to be known before the run: ids, disk, memory, sentences that will be cut or stand alone; no errors among it.
 
     Raises:
         BothwaysError: there are errors; it lists them all.
@@ -123,6 +123,7 @@ def preflight(settings: PretrainConfig, corpus: Corpus, folder: Path, device: to
         *check_model(settings.encoder, corpus.tokenizer, longest),
         *_check_class(settings.encoder, heads, corpus.tokenizer),
         *_check_pairs(settings, corpus.tokenizer.template),
+        *_check_documents(settings, corpus),
         *check_machine(load, folder, device),
     ]
     room = dataclasses.replace(settings.segments, length=longest).room
@@ -149,8 +150,22 @@ def _check_class(encoder: ModelConfig, heads: Iterable[Head], tokenizer: Tokeniz
 
 def _check_pairs(settings: PretrainConfig, template: Template) -> list[Finding]:
     """Whether the tokenizer's pairs are as next sentences need them."""
-    kinds = {type(settings.segments_of(phase)) for phase in settings.phases}
-    if NextSentence not in kinds or template.pair == nextsentence.SPECIALS:
+    if not _pairs(settings) or template.pair == nextsentence.SPECIALS:
         return []
     what = f"next-sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} special tokens there"
     return [Finding("heads", "error", what, "segments", "Set segments=full_sentences, as RoBERTa does.")]
+
+
+def _check_documents(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:
+    """Whether most documents have a next sentence; of one without, every pair is random."""
+    alone = float((np.diff(corpus.documents[: LOOKED_AT + 1]) == 1).mean())
+    if not _pairs(settings) or alone <= 0.5:
+        return []
+    what = f"{alone:.1%} of the documents are one sentence, and next-sentence pairs of those are all random"
+    fix = "Build the corpus with --boundary blank or file, or set segments=full_sentences."
+    return [Finding("balance", "warning", what, "segments", fix)]
+
+
+def _pairs(settings: PretrainConfig) -> bool:
+    """Whether there are next-sentence pairs in any phase."""
+    return any(isinstance(settings.segments_of(phase), NextSentence) for phase in settings.phases)
