@@ -8,9 +8,10 @@ from bothways.data.corpus import Corpus
 from bothways.families.family import Architecture, HeadKind
 from bothways.interop.card import Card, render
 from bothways.model.config import EncoderConfig, Learned
-from bothways.recipes.cards import UNSEEN, data_of, data_of_corpus, limits_of_finetuned, limits_of_pretrained
+from bothways.recipes.cards import UNSEEN, data_of, data_of_corpus, limits_of_finetuned, limits_of_pretrained, run_of
 from bothways.recipes.finetune_setup import Source
 from bothways.tasks.preflight import Finding
+from bothways.training.state import Epochs, Progress
 
 FINDINGS = (
     Finding("balance", "warning", "97 % of the training examples are 'x'"),
@@ -41,6 +42,11 @@ def test_warnings_of_the_preflight_are_limits_and_notes_are_not() -> None:
     assert not any("minute" in limit for limit in limits)
     assert "of seed 7" in limits[-1]
     assert "Nothing was measured: there was no dev data." in limits_of_finetuned(128, 7, (), scored=False)
+
+
+def test_a_run_that_ended_early_is_as_long_as_it_was() -> None:
+    assert run_of(Epochs(20.0), Progress(epochs=2.0, early=True)) == "2 of at most 20 epochs, ended early"
+    assert run_of(Epochs(20.0), Progress(epochs=20.0)) == "20 epochs"
 
 
 def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) -> None:

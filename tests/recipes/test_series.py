@@ -57,6 +57,10 @@ def test_seeds_run_once_each_and_the_best_is_kept(
     assert series.best.metrics["accuracy"] == max(values)
     kept, best = (load_model(tmp_path / name / "model").model for name in (".", series.best.name))
     assert all(torch.equal(tensor, best.state_dict()[name]) for name, tensor in kept.state_dict().items())
+    card = (tmp_path / "model" / "README.md").read_text()
+    mean = statistics.fmean(values)
+    assert f"- It was chosen as the best of 2 runs by dev accuracy, whose mean over them is {mean:.4g}: expect that.\n" in card
+    assert "chosen as the best" not in (tmp_path / series.best.name / "model" / "README.md").read_text()
     report = json.loads((tmp_path / "seeds.json").read_text())
     assert report["mean"] == pytest.approx(statistics.fmean(values))
     assert report["deviation"] == pytest.approx(statistics.stdev(values))

@@ -5,13 +5,16 @@ Nothing is claimed that was not looked at: language and domain are those of the 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
 from bothways.data.corpus import Corpus
 from bothways.model.heads import BiLM, Masked, NextToken, token_head
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 from bothways.tasks.preflight import Finding
+from bothways.training.state import Duration, Progress
 
 if TYPE_CHECKING:
     from bothways.recipes.finetune_setup import Source
@@ -21,6 +24,8 @@ _PREDICTS = {
     NextToken: "the token that follows",
     BiLM: "the token that follows and the one before, each from one side alone",
 }
+LIMITS = "## Limits\n\n"
+"""What the limits in a card begin with."""
 UNSEEN = "Language and domain are those of its data; how it does on others was not measured."
 
 
@@ -46,6 +51,18 @@ def limits_of_finetuned(length: int, seed: int, findings: Iterable[Finding], sco
         chosen if scored else "Nothing was measured: there was no dev data.",
         f"This is one run, of seed {seed}; other seeds give somewhat other metrics.",
     )
+
+
+def run_of(until: Duration, progress: Progress) -> str:
+    """How long a run was, which may have ended before its length."""
+    return f"{progress.amount(until):.4g} of at most {until}, ended early" if progress.early else str(until)
+
+
+def chosen_of(card: str, metric: str, values: Many[float]) -> str:
+    """The written card of a run as that of the best of several: their number and mean become its first limit."""
+    mean = statistics.fmean(values)
+    said = f"It was chosen as the best of {len(values)} runs by dev {metric}, whose mean over them is {mean:.4g}: expect that."
+    return card.replace(LIMITS, f"{LIMITS}- {said}\n", 1)
 
 
 def limits_of_pretrained(encoder: ModelConfig, lengths: Iterable[int], tokens: int, corpus: Corpus) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from bothways.interop.card import Card
 from bothways.interop.folder import save_model
 from bothways.model.operations import BACKWARD, forward_flops
 from bothways.recipes.analysis.survey import analyse_encoded, write_report
-from bothways.recipes.cards import data_of, limits_of_finetuned
+from bothways.recipes.cards import data_of, limits_of_finetuned, run_of
 from bothways.recipes.failure import Failure
 from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
 from bothways.recipes.fitting import conclude, learning_by_rows
@@ -216,7 +216,7 @@ def _card(done: Finetuned, prepared: Prepared) -> Card:
             "batch": _words(settings.batch),
             "optimiser": _words(settings.training.optimiser),
             "schedule": _words(settings.training.schedule),
-            "run": settings.training.until,
+            "run": run_of(settings.training.until, done.progress),
             "seed": settings.seed,
             **_told(settings, done.task.definition),
         },

@@ -22,6 +22,7 @@ from bothways.core.errors import ConfigError, DivergedError, ResourceError
 from bothways.core.files import new_folder, replace_file
 from bothways.interop.folder import RECORD
 from bothways.interop.weights import read_json
+from bothways.recipes.cards import chosen_of
 from bothways.recipes.finetune import FinetuneConfig, finetune
 from bothways.recipes.finetune_setup import fingerprints
 from bothways.recipes.origin import digest_of_model, without_places
@@ -179,12 +180,16 @@ def _origin(said: Mapping[str, Any]) -> dict[str, str]:
 
 
 def keep_best(series: Series, place: Place) -> None:
-    """Copy the best run's model to the folder `model` of the series."""
-    if series.best is None or not is_main(plan_here()):
+    """Copy the best run's model to the folder `model` of the series; of several, its card says so."""
+    best = series.best
+    if best is None or not is_main(plan_here()):
         return
     with new_folder(place.out / "model") as hidden:
-        for file in (place.out / series.best.name / "model").iterdir():
+        for file in (place.out / best.name / "model").iterdir():
             shutil.copy2(file, hidden / file.name)
+        if len(series.scored) > 1:
+            card, values = hidden / "README.md", [run.metrics[best.metric] for run in series.scored]
+            card.write_text(chosen_of(card.read_text(encoding="utf8"), best.metric, values), encoding="utf8")
 
 
 def write_report(file: Path, summary: Mapping[str, Any], runs: Many[Outcome]) -> None:
