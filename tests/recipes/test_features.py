@@ -142,7 +142,11 @@ def test_features_are_computed_once(
     assert calls == [(3, 4)]
     assert again.layers == (3, 4)
     np.testing.assert_array_equal(first.values, again.values)
-    open_features(tmp_path / "dev", encoder, inputs, (5,))
+    more = open_features(tmp_path / "dev", encoder, inputs, (4, 5))
+    assert more.layers == (3, 4, 5)
+    np.testing.assert_array_equal(more.values[:, :2], first.values)
+    np.testing.assert_array_equal(more.values[:, 2:], open_features(tmp_path / "5", encoder, inputs, (5,)).values)
+    assert calls.pop() == (5,)
     open_features(tmp_path / "dev", encoder, inputs[:-1], (5,))
     with torch.no_grad():
         bias = encoder.blocks[0].mlp.down.bias

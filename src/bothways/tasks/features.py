@@ -101,7 +101,7 @@ def open_features(
     """The features of tagged sentences: from the folder if it holds those of this encoder and these tokens, else computed.
 
     Args:
-        folder: one for each data set; what it holds of other encoders or tokens, or without some of the layers, is replaced.
+        folder: one for each data set; what it holds of other encoders or tokens is replaced, layers that it lacks are added.
         inputs: as `Tagging.encode` makes them.
         on_share: as for `extract`.
 
@@ -115,14 +115,17 @@ def open_features(
         return Features(np.zeros((0, len(layers), encoder.width), stored), layers, offsets, labels)
     about = _about(encoder, inputs, stored)
     held = _held(folder, about)
-    if not set(layers) <= set(held):
-        held = layers
+    missing = tuple(layer for layer in layers if layer not in held)
+    if missing:
         with new_folder(folder) as hidden:
-            shape = (len(labels), len(layers), encoder.width)
+            shape = (len(labels), len(held) + len(missing), encoder.width)
             table = np.lib.format.open_memmap(hidden / _VALUES, mode="w+", dtype=stored, shape=shape)
-            extract(encoder, inputs, layers, table, on_share=on_share)
+            if held:
+                table[:, : len(held)] = np.load(folder / _VALUES, mmap_mode="r")
+            extract(encoder, inputs, missing, table[:, len(held) :], on_share=on_share)
             table.flush()
-            (hidden / _ABOUT).write_text(json.dumps({**about, "layers": list(layers)}) + "\n", encoding="utf8")
+            held += missing
+            (hidden / _ABOUT).write_text(json.dumps({**about, "layers": list(held)}) + "\n", encoding="utf8")
     return Features(np.load(folder / _VALUES, mmap_mode="r"), held, offsets, labels)
 
 
