@@ -16,7 +16,7 @@ from toy_folder import make_folder
 from bothways.core.errors import DivergedError, ResourceError
 from bothways.recipes.feature_setup import FeatureConfig, adam
 from bothways.recipes.finetune_setup import FinetuneConfig
-from bothways.recipes.reproduce import frozen, glue, runner
+from bothways.recipes.reproduce import cost, frozen, glue, ner, runner, squad, swag
 from bothways.recipes.reproduce.benchmarks import reproduce
 from bothways.recipes.reproduce.experiment import Experiment, Frozen, Request
 from bothways.recipes.reproduce.runner import Result
@@ -122,6 +122,32 @@ def test_restarts_that_diverge_are_left_out_of_the_mean(place: Path, tmp_path: P
     outcome = runner.run(dataclasses.replace(cola, restarts="mean"), tmp_path, device="cpu", console=Console(quiet=True))
     assert [result.value is None for result in outcome.results] == [False, True, False]
     assert outcome.counted == (outcome.results[0], outcome.results[2])
+
+
+def test_restarts_that_are_done_are_counted(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_speed", lambda *arguments: 1.0)
+    (cola,) = glue.plan(request_of(place, tmp_path, seeds=3)).experiments
+    assert isinstance(cola, Experiment)
+    mean, out = dataclasses.replace(cola, restarts="mean", grid=cola.grid[:2]), Console(quiet=True)
+    seen = []
+    for seeds in (2, 3):
+        runner.run(dataclasses.replace(mean, seeds=seeds), tmp_path, device="cpu", console=out)
+        (found,), _ = cost.estimate([mean], tmp_path, device="cpu")
+        seen.append((found.runs, found.done, found.seconds > 0))
+    assert seen == [(4, 3, True), (4, 4, False)]
+
+
+def test_numbers_of_runs_that_are_not_the_papers_are_said() -> None:
+    departures = {seeds: Request("m", "d", Path("o"), seeds=seeds).departures(5) for seeds in (None, 2, 5)}
+    assert departures == {None: (), 2: ("2 runs of a setting in place of 5",), 5: ()}
+    assert Request("m", "d", Path("o"), seeds=2).departures(None) == ()
+    assert [module.plan(Request("m", "d", Path("o"))).seeds for module in (ner, squad, swag, glue)] == [5, 1, 1, None]
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match="file: cannot be written: File exists"):
+        reproduce("glue", request_of(place, tmp_path / "file"), device="cpu")
 
 
 def test_a_task_of_which_every_run_diverges_is_told(place: Path, tmp_path: Path, wild: set[int]) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 from rich.console import Console
 from typing_extensions import assert_never
 
+from bothways.core.claim import refusals
 from bothways.core.errors import DataError
 from bothways.recipes.reproduce import glue, ner, squad, swag
 from bothways.recipes.reproduce.cost import Cost, estimate, table
@@ -52,9 +53,12 @@ def reproduce(
         ConfigError: a task that the benchmark does not have, or a setting that cannot be.
         DataError: data that cannot be read, or none for any of the tasks.
         KeyboardInterrupt: interrupted; the same call goes on.
-        ResourceError: `request.out` holds results of other settings, other data or another model.
+        ResourceError: `request.out` holds results of other settings, other data or another model, or cannot be
+            written.
     """
     console = console or Console(quiet=True)
+    with refusals(request.out, "Choose another --out."):
+        request.out.mkdir(parents=True, exist_ok=True)
     planned = plan_of(benchmark, request)
     _say_costs(planned, request, device, console)
     if dry_run:

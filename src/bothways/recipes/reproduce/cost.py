@@ -21,7 +21,7 @@ from bothways.interop.hub import model_folder
 from bothways.model.operations import BACKWARD
 from bothways.recipes.finetune_setup import FinetuneConfig
 from bothways.recipes.reproduce.experiment import Experiment
-from bothways.recipes.reproduce.runner import cells, finished
+from bothways.recipes.reproduce.runner import cells, finished, restarts
 from bothways.report.sections import Cell, Table
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.definition import Definition
@@ -99,7 +99,10 @@ def size_of(source: str, task: Trainable, length: int, tokenizer: Tokenizer) -> 
 def _cost(experiment: Experiment, sizes: dict[str, Size], rate: float, out: Path) -> Cost:
     train = sizes["train"]
     known = list(cells(experiment))
-    done = sum(finished(experiment, settings, out) is not None for settings in known)
+    found = [result for settings in known if (result := finished(experiment, settings, out)) is not None]
+    done = len(found)
+    if done == len(known):
+        done += sum(finished(experiment, settings, out) is not None for settings in restarts(experiment, found))
     evaluation = sum(size.tokens for name, size in sizes.items() if name != "train") / (1 + BACKWARD)
     each = [_epochs(settings) * train.tokens + evaluation for settings in known]
     left = sum(each) / len(each) * (experiment.cells - done)

@@ -60,10 +60,11 @@ class Request:
                 raise ConfigError(f"{name!r} is none of its tasks: {', '.join(known)}", where="tasks")
         return tuple(name for name in known if not self.tasks or name in self.tasks)
 
-    @property
-    def departures(self) -> tuple[str, ...]:
-        """In what a run departs from the paper's protocol."""
+    def departures(self, seeds: int | None) -> tuple[str, ...]:
+        """In what a run departs from the paper's protocol, which has so many runs of a setting, if it says how many."""
         result = [*self.overrides]
+        if seeds is not None and self.seeds not in (None, seeds):
+            result.append(f"{self.seeds} runs of a setting in place of {seeds}")
         if self.limit is not None:
             result.append(f"only the first {self.limit:,} training examples")
         if self.grid == "none":
@@ -160,6 +161,7 @@ class Plan:
         averaged: the columns whose mean is a column "average"; empty for none.
         published: the paper's rows.
         notes: how to read the comparison.
+        seeds: runs of a setting in the paper; none where it does not say how many.
     """
 
     title: str
@@ -169,6 +171,7 @@ class Plan:
     published: tuple[Published, ...]
     averaged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    seeds: int | None = 1
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,7 @@ def plan(request: Request) -> Plan:
         published.GLUE,
         published.AVERAGED,
         NOTES,
+        seeds=None,
     )
 
 

@@ -54,7 +54,7 @@ def plan(request: Request) -> Plan:
     title = "Named entities, CoNLL-2003 (section 5.3, table 7)"
     experiments = tuple(_experiment(name, request) for name in request.chosen((NAME, *CHOICES)))
     measured = {row: cells for row, cells in MEASURED.items() if any(e.name == cells["dev"][0] for e in experiments)}
-    return Plan(title, experiments, ("dev", "test"), measured, published.NER)
+    return Plan(title, experiments, ("dev", "test"), measured, published.NER, seeds=SEEDS)
 
 
 def _experiment(name: str, request: Request) -> Experiment | Frozen | NotRun:

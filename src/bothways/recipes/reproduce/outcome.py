@@ -47,7 +47,7 @@ def write_results(request: Request, plan: Plan, outcomes: Many[Outcome]) -> Path
         "benchmark": plan.title,
         "model": request.model,
         "data": request.data,
-        "departures": list(request.departures),
+        "departures": list(request.departures(plan.seeds)),
         "measured": measured(plan, outcomes),
         "published": [{"system": row.system, "table": row.table, **row.values} for row in plan.published],
         "tasks": {entry.name: _entry(entry, done.get(entry.name)) for entry in plan.experiments},
@@ -82,8 +82,8 @@ def report_of(request: Request, plan: Plan, outcomes: Many[Outcome], *, device: 
     run, every = len(outcomes), len(plan.experiments)
     headline = f"{plan.title}: {run} of {every} tasks run."
     lead = f"{request.model}, fine-tuned on {request.data}."
-    if request.departures:
-        lead += f" Not the paper's protocol: {'; '.join(request.departures)}."
+    if departures := request.departures(plan.seeds):
+        lead += f" Not the paper's protocol: {'; '.join(departures)}."
     return s.Report(
         "The paper's experiments, run again",
         headline,

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,15 @@ def cells(experiment: Experiment) -> Iterator[FinetuneConfig]:
             yield dataclasses.replace(settings, seed=settings.seed + seed)
 
 
+def restarts(experiment: Experiment, results: Many[Result]) -> list[FinetuneConfig]:
+    """The settings of the cells that are known by the results of all others: the best ones with further seeds."""
+    best = best_of(results)
+    if experiment.restarts == "best" or best is None:
+        return []
+    chosen = experiment.grid[results.index(best)]
+    return [dataclasses.replace(chosen, seed=chosen.seed + seed) for seed in range(1, experiment.seeds)]
+
+
 def run(experiment: Experiment, out: Path, *, device: str, console: Console) -> Outcome:
     """Run what is not yet run; errors as `recipes.finetune`.
 
@@ -116,13 +126,10 @@ def run(experiment: Experiment, out: Path, *, device: str, console: Console) -> 
     if best is None:
         return Outcome(experiment, tuple(results), ())
     counted = [best]
-    if experiment.restarts == "mean":
-        chosen = experiment.grid[results.index(best)]
-        for seed in range(1, experiment.seeds):
-            again = dataclasses.replace(chosen, seed=chosen.seed + seed)
-            results.append(_cell(experiment, again, out, len(results), device, console))
-            counted += scored(results[-1:])
-            best = _keep_best(results) or best
+    for settings in restarts(experiment, results):
+        results.append(_cell(experiment, settings, out, len(results), device, console))
+        counted += scored(results[-1:])
+        best = _keep_best(results) or best
     if not (best.folder / "model").exists():
         what = "is the best run, but its weights are gone: when they were dropped, another one was better"
         raise ResourceError(what, where=best.folder, fix="Delete this folder to run it again.")
