@@ -238,8 +238,17 @@ def test_grids_can_be_written() -> None:
     for text in ("nonsense", "a=", "a=1 a=2", "=3"):
         with pytest.raises(ConfigError, match=r"^grid: .* is no part of a grid \(paper, glue have names\)"):
             parse_grid(text)
+    with pytest.raises(ConfigError, match=r"^grid: 'batch.n=16,32,16' has a value twice"):
+        parse_grid("batch.n=16,32,16")
     with pytest.raises(ConfigError, match=r"^grid: is empty"):
         parse_grid(" ")
+
+
+def test_a_long_name_of_a_folder_ends_in_a_hash() -> None:
+    names = [folder_name({f"training.optimiser.{place}": "1e-5" for place in range(20)} | {"seed": seed}) for seed in "12"]
+    assert names[0] != names[1]
+    assert [len(name.encode()) for name in names] == [213, 213]
+    assert all(name.startswith("training.optimiser.0=1e-5,training.optimiser.1=1e-5,") for name in names)
 
 
 def test_a_wrong_setting_stops_before_any_run(base: FinetuneConfig, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The paper's grid is of appendix A.3, that for GLUE of section 4.1.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import shlex
@@ -19,6 +20,9 @@ from bothways.training.parallel import plan_here
 
 Grid = Mapping[str, tuple[str, ...]]
 """Dotted path of a setting → its values, as texts."""
+
+LONGEST = 200
+"""Bytes of a folder's name, before what it is shortened with; file systems take 255."""
 
 GRIDS: dict[str, Grid] = {
     "paper": {
@@ -50,6 +54,8 @@ def parse_grid(text: str) -> Grid:
     for part in parts:
         key, equals, values = part.partition("=")
         items = tuple(value.strip() for value in values.split(",") if value.strip())
+        if len(set(items)) != len(items):
+            raise ConfigError(f"{part!r} has a value twice", where="grid", fix="Name each value once.")
         if not key or not equals or not items or key in grid:
             fix = 'Write key=value,value …, such as "training.optimiser.lr=2e-5,3e-5 batch.n=16,32".'
             raise ConfigError(f"{part!r} is no part of a grid ({', '.join(GRIDS)} have names)", where="grid", fix=fix)
@@ -67,8 +73,11 @@ def cells(base: FinetuneConfig, grid: Grid) -> Iterator[tuple[str, FinetuneConfi
 
 
 def folder_name(chosen: Mapping[str, str]) -> str:
-    """ "batch.n" 16 and "training.optimiser.lr" 5e-5 → "batch.n=16,training.optimiser.lr=5e-5"."""
-    return ",".join(f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in chosen.items())
+    """ "batch.n" 16 and "training.optimiser.lr" 5e-5 → "batch.n=16,training.optimiser.lr=5e-5"; a long one ends in a hash."""
+    name = ",".join(f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in chosen.items())
+    if len(name.encode()) <= LONGEST:
+        return name
+    return f"{name.encode()[:LONGEST].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def _with(base: FinetuneConfig, chosen: Mapping[str, str]) -> FinetuneConfig:
