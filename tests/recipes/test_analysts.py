@@ -213,6 +213,9 @@ def test_answers_are_counted_and_shown() -> None:
     )
     assert [(g.answer, g.right) for g in shown.guesses] == [("Oslo", False), ("cat", True), ("mat", False)]
     assert shown.truth == "big cat / cat"
+    named = Question("q", "who", "the Broncos won", (("the Broncos", 0),), False)
+    guesses = answers.shown(named, AnswerPrediction("q", "Broncos", 4, 11, 0.9, 0.0, ())).guesses
+    assert guesses == [s.Guess("Broncos", 0.9, True)]  # an article does not count
     best = answers.shown(KNOWN, answered("cat"))  # the given answer is the first of the spans, and is shown once
     assert [(g.answer, g.right) for g in best.guesses] == [("cat", True), ("mat", False), ("Oslo", False)]
     nothing = answers.shown(UNKNOWN, answered(""))

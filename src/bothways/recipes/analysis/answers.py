@@ -64,8 +64,8 @@ class Answers(Analyst[Question, AnswerPrediction]):
     def shown(self, example: Question, prediction: AnswerPrediction) -> s.Example:
         """The question, the context around the answer, the right answers and the best spans."""
         right = {text for text, _ in example.answers}
-        given = s.Guess(prediction.text or NONE, prediction.confidence, (prediction.text or NONE) in (right or {NONE}))
-        others = [s.Guess(span.text, span.probability, span.text in right) for span in prediction.spans]
+        given = s.Guess(prediction.text or NONE, prediction.confidence, bool(grade(prediction.text, example).exact))
+        others = [s.Guess(span.text, span.probability, bool(grade(span.text, example).exact)) for span in prediction.spans]
         guesses = [given, *(guess for guess in others if guess.answer != given.answer)][:GUESSES]
         return s.Example(
             [f"{example.question} ‖ ", *_context(example.context, prediction)],
