@@ -33,7 +33,7 @@ NO_RUN = "typo: --resume is given, but there is no such folder"
         ),
         (["finetune", "m", "d.tsv", "training.patience=3"], r"training\.patience: patience needs development data"),
         (["embed", "m", "d.tsv", "--out", "none/v.npy"], r"none/v\.npy: has no folder to lie in"),
-        (["evaluate", "model", "data.tsv", "--report", "none/x.html"], r"none/x\.html: the report has no folder to lie in"),
+        (["evaluate", "model", "data.tsv", "--report", "none/x.html"], r"none/x\.html: has no folder to lie in"),
     ],
 )
 def test_a_mistake_is_one_message(line: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
