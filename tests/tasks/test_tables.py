@@ -194,7 +194,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         open_table(str(tmp_path / "none.csv"))
 
 
-def test_parquet_that_is_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begin", [4, 30_000])  # the head of a page, and its text
+def test_parquet_that_is_damaged_in_the_middle_is_an_error(begin: int, tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -202,7 +203,7 @@ def test_parquet_that_is_damaged_in_the_middle_is_an_error(tmp_path: Path) -> No
         pyarrow.table({"text": ["x" * 500] * 100}), tmp_path / "a.parquet", compression="none", use_dictionary=False
     )
     content = bytearray((tmp_path / "a.parquet").read_bytes())
-    content[4:60] = b"\xff" * 56
+    content[begin : begin + 56] = b"\xff" * 56
     (tmp_path / "a.parquet").write_bytes(bytes(content))
     with pytest.raises(DataError, match="not a whole Parquet file"):
         values(open_table(str(tmp_path / "a.parquet")))

@@ -208,7 +208,7 @@ def _whole(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowInvalid, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # of the latter two, a damaged page's
         what = f"is not a whole Parquet file ({str(error).splitlines()[0]})"
         raise DataError(what, where=path, fix="Fetch or write it again.") from error
 
