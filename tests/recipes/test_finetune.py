@@ -189,7 +189,7 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     with pytest.raises(BothwaysError, match=r"is of another run: .*seed was 0, is 1"):
         finetune(settings_of(files, seed=1), tmp_path, resume=True, device="cpu")
-    with pytest.raises(BothwaysError, match=r"is of another run: data\.model was"):
+    with pytest.raises(BothwaysError, match=r"is of another run: data\.model is not the same"):
         finetune(settings_of(files, model=str(make_folder(tmp_path / "other", seed=1))), tmp_path, resume=True, device="cpu")
 
 

@@ -74,7 +74,8 @@ def test_pre_training_learns_to_tell_both_neighbours(trained: Path) -> None:
 
 
 def test_a_run_goes_on_from_its_model_and_from_its_checkpoint(trained: Path, corpus: Corpus, tmp_path: Path) -> None:
-    common = [str(corpus.folder), *FAST[1:], "training.until=3 steps", "--device", "cpu"]
+    fast = [word for word in FAST[1:] if not word.startswith("encoder")]
+    common = [str(corpus.folder), *fast, "training.until=3 steps", "--device", "cpu"]
     words = ["--start", str(trained / "model"), "segments=full_sentences", "--out", str(tmp_path / "more")]
     app(["pretrain", *common, *words], result_action="return_value")
     before, after = load_model(trained / "model").extra["metrics"], load_model(tmp_path / "more" / "model").extra["metrics"]

@@ -73,9 +73,9 @@ def pretrain(
     settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
     begun = None
     if start is not None:
-        if settings.encoder != base.encoder:
-            raise ConfigError("is set, but with --start it is the model's", where="encoder", fix="Leave it out.")
         begun = begin_from(start, settings, text)
+        if settings.encoder not in (base.encoder, begun.config):
+            raise ConfigError("is set, but with --start it is the model's", where="encoder", fix="Leave it out.")
         settings = dataclasses.replace(settings, encoder=begun.config)
     console = Console(stderr=True)
 
