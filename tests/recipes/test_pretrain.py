@@ -160,7 +160,9 @@ def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(corpus
 
 
 def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(corpus: Corpus, tmp_path: Path) -> None:
-    run = command(corpus, tmp_path / "run", "--start", str(tmp_path))
+    encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
+    save_model(tmp_path / "model", Model(encoder, (Masked(), Pair())), corpus.tokenizer)
+    run = command(corpus, tmp_path / "run", "--start", str(tmp_path / "model"))
     assert "encoder: is set, but with --start it is the model's" in run.communicate(timeout=60)[1]
 
 
