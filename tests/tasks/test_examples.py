@@ -178,6 +178,9 @@ def test_a_header_is_no_example_where_columns_go_by_number(header: str, columns:
         read_examples(str(file), usual=columns, labelled=columns.label is not None)
     file.write_text("sentence\t1\nThe text is good.\t0\n", encoding="utf8")
     assert next(read_examples(str(file), Columns("0", None, "1")).examples).text == "sentence"
+    listed = write_rows(tmp_path / "a.jsonl", [{"0": ["text"], "1": "label"}])
+    with pytest.raises(DataError, match="column '0' holds list, not text"):
+        next(read_examples(listed, Columns("0", None, "1")).examples)
 
 
 @pytest.mark.parametrize(("separator", "said"), [(";", "semicolons"), ("\t", "tabs")])

@@ -122,12 +122,7 @@ def _conclude_one(done: Finetuned, out: Path, console: Console) -> None:
     if done.metrics:
         Output().print(_table(done))
         console.print(f"What it does well and badly: {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f"The model is in {done.folder}. {_try(out)}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    console.print(f"The model is in {done.folder}. {_try(out)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _try(out: Path) -> str:

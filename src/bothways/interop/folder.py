@@ -51,8 +51,6 @@ from bothways.model.init import without_weights
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
 
-__all__ = ["RECORD", "VERSION", "Loaded", "build_model", "heads_of", "load_model", "plan_model", "save_model"]
-
 VERSION = "bothways"
 """The key in the record under which the library's version stands."""
 

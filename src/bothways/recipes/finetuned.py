@@ -11,9 +11,10 @@ from bothways.core import config as configs
 from bothways.core.errors import FolderError
 from bothways.core.hardware import choose_device
 from bothways.core.trees import Tree
-from bothways.interop.folder import RECORD, Loaded, load_model
+from bothways.interop.folder import Loaded, load_model
 from bothways.interop.hub import model_folder
 from bothways.interop.sentences import read_sentences
+from bothways.interop.settings import RECORD
 from bothways.tasks.catalogue import TASKS, AnyDefinition
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import Metrics, Reading

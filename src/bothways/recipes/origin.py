@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.files import digest
-from bothways.interop.folder import RECORD
 from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, SENTENCE_FILES, model_folder, resolve
+from bothways.interop.settings import RECORD
 
 PLACES = ("model", "train", "dev")
 """The settings of a run that are places."""

@@ -20,7 +20,7 @@ from rich.console import Console
 from bothways.core import config as configs
 from bothways.core.errors import ConfigError, DivergedError, ResourceError
 from bothways.core.files import new_folder, replace_file
-from bothways.interop.folder import RECORD
+from bothways.interop.settings import RECORD
 from bothways.interop.weights import read_json
 from bothways.recipes.cards import chosen_of
 from bothways.recipes.finetune import FinetuneConfig, finetune

@@ -100,7 +100,7 @@ def _without_header(table: Table, columns: Columns) -> Table:
     first = next(table.rows)
     roles = {"text": columns.text, "text-b": columns.text_b, "label": columns.label}
     names = {role: first.values.get(column) for role, column in roles.items() if column is not None and column.isdecimal()}
-    if names and all(name in _KNOWN for name in names.values()):
+    if names and all(isinstance(name, str) and name in _KNOWN for name in names.values()):
         fix = f"Name the columns: {' '.join(f'--{role} {name}' for role, name in names.items())}."
         raise DataError("is a header, where columns go by number", where=first.where, fix=fix)
     return dataclasses.replace(table, rows=itertools.chain([first], table.rows))
