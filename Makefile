@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine: `make quickstart` and `make test`. Both make .venv and install what they need.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALLED := pyproject.toml constraints.txt hatch_build.py src/bothways/model/native.c
 
 .PHONY: quickstart test check format clean
 
@@ -25,10 +26,10 @@ clean:
 .venv/bin/python:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
-.venv/.quickstart: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.quickstart: $(INSTALLED) | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-.venv/.test: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.test: $(INSTALLED) | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@

@@ -21,7 +21,7 @@ from bothways.model.config import Disentangled, EncoderConfig, Gated, Learned
 from bothways.model.encoder import Encoder
 from bothways.model.heads import Labels, Masked, Model
 from bothways.model.mixout import mix_out
-from bothways.model.packed import PackedLinear
+from bothways.model.packed import PackedLinear, Prepared
 from bothways.model.prepared import prepare
 from bothways.model.recurrentconfig import RecurrentConfig
 
@@ -44,7 +44,7 @@ def layers(model: nn.Module) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for block in (module for module in model.modules() if isinstance(module, Block)):
         for name, module in block.named_modules():
-            if name and not list(module.children()) and hasattr(module, "bias") and not isinstance(module, nn.LayerNorm):
+            if name and isinstance(module, nn.Linear | Prepared):
                 found.setdefault(type(module).__name__, []).append(name)
     return found
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from typing_extensions import assert_never
 
 from bothways.core.layout import Rectangle
+from bothways.model import native
 from bothways.model.dropout import dropped_product
 from bothways.model.flash import attend_fused, attend_packed, is_packed
 from bothways.model.gathered import attend_gathered
@@ -98,6 +99,8 @@ def attend(
         qkv, wide = view.turn(qkv), None if wide is None else view.turn(wide)
     if wide is None and is_packed(qkv.device, qkv.dtype, qkv.shape[-1], rate, view):
         return attend_packed(qkv, view)
+    if rate == 0 and not qkv.requires_grad and view.full and native.attends(qkv.device, qkv.dtype, qkv.shape[-1]):
+        return native.attend(qkv, view.layout)
     if qkv.requires_grad and wide is None and all(_is_gathered(part, qkv, rate) for part in view.parts):
         return attend_gathered(qkv, view.parts, rate)
     parts = [_attend_part(qkv, wide, part, rate) for part in view.parts]

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
+from bothways.model.native import Panels, multiplies
 from bothways.model.packed import Prepared
 
 ROWS = 16
@@ -61,30 +62,29 @@ def quantise_activations(x: Float[Tensor, "rows width"]) -> Codes:
 
 def _quantise(x: Float[Tensor, "rows width"], place: UInt8[Tensor, "rows width"]) -> Float[Tensor, "rows 1"]:
     """The scales; the codes go to `place`."""
-    scales = x.abs().amax(1, keepdim=True).div_(127)
+    largest = x.abs().amax(1, keepdim=True)
     # The lowest byte of the sum is the code: round, shift and cast in one pass where they would take three.
-    place.copy_((x / scales).add_(ROUNDING + ZERO).view(torch.int32))
-    return scales
+    place.copy_((x * (127 / largest)).add_(ROUNDING + ZERO).view(torch.int32))
+    return largest.div_(127)
 
 
 class Int8Linear(Prepared):
     """A dense layer whose products are in int8; for predictions alone.
 
+    | processor | kernels compiled | product |
+    |---|---|---|
+    | x86 with AVX512-VNNI | yes | `native.Panels` |
+    | any other that `has_int8` | | `OneDNN` |
+
     Args:
         linear: what it stands for; finite weights.
     """
 
-    packed: Tensor
-    scales: Tensor
-    zeros: Tensor
-    bias: Tensor | None
-
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         codes, scales = quantise_weights(linear.weight.detach())
-        self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
-        self.scales, self.zeros = scales, torch.zeros(len(scales), dtype=torch.int32)
-        self.bias = None if linear.bias is None else linear.bias.detach()
+        bias = None if linear.bias is None else linear.bias.detach()
+        self.product = (Panels if multiplies() else OneDNN)(codes, scales, bias)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """In fp32. Where a row holds a number that is not finite, so do all of its outputs.
@@ -93,9 +93,28 @@ class Int8Linear(Prepared):
             ConfigError: gradients are asked for.
         """
         self.check(x)
+        return self.product(x.float())
+
+
+class OneDNN:
+    """A product by torch's operators; the rounding before it and the scaling after it are further passes.
+
+    Args:
+        codes, scales: of the weights.
+        bias: of the outputs; none without one.
+    """
+
+    def __init__(
+        self, codes: Int8[Tensor, "outputs width"], scales: Float[Tensor, " outputs"], bias: Float[Tensor, " outputs"] | None
+    ) -> None:
+        self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
+        self.scales, self.zeros, self.bias = scales, torch.zeros(len(scales), dtype=torch.int32), bias
+
+    def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
+        """Rounds the rows, multiplies, scales and adds the bias; in fp32."""
         if not len(x):
-            return x.new_empty(0, len(self.scales), dtype=torch.float32)
-        codes, scales = quantise_activations(x.float())
+            return x.new_empty(0, len(self.scales))
+        codes, scales = quantise_activations(x)
         products: Tensor = torch.ops.onednn.qlinear_pointwise(
             codes, 1.0, ZERO, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )

@@ -132,6 +132,11 @@ class View:
         """Whether there are global tokens that the batch names."""
         return any(isinstance(part.pattern, Window) and part.everywhere is not None for part in self.parts)
 
+    @functools.cached_property
+    def full(self) -> bool:
+        """Whether every token sees all of its own sequence."""
+        return all(sees_all(part.pattern, part.rectangle.longest) for part in self.parts)
+
     @property
     def masks(self) -> tuple[Tensor | None, ...]:
         """That of each part."""
@@ -170,6 +175,21 @@ def _everywhere(
             return None
 
 
+def sees_all(pattern: Pattern, longest: int) -> bool:
+    """Whether in so long a sequence every token sees every other."""
+    match pattern:
+        case Full():
+            return True
+        case Blocks():
+            return longest <= pattern.dense
+        case Window(radius):
+            return longest <= radius + 1
+        case Causal():
+            return longest <= 1
+        case _:
+            assert_never(pattern)
+
+
 def mask(pattern: Pattern, part: Rectangle, device: torch.device, everywhere: Everywhere | None = None) -> Tensor | None:
     """What queries see in a rectangle; none if all of it. Padding is seen by nobody but padding."""
     keys = None if part.keep is None else part.keep[:, None, None, :]
@@ -177,9 +197,9 @@ def mask(pattern: Pattern, part: Rectangle, device: torch.device, everywhere: Ev
     match pattern:
         case Full() | Blocks():  # blocks are masked in `reach`; what comes here is short
             return keys
+        case _ if sees_all(pattern, part.longest):
+            return keys
         case Window(radius):
-            if part.longest <= radius + 1:
-                return keys
             near = ((place[:, None] - place).abs() <= radius)[None, None]
         case Causal():
             near = (place[:, None] >= place)[None, None]

