@@ -17,7 +17,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE, MADE = "src/bothways/model/native.c", "src/bothways/model/libbothways.so"
-FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared")
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared")
 
 
 class CompiledKernels(BuildHookInterface[Any]):

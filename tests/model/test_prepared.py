@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -15,7 +16,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.hardware import Precision, has_int8, packs_weights
 from bothways.core.sequence import Sequence
 from bothways.families.catalogue import preset
-from bothways.model import prepared
+from bothways.model import native, prepared
 from bothways.model.block import Block
 from bothways.model.config import Disentangled, EncoderConfig, Gated, Learned
 from bothways.model.encoder import Encoder
@@ -29,10 +30,24 @@ CPU = torch.device("cpu")
 BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 packs = pytest.mark.skipif(not packs_weights(CPU), reason="nothing is packed on this processor")
 int8 = pytest.mark.skipif(not has_int8(CPU), reason="this processor does not multiply int8")
-BOTH = pytest.mark.parametrize(
-    ("precision", "made"),
-    [pytest.param("fp32", "PackedLinear", marks=packs), pytest.param("int8", "Int8Linear", marks=int8)],
-)
+compiled = pytest.mark.skipif(not native.multiplies("int8"), reason="no compiled kernels here")
+BOTH = pytest.mark.parametrize("precision", [pytest.param("fp32", marks=packs), pytest.param("int8", marks=int8)])
+
+
+@pytest.fixture(scope="module", autouse=True, params=["torch", pytest.param("compiled", marks=compiled)])
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything by torch's operators, and by the library's own kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(native, "_level", lambda: 0)
+        yield
+
+
+def made(precision: str) -> str:
+    """The class of a prepared dense layer."""
+    if precision == "int8":
+        return "Int8Linear"
+    return "PanelLinear" if native.multiplies("fp32") else "PackedLinear"
 
 
 def config(**changes: object) -> EncoderConfig:
@@ -69,28 +84,28 @@ def test_packed_weights_give_the_product(dtype: torch.dtype, bias: bool) -> None
 
 @packs
 def test_gradients_are_refused() -> None:
-    layer, x = PackedLinear(nn.Linear(8, 3), torch.float32), torch.ones(2, 8, requires_grad=True)
-    with pytest.raises(ConfigError, match="PackedLinear has no gradients"):
+    layer, x = prepared.packing(CPU, torch.float32)(nn.Linear(8, 3)), torch.ones(2, 8, requires_grad=True)
+    with pytest.raises(ConfigError, match=f"{made('fp32')} has no gradients"):
         layer(x)
     with torch.no_grad():
         assert layer(x).shape == (2, 3)
 
 
 @BOTH
-def test_saving_is_refused(precision: Precision | Literal["int8"], made: str) -> None:
+def test_saving_is_refused(precision: Precision | Literal["int8"]) -> None:
     with pytest.raises(ConfigError, match="never saved"):
         prepare(Model(config(), ()), precision).state_dict()
 
 
 @BOTH
-def test_the_model_stays_and_all_else_is_shared(precision: Precision | Literal["int8"], made: str) -> None:
+def test_the_model_stays_and_all_else_is_shared(precision: Precision | Literal["int8"]) -> None:
     model = Model(config(), (Masked(), Labels(3))).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     result = prepare(model, precision)
     assert model.training
     assert not any(module.training for module in result.modules())
     assert layers(model) == {"Linear": ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
-    assert layers(result) == {made: ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
+    assert layers(result) == {made(precision): ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
     kept = dict(model.named_parameters())
     assert all(parameter is kept[name] for name, parameter in result.named_parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -98,10 +113,10 @@ def test_the_model_stays_and_all_else_is_shared(precision: Precision | Literal["
 
 
 @BOTH
-def test_what_is_no_plain_linear_is_left(precision: Precision | Literal["int8"], made: str) -> None:
+def test_what_is_no_plain_linear_is_left(precision: Precision | Literal["int8"]) -> None:
     model = Model(config(mlp=Gated()), ())
     mix_out(model.encoder.blocks[1], 0.5)  # type: ignore[union-attr]
-    assert sorted(layers(prepare(model, precision))) == sorted([made, "MixoutLinear"])
+    assert sorted(layers(prepare(model, precision))) == sorted([made(precision), "MixoutLinear"])
 
 
 SMALL = {"vocab": 60, "width": 64, "heads": 4, "depth": 2, "inner": 96, "pad": 0}
@@ -114,7 +129,7 @@ FAMILIES = (
 
 @BOTH
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_preset_in_small_says_the_same(name: str, precision: Precision | Literal["int8"], made: str) -> None:
+def test_every_preset_in_small_says_the_same(name: str, precision: Precision | Literal["int8"]) -> None:
     """Of tokens, and of what the masked head reads, which disentangled attention makes with queries of its own."""
     base = preset(name)
     assert isinstance(base, EncoderConfig)
@@ -129,9 +144,9 @@ def test_every_preset_in_small_says_the_same(name: str, precision: Precision | L
     left = ["attention.qkv"] if isinstance(base.position, Disentangled) else []
     kept = [name for name in layers(found).get("Linear", []) if "position" not in name]
     assert kept == left
-    assert made in layers(found)
+    assert made(precision) in layers(found)
     with torch.no_grad():
-        for read in (lambda made: made.encoder(batch).last, lambda made: made.before_masked(batch, made.encoder(batch))):
+        for read in (lambda it: it.encoder(batch).last, lambda it: it.before_masked(batch, it.encoder(batch))):
             wanted, got = read(model), read(found)
             if precision == "fp32":
                 torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-5)

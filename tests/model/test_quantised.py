@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -11,22 +13,21 @@ from torch import Tensor, nn
 
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import has_int8
-from bothways.model import quantised
-from bothways.model.native import multiplies
+from bothways.model import native, quantised
 from bothways.model.quantised import Int8Linear, quantise_activations, quantise_weights
 
 pytestmark = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="this processor does not multiply int8")
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 80))
-COMPILED = pytest.mark.parametrize(
-    "compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not multiplies(), reason="no compiled kernels here"))]
-)
+compiled = pytest.mark.skipif(not native.multiplies("int8"), reason="no compiled kernels for int8 here")
 
 
-def int8(linear: nn.Linear, compiled: bool) -> Int8Linear:
-    """The layer by torch's operators, or by the library's own kernel."""
+@pytest.fixture(scope="module", autouse=True, params=["torch", pytest.param("compiled", marks=compiled)])
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything by torch's operators, and by the library's own kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantised, "multiplies", lambda: compiled)
-        return Int8Linear(linear)
+        if request.param == "torch":
+            patch.setattr(native, "_level", lambda: 0)
+        yield
 
 
 def drawn(seed: int, *shape: int, spread: float = 1.0) -> Tensor:
@@ -42,12 +43,9 @@ def rounded(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(np.divide(wide, scales, out=np.zeros_like(wide), where=scales > 0)), scales
 
 
-@COMPILED
 @settings(deadline=None, max_examples=60)
 @given(SHAPES, st.integers(0, 2**31), st.floats(0, 6), st.booleans())
-def test_a_layer_is_its_rounding_in_float64(
-    compiled: bool, shape: tuple[int, int, int], seed: int, spread: float, bias: bool
-) -> None:
+def test_a_layer_is_its_rounding_in_float64(shape: tuple[int, int, int], seed: int, spread: float, bias: bool) -> None:
     """A code may be off by one where the quotient lies on the edge between two, in fp32 and in float64 on other sides of it."""
     rows, width, outputs = shape
     linear = nn.Linear(width, outputs, bias=bias)
@@ -67,22 +65,19 @@ def test_a_layer_is_its_rounding_in_float64(
     expected = (found @ weights.T) * scales.double().numpy() * their
     expected += 0 if linear.bias is None else linear.bias.detach().double().numpy()
     with torch.no_grad():
-        result = int8(linear, compiled)(x).numpy()
+        result = Int8Linear(linear)(x).numpy()
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max() + 1e-30)
 
 
-@COMPILED
 @settings(deadline=None, max_examples=60)
 @given(SHAPES, st.integers(0, 2**31), st.floats(0, 3))
-def test_a_layer_is_the_exact_one_but_for_half_a_step_each(
-    compiled: bool, shape: tuple[int, int, int], seed: int, spread: float
-) -> None:
+def test_a_layer_is_the_exact_one_but_for_half_a_step_each(shape: tuple[int, int, int], seed: int, spread: float) -> None:
     """|x·w − x̂·ŵ| ≤ Σ |x|·s/2 + |w|·t/2 + s·t/4, with s the steps of weights and t those of activations."""
     rows, width, outputs = shape
     linear = nn.Linear(width, outputs)
     x = drawn(seed, rows, width, spread=spread)
     with torch.no_grad():
-        error = (int8(linear, compiled)(x) - linear(x)).abs().double()
+        error = (Int8Linear(linear)(x) - linear(x)).abs().double()
     weight = linear.weight.detach().double().abs()
     s, t = weight.amax(1) / 127, x.double().abs().amax(1, keepdim=True) / 127
     bound = x.double().abs().sum(1, keepdim=True) * s / 2 + t / 2 * weight.sum(1) + width * s * t / 4
@@ -98,9 +93,8 @@ def test_ends_stay_at_their_end() -> None:
     assert torch.equal(codes.gather(1, largest).long(), expected)
 
 
-@COMPILED
-def test_many_rows_in_parts_are_what_they_are_alone(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, layer = drawn(3, 50, 24), int8(nn.Linear(24, 10), compiled)
+def test_many_rows_in_parts_are_what_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, layer = drawn(3, 50, 24), Int8Linear(nn.Linear(24, 10))
     with torch.no_grad():
         whole = layer(x)
         alone = torch.cat([layer(row[None]) for row in x])
@@ -109,38 +103,34 @@ def test_many_rows_in_parts_are_what_they_are_alone(compiled: bool, monkeypatch:
     assert torch.equal(alone, whole)
 
 
-@COMPILED
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_number_that_is_not_finite_does_not_pass_unseen(compiled: bool, value: float) -> None:
+def test_a_number_that_is_not_finite_does_not_pass_unseen(value: float) -> None:
     x = drawn(5, 4, 20)
     x[2, 7] = value
     with torch.no_grad():
-        finite = int8(nn.Linear(20, 6), compiled)(x).isfinite()
+        finite = Int8Linear(nn.Linear(20, 6))(x).isfinite()
     assert finite[[0, 1, 3]].all()
     assert not finite[2].any()
 
 
-@COMPILED
-def test_no_rows_give_no_rows_and_bf16_is_read(compiled: bool) -> None:
-    layer = int8(nn.Linear(8, 3), compiled)
+def test_no_rows_give_no_rows_and_bf16_is_read() -> None:
+    layer = Int8Linear(nn.Linear(8, 3))
     x = drawn(1, 4, 8).bfloat16()
     with torch.no_grad():
         assert layer(torch.zeros(0, 8)).shape == (0, 3)
         assert torch.equal(layer(x), layer(x.float()))
 
 
-@COMPILED
-def test_weights_of_zeros_give_the_bias(compiled: bool) -> None:
+def test_weights_of_zeros_give_the_bias() -> None:
     linear = nn.Linear(8, 3)
     linear.weight.data[1] = 0
     with torch.no_grad():
-        result = int8(linear, compiled)(drawn(1, 4, 8))
+        result = Int8Linear(linear)(drawn(1, 4, 8))
     assert torch.equal(result[:, 1], linear.bias.detach()[1].expand(4))
 
 
-@COMPILED
-def test_gradients_are_refused(compiled: bool) -> None:
-    layer, x = int8(nn.Linear(8, 3), compiled), torch.ones(2, 8, requires_grad=True)
+def test_gradients_are_refused() -> None:
+    layer, x = Int8Linear(nn.Linear(8, 3)), torch.ones(2, 8, requires_grad=True)
     with pytest.raises(ConfigError, match="no gradients"):
         layer(x)
     with torch.no_grad():

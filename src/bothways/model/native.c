@@ -1,5 +1,6 @@
-/* What torch has no operators for, on processors of x86 with AVX-512: attention over packed sequences as they lie, and dense
- * layers in int8 that round their input and scale their output within the product.
+/* What torch has no operators for, on processors of x86 with AVX-512: attention over packed sequences as they lie, dense
+ * layers in int8 that round their input and scale their output within the product, and all that follows the attention of a block
+ * as one function, whose steps stay in the cache.
  *
  * All arrays are dense and belong to the caller. The functions that Python calls are at the end; native.py says what they mean.
  */
@@ -148,6 +149,13 @@ KERNEL void average(const float *weights, int64_t count, const float *times, int
     }
 }
 
+/* Asks for query, key and value of one token, `width` apart, to be in the cache when they are read. */
+KERNEL void fetch(const void *qkv, int64_t at, int64_t width, int64_t size, int bf16) {
+    for (int64_t part = 0; part < 3; part++)
+        for (int64_t f = 0; f < size; f += LANES)
+            _mm_prefetch((const char *)qkv + (at + part * width + f) * (bf16 ? 2 : 4), _MM_HINT_T0);
+}
+
 /* One head of one sequence. `qkv`: its queries, keys and values at `at`, `size`·`heads` apart; `out`: what it finds, at `to`. */
 KERNEL void attend(const void *qkv, int64_t at, int64_t tokens, int64_t heads, int64_t size, void *out, int64_t to,
                    float *scratch, int bf16) {
@@ -162,6 +170,8 @@ KERNEL void attend(const void *qkv, int64_t at, int64_t tokens, int64_t heads, i
     }
     for (int64_t start = 0; start < tokens; start += QUERIES) {
         int64_t rows = least(QUERIES, tokens - start);
+        if (to % width + size < width) /* a token's heads lie together, but its neighbours far away: fetch those of the next head */
+            for (int64_t j = start; j < start + rows; j++) fetch(qkv, at + size + j * stride, width, size, bf16);
         for (int64_t i = 0; i < QUERIES; i++) /* the last of too few are repeated */
             for (int64_t f = 0; f < size; f += LANES) {
                 __m512 query = load(qkv, at + (start + least(i, rows - 1)) * stride + f, bf16);
@@ -187,13 +197,74 @@ CALLED("") static void attend_bf16(const void *qkv, int64_t at, int64_t tokens, 
     attend(qkv, at, tokens, heads, size, out, to, scratch, 1);
 }
 
-/* ---- int8 ---- */
+/* ---- GELU and LayerNorm ---- */
+
+/* erf(z)/z as a quotient of polynomials in z², fitted to 1.5e-8 for |z| ≤ 3.9, beyond which erf is 1 in fp32. */
+#define FARTHEST 3.9f
+static const float ABOVE[] = {2.05038507e-6f, 2.87454169e-4f, 3.83679333e-3f, 5.29666603e-2f, 1.91939252e-1f, 1.12837903f};
+static const float BELOW[] = {3.82305569e-5f, 1.18171204e-3f, 1.51090400e-2f, 1.14757452e-1f, 5.03433512e-1f, 1.0f};
+
+/* x·Φ(x) */
+KERNEL __m512 gelu(__m512 x) {
+    __m512 z = _mm512_mul_ps(x, _mm512_set1_ps(0.70710678f)), far = _mm512_set1_ps(FARTHEST);
+    __mmask16 whole = _mm512_cmp_ps_mask(_mm512_abs_ps(z), far, _CMP_GT_OQ);
+    __m512 sign = _mm512_and_ps(z, _mm512_set1_ps(-0.0f)), square = _mm512_mul_ps(z, z);
+    __m512 above = _mm512_set1_ps(ABOVE[0]), below = _mm512_set1_ps(BELOW[0]);
+    EACH for (int i = 1; i < 6; i++) {
+        above = _mm512_fmadd_ps(above, square, _mm512_set1_ps(ABOVE[i]));
+        below = _mm512_fmadd_ps(below, square, _mm512_set1_ps(BELOW[i]));
+    }
+    __m512 erf = _mm512_mul_ps(z, _mm512_div_ps(above, below));
+    erf = _mm512_mask_or_ps(erf, whole, sign, _mm512_set1_ps(1.0f));
+    __m512 half = _mm512_mul_ps(x, _mm512_set1_ps(0.5f));
+    return _mm512_fmadd_ps(half, erf, half);
+}
+
+typedef struct {
+    const float *weight, *bias; /* no bias: NULL */
+    float epsilon;
+} norm;
+
+/* LayerNorm of x + y over a row: the sum stays in `out`, in the cache, until its mean and its variance are known. */
+CALLED("") static void normalise(const norm *layer, const float *x, const float *y, int64_t width, float *out) {
+    __m512 sum = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
+    for (int64_t f = 0; f < width; f += LANES) {
+        __mmask16 held = first(width - f);
+        __m512 both = _mm512_add_ps(_mm512_maskz_loadu_ps(held, x + f), _mm512_maskz_loadu_ps(held, y + f));
+        _mm512_mask_storeu_ps(out + f, held, both);
+        sum = _mm512_add_ps(sum, both);
+    }
+    __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / (float)width);
+    for (int64_t f = 0; f < width; f += LANES) {
+        __mmask16 held = first(width - f);
+        __m512 from = _mm512_maskz_sub_ps(held, _mm512_maskz_loadu_ps(held, out + f), mean);
+        squares = _mm512_fmadd_ps(from, from, squares);
+    }
+    __m512 times = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)width + layer->epsilon));
+    for (int64_t f = 0; f < width; f += LANES) {
+        __mmask16 held = first(width - f);
+        __m512 unit = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(held, out + f), mean), times);
+        __m512 added = layer->bias ? _mm512_maskz_loadu_ps(held, layer->bias + f) : _mm512_setzero_ps();
+        _mm512_mask_storeu_ps(out + f, held, _mm512_fmadd_ps(unit, _mm512_maskz_loadu_ps(held, layer->weight + f), added));
+    }
+}
+
+/* ---- dense layers ---- */
 
 #define ROWS 6 /* with four vectors of outputs each they leave room for the weights */
 #define OUTPUTS (4 * LANES)
-#define CHUNK 96 /* rows whose codes stay in the cache while all weights pass by */
+#define CHUNK 96 /* rows that go through all weights together: what they become on the way stays in the cache */
 #define ZERO 128
 #define ROUNDING 12582912.0f /* 1.5 · 2^23: the fp32 numbers around it are whole */
+
+/* A layer: panels of 64 outputs; in int8 four features of every output lie side by side, in fp32 (no scales) one. */
+typedef struct {
+    const void *panels;
+    const float *scales;  /* in int8, one for each output */
+    const int32_t *zeros; /* in int8, what the code of 0 adds to each output */
+    const float *bias;    /* no bias: NULL */
+    int64_t width, outputs;
+} dense;
 
 /* A row's codes, up to `padded`, and its scale: as quantised.py has them, bit for bit. */
 CALLED("") static float quantise(const float *x, int64_t width, int64_t padded, uint8_t *codes) {
@@ -213,9 +284,11 @@ CALLED("") static float quantise(const float *x, int64_t width, int64_t padded, 
     return largest / 127.0f;
 }
 
-/* `rows` rows of codes times one panel of weights, into `columns` outputs. */
-VNNI void multiply(const uint8_t *codes, const float *row_scales, int64_t padded, const int8_t *panel, const float *scales,
-                   const int32_t *zeros, const float *bias, int64_t columns, float *out, int64_t outputs, const int rows) {
+/* `rows` rows of codes times the panel that begins with output `at`. */
+VNNI void multiply_int8(const dense *layer, int64_t at, const uint8_t *codes, const float *row_scales, int with_gelu, float *out,
+                        const int rows) {
+    int64_t padded = round_up(layer->width, 4);
+    const int8_t *panel = (const int8_t *)layer->panels + at * padded;
     __m512i sums[ROWS][4];
     EACH for (int i = 0; i < rows; i++) EACH for (int n = 0; n < 4; n++) sums[i][n] = _mm512_setzero_si512();
     for (int64_t f = 0; f < padded; f += 4) {
@@ -228,29 +301,107 @@ VNNI void multiply(const uint8_t *codes, const float *row_scales, int64_t padded
         }
     }
     EACH for (int n = 0; n < 4; n++) {
-        if (columns <= n * LANES) break;
-        __mmask16 held = first(columns - n * LANES);
-        __m512 scale = _mm512_maskz_loadu_ps(held, scales + n * LANES);
-        __m512i zero = _mm512_maskz_loadu_epi32(held, zeros + n * LANES);
-        __m512 added = bias ? _mm512_maskz_loadu_ps(held, bias + n * LANES) : _mm512_setzero_ps();
+        if (layer->outputs <= at + n * LANES) break;
+        __mmask16 held = first(layer->outputs - at - n * LANES);
+        __m512 scale = _mm512_maskz_loadu_ps(held, layer->scales + at + n * LANES);
+        __m512i zero = _mm512_maskz_loadu_epi32(held, layer->zeros + at + n * LANES);
+        __m512 bias = layer->bias ? _mm512_maskz_loadu_ps(held, layer->bias + at + n * LANES) : _mm512_setzero_ps();
         EACH for (int i = 0; i < rows; i++) {
             __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[i][n], zero)), scale);
-            product = _mm512_fmadd_ps(product, _mm512_set1_ps(row_scales[i]), added);
-            _mm512_mask_storeu_ps(out + i * outputs + n * LANES, held, product);
+            product = _mm512_fmadd_ps(product, _mm512_set1_ps(row_scales[i]), bias);
+            if (with_gelu) product = gelu(product);
+            _mm512_mask_storeu_ps(out + i * layer->outputs + at + n * LANES, held, product);
         }
     }
 }
 
-typedef void tile(const uint8_t *, const float *, int64_t, const int8_t *, const float *, const int32_t *, const float *,
-                  int64_t, float *, int64_t);
-#define TILE(rows)                                                                                                          \
-    CALLED(",avx512vnni") static void tile##rows(const uint8_t *a, const float *b, int64_t c, const int8_t *d,              \
-                                                 const float *e, const int32_t *f, const float *g, int64_t h, float *i,     \
-                                                 int64_t j) {                                                               \
-        multiply(a, b, c, d, e, f, g, h, i, j, rows);                                                                       \
+/* The same in fp32. */
+KERNEL void multiply_fp32(const dense *layer, int64_t at, const float *x, int with_gelu, float *out, const int rows) {
+    const float *panel = (const float *)layer->panels + at * layer->width;
+    __m512 sums[ROWS][4];
+    EACH for (int i = 0; i < rows; i++) EACH for (int n = 0; n < 4; n++) sums[i][n] = _mm512_setzero_ps();
+    for (int64_t f = 0; f < layer->width; f++) {
+        __m512 weights[4];
+        EACH for (int n = 0; n < 4; n++) weights[n] = _mm512_loadu_ps(panel + f * OUTPUTS + n * LANES);
+        EACH for (int i = 0; i < rows; i++) {
+            __m512 number = _mm512_set1_ps(x[i * layer->width + f]);
+            EACH for (int n = 0; n < 4; n++) sums[i][n] = _mm512_fmadd_ps(number, weights[n], sums[i][n]);
+        }
     }
-TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
-static tile *const TILES[] = {tile1, tile2, tile3, tile4, tile5, tile6};
+    EACH for (int n = 0; n < 4; n++) {
+        if (layer->outputs <= at + n * LANES) break;
+        __mmask16 held = first(layer->outputs - at - n * LANES);
+        __m512 bias = layer->bias ? _mm512_maskz_loadu_ps(held, layer->bias + at + n * LANES) : _mm512_setzero_ps();
+        EACH for (int i = 0; i < rows; i++) {
+            __m512 product = _mm512_add_ps(sums[i][n], bias);
+            if (with_gelu) product = gelu(product);
+            _mm512_mask_storeu_ps(out + i * layer->outputs + at + n * LANES, held, product);
+        }
+    }
+}
+
+typedef void int8_tile(const dense *, int64_t, const uint8_t *, const float *, int, float *);
+typedef void fp32_tile(const dense *, int64_t, const float *, int, float *);
+#define TILES(rows)                                                                                                         \
+    CALLED(",avx512vnni") static void int8_tile##rows(const dense *layer, int64_t at, const uint8_t *codes,                 \
+                                                      const float *scales, int with_gelu, float *out) {                     \
+        multiply_int8(layer, at, codes, scales, with_gelu, out, rows);                                                      \
+    }                                                                                                                       \
+    CALLED("") static void fp32_tile##rows(const dense *layer, int64_t at, const float *x, int with_gelu, float *out) {     \
+        multiply_fp32(layer, at, x, with_gelu, out, rows);                                                                  \
+    }
+TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
+static int8_tile *const INT8_TILES[] = {int8_tile1, int8_tile2, int8_tile3, int8_tile4, int8_tile5, int8_tile6};
+static fp32_tile *const FP32_TILES[] = {fp32_tile1, fp32_tile2, fp32_tile3, fp32_tile4, fp32_tile5, fp32_tile6};
+
+/* What a chunk needs on its way, in bytes; a multiple of a cache line. */
+static int64_t codes_room(int64_t width) { return CHUNK * (round_up(round_up(width, 4), 64) + (int64_t)sizeof(float)); }
+
+/* x·Wᵀ + b of a chunk, and GELU of it. `room`: as `codes_room` says, for int8. */
+static void product(const dense *layer, const float *x, int64_t rows, int with_gelu, float *out, void *room) {
+    int64_t padded = round_up(layer->width, 4);
+    float *scales = room;
+    uint8_t *codes = (uint8_t *)(scales + CHUNK);
+    if (layer->scales)
+        for (int64_t i = 0; i < rows; i++) scales[i] = quantise(x + i * layer->width, layer->width, padded, codes + i * padded);
+    for (int64_t at = 0; at < layer->outputs; at += OUTPUTS)
+        for (int64_t i = 0; i < rows; i += ROWS) {
+            int64_t tile = least(ROWS, rows - i) - 1;
+            if (layer->scales)
+                INT8_TILES[tile](layer, at, codes + i * padded, scales + i, with_gelu, out + i * layer->outputs);
+            else
+                FP32_TILES[tile](layer, at, x + i * layer->width, with_gelu, out + i * layer->outputs);
+        }
+}
+
+/* Rows of a chunk: as many chunks for every thread, and no more rows than `CHUNK`. */
+static int64_t chunk_rows(int64_t rows, int64_t threads) {
+    if (rows <= 0) return ROWS;
+    int64_t chunks = round_up((rows + CHUNK - 1) / CHUNK, threads);
+    return round_up((rows + chunks - 1) / chunks, ROWS);
+}
+
+/* What follows the attention in a post-norm block. */
+typedef struct {
+    dense out, up, down;
+    norm first, second;
+} rest;
+
+static int64_t rest_room(const rest *block) {
+    int64_t floats = CHUNK * (block->out.outputs + block->up.outputs) * (int64_t)sizeof(float);
+    int64_t widest = block->up.outputs > block->up.width ? block->up.outputs : block->up.width;
+    return floats + codes_room(widest > block->out.width ? widest : block->out.width);
+}
+
+static void follow(const rest *block, const float *start, const float *heads, int64_t rows, float *result, float *room) {
+    int64_t width = block->out.outputs;
+    float *middle = room, *inner = middle + CHUNK * width, *codes = inner + CHUNK * block->up.outputs;
+    product(&block->out, heads, rows, 0, middle, codes);
+    for (int64_t i = 0; i < rows * width; i += width) normalise(&block->first, start + i, middle + i, width, middle + i);
+    product(&block->up, middle, rows, 1, inner, codes);
+    product(&block->down, inner, rows, 0, result, codes);
+    for (int64_t i = 0; i < rows * width; i += width) normalise(&block->second, middle + i, result + i, width, result + i);
+}
 
 /* ---- what Python calls ---- */
 
@@ -284,24 +435,39 @@ int32_t bothways_attend(const void *qkv, const int64_t *offsets, int64_t sequenc
     return failed;
 }
 
-void bothways_multiply(const float *x, int64_t rows, int64_t width, const int8_t *panels, const float *scales,
-                       const int32_t *zeros, const float *bias, int64_t outputs, uint8_t *codes, float *row_scales, float *out,
-                       int32_t threads) {
-    if (rows <= 0) return;
-    int64_t padded = round_up(width, 4), chunks = (rows + CHUNK - 1) / CHUNK, count = (outputs + OUTPUTS - 1) / OUTPUTS;
-    int64_t chunk = round_up((rows + chunks - 1) / chunks, ROWS);
+/* The same for x·Wᵀ + b. */
+int32_t bothways_multiply(const dense *layer, const float *x, int64_t rows, float *out, int32_t threads) {
+    int64_t chunk = chunk_rows(rows, threads);
+    int32_t failed = 0;
 #pragma omp parallel num_threads(threads)
     {
+        void *room = aligned_alloc(64, (size_t)codes_room(layer->width));
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < rows; i++) row_scales[i] = quantise(x + i * width, width, padded, codes + i * padded);
-#pragma omp for schedule(static) collapse(2)
-        for (int64_t c = 0; c < chunks; c++)
-            for (int64_t p = 0; p < count; p++) {
-                int64_t here = p * OUTPUTS, columns = least(OUTPUTS, outputs - here), stop = least(rows, (c + 1) * chunk);
-                for (int64_t i = c * chunk; i < stop; i += ROWS)
-                    TILES[least(ROWS, stop - i) - 1](codes + i * padded, row_scales + i, padded, panels + here * padded,
-                                                     scales + here, zeros + here, bias ? bias + here : NULL, columns,
-                                                     out + i * outputs + here, outputs);
-            }
+        for (int64_t i = 0; i < rows; i += chunk)
+            if (room) product(layer, x + i * layer->width, least(chunk, rows - i), 0, out + i * layer->outputs, room);
+        if (!room)
+#pragma omp atomic write
+            failed = 1;
+        free(room);
     }
+    return failed;
+}
+
+/* The same for all that follows the attention: `start` of the residual path, and what the heads found. */
+int32_t bothways_rest(const rest *block, const float *start, const float *heads, int64_t rows, float *result, int32_t threads) {
+    int64_t chunk = chunk_rows(rows, threads), width = block->out.outputs;
+    int32_t failed = 0;
+#pragma omp parallel num_threads(threads)
+    {
+        float *room = aligned_alloc(64, (size_t)rest_room(block));
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows; i += chunk)
+            if (room)
+                follow(block, start + i * width, heads + i * block->out.width, least(chunk, rows - i), result + i * width, room);
+        if (!room)
+#pragma omp atomic write
+            failed = 1;
+        free(room);
+    }
+    return failed;
 }

@@ -8,22 +8,39 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int8
-from torch import Tensor
+from torch import Tensor, nn
 
 from bothways.core.layout import Layout
 
 FILE = Path(__file__).with_name("libbothways.so")
-_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_ARGUMENTS = {
-    "bothways_attend": (_POINTER, _POINTER, _INT64, _INT64, _INT64, _INT64, _POINTER, _INT32, _INT32),
-    "bothways_multiply": (_POINTER, _INT64, _INT64, *[_POINTER] * 4, _INT64, *[_POINTER] * 3, _INT32),
-}
 LANES, OUTPUTS = 16, 64
 """Features of a head come in steps of the first, the outputs of a panel of weights are the second; as in `native.c`."""
+_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+class _Dense(ctypes.Structure):
+    _fields_ = [*((name, _POINTER) for name in ("panels", "scales", "zeros", "bias")), ("width", _INT64), ("outputs", _INT64)]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", _POINTER), ("bias", _POINTER), ("epsilon", ctypes.c_float)]
+
+
+class _Rest(ctypes.Structure):
+    _fields_ = [("out", _Dense), ("up", _Dense), ("down", _Dense), ("first", _Norm), ("second", _Norm)]
+
+
+_ARGUMENTS = {
+    "bothways_attend": (_POINTER, _POINTER, _INT64, _INT64, _INT64, _INT64, _POINTER, _INT32, _INT32),
+    "bothways_multiply": (ctypes.POINTER(_Dense), _POINTER, _INT64, _POINTER, _INT32),
+    "bothways_rest": (ctypes.POINTER(_Rest), _POINTER, _POINTER, _INT64, _POINTER, _INT32),
+}
 
 
 @functools.cache
@@ -54,16 +71,26 @@ def attends(device: torch.device, dtype: torch.dtype, size: int) -> bool:
     return not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[no-untyped-call, attr-defined]
 
 
-def multiplies() -> bool:
-    """Whether `Panels` are for this processor: AVX-512 with VNNI."""
-    return _level() > 1
+def multiplies(precision: Literal["fp32", "int8"]) -> bool:
+    """Whether `Dense` layers are for this processor: AVX-512, for int8 with VNNI."""
+    return _level() >= {"fp32": 1, "int8": 2}[precision]
 
 
 def describe() -> str:
     """One line for reports."""
     if _library() is None:
         return "own kernels: cannot be loaded here" if FILE.exists() else "own kernels: not compiled"
-    return ("own kernels: not for this processor", "own kernels: attention", "own kernels: attention, int8")[_level()]
+    return ("own kernels: not for this processor", "own kernels: fp32", "own kernels: fp32 and int8")[_level()]
+
+
+def _call(name: str, what: str, *arguments: object) -> None:
+    """A kernel, on as many threads as torch has; what it gives is 0, or 1 where it found no memory."""
+    if getattr(_library(), name)(*arguments, torch.get_num_threads()):
+        raise MemoryError(f"no memory for {what}")
+
+
+def _place(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
 
 
 def attend(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout) -> Float[Tensor, "tokens heads d"]:
@@ -71,47 +98,62 @@ def attend(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout) -> Float[Tens
 
     Nothing is padded, and no scores but those of eight queries are in memory at a time.
     """
-    library = _library()
-    assert library is not None
     tokens, _, heads, size = qkv.shape
     qkv, found = qkv.contiguous(), qkv.new_empty(tokens, heads, size)
-    failed = library.bothways_attend(
-        qkv.data_ptr(), layout.offsets.data_ptr(), layout.sequences, layout.longest, heads, size,
-        found.data_ptr(), qkv.dtype is torch.bfloat16, torch.get_num_threads(),
-    )  # fmt: skip
-    if failed:
-        raise MemoryError(f"attention over a sequence of {layout.longest:,} tokens")
+    shape = (layout.sequences, layout.longest, heads, size)
+    where = (qkv.data_ptr(), layout.offsets.data_ptr(), *shape, found.data_ptr(), qkv.dtype is torch.bfloat16)
+    _call("bothways_attend", f"attention over {layout.longest:,} tokens", *where)
     return found
 
 
-class Panels:
-    """Weights in int8 as the kernel reads them: panels of 64 outputs, in each four features of every output side by side.
+class Dense:
+    """A dense layer, its weights in panels of 64 outputs: in int8 with four features of every output side by side.
 
     Args:
-        codes, scales: as `quantised.quantise_weights` gives them.
+        weight: in fp32, or the codes of `quantised.quantise_weights`.
+        scales: of the codes; none in fp32.
         bias: of the outputs; none without one.
     """
 
     def __init__(
-        self, codes: Int8[Tensor, "outputs width"], scales: Float[Tensor, " outputs"], bias: Float[Tensor, " outputs"] | None
+        self,
+        weight: Float[Tensor, "outputs width"] | Int8[Tensor, "outputs width"],
+        scales: Float[Tensor, " outputs"] | None,
+        bias: Float[Tensor, " outputs"] | None,
     ) -> None:
-        self.outputs, self.width = codes.shape
-        padded, rows = -(-self.width // 4) * 4, -(-self.outputs // OUTPUTS) * OUTPUTS
-        filled = torch.nn.functional.pad(codes, (0, padded - self.width, 0, rows - self.outputs))
-        self.panels = filled.view(-1, OUTPUTS, padded // 4, 4).transpose(1, 2).contiguous()
-        self.padded, self.scales, self.bias = padded, scales.contiguous(), bias
-        self.zeros = codes.sum(1, dtype=torch.int32) * 128  # what the code of 0, which is 128, adds to each output
+        self.outputs, width = weight.shape
+        together = 1 if scales is None else 4
+        padded, rows = -(-width // together) * together, -(-self.outputs // OUTPUTS) * OUTPUTS
+        filled = torch.nn.functional.pad(weight, (0, padded - width, 0, rows - self.outputs))
+        panels = filled.view(-1, OUTPUTS, padded // together, together).transpose(1, 2).contiguous()
+        zeros = None if scales is None else weight.sum(1, dtype=torch.int32) * 128  # the code of 0
+        self.tensors = panels, scales, zeros, bias
+        self.layer = _Dense(*map(_place, self.tensors), width, self.outputs)
 
     def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
-        """Rounds the rows, multiplies, scales and adds the bias; in fp32."""
-        library = _library()
-        assert library is not None
-        x, rows = x.contiguous(), len(x)
-        found = x.new_empty(rows, self.outputs)
-        codes, scales = x.new_empty(rows, self.padded, dtype=torch.uint8), x.new_empty(rows)
-        library.bothways_multiply(
-            x.data_ptr(), rows, self.width, self.panels.data_ptr(), self.scales.data_ptr(), self.zeros.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(), self.outputs, codes.data_ptr(), scales.data_ptr(),
-            found.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
+        """x·Wᵀ + b in fp32; in int8 rows are rounded before, as `quantised` has it."""
+        x, found = x.contiguous(), x.new_empty(len(x), self.outputs)
+        _call("bothways_multiply", "a product", self.layer, x.data_ptr(), len(x), found.data_ptr())
+        return found
+
+
+class Rest:
+    """What follows the attention in a block whose LayerNorms come last and whose activation is GELU; without dropout.
+
+    Args:
+        dense: the projection of what the heads found, and both layers of the feed-forward part.
+        norms: LayerNorms, after each of the two.
+    """
+
+    def __init__(self, dense: Sequence[Dense], norms: Sequence[nn.LayerNorm]) -> None:
+        self.parts = dense, norms
+        made = (_Norm(_place(norm.weight), _place(norm.bias), norm.eps) for norm in norms)
+        self.block = _Rest(*(part.layer for part in dense), *made)
+
+    def __call__(self, start: Float[Tensor, "rows width"], heads: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows width"]:
+        """x = first(start + out(heads)), and second(x + down(gelu(up(x)))) of that."""
+        start, heads = start.contiguous(), heads.contiguous()
+        found = torch.empty_like(start)
+        where = (start.data_ptr(), heads.data_ptr(), len(start), found.data_ptr())
+        _call("bothways_rest", "a block", self.block, *where)
         return found

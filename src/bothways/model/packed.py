@@ -12,8 +12,14 @@ from typing import NoReturn
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bothways.core.errors import ConfigError
+from bothways.model.native import Dense
+
+FEW = 192
+"""Up to so many rows panels of weights are faster than a matrix as it lies, on one core of Cascade Lake 1.8 times for 18 rows
+of 384 features, 1.3 for 128, 1.0 for 1,024."""
 
 
 class Prepared(nn.Module):
@@ -57,3 +63,25 @@ class PackedLinear(Prepared):
         product = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
         result: Tensor = product
         return result
+
+
+class PanelLinear(Prepared):
+    """A dense layer in fp32 by the library's own kernel where rows are few, else as it was; for predictions alone.
+
+    Args:
+        linear: what it stands for.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        self.product = Dense(self.weight, None, self.bias)
+
+    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
+        """x·Wᵀ + b.
+
+        Raises:
+            ConfigError: gradients are asked for.
+        """
+        self.check(x)
+        return self.product(x) if len(x) <= FEW else F.linear(x, self.weight, self.bias)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError
@@ -16,7 +16,8 @@ from bothways.core.hardware import Precision, describe, has_int8, packs_weights,
 from bothways.model.block import Block
 from bothways.model.config import Disentangled
 from bothways.model.encoder import Encoder
-from bothways.model.packed import PackedLinear
+from bothways.model.native import Dense, Rest, multiplies
+from bothways.model.packed import FEW, PackedLinear, PanelLinear
 from bothways.model.quantised import Int8Linear
 
 M = TypeVar("M", bound=nn.Module)
@@ -43,10 +44,25 @@ def prepare(model: M, precision: Precision | Literal["int8"] = "fp32") -> M:
             _check_int8(model, device)
             return _replaced(model, Int8Linear)
         case "auto" | "fp32" | "bf16":
-            dtype = resolve_precision(precision, device)
-            return _replaced(model, lambda linear: PackedLinear(linear, dtype) if packs_weights(device) else linear)
+            return _replaced(model, packing(device, resolve_precision(precision, device)))
         case _:
             assert_never(precision)
+
+
+def packing(device: torch.device, dtype: torch.dtype) -> Callable[[nn.Linear], nn.Module]:
+    """What stands for a dense layer in fp32 or bf16.
+
+    | device | dtype | kernels compiled | layer |
+    |---|---|---|---|
+    | CPU, x86 with AVX-512 | fp32 | yes | `PanelLinear` |
+    | CPU, as `packs_weights` says | any other case | | `PackedLinear` |
+    | any other | | | as it is |
+    """
+    if not packs_weights(device):
+        return lambda linear: linear
+    if dtype == torch.float32 and multiplies("fp32"):
+        return PanelLinear
+    return lambda linear: PackedLinear(linear, dtype)
 
 
 def _check_int8(model: nn.Module, device: torch.device) -> None:
@@ -67,10 +83,36 @@ def _replaced(model: M, made: Callable[[nn.Linear], nn.Module]) -> M:
     for block in [module for module in result.modules() if isinstance(module, Block)]:
         _replace(block.attention, ("wide", "out") if block in exact else ("qkv", "wide", "out"), made)
         _replace(block.mlp, ("up", "down"), made)
+        join(block)
     for module in result.modules():
         module.__class__ = _called_directly(type(module))  # type: ignore[arg-type]
         vars(module).update(module._modules | module._parameters)  # found at once, where nn.Module would look for them
     return result.eval()
+
+
+def join(block: Block) -> None:
+    """Let all that follows the attention be one kernel, where its layers have their own and it does as they do.
+
+    | order | activation | dense layers | LayerNorms | one kernel |
+    |---|---|---|---|---|
+    | post-norm | GELU, not gated | all int8, by `Dense` | with weights | always |
+    | the same | the same | all `PanelLinear` | the same | for `FEW` rows |
+    | any other | | | | never |
+    """
+    layers = (block.attention.out, block.mlp.up, block.mlp.down)
+    norms = [norm for norm in (block.attention_norm, block.mlp_norm) if isinstance(norm, nn.LayerNorm)]
+    products = [layer.product if isinstance(layer, Int8Linear | PanelLinear) else None for layer in layers]
+    dense = [product for product in products if isinstance(product, Dense)]
+    plain = block.normed_after and block.mlp.activation == "gelu" and not block.mlp.gated
+    if not plain or len(dense) < len(layers) or len(norms) < 2:
+        return
+    joined, apart = Rest(dense, norms), block.rest
+    most = FEW if any(isinstance(layer, PanelLinear) for layer in layers) else None
+
+    def rest(start: Tensor, heads: Tensor) -> Tensor:
+        return joined(start, heads) if most is None or len(start) <= most else apart(start, heads)
+
+    block.rest = rest  # type: ignore[method-assign]
 
 
 @functools.cache

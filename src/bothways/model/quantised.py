@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
-from bothways.model.native import Panels, multiplies
+from bothways.model.native import Dense, multiplies
 from bothways.model.packed import Prepared
 
 ROWS = 16
@@ -73,7 +73,7 @@ class Int8Linear(Prepared):
 
     | processor | kernels compiled | product |
     |---|---|---|
-    | x86 with AVX512-VNNI | yes | `native.Panels` |
+    | x86 with AVX512-VNNI | yes | `native.Dense` |
     | any other that `has_int8` | | `OneDNN` |
 
     Args:
@@ -84,7 +84,7 @@ class Int8Linear(Prepared):
         super().__init__()
         codes, scales = quantise_weights(linear.weight.detach())
         bias = None if linear.bias is None else linear.bias.detach()
-        self.product = (Panels if multiplies() else OneDNN)(codes, scales, bias)
+        self.product = (Dense if multiplies("int8") else OneDNN)(codes, scales, bias)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """In fp32. Where a row holds a number that is not finite, so do all of its outputs.
