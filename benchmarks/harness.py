@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from bothways.model import native
+
 
 @dataclass(frozen=True)
 class Rounds:
@@ -108,7 +110,7 @@ def machine(packages: Iterable[str]) -> str:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             found.append(f"no {name}")
-    return f"{processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {', '.join(found)}"
+    return f"{processor()}, {os.cpu_count()} cores, {native.describe()}; Python {platform.python_version()}, {', '.join(found)}"
 
 
 def processor() -> str:

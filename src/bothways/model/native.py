@@ -10,13 +10,15 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from bothways.core.layout import Layout
+from bothways.model.dropout import STEPS, draw_seed
 
 FILE = Path(__file__).with_name("libbothways.so")
 LANES, OUTPUTS = 16, 64
@@ -36,8 +38,20 @@ class _Rest(ctypes.Structure):
     _fields_ = [("out", _Dense), ("up", _Dense), ("down", _Dense), ("first", _Norm), ("second", _Norm)]
 
 
+class _Dropout(ctypes.Structure):
+    _fields_ = [("seed", ctypes.c_uint64), ("below", ctypes.c_uint32), ("scale", ctypes.c_float)]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        ("qkv", _POINTER), ("offsets", _POINTER),
+        *((name, _INT64) for name in ("sequences", "longest", "heads", "size")), ("drop", _Dropout), ("bf16", _INT32),
+    ]  # fmt: skip
+
+
 _ARGUMENTS = {
-    "bothways_attend": (_POINTER, _POINTER, _INT64, _INT64, _INT64, _INT64, _POINTER, _INT32, _INT32),
+    "bothways_attend": (ctypes.POINTER(_Batch), _POINTER, _POINTER, _INT32),
+    "bothways_attend_backward": (ctypes.POINTER(_Batch), *[_POINTER] * 4, _INT32),
     "bothways_multiply": (ctypes.POINTER(_Dense), _POINTER, _INT64, _POINTER, _INT32),
     "bothways_rest": (ctypes.POINTER(_Rest), _POINTER, _POINTER, _INT64, _POINTER, _INT32),
 }
@@ -77,7 +91,7 @@ def multiplies(precision: Literal["fp32", "int8"]) -> bool:
 
 
 def describe() -> str:
-    """One line for reports."""
+    """For reports, in a few words."""
     if _library() is None:
         return "own kernels: cannot be loaded here" if FILE.exists() else "own kernels: not compiled"
     return ("own kernels: not for this processor", "own kernels: fp32", "own kernels: fp32 and int8")[_level()]
@@ -93,17 +107,56 @@ def _place(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
+def _batch(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, drop: _Dropout) -> _Batch:
+    shape = (layout.sequences, layout.longest, *qkv.shape[2:])
+    return _Batch(qkv.data_ptr(), layout.offsets.data_ptr(), *shape, drop, qkv.dtype is torch.bfloat16)
+
+
 def attend(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout) -> Float[Tensor, "tokens heads d"]:
     """softmax(QKᵀ/√d)V of each sequence, where `attends` allows it; computed in fp32, without gradients.
 
     Nothing is padded, and no scores but those of eight queries are in memory at a time.
     """
-    tokens, _, heads, size = qkv.shape
-    qkv, found = qkv.contiguous(), qkv.new_empty(tokens, heads, size)
-    shape = (layout.sequences, layout.longest, heads, size)
-    where = (qkv.data_ptr(), layout.offsets.data_ptr(), *shape, found.data_ptr(), qkv.dtype is torch.bfloat16)
-    _call("bothways_attend", f"attention over {layout.longest:,} tokens", *where)
+    qkv = qkv.contiguous()
+    found = qkv.new_empty(len(qkv), *qkv.shape[2:])
+    batch = _batch(qkv, layout, _Dropout(0, 0, 1.0))
+    _call("bothways_attend", f"attention over {layout.longest:,} tokens", batch, found.data_ptr(), None)
     return found
+
+
+def attend_learning(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, rate: float) -> Float[Tensor, "tokens heads d"]:
+    """As `attend`, in fp32, differentiable once, with dropout of the probabilities.
+
+    The backward pass computes them again from queries, keys and the logarithm of each row's sum, and draws the dropout again
+    from its seed and the number of token and head: so no probability is kept (Dao et al. 2022, algorithm 4).
+    """
+    result: Tensor = _Attention.apply(qkv, layout, rate)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, layout: Layout, rate: float) -> Tensor:
+        dropped = min(round(rate * STEPS), STEPS - 1)
+        drop = _Dropout(draw_seed() if dropped else 0, dropped * (2**32 // STEPS), STEPS / (STEPS - dropped))
+        qkv = qkv.contiguous()
+        found = qkv.new_empty(len(qkv), *qkv.shape[2:])
+        logs = qkv.new_empty(found.shape[:2])
+        batch = _batch(qkv, layout, drop)
+        _call("bothways_attend", f"attention over {layout.longest:,} tokens", batch, found.data_ptr(), logs.data_ptr())
+        ctx.layout, ctx.drop = layout, drop
+        ctx.save_for_backward(qkv, found, logs)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        qkv, found, logs = ctx.saved_tensors
+        gradient, result = gradient.contiguous(), torch.empty_like(qkv)
+        places = (found.data_ptr(), gradient.data_ptr(), logs.data_ptr(), result.data_ptr())
+        batch = _batch(qkv, ctx.layout, ctx.drop)
+        _call("bothways_attend_backward", f"attention over {ctx.layout.longest:,} tokens", batch, *places)
+        return result, None, None
 
 
 class Dense:

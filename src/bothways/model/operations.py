@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from typing_extensions import assert_never
 
-from bothways.model.config import Blocks, Causal, EncoderConfig, FromPooler, Full, Gated, Own, Pattern, Window
+from bothways.core.hardware import resolve_precision
+from bothways.model.config import Blocks, Causal, Disentangled, EncoderConfig, FromPooler, Full, Gated, Own, Pattern, Window
 from bothways.model.heads import BiLM, Choice, Head, Labels, Masked, NextToken, Pair, Pooled, Replaced, Span, Tags, completed
+from bothways.model.kernels import is_compiled
 from bothways.model.placeledger import convolution_flops, decoder_rows, relative_flops, rows_flops
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
+from bothways.model.view import sees_all
 
 BACKWARD = 2
 """The backward pass multiplies twice for each matrix of the forward one: gradients of the input and of the weights."""
@@ -162,16 +166,24 @@ def _head_flops(config: ModelConfig, head: Head, length: int, predicted: float) 
             assert_never(head)
 
 
-def kept_floats(config: ModelConfig, length: int, recompute: bool = False) -> float:
+def kept_floats(config: ModelConfig, length: int, device: torch.device, recompute: bool = False) -> float:
     """Numbers that the backward pass needs of each token in sequences of this length, by estimate.
 
-    Where blocks are computed again, that is the input of each, and all that one of them keeps.
+    Where blocks are computed again, that is the input of each, and all that one of them keeps. The library's own attention
+    (`kernels.is_compiled`) keeps no probabilities.
     """
     if isinstance(config, RecurrentConfig):
         # Per layer and direction: gates, cells before and after their activation, what was read, dropped and given.
         layer = 2.0 * (7 * config.cells + 4 * config.projection)
         return layer + (config.depth - 1) * (2 * config.projection if recompute else layer)
-    # Per block: inputs of the norms, of the matrix products and of the dropouts; the probabilities and their mask.
-    seen_by = [seen(config.pattern(layer), length) for layer in range(config.depth)]
-    blocks = [16.0 * config.width + 2 * config.inner + 2 * config.heads * attended for attended in seen_by]
+    # Per block: inputs of the norms, of the matrix products and of the dropouts; the probabilities and their mask, and queries,
+    # keys and values once more in their rectangles, unless attention is the library's own.
+    shape = (device, resolve_precision("auto", device), config.width // config.heads, length)
+    own = not isinstance(config.position, Disentangled) and is_compiled(*shape, config.dropout.attention, learning=True)
+    patterns = [config.pattern(layer) for layer in range(config.depth)]
+    attention = [
+        0.0 if own and sees_all(each, length) else 4.0 * config.width + 2 * config.heads * seen(each, length)
+        for each in patterns
+    ]
+    blocks = [12.0 * config.width + 2 * config.inner + each for each in attention]
     return (config.steps - 1) * config.width + max(blocks) if recompute else sum(blocks) * (config.steps // config.depth)

@@ -32,6 +32,7 @@ from bothways.core.learner import Cursor
 from bothways.core.sequence import Sequence
 from bothways.data.loader import Step
 from bothways.data.masking import Masking, Vocabulary
+from bothways.model import native
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Masked, Model, Pair, Pooled
 from bothways.model.operations import BACKWARD, forward_flops
@@ -280,4 +281,4 @@ def hardware(device: torch.device) -> str:
     """The machine and the versions that the figures belong to."""
     import transformers as peer
 
-    return f"{describe(device)}, transformers {peer.__version__}"
+    return f"{describe(device)}, {native.describe()}, transformers {peer.__version__}"

@@ -172,10 +172,9 @@ class Load:
         """Those of the model."""
         return ledger(self.encoder, self.heads).total
 
-    @property
-    def memory(self) -> float:
+    def memory(self, device: torch.device) -> float:
         """Bytes at the peak of a step: weights with Adam's moments, and what the backward pass needs of each token."""
-        kept = kept_floats(self.encoder, self.length, self.recompute)
+        kept = kept_floats(self.encoder, self.length, device, self.recompute)
         return ADAM_BYTES * self.parameters + 4.0 * kept * self.microbatch
 
 
@@ -234,8 +233,8 @@ def _check_memory(load: Load, device: torch.device) -> list[Finding]:
     if fixed > free:
         what = f"the model with its optimiser takes {_size(fixed)} of memory, but {_size(free)} are free on {device}"
         return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
-    if load.memory > free:
-        what = f"a step may take {_size(load.memory)} of memory, but {_size(free)} are free on {device}"
+    if (peak := load.memory(device)) > free:
+        what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
         fix = f"Halve it; it is {load.microbatch}." + ("" if load.recompute else " Or set training.recompute=true.")
         return [Finding("memory", "warning", what, "microbatch_tokens", fix)]
     return []

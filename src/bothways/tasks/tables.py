@@ -80,19 +80,25 @@ def open_table(source: str, asked: Iterable[str] = ()) -> Table:
     if path.suffix == ".parquet":
         return _parquet(path)
     bytes_read = BytesRead()
-    return dataclasses.replace(_text_file(path, asked, bytes_read), share=lambda: bytes_read.position / path.stat().st_size)
+    lines = read_lines(path, bytes_read)
+    try:
+        table = _text_file(path, asked, lines)
+    except BaseException:
+        lines.close()  # at once, not when somebody collects what the error refers to
+        raise
+    return dataclasses.replace(table, share=lambda: bytes_read.position / path.stat().st_size)
 
 
-def _text_file(path: Path, asked: Iterable[str], bytes_read: BytesRead) -> Table:
+def _text_file(path: Path, asked: Iterable[str], lines: Iterator[tuple[int, str]]) -> Table:
     match path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix:
         case ".csv":
-            return _delimited(str(path), _csv_records(str(path), read_lines(path, bytes_read)), asked)
+            return _delimited(str(path), _csv_records(str(path), lines), asked)
         case ".tsv":
-            return _delimited(str(path), _tsv_records(read_lines(path, bytes_read)), asked)
+            return _delimited(str(path), _tsv_records(lines), asked)
         case ".jsonl":
-            return _json_lines(str(path), read_lines(path, bytes_read))
+            return _json_lines(str(path), lines)
         case ".txt":
-            return _plain_lines(str(path), read_lines(path, bytes_read))
+            return _plain_lines(str(path), lines)
         case suffix:
             fix = f"Readable are {_KINDS}.{_OTHER_TASKS.get(suffix, '')}"
             raise DataError(f"is of no known kind (suffix {suffix!r})", where=path, fix=fix)
