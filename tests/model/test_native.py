@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import importlib.resources
 import shutil
 import subprocess
@@ -25,7 +27,8 @@ from bothways.model import kernels, native
 from bothways.model.config import Blocks, Causal, Dropouts, EncoderConfig, Full, Pattern, Window
 from bothways.model.encoder import Encoder
 from bothways.model.native import Dense, Rest
-from bothways.model.quantised import OneDNN, quantise_weights
+from bothways.model.packed import PanelLinear
+from bothways.model.quantised import Int8Linear, OneDNN, quantise_weights
 from bothways.model.view import Turn, View
 from bothways.recipes.finetuned import open_task
 from bothways.tasks.examples import Example
@@ -490,6 +493,31 @@ def test_a_row_is_what_it_is_alone_on_any_number_of_threads(precision: str) -> N
     assert torch.equal(layers[1](apart[0]), product)
 
 
+@attends
+@torch.no_grad()
+def test_kernels_hold_what_they_read() -> None:
+    """Copies of them, other types of numbers, and parameters that went elsewhere."""
+    torch.manual_seed(0)
+    linears, norms = block(32, 48, True)
+    start, heads = torch.randn(2, 9, 32)
+    wanted = written_out(linears, norms, start, heads)
+    joined = Rest([dense(linear, "fp32") for linear in linears], norms)
+    for part in (*linears, *norms):
+        part.to(torch.float64)  # gives its memory back
+    copied = copy.deepcopy(joined)
+    del joined
+    gc.collect()
+    filler = [torch.full((32,), 1e9) for _ in range(100)]
+    torch.testing.assert_close(copied(start.double(), heads.double()), wanted, rtol=1e-4, atol=1e-5)
+    assert copied(start, heads).dtype == torch.float32
+    assert len(filler) == 100
+    wide = [part.double() for part in linears]
+    for linear in wide:
+        for made in (PanelLinear(linear), Int8Linear(linear)):
+            x = torch.randn(5, linear.in_features)
+            torch.testing.assert_close(made(x.bfloat16()).double(), linear(x.bfloat16().double()), rtol=0, atol=0.5)
+
+
 TEXTS = ["Reading both ways.", "A short text", "The encoder sees what comes before a word and what comes after it. " * 6, "x"]
 
 
@@ -519,13 +547,15 @@ def test_without_kernels_all_is_said_and_nothing_chosen(without: pytest.MonkeyPa
     assert native.describe() == "own kernels: not compiled"
 
 
-def test_a_file_that_is_no_library_is_as_none(tmp_path: Path) -> None:
-    code = (
-        f"import pathlib, bothways.model.native as n; n.FILE = pathlib.Path({str(tmp_path / 'bad.so')!r}); print(n.describe())"
-    )
-    (tmp_path / "bad.so").write_bytes(b"no library")
+@pytest.mark.parametrize("flaw", ["no library", "of other sources"])
+def test_a_file_that_does_not_fit_is_as_none(flaw: str, tmp_path: Path) -> None:
+    name, path = ("FILE", tmp_path / "bad.so") if flaw == "no library" else ("SOURCE", tmp_path / "native.c")
+    path.write_bytes(b"int other;")
+    if not native.FILE.exists():
+        pytest.skip("nothing is compiled")
+    code = f"import pathlib, bothways.model.native as n; n.{name} = pathlib.Path({str(path)!r}); print(n.describe())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "own kernels: cannot be loaded here\n"
+    assert said == "own kernels: cannot be loaded, install again\n"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler here")

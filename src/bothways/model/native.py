@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from bothways.core.layout import Layout
 from bothways.model.dropout import STEPS, draw_seed
 
-FILE = Path(__file__).with_name("libbothways.so")
+FILE, SOURCE = Path(__file__).with_name("libbothways.so"), Path(__file__).with_name("native.c")
 LANES, OUTPUTS = 16, 64
 """Features of a head come in steps of the first, the outputs of a panel of weights are the second; as in `native.c`."""
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -59,10 +60,13 @@ _ARGUMENTS = {
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The kernels; none where they are not compiled, or the system has no OpenMP for them."""
+    """The kernels; none where they are not compiled, not from this source, or the system has no OpenMP for them."""
     try:
         library = ctypes.CDLL(str(FILE))
-    except OSError:
+        library.bothways_source.restype = ctypes.c_uint32
+        if library.bothways_source() != zlib.crc32(SOURCE.read_bytes()):
+            return None
+    except (OSError, AttributeError):
         return None
     for name, arguments in _ARGUMENTS.items():
         getattr(library, name).argtypes = arguments
@@ -93,7 +97,7 @@ def multiplies(precision: Literal["fp32", "int8"]) -> bool:
 def describe() -> str:
     """For reports, in a few words."""
     if _library() is None:
-        return "own kernels: cannot be loaded here" if FILE.exists() else "own kernels: not compiled"
+        return "own kernels: cannot be loaded, install again" if FILE.exists() else "own kernels: not compiled"
     return ("own kernels: not for this processor", "own kernels: fp32", "own kernels: fp32 and int8")[_level()]
 
 
@@ -101,6 +105,10 @@ def _call(name: str, what: str, *arguments: object) -> None:
     """A kernel, on as many threads as torch has; what it gives is 0, or 1 where it found no memory."""
     if getattr(_library(), name)(*arguments, torch.get_num_threads()):
         raise MemoryError(f"no memory for {what}")
+
+
+def _fp32(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach().float()
 
 
 def _place(x: Tensor | None) -> int | None:
@@ -159,7 +167,14 @@ class _Attention(torch.autograd.Function):
         return result, None, None
 
 
-class Dense:
+class _Prepared:
+    """What a kernel reads: addresses of tensors that it holds, and that nobody changes; so a copy of it is itself."""
+
+    def __deepcopy__(self, memo: object) -> _Prepared:
+        return self
+
+
+class Dense(_Prepared):
     """A dense layer, its weights in panels of 64 outputs: in int8 with four features of every output side by side.
 
     Args:
@@ -185,12 +200,13 @@ class Dense:
 
     def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """x·Wᵀ + b in fp32; in int8 rows are rounded before, as `quantised` has it."""
-        x, found = x.contiguous(), x.new_empty(len(x), self.outputs)
+        x = x.float().contiguous()
+        found = x.new_empty(len(x), self.outputs)
         _call("bothways_multiply", "a product", self.layer, x.data_ptr(), len(x), found.data_ptr())
         return found
 
 
-class Rest:
+class Rest(_Prepared):
     """What follows the attention in a block whose LayerNorms come last and whose activation is GELU; without dropout.
 
     Args:
@@ -199,13 +215,15 @@ class Rest:
     """
 
     def __init__(self, dense: Sequence[Dense], norms: Sequence[nn.LayerNorm]) -> None:
-        self.parts = dense, norms
-        made = (_Norm(_place(norm.weight), _place(norm.bias), norm.eps) for norm in norms)
+        # Detached ones keep their memory, whatever becomes of the parameters.
+        tensors = [(_fp32(norm.weight), _fp32(norm.bias)) for norm in norms]
+        self.parts = dense, tensors
+        made = (_Norm(*map(_place, pair), norm.eps) for pair, norm in zip(tensors, norms, strict=True))
         self.block = _Rest(*(part.layer for part in dense), *made)
 
     def __call__(self, start: Float[Tensor, "rows width"], heads: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows width"]:
         """x = first(start + out(heads)), and second(x + down(gelu(up(x)))) of that."""
-        start, heads = start.contiguous(), heads.contiguous()
+        start, heads = start.float().contiguous(), heads.float().contiguous()
         found = torch.empty_like(start)
         where = (start.data_ptr(), heads.data_ptr(), len(start), found.data_ptr())
         _call("bothways_rest", "a block", self.block, *where)

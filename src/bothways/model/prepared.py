@@ -26,6 +26,8 @@ M = TypeVar("M", bound=nn.Module)
 def prepare(model: M, precision: Precision | Literal["int8"] = "fp32") -> M:
     """The same model in evaluation mode, with blocks whose dense layers are packed, or in int8; it shares all other weights.
 
+    Where `join` allows it, all that follows the attention of a block is one kernel.
+
     These are the projections to queries, keys and values, those of global tokens too, the projection of what attention gives,
     and both layers of the feed-forward part, gated or not. As they were stay embeddings, attention itself, LayerNorms and
     heads; what makes keys and queries of relative positions; the projections of the last block, where disentangled attention

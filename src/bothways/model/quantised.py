@@ -82,8 +82,8 @@ class Int8Linear(Prepared):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        codes, scales = quantise_weights(linear.weight.detach())
-        bias = None if linear.bias is None else linear.bias.detach()
+        codes, scales = quantise_weights(linear.weight.detach().float())
+        bias = None if linear.bias is None else linear.bias.detach().float()
         self.product = (Dense if multiplies("int8") else OneDNN)(codes, scales, bias)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
