@@ -174,7 +174,7 @@ def test_memory_that_is_kept_costs_no_page_faults():
 
 def test_an_allocator_without_the_setting_is_left_as_it_is(monkeypatch):
     monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: object())
-    assert hardware.keep_freed_memory() is False
+    assert hardware.keep_freed_memory.__wrapped__() is False
 
 
 def test_the_free_disk_is_that_of_a_folder_to_come(tmp_path):

@@ -156,6 +156,7 @@ def give_back(device: torch.device) -> None:
         return
 
 
+@functools.cache
 def keep_freed_memory() -> bool:
     """Let this process keep the memory that its arrays free, for the next ones; whether the allocator can.
 

@@ -200,9 +200,9 @@ class Dense(_Prepared):
 
     def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """x·Wᵀ + b in fp32; in int8 rows are rounded before, as `quantised` has it."""
-        x = x.float().contiguous()
-        found = x.new_empty(len(x), self.outputs)
-        _call("bothways_multiply", "a product", self.layer, x.data_ptr(), len(x), found.data_ptr())
+        x, rows = x.float().contiguous(), x.shape[0]
+        found = x.new_empty(rows, self.outputs)
+        _call("bothways_multiply", "a product", self.layer, x.data_ptr(), rows, found.data_ptr())
         return found
 
 
@@ -225,6 +225,6 @@ class Rest(_Prepared):
         """x = first(start + out(heads)), and second(x + down(gelu(up(x)))) of that."""
         start, heads = start.float().contiguous(), heads.float().contiguous()
         found = torch.empty_like(start)
-        where = (start.data_ptr(), heads.data_ptr(), len(start), found.data_ptr())
+        where = (start.data_ptr(), heads.data_ptr(), start.shape[0], found.data_ptr())
         _call("bothways_rest", "a block", self.block, *where)
         return found
