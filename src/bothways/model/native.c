@@ -1,6 +1,6 @@
-/* What torch has no operators for, on processors of x86 with AVX-512: attention over packed sequences as they lie, dense
- * layers in int8 that round their input and scale their output within the product, and all that follows the attention of a block
- * as one function, whose steps stay in the cache.
+/* What torch has no operators for, on processors of x86 with AVX-512: attention over packed sequences as they lie, forward and
+ * backward; dense layers in int8 that round their input and scale their output within the product; and all that follows the
+ * attention of a block as one function, whose steps stay in the cache.
  *
  * All arrays are dense and belong to the caller. The functions that Python calls are at the end; native.py says what they mean.
  */
@@ -52,7 +52,8 @@ KERNEL void store(void *to, int64_t at, __m512 x, int bf16) {
 /* e^x for x ≤ 0, within 2 units in the last place; 1.6e-38 for all below −87; NaN for NaN. The polynomial is that of Cephes. */
 KERNEL __m512 exponential(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x); /* of two operands the second is given where one is NaN */
-    __m512 power = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 power = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)); /* of 2 */
+    power = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(0.693359375f), x); /* ln 2 in two parts */
     rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(-2.12194440e-4f), rest);
     __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
@@ -131,7 +132,8 @@ static uint64_t draw_key(uint64_t seed, int64_t row) {
 /* Factors of the lanes from key `j` on: 0 or the scale. What is hashed is the place in the row, with both halves of its key. */
 KERNEL __m512 factors(const dropout *drop, uint64_t key, int64_t j) {
     __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i x = _mm512_mullo_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)j)), _mm512_set1_epi32((int32_t)0x9e3779b9u));
+    __m512i x = _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)j));
+    x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int32_t)0x9e3779b9u));
     x = _mm512_add_epi32(x, _mm512_set1_epi32((int32_t)key));
     x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 16)), _mm512_set1_epi32((int32_t)0x85ebca6bu));
     x = _mm512_xor_si512(x, _mm512_set1_epi32((int32_t)(key >> 32)));
@@ -221,7 +223,7 @@ KERNEL void attend(const head *h, const dropout *drop, void *out, int64_t to, fl
     }
     for (int64_t start = 0; start < tokens; start += QUERIES) {
         int64_t rows = least(QUERIES, tokens - start);
-        if (to % width + size < width) /* a token's heads lie together, but its neighbours far away: fetch those of the next head */
+        if (to % width + size < width) /* a token's heads lie together, its neighbours far away: fetch those of the next head */
             for (int64_t j = start; j < start + rows; j++) fetch(h->qkv, h->at + size + j * stride, width, size, bf16);
         take_queries(h, start, rows, queries, bf16);
         score(queries, keys, size, count, scores);
@@ -255,12 +257,13 @@ KERNEL void spread(const float *weights, int64_t count, const float *rows, int64
 }
 
 /* Scores become probabilities as they were, and `of_shares`, the gradient of those that were not dropped, that of scores; the
- * probabilities that values were multiplied by take the place of the former. `inner`: Σ_f of the gradient times what was found. */
-KERNEL void backward(float *scores, float *of_shares, int64_t tokens, const dropout *drop, int64_t row, float log, float inner) {
+ * probabilities that values were multiplied by take the place of the former. Beyond the last token both mean nothing. `inner`:
+ * Σ_f of the gradient times what was found. */
+KERNEL void backward(float *scores, float *of_shares, int64_t tokens, const dropout *drop, int64_t row, float log,
+                     float inner) {
     uint64_t key = drop->below ? draw_key(drop->seed, row) : 0;
     for (int64_t j = 0; j < tokens; j += LANES) {
         __m512 share = exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + j), _mm512_set1_ps(log)));
-        share = _mm512_maskz_mov_ps(first(tokens - j), share);
         __m512 factor = drop->below ? factors(drop, key, j) : _mm512_set1_ps(1.0f);
         __m512 above = _mm512_fmsub_ps(_mm512_loadu_ps(of_shares + j), factor, _mm512_set1_ps(inner));
         _mm512_storeu_ps(of_shares + j, _mm512_mul_ps(share, above));
@@ -426,8 +429,8 @@ CALLED("") static float quantise(const float *x, int64_t width, int64_t padded, 
 }
 
 /* `rows` rows of codes times the panel that begins with output `at`. */
-VNNI void multiply_int8(const dense *layer, int64_t at, const uint8_t *codes, const float *row_scales, int with_gelu, float *out,
-                        const int rows) {
+VNNI void multiply_int8(const dense *layer, int64_t at, const uint8_t *codes, const float *row_scales, int with_gelu,
+                        float *out, const int rows) {
     int64_t padded = round_up(layer->width, 4);
     const int8_t *panel = (const int8_t *)layer->panels + at * padded;
     __m512i sums[ROWS][4];
@@ -648,7 +651,8 @@ int32_t bothways_rest(const rest *block, const float *start, const float *heads,
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; i += chunk)
             if (room)
-                follow(block, start + i * width, heads + i * block->out.width, least(chunk, rows - i), result + i * width, room);
+                follow(block, start + i * width, heads + i * block->out.width, least(chunk, rows - i), result + i * width,
+                       room);
         if (!room)
 #pragma omp atomic write
             failed = 1;
