@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib.resources
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -556,10 +554,3 @@ def test_a_file_that_does_not_fit_is_as_none(flaw: str, tmp_path: Path) -> None:
     code = f"import pathlib, bothways.model.native as n; n.{name} = pathlib.Path({str(path)!r}); print(n.describe())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "own kernels: cannot be loaded, install again\n"
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler here")
-def test_the_source_compiles_without_a_warning(tmp_path: Path) -> None:
-    source = importlib.resources.files("bothways.model") / "native.c"
-    command = ["cc", "-O1", "-std=gnu11", "-fopenmp", "-fPIC", "-Wall", "-Wextra", "-Werror", "-c", str(source)]
-    subprocess.run([*command, "-o", str(tmp_path / "native.o")], check=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import PRESETS, preset
-from bothways.model import block
+from bothways.model import block, operations
 from bothways.model.config import Blocks, Disentangled, Dropouts, EncoderConfig, Full, Gated, Rotary, Sharing, Window
 from bothways.model.encoder import Encoder
 from bothways.model.heads import Model, token_head
@@ -143,7 +143,8 @@ def kept(model: Model, batch: Batch) -> int:
     return sum(size for size, _ in sizes.values())
 
 
-def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it() -> None:
+def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "resolve_precision", lambda *_: torch.float32)
     config = EncoderConfig(100, 64, 12, 4, 256)
     model, layout = Model(config, ()).train(), Layout.of([64] * 4)
     ids = torch.randint(4, 100, (layout.tokens,))

@@ -11,6 +11,7 @@ from toy_task import VOCABULARY, WORDS, make_examples, make_task, make_tokenizer
 
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError
+from bothways.model import operations
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Pooled
 from bothways.tasks import preflight
@@ -176,8 +177,9 @@ def test_recomputation_is_advised_where_it_would_help(tmp_path: Path, monkeypatc
     assert fixes == ["Halve it; it is 4096. Or set training.recompute=true.", "Halve it; it is 4096."]
 
 
-def test_the_memory_forecast_is_near_what_a_step_takes() -> None:
-    """What autograd keeps for the backward pass, counted by its own hooks."""
+def test_the_memory_forecast_is_near_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What autograd keeps for the backward pass of a step in fp32, counted by its own hooks."""
+    monkeypatch.setattr(operations, "resolve_precision", lambda *_: torch.float32)
     from bothways.model.heads import Model
 
     encoder = EncoderConfig(100, 128, 3, 4, 512)
