@@ -120,7 +120,7 @@ def works(config: EncoderConfig, tokens: int, length: int) -> dict[str, Callable
     def train() -> None:
         x = model.train().encoder(batch, only=places).last[places]
         logits = model.heads["masked"](x, model.encoder.embedding.token.weight)
-        (cross_entropy(logits, ids[places], 1.0).total / len(places)).backward()  # type: ignore[no-untyped-call]
+        (cross_entropy(logits, ids[places]).total / len(places)).backward()  # type: ignore[no-untyped-call]
         update(optimiser, 1.0)
 
     @torch.inference_mode()
