@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -30,17 +29,8 @@ CPU = torch.device("cpu")
 BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 packs = pytest.mark.skipif(not packs_weights(CPU), reason="nothing is packed on this processor")
 int8 = pytest.mark.skipif(not has_int8(CPU), reason="this processor does not multiply int8")
-compiled = pytest.mark.skipif(not native.multiplies("int8"), reason="no compiled kernels here")
+pytestmark = pytest.mark.usefixtures("either_way")
 BOTH = pytest.mark.parametrize("precision", [pytest.param("fp32", marks=packs), pytest.param("int8", marks=int8)])
-
-
-@pytest.fixture(scope="module", autouse=True, params=["torch", pytest.param("compiled", marks=compiled)])
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything by torch's operators, and by the library's own kernels."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
-            patch.setattr(native, "_level", lambda: 0)
-        yield
 
 
 def made(precision: str) -> str:

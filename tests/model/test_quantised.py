@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -13,21 +11,14 @@ from torch import Tensor, nn
 
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import has_int8
-from bothways.model import native, quantised
+from bothways.model import quantised
 from bothways.model.quantised import Int8Linear, quantise_activations, quantise_weights
 
-pytestmark = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="this processor does not multiply int8")
+pytestmark = [
+    pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="this processor does not multiply int8"),
+    pytest.mark.usefixtures("either_way"),
+]
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 80))
-compiled = pytest.mark.skipif(not native.multiplies("int8"), reason="no compiled kernels for int8 here")
-
-
-@pytest.fixture(scope="module", autouse=True, params=["torch", pytest.param("compiled", marks=compiled)])
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything by torch's operators, and by the library's own kernels."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
-            patch.setattr(native, "_level", lambda: 0)
-        yield
 
 
 def drawn(seed: int, *shape: int, spread: float = 1.0) -> Tensor:

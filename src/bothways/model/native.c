@@ -49,7 +49,7 @@ KERNEL void store(void *to, int64_t at, __m512 x, int bf16) {
     _mm256_storeu_si256((__m256i *)((uint16_t *)to + at), _mm512_cvtepi32_epi16(rounded));
 }
 
-/* e^x for x ≤ 0, within 2 units in the last place; 1.6e-38 for all below −87; NaN for NaN. The polynomial is that of Cephes. */
+/* e^x for x ≤ 0, to six places; 1.6e-38 for all below −87; NaN for NaN. The polynomial is that of Cephes. */
 KERNEL __m512 exponential(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x); /* of two operands the second is given where one is NaN */
     __m512 power = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)); /* of 2 */

@@ -93,7 +93,7 @@ class Int8Linear(Prepared):
             ConfigError: gradients are asked for.
         """
         self.check(x)
-        return self.product(x.float())
+        return self.product(x)
 
 
 class OneDNN:
@@ -113,8 +113,8 @@ class OneDNN:
     def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """Rounds the rows, multiplies, scales and adds the bias; in fp32."""
         if not len(x):
-            return x.new_empty(0, len(self.scales))
-        codes, scales = quantise_activations(x)
+            return x.new_empty(0, len(self.scales), dtype=torch.float32)
+        codes, scales = quantise_activations(x.float())
         products: Tensor = torch.ops.onednn.qlinear_pointwise(
             codes, 1.0, ZERO, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
