@@ -1,4 +1,4 @@
-"""Compiles the library's own kernels (`src/bothways/model/native.c`) when the package is installed or a wheel is built.
+"""Compiles the library's own kernels (`src/bothways/model/csrc`) when the package is installed or a wheel is built.
 
 They are for Linux on x86-64, by the compiler that `CC` names, else `cc`. Where there is none, or it fails, the package is
 installed without them, and works by torch's operators.
@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE, MADE = "src/bothways/model/native.c", "src/bothways/model/libbothways.so"
+SOURCES, MADE = "src/bothways/model/csrc", "src/bothways/model/libbothways.so"
 # -ffp-contract=off: what torch rounds twice is rounded twice here, so that codes of int8 are the same.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared")
 
@@ -29,14 +29,16 @@ class CompiledKernels(BuildHookInterface[Any]):
         """Compiles; a wheel with kernels is for this platform, and for any Python."""
         if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
             return
-        source, made = Path(self.root, SOURCE), Path(self.root, MADE)
+        sources, made = Path(self.root, SOURCES), Path(self.root, MADE)
         unfinished = made.with_suffix(".part")
-        source_said = f"-DSOURCE={zlib.crc32(source.read_bytes())}u"  # by which native.py knows that they belong together
-        command = [*shlex.split(os.environ.get("CC", "cc")), *FLAGS, source_said, "-o", str(unfinished), str(source), "-lm"]
+        read = b"".join(file.read_bytes() for file in sorted(sources.iterdir()))
+        source_said = f"-DSOURCE={zlib.crc32(read)}u"  # by which native.py knows that they belong together
+        compiler, source = shlex.split(os.environ.get("CC", "cc")), str(sources / "native.c")
+        command = [*compiler, *FLAGS, source_said, "-o", str(unfinished), source, "-lm"]
         try:
             subprocess.run(command, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            self.app.display_warning(f"{SOURCE} is not compiled ({error}): the package works without it, and is slower")
+            self.app.display_warning(f"{SOURCES} is not compiled ({error}): the package works without it, and is slower")
             made.unlink(missing_ok=True)
             return
         unfinished.replace(made)  # at once: a process that runs keeps the file that it has loaded

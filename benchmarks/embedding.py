@@ -99,11 +99,11 @@ def with_transformers(folder: str, _: int) -> Embed:
     return embed
 
 
-def with_sentence_transformers(folder: str, _: int) -> Embed:
+def with_sentence_transformers(folder: str, _: int, dtype: torch.dtype = torch.float32) -> Embed:
     """Its defaults."""
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(folder, device="cpu")
+    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": dtype})
     model.max_seq_length = LONGEST
     return functools.partial(model.encode, show_progress_bar=False)
 
@@ -134,11 +134,11 @@ def with_session(file: str, folder: str, threads: int) -> Embed:
     return sorted_batches(folder, lambda inputs: session.run(None, inputs)[0])
 
 
-def with_openvino(folder: str, threads: int) -> Embed:
-    """The same file, compiled for fp32."""
+def with_openvino(folder: str, threads: int, precision: str = "f32") -> Embed:
+    """The same file, compiled for one precision."""
     import openvino
 
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
     model = openvino.Core().compile_model(openvino.convert_model(exported(folder)), "CPU", settings)
     return sorted_batches(folder, lambda inputs: model(inputs)[0])
 
@@ -196,6 +196,10 @@ PEERS: Mapping[str, Callable[[str, int], Embed]] = {
     "onnxruntime int8": with_onnxruntime_int8,
     "openvino": with_openvino,
 }
+IN_BF16: Mapping[str, Callable[[str, int], Embed]] = {
+    "sentence-transformers bf16": functools.partial(with_sentence_transformers, dtype=torch.bfloat16),
+    "openvino bf16": functools.partial(with_openvino, precision="bf16"),
+}
 STARTS = {
     "sentence-transformers": """
 from sentence_transformers import SentenceTransformer
@@ -213,7 +217,7 @@ list(predict(open_task({folder!r}, "embed", device="cpu").task, [Example("A shor
 def assembled(folder: str, task: Task[Any, Any], threads: int, only: list[str]) -> dict[str, Embed]:
     """All contenders that this machine has, or those that are named, and transformers."""
     found: dict[str, Embed] = {}
-    for name, make in PEERS.items():
+    for name, make in (PEERS | IN_BF16 if has_bf16(CPU) else PEERS).items():
         if only and name not in (*only, "transformers"):
             continue
         try:
@@ -221,7 +225,8 @@ def assembled(folder: str, task: Task[Any, Any], threads: int, only: list[str]) 
         except ImportError as error:
             print(f"{name} is left out: {error}")
     found |= {"bothways": ours(task), "bothways prepared": ours(task.prepared())}
-    found |= {"bothways bf16": ours(task, "bf16")} if has_bf16(CPU) else {}
+    if has_bf16(CPU):
+        found |= {"bothways bf16": ours(task, "bf16"), "bothways prepared bf16": ours(task.prepared("bf16"), "bf16")}
     return found | ({"bothways int8": ours(task.prepared("int8"))} if has_int8(CPU) else {})
 
 
@@ -232,7 +237,7 @@ def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:
         found = embed(texts)
         cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
         difference = np.abs(found - expected).max()
-        print(f"{name:24}largest difference {difference:.1e}, smallest cosine {cosine.min():.7f}")
+        print(f"{name:28}largest difference {difference:.1e}, smallest cosine {cosine.min():.7f}")
         if difference > 1e-4 and not name.endswith(("bf16", "int8")):
             sys.exit(f"{name} gives other vectors than transformers")
 

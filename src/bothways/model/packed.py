@@ -7,6 +7,7 @@ thousand tokens nothing changes.
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bothways.core.errors import ConfigError
-from bothways.model.native import Dense
+from bothways.model.panels import Dense
 
 FEW = 192
 """Up to so many rows panels of weights are faster than a matrix as it lies, on one core of Cascade Lake 1.8 times for 18 rows
@@ -66,17 +67,26 @@ class PackedLinear(Prepared):
 
 
 class PanelLinear(Prepared):
-    """A dense layer in fp32 by the library's own kernel where rows are few, else as it was; for predictions alone.
+    """A dense layer by the library's own kernel, in fp32 where rows are few; for predictions alone.
+
+    | dtype | rows | product |
+    |---|---|---|
+    | bf16 | any | `panels.Dense` |
+    | fp32 | up to `FEW` | `panels.Dense` |
+    | fp32 | more | torch's |
 
     Args:
         linear: what it stands for.
+        dtype: of the product, and of what it gives.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.weight = linear.weight.detach().float()
+        self.weight = linear.weight.detach().to(dtype)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
-        self.product = Dense(self.weight, None, self.bias)
+        self.product = Dense(self.weight, None, self.bias, dtype)
+        self.most: float = float(FEW) if dtype is torch.float32 else math.inf
+        """Rows for which the kernel is chosen."""
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """x·Wᵀ + b.
@@ -85,4 +95,4 @@ class PanelLinear(Prepared):
             ConfigError: gradients are asked for.
         """
         self.check(x)
-        return self.product(x) if len(x) <= FEW else F.linear(x.float(), self.weight, self.bias)
+        return self.product(x) if len(x) <= self.most else F.linear(x.float(), self.weight, self.bias)

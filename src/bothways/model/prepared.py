@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import Precision, describe, has_int8, packs_weights, resolve_precision
+from bothways.core.layout import Layout
+from bothways.model import native
 from bothways.model.block import Block
-from bothways.model.config import Disentangled
+from bothways.model.config import Disentangled, Full, Learned, Sinusoidal
 from bothways.model.encoder import Encoder
-from bothways.model.native import Dense, Rest, multiplies
-from bothways.model.packed import FEW, PackedLinear, PanelLinear
+from bothways.model.kernels import is_compiled
+from bothways.model.native import Feature, multiplies
+from bothways.model.packed import PackedLinear, PanelLinear, Prepared
+from bothways.model.panels import Dense, Layers, Rest
 from bothways.model.quantised import Int8Linear
 
 M = TypeVar("M", bound=nn.Module)
@@ -51,20 +57,26 @@ def prepare(model: M, precision: Precision | Literal["int8"] = "fp32") -> M:
             assert_never(precision)
 
 
+def gains_in_bf16(model: nn.Module) -> bool:
+    """Whether the library has kernels for the dense layers of this model in bf16, and it is not prepared yet."""
+    own = next(model.parameters()).device.type == "cpu" and multiplies("bf16")
+    return own and not any(isinstance(module, Prepared) for module in model.modules())
+
+
 def packing(device: torch.device, dtype: torch.dtype) -> Callable[[nn.Linear], nn.Module]:
     """What stands for a dense layer in fp32 or bf16.
 
     | device | dtype | kernels compiled | layer |
     |---|---|---|---|
     | CPU, x86 with AVX-512 | fp32 | yes | `PanelLinear` |
+    | the same, with its instructions for bf16 | bf16 | yes | `PanelLinear` |
     | CPU, as `packs_weights` says | any other case | | `PackedLinear` |
     | any other | | | as it is |
     """
     if not packs_weights(device):
         return lambda linear: linear
-    if dtype == torch.float32 and multiplies("fp32"):
-        return PanelLinear
-    return lambda linear: PackedLinear(linear, dtype)
+    own = multiplies("fp32" if dtype == torch.float32 else "bf16")
+    return functools.partial(PanelLinear if own else PackedLinear, dtype=dtype)
 
 
 def _check_int8(model: nn.Module, device: torch.device) -> None:
@@ -82,39 +94,94 @@ def _replaced(model: M, made: Callable[[nn.Linear], nn.Module]) -> M:
     encoders = [module for module in result.modules() if isinstance(module, Encoder)]
     decoding = [encoder for encoder in encoders if isinstance(encoder.config.position, Disentangled)]
     exact = [encoder.layer(encoder.config.depth - 1)[-1] for encoder in decoding]
+    rests = {}
     for block in [module for module in result.modules() if isinstance(module, Block)]:
         _replace(block.attention, ("wide", "out") if block in exact else ("qkv", "wide", "out"), made)
         _replace(block.mlp, ("up", "down"), made)
-        join(block)
+        rests[block] = join(block)
+    for encoder in encoders:
+        join_layers(encoder, rests)
     for module in result.modules():
         module.__class__ = _called_directly(type(module))  # type: ignore[arg-type]
         vars(module).update(module._modules | module._parameters)  # found at once, where nn.Module would look for them
     return result.eval()
 
 
-def join(block: Block) -> None:
-    """Let all that follows the attention be one kernel, where its layers have their own and it does as they do.
+def join(block: Block) -> Rest | None:
+    """Let all that follows the attention be one kernel, where its layers have their own and it does as they do; that kernel.
 
     | order | activation | dense layers | LayerNorms | one kernel |
     |---|---|---|---|---|
     | post-norm | GELU, not gated | all int8, by `Dense` | with weights | always |
-    | the same | the same | all `PanelLinear` | the same | for `FEW` rows |
+    | the same | the same | all `PanelLinear` | the same | for as many rows as these say |
     | any other | | | | never |
     """
-    layers = (block.attention.out, block.mlp.up, block.mlp.down)
+    dense = _dense((block.attention.out, block.mlp.up, block.mlp.down))
     norms = [norm for norm in (block.attention_norm, block.mlp_norm) if isinstance(norm, nn.LayerNorm)]
-    products = [layer.product if isinstance(layer, Int8Linear | PanelLinear) else None for layer in layers]
-    dense = [product for product in products if isinstance(product, Dense)]
     plain = block.normed_after and block.mlp.activation == "gelu" and not block.mlp.gated
-    if not plain or len(dense) < len(layers) or len(norms) < 2:
-        return
-    joined, apart = Rest(dense, norms), block.rest
-    most = FEW if any(isinstance(layer, PanelLinear) for layer in layers) else None
+    if not plain or dense is None or len(norms) < 2:
+        return None
+    joined, apart, most = Rest(dense, norms), block.rest, _most(block.mlp.up)
 
     def rest(start: Tensor, heads: Tensor) -> Tensor:
-        return joined(start, heads) if most is None or len(start) <= most else apart(start, heads)
+        return joined(start, heads) if len(start) <= most else apart(start, heads)
 
     block.rest = rest  # type: ignore[method-assign]
+    return joined
+
+
+class JoinedLayers:
+    """All layers of an encoder as one kernel.
+
+    Args:
+        layers: the kernel.
+        most: tokens that it is for.
+        kind: of what it computes attention in: device, type and size of heads.
+    """
+
+    def __init__(self, layers: Layers, most: float, kind: tuple[torch.device, torch.dtype, int]) -> None:
+        self.layers, self.most, self.kind = layers, most, kind
+
+    def suits(self, layout: Layout) -> bool:
+        """Few enough tokens, in sequences of which none is too long."""
+        return layout.tokens <= self.most and is_compiled(*self.kind, layout.longest, 0.0, learning=False)
+
+    def __call__(self, x: Float[Tensor, "tokens width"], layout: Layout, depth: int) -> Float[Tensor, "tokens width"]:
+        """As `Layers`."""
+        return self.layers(x, layout, depth)
+
+
+def join_layers(encoder: Encoder, rests: Mapping[Block, Rest | None]) -> None:
+    """Let all layers be one kernel, where each is one block, what follows its attention is one, and the attention is plain.
+
+    Plain is: all tokens of a sequence see each other, through one projection, whatever lies between them.
+    """
+    config = encoder.config
+    blocks = [block for layer in range(config.depth) for block in encoder.layer(layer) if isinstance(block, Block)]
+    after = [rest for rest in map(rests.get, blocks) if rest is not None]
+    before = _dense([block.attention.qkv for block in blocks])
+    plain = all(isinstance(pattern, Full) for pattern in config.patterns) and encoder.convolution is None
+    plain = plain and isinstance(config.position, Learned | Sinusoidal) and blocks[0].attention.bias is None
+    if plain and before is not None and len(after) == config.depth == len(blocks):
+        # By AMX attention takes a third of the time in bf16, which loses less than int8 has lost before it.
+        dtype = (
+            torch.bfloat16 if Feature.TILES in native.features() and _most(blocks[0].mlp.up) == math.inf else before[0].dtype
+        )
+        layers = Layers(before, after, config.heads, dtype)
+        kind = (next(encoder.parameters()).device, dtype, config.width // config.heads)
+        encoder.joined = JoinedLayers(layers, _most(blocks[0].mlp.up), kind)
+
+
+def _dense(layers: Sequence[nn.Module]) -> list[Dense] | None:
+    """Their kernels; none unless all have one."""
+    products = [layer.product if isinstance(layer, Int8Linear | PanelLinear) else None for layer in layers]
+    found = [product for product in products if isinstance(product, Dense)]
+    return found if len(found) == len(layers) else None
+
+
+def _most(layer: nn.Module) -> float:
+    """The most rows for which a layer has a kernel."""
+    return layer.most if isinstance(layer, PanelLinear) else math.inf
 
 
 @functools.cache

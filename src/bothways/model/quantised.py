@@ -18,8 +18,9 @@ import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
-from bothways.model.native import Dense, multiplies
+from bothways.model.native import multiplies
 from bothways.model.packed import Prepared
+from bothways.model.panels import Dense
 
 ROWS = 16
 """Batches are filled up to a multiple of this: oneDNN plans each number of rows anew, which takes as long as a product."""
@@ -73,7 +74,7 @@ class Int8Linear(Prepared):
 
     | processor | kernels compiled | product |
     |---|---|---|
-    | x86 with AVX512-VNNI | yes | `native.Dense` |
+    | x86 with AVX512-VNNI | yes | `panels.Dense` |
     | any other that `has_int8` | | `OneDNN` |
 
     Args:

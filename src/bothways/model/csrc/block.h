@@ -1,0 +1,179 @@
+/* Blocks whose LayerNorms come last, for predictions: what they make on the way stays in the cache. */
+
+#ifndef BOTHWAYS_BLOCK
+#define BOTHWAYS_BLOCK
+
+#include "dense.h"
+#include "tiles.h"
+
+typedef struct {
+    const float *weight, *bias; /* no bias: NULL */
+    float epsilon;
+} norm;
+
+/* LayerNorm of x + y over a row: the sum stays in `out`, in the cache, until its mean and its variance are known. */
+CALLED("") static void normalise(const norm *layer, const float *x, const float *y, int64_t width, float *out) {
+    __m512 sum = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
+    for (int64_t f = 0; f < width; f += LANES) {
+        __mmask16 held = first(width - f);
+        __m512 both = _mm512_add_ps(_mm512_maskz_loadu_ps(held, x + f), _mm512_maskz_loadu_ps(held, y + f));
+        _mm512_mask_storeu_ps(out + f, held, both);
+        sum = _mm512_add_ps(sum, both);
+    }
+    __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / (float)width);
+    for (int64_t f = 0; f < width; f += LANES) {
+        __mmask16 held = first(width - f);
+        __m512 from = _mm512_maskz_sub_ps(held, _mm512_maskz_loadu_ps(held, out + f), mean);
+        squares = _mm512_fmadd_ps(from, from, squares);
+    }
+    __m512 times = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)width + layer->epsilon));
+    for (int64_t f = 0; f < width; f += LANES) {
+        __mmask16 held = first(width - f);
+        __m512 unit = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(held, out + f), mean), times);
+        __m512 added = layer->bias ? _mm512_maskz_loadu_ps(held, layer->bias + f) : _mm512_setzero_ps();
+        _mm512_mask_storeu_ps(out + f, held, _mm512_fmadd_ps(unit, _mm512_maskz_loadu_ps(held, layer->weight + f), added));
+    }
+}
+
+typedef struct {
+    dense out, up, down;
+    norm first, second;
+} rest;
+
+/* Who works on the same rows: one thread, or several of which each does its share of rows or outputs at every step. */
+typedef struct {
+    int64_t number, size;
+} team;
+
+typedef struct {
+    int64_t from, to;
+} range;
+
+/* The share of a team's member in so many, in whole steps. */
+static range share(const team *t, int64_t count, int64_t step) {
+    int64_t each = round_up((count + t->size - 1) / t->size, step);
+    return (range){least(count, t->number * each), least(count, (t->number + 1) * each)};
+}
+
+/* Until all members have come so far. */
+static void meet(const team *t) {
+    if (t->size > 1) {
+#pragma omp barrier
+    }
+}
+
+/* `product` by a team, rows packed before. */
+static void multiply(const team *t, const dense *layer, const packed *x, int64_t count, const sink *into) {
+    range outputs = share(t, layer->outputs, 2 * SIDE);
+    product(layer, x, count, outputs.from, outputs.to, into);
+    meet(t);
+}
+
+/* Bytes of what a layer reads of so many rows. */
+static int64_t packed_bytes(const dense *layer, int64_t count) {
+    return round_up(count, SIDE) * (row_bytes(layer) + (int64_t)sizeof(float));
+}
+
+static packed packed_at(const dense *layer, char *place, int64_t count) {
+    return (packed){read_by(layer, place), (float *)(place + round_up(count, SIDE) * row_bytes(layer))};
+}
+
+/* Where what follows the attention lies for so many rows; all but what `out` reads, which comes first. */
+typedef struct {
+    packed up, down;
+    float *middle, *wide; /* after the first LayerNorm; and after GELU, where rows are rounded when they are whole */
+    int64_t bytes;
+} room;
+
+static room room_at(const rest *block, char *place, int64_t count) {
+    int64_t out = packed_bytes(&block->out, count), up = packed_bytes(&block->up, count), read = out > up ? out : up;
+    char *down = place + read, *middle = down + packed_bytes(&block->down, count);
+    char *wide = middle + round_up(4 * count * block->out.outputs, LINE);
+    int64_t last = block->down.kind == BF16 ? 0 : 4 * count * block->up.outputs;
+    return (room){packed_at(&block->up, place, count), packed_at(&block->down, down, count), (float *)middle, (float *)wide,
+                  wide + last - place};
+}
+
+static int64_t rest_bytes(const rest *block, int64_t count) { return room_at(block, NULL, count).bytes; }
+
+/* `start` of the residual path, and what the heads found, of so many rows; the latter in bf16 or fp32. */
+static void follow(const team *t, const rest *block, const float *start, const void *heads, int bf16, int64_t count,
+                   float *result, char *scratch) {
+    int64_t width = block->out.outputs, inner = block->up.outputs;
+    packed out = packed_at(&block->out, scratch, count);
+    room r = room_at(block, scratch, count);
+    range mine = share(t, count, 1);
+    pack(&block->out, heads, bf16, mine.from, mine.to, &out);
+    meet(t);
+    multiply(t, &block->out, &out, count, &(sink){row_by_row(r.middle, 4 * width), 0, 0});
+    for (int64_t i = mine.from; i < mine.to; i++)
+        normalise(&block->first, start + i * width, r.middle + i * width, width, r.middle + i * width);
+    pack(&block->up, r.middle, 0, mine.from, mine.to, &r.up);
+    if (block->down.kind == BF16) { /* GELU gives what `down` reads */
+        int64_t filled = row_bytes(&block->down) - 2 * inner;
+        for (int64_t i = mine.from; filled && i < mine.to; i++) memset(place(&r.down.codes, i, 2 * inner), 0, (size_t)filled);
+        meet(t);
+        multiply(t, &block->up, &r.up, count, &(sink){r.down.codes, 1, 1});
+    } else {
+        meet(t);
+        multiply(t, &block->up, &r.up, count, &(sink){row_by_row(r.wide, 4 * inner), 0, 1});
+        pack(&block->down, r.wide, 0, mine.from, mine.to, &r.down);
+        meet(t);
+    }
+    multiply(t, &block->down, &r.down, count, &(sink){row_by_row(result, 4 * width), 0, 0});
+    for (int64_t i = mine.from; i < mine.to; i++)
+        normalise(&block->second, r.middle + i * width, result + i * width, width, result + i * width);
+}
+
+/* A whole block. */
+typedef struct {
+    dense qkv;
+    rest rest;
+} layer;
+
+/* Bytes of queries, keys and values of so many tokens, and of what their heads find. */
+static int64_t qkv_bytes(const layer *l, const batch *b, int64_t count) {
+    return round_up(count * l->qkv.outputs * (b->bf16 ? 2 : 4), LINE);
+}
+
+static int64_t heads_bytes(const layer *l, const batch *b, int64_t count) {
+    return round_up(count * l->rest.out.width * (b->bf16 ? 2 : 4), LINE);
+}
+
+/* Bytes that a team of so many needs for any of the layers. First lies what the heads find; then, one after the other, what is
+ * needed before and after that. */
+static int64_t layer_bytes(const layer *const *layers, int64_t depth, const batch *b, int64_t count, int64_t members) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < depth; i++) {
+        const layer *l = layers[i];
+        int64_t before = packed_bytes(&l->qkv, count) + qkv_bytes(l, b, count) + members * round_up(attend_bytes(b), LINE);
+        int64_t after = rest_bytes(&l->rest, count), bytes = heads_bytes(l, b, count) + (before > after ? before : after);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* The sequences from one to another through all layers, in place. */
+static void go_through(const team *t, const layer *const *layers, int64_t depth, const batch *b, int64_t from, int64_t to,
+                       float *x, char *scratch) {
+    int64_t origin = b->offsets[from], count = b->offsets[to] - origin, width = layers[0]->qkv.width;
+    range mine = share(t, count, 1);
+    x += origin * width;
+    for (int64_t i = 0; i < depth; i++) {
+        const layer *l = layers[i];
+        char *heads = scratch, *next = heads + heads_bytes(l, b, count), *qkv = next + packed_bytes(&l->qkv, count);
+        char *desks = qkv + qkv_bytes(l, b, count);
+        packed read = packed_at(&l->qkv, next, count);
+        pack(&l->qkv, x, 0, mine.from, mine.to, &read);
+        meet(t);
+        multiply(t, &l->qkv, &read, count, &(sink){row_by_row(qkv, l->qkv.outputs * (b->bf16 ? 2 : 4)), b->bf16, 0});
+        batch local = *b;
+        local.qkv = qkv;
+        for (int64_t unit = from * b->heads + t->number; unit < to * b->heads; unit += t->size)
+            attend_unit(&local, unit, origin, heads, NULL, desks + t->number * round_up(attend_bytes(b), LINE));
+        meet(t);
+        follow(t, &l->rest, x, heads, b->bf16, count, x, next);
+    }
+}
+
+#endif
