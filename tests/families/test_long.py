@@ -112,7 +112,7 @@ def test_dropout_acts_where_theirs_does(name: str, settings: dict[str, object], 
         theirs.get_input_embeddings().weight[1] += 0.5  # that of the padding: else one logit is always 0
     ids, named = torch.randint(4, 50, (length,)), torch.arange(length) < 2
     batch = Batch(ids.repeat(copies), torch.zeros(copies * length, dtype=torch.int64), Layout.of([length] * copies))
-    row = {"input_ids": ids.repeat(copies, 1)}
+    row = {"input_ids": ids.repeat(copies, 1), "token_type_ids": torch.zeros(copies, length, dtype=torch.int64)}
     if "Longformer" in name:
         batch = Batch(batch.ids, batch.segments, batch.layout, {}, named.repeat(copies))
         row["global_attention_mask"] = named.long().repeat(copies, 1)

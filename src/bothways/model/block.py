@@ -18,6 +18,7 @@ from bothways.model.disentangled import PositionTerms, attend_disentangled
 from bothways.model.dropout import Dropout
 from bothways.model.kernels import attend
 from bothways.model.norm import layer_norm
+from bothways.model.residual import add_norm
 from bothways.model.view import View
 
 KEPT = 2**22
@@ -201,11 +202,12 @@ class Block(nn.Module):
             start: of the residual path.
             heads: what the attention's heads found.
         """
-        x = start + self.attention_dropout(self.attention.out(heads))
         if not self.normed_after:
+            x = start + self.attention_dropout(self.attention.out(heads))
             return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
-        x = self.attention_norm(x)
-        return self.mlp_norm(x + self.mlp_dropout(self.mlp(x)))  # type: ignore[no-any-return]
+        first, second = (self.attention_dropout.rate, self.mlp_dropout.rate) if self.training else (0.0, 0.0)
+        x = add_norm(start, self.attention.out(heads), first, self.attention_norm)
+        return add_norm(x, self.mlp(x), second, self.mlp_norm)
 
 
 @functools.cache

@@ -48,23 +48,12 @@ _ARGUMENTS = {
     "bothways_multiply": (POINTER, POINTER, INT32, INT64, POINTER, INT32, INT32),
     "bothways_rest": (POINTER, POINTER, POINTER, INT32, INT64, POINTER, INT32),
     "bothways_layers": (POINTER, INT64, ctypes.POINTER(BatchFields), POINTER, INT32),
+    "bothways_add_norm": (*[POINTER] * 4, INT64, *[POINTER] * 3, INT32),
+    "bothways_add_norm_backward": (*[POINTER] * 3, INT64, *[POINTER] * 4, INT32),
+    "bothways_lose": (*[POINTER] * 4, INT32),
+    "bothways_lose_backward": (*[POINTER] * 4, INT32),
     "bothways_features": (INT32,),
 }
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """The kernels; none where they are not compiled, not from this source, or the system has no OpenMP for them."""
-    try:
-        library = ctypes.CDLL(str(FILE))
-        library.bothways_source.restype = ctypes.c_uint32
-        if library.bothways_source() != zlib.crc32(b"".join(file.read_bytes() for file in sorted(SOURCE.iterdir()))):
-            return None
-    except (OSError, AttributeError):
-        return None
-    for name, arguments in _ARGUMENTS.items():
-        getattr(library, name).argtypes = arguments
-    return library
 
 
 class Feature(enum.IntFlag):
@@ -81,6 +70,22 @@ EVERY = Feature(15)
 
 
 @functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The kernels; none where they are not compiled, not from this source, or the system has no OpenMP for them."""
+    try:
+        library = ctypes.CDLL(str(FILE))
+        library.bothways_source.restype = ctypes.c_uint32
+        if library.bothways_source() != zlib.crc32(b"".join(file.read_bytes() for file in sorted(SOURCE.iterdir()))):
+            return None
+    except (OSError, AttributeError):
+        return None
+    for name, arguments in _ARGUMENTS.items():
+        getattr(library, name).argtypes = arguments
+    library.bothways_features(EVERY)
+    return library
+
+
+@functools.cache
 def features() -> Feature:
     """What the kernels use: all that the processor has; nothing where they cannot be loaded."""
     return limit(EVERY)
@@ -92,14 +97,19 @@ def limit(most: Feature) -> Feature:
     return Feature(0) if library is None else Feature(library.bothways_features(most))
 
 
-def attends(device: torch.device, dtype: torch.dtype, size: int) -> bool:
-    """Whether `attend` is for heads of `size` features in this type: on a CPU with AVX-512, in fp32 and bf16, in steps of 16.
+def serves(device: torch.device) -> bool:
+    """Whether there are kernels in fp32 for this device: a CPU with AVX-512.
 
     Not while torch traces a program: there everything has to be its own operators.
     """
-    if device.type != "cpu" or size % LANES or dtype not in {torch.float32, torch.bfloat16} or not features():
+    if device.type != "cpu" or not features():
         return False
     return not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[no-untyped-call, attr-defined]
+
+
+def attends(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Whether `attend` is for heads of `size` features in this type: where it `serves`, in fp32 and bf16, in steps of 16."""
+    return size % LANES == 0 and dtype in {torch.float32, torch.bfloat16} and serves(device)
 
 
 _NEEDED = {"fp32": Feature.AVX512, "bf16": Feature.BF16, "int8": Feature.VNNI}
@@ -125,6 +135,12 @@ def call(name: str, what: str, *arguments: object) -> None:
         raise MemoryError(f"no memory for {what}")
 
 
+def dropping(rate: float) -> DropoutFields:
+    """A dropout with a new seed, at the rate that `dropout` would have."""
+    dropped = min(round(rate * STEPS), STEPS - 1)
+    return DropoutFields(draw_seed() if dropped else 0, dropped * (2**32 // STEPS), STEPS / (STEPS - dropped))
+
+
 def _batch(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, drop: DropoutFields) -> BatchFields:
     shape = (layout.sequences, layout.longest, *qkv.shape[2:])
     return BatchFields(qkv.data_ptr(), layout.offsets.data_ptr(), *shape, drop, qkv.dtype is torch.bfloat16)
@@ -143,7 +159,7 @@ def attend(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout) -> Float[Tens
 
 
 def attend_learning(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, rate: float) -> Float[Tensor, "tokens heads d"]:
-    """As `attend`, in fp32, differentiable once, with dropout of the probabilities.
+    """As `attend`, differentiable once, with dropout of the probabilities; in fp32, and by AMX in bf16.
 
     The backward pass computes them again from queries, keys and the logarithm of each row's sum, and draws the dropout again
     from its seed and the number of token and head: so no probability is kept (Dao et al. 2022, algorithm 4).
@@ -155,11 +171,9 @@ def attend_learning(qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, rate
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, layout: Layout, rate: float) -> Tensor:
-        dropped = min(round(rate * STEPS), STEPS - 1)
-        drop = DropoutFields(draw_seed() if dropped else 0, dropped * (2**32 // STEPS), STEPS / (STEPS - dropped))
-        qkv = qkv.contiguous()
+        qkv, drop = qkv.contiguous(), dropping(rate)
         found = qkv.new_empty(len(qkv), *qkv.shape[2:])
-        logs = qkv.new_empty(found.shape[:2])
+        logs = qkv.new_empty(found.shape[:2], dtype=torch.float32)
         batch = _batch(qkv, layout, drop)
         call("bothways_attend", f"attention over {layout.longest:,} tokens", batch, found.data_ptr(), logs.data_ptr())
         ctx.layout, ctx.drop = layout, drop
@@ -170,7 +184,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         qkv, found, logs = ctx.saved_tensors
-        gradient, result = gradient.contiguous(), torch.empty_like(qkv)
+        gradient, result = gradient.to(qkv.dtype).contiguous(), torch.empty_like(qkv)
         places = (found.data_ptr(), gradient.data_ptr(), logs.data_ptr(), result.data_ptr())
         batch = _batch(qkv, ctx.layout, ctx.drop)
         call("bothways_attend_backward", f"attention over {ctx.layout.longest:,} tokens", batch, *places)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bothways.core.layout import Layout
 from bothways.model.native import INT32, INT64, POINTER, BatchFields, DropoutFields, call
+from bothways.model.residual import NormFields
 
 OUTPUTS, LINE = 32, 64
 """Outputs of a panel, and bytes of a line; as in `csrc`."""
@@ -26,12 +27,8 @@ class _Dense(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Norm(ctypes.Structure):
-    _fields_ = [("weight", POINTER), ("bias", POINTER), ("epsilon", ctypes.c_float)]
-
-
 class _Rest(ctypes.Structure):
-    _fields_ = [("out", _Dense), ("up", _Dense), ("down", _Dense), ("first", _Norm), ("second", _Norm)]
+    _fields_ = [("out", _Dense), ("up", _Dense), ("down", _Dense), ("first", NormFields), ("second", NormFields)]
 
 
 class _Layer(ctypes.Structure):
@@ -111,7 +108,7 @@ class Rest(_Prepared):
         # Detached ones keep their memory, whatever becomes of the parameters.
         tensors = [(_fp32(norm.weight), _fp32(norm.bias)) for norm in norms]
         self.dense, self.tensors = dense, tensors
-        made = (_Norm(*map(_place, pair), norm.eps) for pair, norm in zip(tensors, norms, strict=True))
+        made = (NormFields(*map(_place, pair), norm.eps) for pair, norm in zip(tensors, norms, strict=True))
         self.block = _Rest(*(part.layer for part in dense), *made)
 
     def __call__(self, start: Float[Tensor, "rows width"], heads: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows width"]:

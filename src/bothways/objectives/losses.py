@@ -6,6 +6,7 @@ size of the logits; here a few rows at a time are taken from logits to gradient,
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from bothways.core.batch import IGNORED
 from bothways.core.loss import Loss
+from bothways.model.native import INT32, INT64, POINTER, call, serves
 
 CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 """So many logits are taken at a time: on a CPU so few that their fp32 copy stays in its cache; a GPU, which waits for each
@@ -64,9 +66,56 @@ class _SoftmaxLoss(torch.autograd.Function):
         return result, None
 
 
+class _Classified(ctypes.Structure):
+    _fields_ = [
+        ("logits", POINTER), ("labels", POINTER), ("rows", INT64), ("classes", INT64), ("ignored", INT64), ("bf16", INT32)
+    ]  # fmt: skip
+
+
+class _KernelLoss(torch.autograd.Function):
+    """The same by the library's own kernel: of a row no more is kept than its largest logit and the logarithm of its sum."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits, labels = logits.contiguous(), labels.contiguous()
+        sums, losses = logits.new_empty(len(logits), 2, dtype=torch.float32), logits.new_empty(len(logits), dtype=torch.float32)
+        hits = labels.new_empty(len(labels), dtype=torch.uint8)
+        places = (sums.data_ptr(), losses.data_ptr(), hits.data_ptr())
+        call("bothways_lose", "a loss", ctypes.byref(_classified(logits, labels)), *places)
+        found = hits.sum()
+        ctx.mark_non_differentiable(found)
+        ctx.save_for_backward(logits, labels, sums)
+        return losses.sum(), found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, total: Tensor, _hits: Tensor) -> tuple[Tensor, None]:
+        logits, labels, sums = ctx.saved_tensors
+        gradient, total = torch.empty_like(logits), total.contiguous()
+        places = (sums.data_ptr(), total.data_ptr(), gradient.data_ptr())
+        call("bothways_lose_backward", "a gradient", ctypes.byref(_classified(logits, labels)), *places)
+        return gradient, None
+
+
+def _classified(logits: Tensor, labels: Tensor) -> _Classified:
+    return _Classified(logits.data_ptr(), labels.data_ptr(), *logits.shape, IGNORED, logits.dtype is torch.bfloat16)
+
+
 def cross_entropy(logits: Float[Tensor, "targets classes"], labels: Int[Tensor, " targets"]) -> Loss:
-    """−Σ log softmax(logits)[label] over the labels that are not `IGNORED`, summed in fp32 or finer."""
-    total, hits = _SoftmaxLoss.apply(logits, labels)  # type: ignore[no-untyped-call]
+    """−Σ log softmax(logits)[label] over the labels that are not `IGNORED`, summed in fp32 or finer.
+
+    | device | own kernels | logits | by |
+    |---|---|---|---|
+    | CPU | yes | fp32 or bf16 | one kernel |
+    | any other | | | torch's operators |
+
+    Raises:
+        IndexError: a label is no class.
+    """
+    own = logits.dtype in {torch.float32, torch.bfloat16} and labels.dtype is torch.int64 and serves(logits.device)
+    if own and len(labels) and not -1 < int(labels.clamp(min=0).max()) < logits.shape[1]:
+        raise IndexError(f"label {int(labels.max())} is none of {logits.shape[1]} classes")
+    total, hits = (_KernelLoss if own else _SoftmaxLoss).apply(logits, labels)  # type: ignore[no-untyped-call]
     return Loss(total, hits)
 
 

@@ -28,35 +28,6 @@ KERNEL void score(const float *queries, const float *keys, int64_t size, int64_t
     }
 }
 
-/* Dropout of attention probabilities: what is kept is scaled; of 2³² draws `below` are dropped, none for 0. */
-typedef struct {
-    uint64_t seed;
-    uint32_t below;
-    float scale;
-} dropout;
-
-/* The key of a row's draws: a step of SplitMix64 (Steele et al. 2014). */
-static uint64_t draw_key(uint64_t seed, int64_t row) {
-    uint64_t x = seed + (uint64_t)(row + 1) * 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-/* Factors of the lanes from key `j` on: 0 or the scale. What is hashed is the place in the row, with both halves of its key. */
-KERNEL __m512 factors(const dropout *drop, uint64_t key, int64_t j) {
-    __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i x = _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)j));
-    x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int32_t)0x9e3779b9u));
-    x = _mm512_add_epi32(x, _mm512_set1_epi32((int32_t)key));
-    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 16)), _mm512_set1_epi32((int32_t)0x85ebca6bu));
-    x = _mm512_xor_si512(x, _mm512_set1_epi32((int32_t)(key >> 32)));
-    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 13)), _mm512_set1_epi32((int32_t)0xc2b2ae35u));
-    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
-    __mmask16 kept = _mm512_cmpge_epu32_mask(x, _mm512_set1_epi32((int32_t)drop->below));
-    return _mm512_maskz_mov_ps(kept, _mm512_set1_ps(drop->scale));
-}
-
 typedef struct {
     float most, sum;
 } normaliser;

@@ -4,35 +4,11 @@
 #define BOTHWAYS_BLOCK
 
 #include "dense.h"
+#include "norm.h"
 #include "tiles.h"
 
-typedef struct {
-    const float *weight, *bias; /* no bias: NULL */
-    float epsilon;
-} norm;
-
-/* LayerNorm of x + y over a row: the sum stays in `out`, in the cache, until its mean and its variance are known. */
-CALLED("") static void normalise(const norm *layer, const float *x, const float *y, int64_t width, float *out) {
-    __m512 sum = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
-    for (int64_t f = 0; f < width; f += LANES) {
-        __mmask16 held = first(width - f);
-        __m512 both = _mm512_add_ps(_mm512_maskz_loadu_ps(held, x + f), _mm512_maskz_loadu_ps(held, y + f));
-        _mm512_mask_storeu_ps(out + f, held, both);
-        sum = _mm512_add_ps(sum, both);
-    }
-    __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / (float)width);
-    for (int64_t f = 0; f < width; f += LANES) {
-        __mmask16 held = first(width - f);
-        __m512 from = _mm512_maskz_sub_ps(held, _mm512_maskz_loadu_ps(held, out + f), mean);
-        squares = _mm512_fmadd_ps(from, from, squares);
-    }
-    __m512 times = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)width + layer->epsilon));
-    for (int64_t f = 0; f < width; f += LANES) {
-        __mmask16 held = first(width - f);
-        __m512 unit = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(held, out + f), mean), times);
-        __m512 added = layer->bias ? _mm512_maskz_loadu_ps(held, layer->bias + f) : _mm512_setzero_ps();
-        _mm512_mask_storeu_ps(out + f, held, _mm512_fmadd_ps(unit, _mm512_maskz_loadu_ps(held, layer->weight + f), added));
-    }
+CALLED("") static void normalise_alone(const norm *layer, const float *x, const float *y, int64_t width, float *out) {
+    normalise(layer, x, y, 0, 0, &(dropout){0}, 0, width, out, out);
 }
 
 typedef struct {
@@ -107,7 +83,7 @@ static void follow(const team *t, const rest *block, const float *start, const v
     meet(t);
     multiply(t, &block->out, &out, count, &(sink){row_by_row(r.middle, 4 * width), 0, 0});
     for (int64_t i = mine.from; i < mine.to; i++)
-        normalise(&block->first, start + i * width, r.middle + i * width, width, r.middle + i * width);
+        normalise_alone(&block->first, start + i * width, r.middle + i * width, width, r.middle + i * width);
     pack(&block->up, r.middle, 0, mine.from, mine.to, &r.up);
     if (block->down.kind == BF16) { /* GELU gives what `down` reads */
         int64_t filled = row_bytes(&block->down) - 2 * inner;
@@ -122,7 +98,7 @@ static void follow(const team *t, const rest *block, const float *start, const v
     }
     multiply(t, &block->down, &r.down, count, &(sink){row_by_row(result, 4 * width), 0, 0});
     for (int64_t i = mine.from; i < mine.to; i++)
-        normalise(&block->second, r.middle + i * width, result + i * width, width, result + i * width);
+        normalise_alone(&block->second, r.middle + i * width, result + i * width, width, result + i * width);
 }
 
 /* A whole block. */

@@ -144,10 +144,7 @@ KERNEL __m512 finished(const column *c, __m512 sum, int kind, const float *row_s
 
 /* Sixteen outputs of a row. */
 KERNEL void put(const sink *into, int64_t row, int64_t output, __mmask16 held, __m512 found) {
-    if (into->bf16)
-        _mm256_mask_storeu_epi16(place(&into->to, row, 2 * output), held, shortened(found));
-    else
-        _mm512_mask_storeu_ps(place(&into->to, row, 4 * output), held, found);
+    store_some(place(&into->to, row, output * (into->bf16 ? 2 : 4)), 0, held, found, into->bf16);
 }
 
 /* ---- products ---- */

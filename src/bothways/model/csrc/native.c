@@ -8,6 +8,8 @@
 #include "attention.h"
 #include "block.h"
 #include "dense.h"
+#include "loss.h"
+#include "norm.h"
 #include "tiles.h"
 
 #include <cpuid.h>
@@ -63,24 +65,73 @@ int32_t bothways_attend(const batch *b, void *out, float *logs, int32_t threads)
     return 0;
 }
 
-/* The same for the gradient of qkv; in fp32. */
-int32_t bothways_attend_backward(const batch *b, const float *found, const float *gradient, const float *logs, float *out,
+/* The same for the gradient of qkv: in fp32, and in bf16 by AMX. */
+int32_t bothways_attend_backward(const batch *b, const void *found, const void *gradient, const float *logs, void *out,
                                  int32_t threads) {
     int64_t count = round_up(b->longest, KEYS), floats = 5 * b->size * count + 2 * QUERIES * (b->size + count);
-    int64_t bytes = round_up(4 * floats, LINE);
+    int64_t bytes = round_up(b->bf16 ? bureau_at(NULL, b->longest, b->size).bytes : 4 * floats, LINE);
     char *scratch = rooms(bytes, threads);
     if (!scratch) return 1;
 #pragma omp parallel num_threads(threads)
     {
-        float *mine = (float *)(scratch + omp_get_thread_num() * bytes);
+        char *mine = scratch + omp_get_thread_num() * bytes;
+        begin(b->bf16);
 #pragma omp for schedule(dynamic, 4)
         for (int64_t unit = 0; unit < b->sequences * b->heads; unit++) {
             int64_t to;
             head h = head_of(b, unit, 0, &to);
-            attend_backward_fp32(&h, &b->drop, found, gradient, to, logs, out, mine);
+            if (b->bf16) {
+                bureau here = bureau_at(mine, h.tokens, h.size);
+                attend_backward_in_tiles(&h, &b->drop, found, gradient, to, logs, out, &here);
+            } else
+                attend_backward_fp32(&h, &b->drop, found, gradient, to, logs, out, (float *)mine);
         }
+        end(b->bf16);
     }
     free(scratch);
+    return 0;
+}
+
+/* The same for LayerNorms of x + y, whose sums and moments are kept. */
+int32_t bothways_add_norm(const norm *layer, const normed *n, const float *x, const void *y, int64_t rows, float *sums,
+                          moments *found, float *out, int32_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < rows; i++) normalise_and_keep(layer, n, x, y, i, sums, found + i, out);
+    return 0;
+}
+
+/* The same for their gradients. */
+int32_t bothways_add_norm_backward(const norm *layer, const normed *n, const float *gradient, int64_t rows, float *of_x,
+                                   void *of_y, float *of_weight, float *of_bias, int32_t threads) {
+    int64_t each = round_up(2 * n->width, LANES); /* of weight and bias, for each thread */
+    float *parts = (float *)rooms(4 * each, threads);
+    if (!parts) return 1;
+    memset(parts, 0, (size_t)(4 * each * threads));
+#pragma omp parallel num_threads(threads)
+    {
+        float *mine = parts + omp_get_thread_num() * each;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows; i++) normalise_backward(layer, n, gradient, i, of_x, of_y, mine, mine + n->width);
+    }
+    for (int64_t t = 1; t < threads; t++)
+        for (int64_t f = 0; f < 2 * n->width; f++) parts[f] += parts[t * each + f];
+    memcpy(of_weight, parts, (size_t)(4 * n->width));
+    if (of_bias) memcpy(of_bias, parts + n->width, (size_t)(4 * n->width));
+    free(parts);
+    return 0;
+}
+
+/* The same for cross-entropies. */
+int32_t bothways_lose(const classified *c, summed *found, float *losses, uint8_t *hits, int32_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < c->rows; i++) lose(c, i, found + i, losses + i, hits + i);
+    return 0;
+}
+
+/* The same for their gradients, times a number. */
+int32_t bothways_lose_backward(const classified *c, const summed *found, const float *times, void *out, int32_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < c->rows; i++) lose_backward(c, i, found[i], *times, out);
     return 0;
 }
 

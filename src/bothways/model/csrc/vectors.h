@@ -60,6 +60,14 @@ KERNEL void store(void *to, int64_t at, __m512 x, int bf16) {
         _mm512_storeu_ps((float *)to + at, x);
 }
 
+/* The same of those that are held. */
+KERNEL void store_some(void *to, int64_t at, __mmask16 held, __m512 x, int bf16) {
+    if (bf16)
+        _mm256_mask_storeu_epi16((uint16_t *)to + at, held, shortened(x));
+    else
+        _mm512_mask_storeu_ps((float *)to + at, held, x);
+}
+
 /* e^x for x ≤ 0, to six places; 1.6e-38 for all below −87; NaN for NaN. The polynomial is that of Cephes. */
 KERNEL __m512 exponential(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x); /* of two operands the second is given where one is NaN */
@@ -133,6 +141,39 @@ KERNEL __m512 gelu(__m512 x) {
     erf = _mm512_mask_or_ps(erf, whole, sign, _mm512_set1_ps(1.0f));
     __m512 half = _mm512_mul_ps(x, _mm512_set1_ps(0.5f));
     return _mm512_fmadd_ps(half, erf, half);
+}
+
+/* A dropout: what is kept is scaled; of 2³² draws `below` are dropped, none for 0. */
+typedef struct {
+    uint64_t seed;
+    uint32_t below;
+    float scale;
+} dropout;
+
+/* The key of a row's draws: a step of SplitMix64 (Steele et al. 2014). */
+static uint64_t draw_key(uint64_t seed, int64_t row) {
+    uint64_t x = seed + (uint64_t)(row + 1) * 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* Factors, 0 or the scale: what is hashed is the place in the row, with both halves of the row's key. */
+KERNEL __m512 mixed(const dropout *drop, __m512i place, __m512i low, __m512i high) {
+    __m512i x = _mm512_add_epi32(_mm512_mullo_epi32(place, _mm512_set1_epi32((int32_t)0x9e3779b9u)), low);
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 16)), _mm512_set1_epi32((int32_t)0x85ebca6bu));
+    x = _mm512_xor_si512(x, high);
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 13)), _mm512_set1_epi32((int32_t)0xc2b2ae35u));
+    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
+    __mmask16 kept = _mm512_cmpge_epu32_mask(x, _mm512_set1_epi32((int32_t)drop->below));
+    return _mm512_maskz_mov_ps(kept, _mm512_set1_ps(drop->scale));
+}
+
+/* Those of the lanes from place `j` of a row on. */
+KERNEL __m512 factors(const dropout *drop, uint64_t key, int64_t j) {
+    __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i place = _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)j));
+    return mixed(drop, place, _mm512_set1_epi32((int32_t)key), _mm512_set1_epi32((int32_t)(key >> 32)));
 }
 
 #endif
