@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -154,6 +155,9 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Print no more: Ctrl-C, say, has ended the `tee` that the output went through."""
         self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())  # what could not be written is still to be flushed at the end
+        os.close(nowhere)
 
 
 class Terminal:
