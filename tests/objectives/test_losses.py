@@ -53,9 +53,10 @@ def test_in_every_type_it_is_the_formula(
     torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=rounding, atol=3e-6)
 
 
-def test_a_label_that_is_no_class_is_refused() -> None:
+@pytest.mark.parametrize("label", [5, -1, -99])
+def test_a_label_that_is_no_class_is_refused(label: int) -> None:
     with pytest.raises((IndexError, RuntimeError)):
-        cross_entropy(torch.randn(2, 5), torch.tensor([1, 5]))
+        cross_entropy(torch.randn(2, 5), torch.tensor([1, label]))
 
 
 def test_a_number_that_is_not_finite_spoils_its_row_alone() -> None:

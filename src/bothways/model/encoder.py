@@ -97,7 +97,7 @@ class Encoder(nn.Module):
         cut = only is not None and not keep_layers and (depth > 1 or self.convolution is None)
         if self.joined is not None and not keep_layers and self.joined.suits(batch.layout):
             first = depth - 1 if cut else depth
-            x = self.joined(x, batch.layout, first)
+            x, before = self.joined(x, batch.layout, first), None
         seen = views(self.config, batch.layout, batch.everywhere, self.training) if first < depth else ()
         relative = self._relative(seen[0]) if seen else None
         again = self.recompute and self.training and torch.is_grad_enabled()

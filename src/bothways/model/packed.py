@@ -82,9 +82,10 @@ class PanelLinear(Prepared):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.weight = linear.weight.detach().to(dtype)
+        weight = linear.weight.detach().to(dtype)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
-        self.product = Dense(self.weight, None, self.bias, dtype)
+        self.product = Dense(weight, None, self.bias, dtype)
+        self.weight = weight if dtype is torch.float32 else None  # in bf16 there are the panels alone
         self.most: float = float(FEW) if dtype is torch.float32 else math.inf
         """Rows for which the kernel is chosen."""
 
@@ -95,4 +96,6 @@ class PanelLinear(Prepared):
             ConfigError: gradients are asked for.
         """
         self.check(x)
-        return self.product(x) if len(x) <= self.most else F.linear(x.float(), self.weight, self.bias)
+        if self.weight is None or len(x) <= self.most:
+            return self.product(x)
+        return F.linear(x.float(), self.weight, self.bias)

@@ -113,8 +113,10 @@ def cross_entropy(logits: Float[Tensor, "targets classes"], labels: Int[Tensor, 
         IndexError: a label is no class.
     """
     own = logits.dtype in {torch.float32, torch.bfloat16} and labels.dtype is torch.int64 and serves(logits.device)
-    if own and len(labels) and not -1 < int(labels.clamp(min=0).max()) < logits.shape[1]:
-        raise IndexError(f"label {int(labels.max())} is none of {logits.shape[1]} classes")
+    if own and bool((((labels < 0) | (labels >= logits.shape[1])) & (labels != IGNORED)).any()):
+        raise IndexError(
+            f"a label is none of {logits.shape[1]} classes: the labels reach from {labels.min()} to {labels.max()}"
+        )
     total, hits = (_KernelLoss if own else _SoftmaxLoss).apply(logits, labels)  # type: ignore[no-untyped-call]
     return Loss(total, hits)
 
