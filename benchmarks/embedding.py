@@ -244,7 +244,10 @@ def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:
 
 def report(title: str, taken: Mapping[str, Rounds], threads: int, unit: float, rate: Callable[[float], list[str]]) -> None:
     """The table of one question, against the best peer; `unit`: seconds are shown times this."""
-    peer = best(taken, [name for name in taken if not name.startswith("bothways") and "int8" not in name], threads)
+    peers = [name for name in taken if not name.startswith("bothways") and "int8" not in name]
+    if not peers:
+        return
+    peer = best(taken, peers, threads)
     lines = against(taken, peer, threads)
     rows = [[x.name, f"{x.seconds * unit:.2f}", f"{x.clock * unit:.2f}", span(x.speed), *rate(x.seconds)] for x in lines]
     kind = "processor" if threads == 1 else "clock"

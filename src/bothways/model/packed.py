@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bothways.core.errors import ConfigError
+from bothways.model.native import Feature, features
 from bothways.model.panels import Dense
 
 FEW = 192
@@ -69,11 +70,12 @@ class PackedLinear(Prepared):
 class PanelLinear(Prepared):
     """A dense layer by the library's own kernel, in fp32 where rows are few; for predictions alone.
 
-    | dtype | rows | product |
-    |---|---|---|
-    | bf16 | any | `panels.Dense` |
-    | fp32 | up to `FEW` | `panels.Dense` |
-    | fp32 | more | torch's |
+    | dtype | processor | rows | product |
+    |---|---|---|---|
+    | bf16 | | any | `panels.Dense` |
+    | fp32 | with AMX | any | `panels.Dense` |
+    | fp32 | any other | up to `FEW` | `panels.Dense` |
+    | fp32 | the same | more | torch's |
 
     Args:
         linear: what it stands for.
@@ -85,9 +87,9 @@ class PanelLinear(Prepared):
         weight = linear.weight.detach().to(dtype)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.product = Dense(weight, None, self.bias, dtype)
-        self.weight = weight if dtype is torch.float32 else None  # in bf16 there are the panels alone
-        self.most: float = float(FEW) if dtype is torch.float32 else math.inf
+        self.most = math.inf if dtype is torch.bfloat16 or Feature.TILES in features() else FEW
         """Rows for which the kernel is chosen."""
+        self.weight = weight if self.most < math.inf else None  # where it is for all there are the panels alone
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """x·Wᵀ + b.

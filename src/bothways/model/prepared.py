@@ -57,10 +57,17 @@ def prepare(model: M, precision: Precision | Literal["int8"] = "fp32") -> M:
             assert_never(precision)
 
 
-def gains_in_bf16(model: nn.Module) -> bool:
-    """Whether the library has kernels for the dense layers of this model in bf16, and it is not prepared yet."""
-    own = next(model.parameters()).device.type == "cpu" and multiplies("bf16")
-    return own and not any(isinstance(module, Prepared) for module in model.modules())
+def gains(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether many tokens go faster through this model prepared: where the library's own kernels for fp32 or bf16 are faster
+    than torch's products for any number of rows, and it is not prepared yet."""
+    own = multiplies("bf16") if dtype is torch.bfloat16 else Feature.TILES in native.features()
+    return own and next(model.parameters()).device.type == "cpu" and not any(isinstance(m, Prepared) for m in model.modules())
+
+
+def cuts_itself(model: nn.Module) -> bool:
+    """Whether all layers are one kernel for any number of tokens, of which it takes as many at a time as its cache holds."""
+    joined = [module.joined for module in model.modules() if isinstance(module, Encoder)]
+    return any(isinstance(layers, JoinedLayers) and layers.most == math.inf for layers in joined)
 
 
 def packing(device: torch.device, dtype: torch.dtype) -> Callable[[nn.Linear], nn.Module]:
@@ -164,9 +171,8 @@ def join_layers(encoder: Encoder, rests: Mapping[Block, Rest | None]) -> None:
     plain = plain and isinstance(config.position, Learned | Sinusoidal) and blocks[0].attention.bias is None
     if plain and before is not None and len(after) == config.depth == len(blocks):
         # By AMX attention takes a third of the time in bf16, which loses less than int8 has lost before it.
-        dtype = (
-            torch.bfloat16 if Feature.TILES in native.features() and _most(blocks[0].mlp.up) == math.inf else before[0].dtype
-        )
+        rounded = isinstance(blocks[0].mlp.up, Int8Linear) and Feature.TILES in native.features()
+        dtype = torch.bfloat16 if rounded else before[0].dtype
         layers = Layers(before, after, config.heads, dtype)
         kind = (next(encoder.parameters()).device, dtype, config.width // config.heads)
         encoder.joined = JoinedLayers(layers, _most(blocks[0].mlp.up), kind)

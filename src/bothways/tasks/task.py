@@ -29,7 +29,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.shares import OnShare, untold
 from bothways.data.packing import deal
 from bothways.model.heads import Model
-from bothways.model.prepared import gains_in_bf16, prepare
+from bothways.model.prepared import cuts_itself, gains, prepare
 from bothways.tasks.definition import Definition, E, Metrics, P
 from bothways.text.tokenizer import Tokenizer
 
@@ -124,10 +124,9 @@ class Task(Learner, Generic[E, P]):
 
 AT_ONCE = {"cpu": 1024, "cuda": 8192}
 """Tokens that go through the model at once: on a CPU what its cache holds, 1.2 times as fast as 8,192 with 384 features."""
-
-
-PREPARED = 4096
-"""Tokens from which it pays to prepare a model for bf16, which takes as long as 1,000 to 2,000 tokens save, of any model."""
+MANY = 4096
+"""Tokens from which it pays to prepare a model, which takes as long as 1,000 to 2,000 tokens save, of any model; and that go
+through one at once that cuts them itself."""
 
 
 @dataclass(frozen=True)
@@ -213,10 +212,11 @@ def predict_encoded(
     if precision == "int8":
         task, precision = task.prepared("int8"), "fp32"
     dtype, training, cut = resolve_precision(precision, device), task.training, cut_to_predict(device)
-    most = pace.tokens or AT_ONCE[device.type]
     sequences = [sequence for item in inputs for sequence in item.sequences]
-    if dtype is torch.bfloat16 and gains_in_bf16(task.model) and sum(map(len, sequences)) >= PREPARED:
-        task, training = task.prepared("bf16"), False
+    many = sum(map(len, sequences)) >= MANY
+    if many and gains(task.model, dtype):
+        task, training = task.prepared("bf16" if dtype is torch.bfloat16 else "fp32"), False
+    most = pace.tokens or (MANY if many and cuts_itself(task.model) else AT_ONCE[device.type])
     outputs: dict[int, Output] = {}
     keep_freed_memory()
     if training or task.model.training:  # not always: to go through all modules takes a tenth of the time of a short text

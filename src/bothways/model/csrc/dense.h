@@ -14,7 +14,9 @@
 #define ZERO 128
 #define ROUNDING 12582912.0f /* 1.5 · 2^23: the fp32 numbers around it are whole */
 
-enum { FP32 = 4, BF16 = 2, INT8 = 1 }; /* bytes of a number */
+
+/* Bytes of a number; PARTS: in fp32 as the sum of three in bf16. */
+enum { FP32 = 4, BF16 = 2, INT8 = 1, PARTS = 6 };
 
 /* A layer: panels of 32 outputs, made of lines of 4 bytes for 16 outputs each; in bf16 and int8 up to a whole line of a row. */
 typedef struct {
@@ -30,15 +32,16 @@ typedef struct {
 enum { USES_AVX512 = 1, USES_VNNI = 2, USES_BF16 = 4, USES_TILES = 8 };
 static int32_t features;
 
-static int in_tiles(const dense *layer) { return layer->kind != FP32 && (features & USES_TILES); }
+static int in_tiles(int form) { return form != FP32 && (features & USES_TILES); }
 
-/* Bytes of a row that a layer reads. */
-static int64_t row_bytes(const dense *layer) {
-    int64_t bytes = layer->width * layer->kind;
-    return layer->kind == FP32 ? bytes : round_up(bytes, LINE);
+/* Bytes of a row that a layer reads, and of an output's weights, in a form. */
+static int64_t row_bytes(const dense *layer, int form) {
+    return form == FP32 ? FP32 * layer->width : form == PARTS ? PARTS * round_up(layer->width, SIDE) : round_up(layer->width * form, LINE);
 }
 
-static const char *panel_of(const dense *layer, int64_t output) { return (const char *)layer->panels + output * row_bytes(layer); }
+static const char *panel_of(const dense *layer, int64_t output) {
+    return (const char *)layer->panels + output * row_bytes(layer, layer->kind);
+}
 
 /* Where rows lie: sixteen of them `block` bytes from the next sixteen, one `row` from the next, a line of it `line`. */
 typedef struct {
@@ -51,21 +54,56 @@ static rows row_by_row(void *at, int64_t bytes) { return (rows){at, LANES * byte
 /* Each sixteen rows in tiles of a line of each; `bytes`: of a row, in whole lines. */
 static rows tile_by_tile(void *at, int64_t bytes) { return (rows){at, LANES * bytes, LINE, LANES * LINE}; }
 
-static rows read_by(const dense *layer, void *at) {
-    return in_tiles(layer) ? tile_by_tile(at, row_bytes(layer)) : row_by_row(at, row_bytes(layer));
-}
-
 static char *place(const rows *r, int64_t row, int64_t byte) {
     return r->at + row / LANES * r->block + row % LANES * r->row + byte / LINE * r->line + byte % LINE;
 }
 
 /* ---- what a layer reads ---- */
 
+/* Who works on the same rows: one thread, or several of which each does its share of rows or outputs at every step. */
+typedef struct {
+    int64_t number, size;
+    int32_t splits; /* numbers in fp32 */
+} team;
+
+static int form_for(const team *t, const dense *layer) { return layer->kind == FP32 && t->splits ? PARTS : layer->kind; }
+
 /* Rows as a layer reads them. */
 typedef struct {
     rows codes;
     float *scales; /* in int8, one for each row */
+    char *split;   /* in PARTS, place for two panels */
+    int32_t form;
 } packed;
+
+static int64_t split_bytes(const dense *layer, int form) { return form == PARTS ? 2 * SIDE * row_bytes(layer, form) : 0; }
+
+/* Bytes of so many rows, and of what each of a team needs to multiply them. */
+static int64_t packed_bytes(const team *t, const dense *layer, int64_t count) {
+    int form = form_for(t, layer);
+    return round_up(count, SIDE) * (row_bytes(layer, form) + (int64_t)sizeof(float)) + t->size * split_bytes(layer, form);
+}
+
+static packed packed_at(const team *t, const dense *layer, char *at, int64_t count) {
+    int form = form_for(t, layer);
+    int64_t bytes = row_bytes(layer, form), filled = round_up(count, SIDE);
+    float *scales = (float *)(at + filled * bytes);
+    rows codes = in_tiles(form) ? tile_by_tile(at, bytes) : row_by_row(at, bytes);
+    return (packed){codes, scales, (char *)(scales + filled) + t->number * split_bytes(layer, form), form};
+}
+
+/* Two vectors as sums of three in bf16, of eight bits each: one line for each part, with the numbers of both by turns. */
+KERNEL void split(__m512 x, __m512 y, char *to, int64_t apart) {
+    __m512i upper = _mm512_set1_epi32((int32_t)0xffff0000), half = _mm512_set1_epi32(0x8000);
+    EACH for (int i = 0; i < 3; i++, to += apart) {
+        __m512i a = _mm512_castps_si512(x), b = _mm512_castps_si512(y);
+        if (i < 2) { /* of the last there are no more bits */
+            a = _mm512_and_si512(_mm512_add_epi32(a, half), upper), b = _mm512_and_si512(_mm512_add_epi32(b, half), upper);
+            x = _mm512_sub_ps(x, _mm512_castsi512_ps(a)), y = _mm512_sub_ps(y, _mm512_castsi512_ps(b));
+        }
+        _mm512_store_si512(to, _mm512_or_si512(_mm512_srli_epi32(a, 16), b));
+    }
+}
 
 /* A row's codes and its scale: as quantised.py has them, bit for bit. */
 CALLED("") static void quantise(const dense *layer, const void *x, int bf16, int64_t row, const packed *into) {
@@ -79,7 +117,7 @@ CALLED("") static void quantise(const dense *layer, const void *x, int bf16, int
     float largest;
     memcpy(&largest, &top, 4);
     __m512 times = _mm512_set1_ps(1.0f / largest * 127.0f), shift = _mm512_set1_ps(ROUNDING + ZERO);
-    for (int64_t f = 0; f < row_bytes(layer); f += LANES) {
+    for (int64_t f = 0; f < row_bytes(layer, INT8); f += LANES) {
         __m512 moved = _mm512_add_ps(_mm512_mul_ps(load_some(first(width - f), x, at + f, bf16), times), shift);
         _mm_storeu_si128((__m128i *)place(&into->codes, row, f), _mm512_cvtepi32_epi8(_mm512_castps_si512(moved)));
     }
@@ -88,10 +126,25 @@ CALLED("") static void quantise(const dense *layer, const void *x, int bf16, int
 
 /* A row in bf16. */
 CALLED(",avx512bf16") static void shorten(const dense *layer, const void *x, int bf16, int64_t row, const packed *into) {
-    for (int64_t f = 0; 2 * f < row_bytes(layer); f += SIDE) {
+    for (int64_t f = 0; 2 * f < row_bytes(layer, BF16); f += SIDE) {
         __m512 left = load_some(first(layer->width - f), x, row * layer->width + f, bf16);
         __m512 right = load_some(first(layer->width - f - LANES), x, row * layer->width + f + LANES, bf16);
         _mm512_storeu_si512(place(&into->codes, row, 2 * f), (__m512i)_mm512_cvtne2ps_pbh(right, left));
+    }
+}
+
+/* A row in fp32, as it is or in parts. */
+CALLED("") static void keep(const dense *layer, const void *x, int bf16, int64_t row, const packed *into) {
+    for (int64_t f = 0; f < layer->width; f += SIDE) {
+        __mmask16 left = first(layer->width - f), right = first(layer->width - f - LANES);
+        __m512 a = load_some(left, x, row * layer->width + f, bf16), b = load_some(right, x, row * layer->width + f + LANES, bf16);
+        char *to = place(&into->codes, row, f * into->form);
+        if (into->form == PARTS)
+            split(a, b, to, into->codes.line);
+        else {
+            _mm512_mask_storeu_ps(to, left, a);
+            _mm512_mask_storeu_ps(to + LINE, right, b);
+        }
     }
 }
 
@@ -103,18 +156,15 @@ CALLED("") static void pack(const dense *layer, const void *x, int bf16, int64_t
         else if (layer->kind == BF16)
             shorten(layer, x, bf16, i, into);
         else
-            for (int64_t f = 0; f < layer->width; f += LANES) {
-                __mmask16 held = first(layer->width - f);
-                _mm512_mask_storeu_ps(into->codes.at + i * row_bytes(layer) + 4 * f, held, load_some(held, x, i * layer->width + f, bf16));
-            }
+            keep(layer, x, bf16, i, into);
 }
 
 /* ---- what it gives ---- */
 
-/* Where it goes, in fp32 or bf16, through GELU or not. */
+/* Where it goes, in which form, through GELU or not. */
 typedef struct {
     rows to;
-    int32_t bf16, gelu;
+    int32_t form, gelu;
 } sink;
 
 /* What sixteen outputs have in common for all rows. */
@@ -144,7 +194,7 @@ KERNEL __m512 finished(const column *c, __m512 sum, int kind, const float *row_s
 
 /* Sixteen outputs of a row. */
 KERNEL void put(const sink *into, int64_t row, int64_t output, __mmask16 held, __m512 found) {
-    store_some(place(&into->to, row, output * (into->bf16 ? 2 : 4)), 0, held, found, into->bf16);
+    store_some(place(&into->to, row, output * into->form), 0, held, found, into->form == BF16);
 }
 
 /* ---- products ---- */
@@ -155,7 +205,7 @@ typedef void tile(const dense *, int64_t output, const packed *, int64_t row, co
 #define TILE(name, count, kind, features, step)                                                                             \
     CALLED(features) static void name##count(const dense *layer, int64_t output, const packed *x, int64_t row,              \
                                              const sink *into) {                                                            \
-        int64_t length = row_bytes(layer);                                                                                  \
+        int64_t length = row_bytes(layer, kind);                                                                            \
         const char *left = panel_of(layer, output), *codes = x->codes.at + row * length;                                    \
         const char *right = output + SIDE < layer->outputs ? panel_of(layer, output + SIDE) : left;                         \
         __m512 sums[count][4];                                                                                              \
@@ -189,110 +239,5 @@ typedef void tile(const dense *, int64_t output, const packed *, int64_t row, co
 TILES(by_fp32, FP32, "", ADD_FP32)
 TILES(by_bf16, BF16, ",avx512bf16", ADD_BF16)
 TILES(by_int8, INT8, ",avx512vnni", ADD_INT8)
-
-#define TILED CALLED(",avx512bf16,amx-tile,amx-int8,amx-bf16")
-#define INSIDE inline __attribute__((always_inline))
-
-/* Sums of up to 32 rows by a panel. While those of the next ones are made, in tiles, vectors finish these. */
-typedef struct {
-    float (*sums)[SIDE];
-    int64_t output, row, count, done;
-    column left, right;
-} block;
-
-/* The next `most` rows of a block. */
-TILED static INSIDE void finish(block *b, int64_t most, const float *scales, const sink *into, int kind, int bf16, int with_gelu) {
-    int64_t end = least(b->count, b->done + most);
-    for (int64_t i = b->done; i < end; i++) {
-        __m512 one = finished(&b->left, _mm512_load_ps(b->sums[i]), kind, scales + b->row + i, with_gelu);
-        __m512 two = finished(&b->right, _mm512_load_ps(b->sums[i] + LANES), kind, scales + b->row + i, with_gelu);
-        char *to = place(&into->to, b->row + i, b->output * (bf16 ? 2 : 4));
-        if (bf16) {
-            __mmask32 held = (__mmask32)b->right.held << LANES | b->left.held;
-            _mm512_mask_storeu_epi16(to, held, (__m512i)_mm512_cvtne2ps_pbh(two, one));
-        } else {
-            _mm512_mask_storeu_ps(to, b->left.held, one);
-            _mm512_mask_storeu_ps(to + into->to.line, b->right.held, two);
-        }
-    }
-    b->done = end;
-}
-
-/* The same as `product` by AMX: two tiles of rows times two of outputs at a time. */
-TILED static INSIDE void by_tiles(const dense *layer, const packed *x, int64_t count, int64_t from, int64_t to,
-                                  const sink *into, int kind, int bf16, int with_gelu) {
-    float sums[2][SIDE][SIDE] __attribute__((aligned(LINE)));
-    int64_t length = row_bytes(layer), steps = length / LINE, blocks = (count + SIDE - 1) / SIDE;
-    int64_t each = (SIDE + steps - 1) / steps, fetched = (SIDE + blocks - 1) / blocks * LINE;
-    int64_t turn = 0;
-    const float *scales = x->scales;
-    const sink where = *into;
-    block last = {0}, now;
-    for (int64_t output = from; output < to; output += SIDE) {
-        const char *panel = panel_of(layer, output), *ahead = panel + length * SIDE; /* the next one comes from far away */
-        for (int64_t row = 0; row < count; row += SIDE) {
-            const char *above = x->codes.at + row / LANES * x->codes.block, *below = above + x->codes.block;
-            now = (block){sums[turn++ % 2], output, row, least(SIDE, count - row), 0, column_of(layer, output), column_of(layer, output + LANES)};
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-            for (int64_t f = 0; f < length; f += LINE) {
-                for (int64_t q = 0; q < fetched; q += LINE) _mm_prefetch(ahead + q, _MM_HINT_T1);
-                ahead += fetched;
-                LOAD_TILE(4, above + f * LANES, LINE);
-                LOAD_TILE(6, panel + f * SIDE, 2 * LINE);
-                LOAD_TILE(7, panel + f * SIDE + LINE, 2 * LINE);
-                if (kind == BF16) {
-                    _tile_dpbf16ps(0, 4, 6);
-                    _tile_dpbf16ps(1, 4, 7);
-                    LOAD_TILE(5, below + f * LANES, LINE);
-                    _tile_dpbf16ps(2, 5, 6);
-                    _tile_dpbf16ps(3, 5, 7);
-                } else {
-                    _tile_dpbusd(0, 4, 6);
-                    _tile_dpbusd(1, 4, 7);
-                    LOAD_TILE(5, below + f * LANES, LINE);
-                    _tile_dpbusd(2, 5, 6);
-                    _tile_dpbusd(3, 5, 7);
-                }
-                finish(&last, each, scales, &where, kind, bf16, with_gelu);
-            }
-            _tile_stored(0, &now.sums[0][0], SIDE * 4);
-            _tile_stored(1, &now.sums[0][LANES], SIDE * 4);
-            _tile_stored(2, &now.sums[LANES][0], SIDE * 4);
-            _tile_stored(3, &now.sums[LANES][LANES], SIDE * 4);
-            last = now;
-        }
-    }
-    finish(&last, SIDE, scales, &where, kind, bf16, with_gelu);
-}
-
-#define BY_TILES(name, kind, bf16, with_gelu)                                                                              \
-    TILED static void name(const dense *layer, const packed *x, int64_t count, int64_t from, int64_t to, const sink *into) { \
-        by_tiles(layer, x, count, from, to, into, kind, bf16, with_gelu);                                                  \
-    }
-BY_TILES(tiles0, INT8, 0, 0)
-BY_TILES(tiles1, INT8, 0, 1)
-BY_TILES(tiles2, INT8, 1, 0)
-BY_TILES(tiles3, INT8, 1, 1)
-BY_TILES(tiles4, BF16, 0, 0)
-BY_TILES(tiles5, BF16, 0, 1)
-BY_TILES(tiles6, BF16, 1, 0)
-BY_TILES(tiles7, BF16, 1, 1)
-typedef void tiles(const dense *, const packed *, int64_t, int64_t, int64_t, const sink *);
-static tiles *const IN_TILES[] = {tiles0, tiles1, tiles2, tiles3, tiles4, tiles5, tiles6, tiles7};
-
-/* x·Wᵀ + b of so many rows, for the outputs between two multiples of two panels. */
-static void product(const dense *layer, const packed *x, int64_t count, int64_t from, int64_t to, const sink *into) {
-    to = least(to, layer->outputs);
-    if (in_tiles(layer)) {
-        IN_TILES[4 * (layer->kind == BF16) + 2 * into->bf16 + into->gelu](layer, x, count, from, to, into);
-        return;
-    }
-    tile *const *tiles = layer->kind == FP32 ? by_fp32 : layer->kind == BF16 ? by_bf16 : by_int8;
-    for (int64_t output = from; output < to; output += 2 * SIDE)
-        for (int64_t i = 0; i < count; i += ROWS) tiles[least(ROWS, count - i) - 1](layer, output, x, i, into);
-}
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "attention.h"
 #include "block.h"
-#include "dense.h"
+#include "dense_tiles.h"
 #include "loss.h"
 #include "norm.h"
 #include "tiles.h"
@@ -56,10 +56,10 @@ int32_t bothways_attend(const batch *b, void *out, float *logs, int32_t threads)
 #pragma omp parallel num_threads(threads)
     {
         char *mine = scratch + omp_get_thread_num() * bytes;
-        begin(attends_in_tiles(b));
+        begin();
 #pragma omp for schedule(dynamic, 4)
         for (int64_t unit = 0; unit < b->sequences * b->heads; unit++) attend_unit(b, unit, 0, out, logs, mine);
-        end(attends_in_tiles(b));
+        end();
     }
     free(scratch);
     return 0;
@@ -75,7 +75,7 @@ int32_t bothways_attend_backward(const batch *b, const void *found, const void *
 #pragma omp parallel num_threads(threads)
     {
         char *mine = scratch + omp_get_thread_num() * bytes;
-        begin(b->bf16);
+        begin();
 #pragma omp for schedule(dynamic, 4)
         for (int64_t unit = 0; unit < b->sequences * b->heads; unit++) {
             int64_t to;
@@ -86,7 +86,7 @@ int32_t bothways_attend_backward(const batch *b, const void *found, const void *
             } else
                 attend_backward_fp32(&h, &b->drop, found, gradient, to, logs, out, (float *)mine);
         }
-        end(b->bf16);
+        end();
     }
     free(scratch);
     return 0;
@@ -140,6 +140,11 @@ typedef struct {
     int64_t rows, together;
 } chunk;
 
+#define WORTH 32 /* rows for which weights in fp32 are split */
+
+/* By the number of all rows: so what they become does not depend on who does which. */
+static team team_of(int64_t number, int64_t size, int64_t rows) { return (team){number, size, rows >= WORTH && (features & USES_TILES)}; }
+
 /* What a row becomes on its way has some 8 KiB, and stays in the second cache. */
 static chunk chunk_of(int64_t count, int64_t threads) {
     if (count < SIDE * threads) return (chunk){count, threads};
@@ -152,23 +157,24 @@ static chunk chunk_of(int64_t count, int64_t threads) {
 int32_t bothways_multiply(const dense *layer, const void *x, int32_t x_bf16, int64_t count, void *out, int32_t out_bf16,
                           int32_t threads) {
     chunk c = chunk_of(count, threads);
-    int64_t bytes = round_up(packed_bytes(layer, c.rows), LINE), width = layer->outputs * (out_bf16 ? 2 : 4);
+    team first = team_of(0, c.together, count);
+    int64_t bytes = round_up(packed_bytes(&first, layer, c.rows), LINE), width = layer->outputs * (out_bf16 ? 2 : 4);
     char *scratch = rooms(bytes, threads);
     if (!scratch) return 1;
 #pragma omp parallel num_threads(threads)
     {
         int64_t number = omp_get_thread_num(), alone = c.together == 1;
-        team t = alone ? (team){0, 1} : (team){number, threads};
-        packed room = packed_at(layer, scratch + alone * number * bytes, c.rows);
-        begin(in_tiles(layer));
+        team t = team_of(alone ? 0 : number, c.together, count);
+        begin();
         for (int64_t i = alone * number * c.rows; i < count; i += alone ? threads * c.rows : count) {
             int64_t here = least(c.rows, count - i);
             range mine = share(&t, here, 1);
+            packed room = packed_at(&t, layer, scratch + alone * number * bytes, here);
             pack(layer, (const char *)x + i * layer->width * (x_bf16 ? 2 : 4), x_bf16, mine.from, mine.to, &room);
             meet(&t);
-            multiply(&t, layer, &room, here, &(sink){row_by_row((char *)out + i * width, width), out_bf16, 0});
+            multiply(&t, layer, &room, here, &(sink){row_by_row((char *)out + i * width, width), out_bf16 ? BF16 : FP32, 0});
         }
-        end(in_tiles(layer));
+        end();
     }
     free(scratch);
     return 0;
@@ -178,18 +184,19 @@ int32_t bothways_multiply(const dense *layer, const void *x, int32_t x_bf16, int
 int32_t bothways_rest(const rest *block, const float *start, const void *heads, int32_t bf16, int64_t count, float *result,
                       int32_t threads) {
     chunk c = chunk_of(count, threads);
-    int64_t width = block->out.outputs, bytes = round_up(rest_bytes(block, c.rows), LINE);
+    team first = team_of(0, c.together, count);
+    int64_t width = block->out.outputs, bytes = round_up(rest_bytes(&first, block, c.rows), LINE);
     char *scratch = rooms(bytes, threads);
     if (!scratch) return 1;
 #pragma omp parallel num_threads(threads)
     {
         int64_t number = omp_get_thread_num(), alone = c.together == 1;
-        team t = alone ? (team){0, 1} : (team){number, threads};
-        begin(in_tiles(&block->out));
+        team t = team_of(alone ? 0 : number, c.together, count);
+        begin();
         for (int64_t i = alone * number * c.rows; i < count; i += alone ? threads * c.rows : count)
             follow(&t, block, start + i * width, (const char *)heads + i * block->out.width * (bf16 ? 2 : 4), bf16,
                    least(c.rows, count - i), result + i * width, scratch + alone * number * bytes);
-        end(in_tiles(&block->out));
+        end();
     }
     free(scratch);
     return 0;
@@ -209,20 +216,23 @@ int32_t bothways_layers(const layer *const *layers, int64_t depth, const batch *
     }
     firsts[chunks] = b->sequences;
     int64_t alone = chunks >= threads, size = round_up(alone ? most : tokens, SIDE);
-    int64_t bytes = round_up(layer_bytes(layers, depth, b, size, alone ? 1 : threads), LINE);
+    team first = team_of(0, alone ? 1 : threads, tokens);
+    int64_t bytes = round_up(layer_bytes(&first, layers, depth, b, size), LINE);
     char *scratch = rooms(bytes, alone ? threads : 1);
     if (scratch) {
 #pragma omp parallel num_threads(threads)
         {
             int64_t number = omp_get_thread_num();
-            begin(1);
+            begin();
             if (alone) {
 #pragma omp for schedule(dynamic, 1)
                 for (int64_t i = 0; i < chunks; i++)
-                    go_through(&(team){0, 1}, layers, depth, b, firsts[i], firsts[i + 1], x, scratch + number * bytes);
-            } else
-                go_through(&(team){number, threads}, layers, depth, b, 0, b->sequences, x, scratch);
-            end(1);
+                    go_through(&first, layers, depth, b, firsts[i], firsts[i + 1], x, scratch + number * bytes);
+            } else {
+                team t = team_of(number, threads, tokens);
+                go_through(&t, layers, depth, b, 0, b->sequences, x, scratch);
+            }
+            end();
         }
     }
     free(scratch);

@@ -6,7 +6,7 @@
 #define BOTHWAYS_TILES
 
 #include "attention.h"
-#include "dense.h"
+#include "dense_tiles.h"
 
 #define PAIRS (2 * LANES) /* numbers of bf16 in a vector */
 
@@ -24,13 +24,13 @@ TILED static void begin_tiles(void) {
 
 TILED static void end_tiles(void) { _tile_release(); }
 
-/* What a thread does before and after it works with tiles, if it does. */
-static void begin(int tiled) {
-    if (tiled && (features & USES_TILES)) begin_tiles();
+/* What a thread does before and after it works with tiles, where there are any. */
+static void begin(void) {
+    if (features & USES_TILES) begin_tiles();
 }
 
-static void end(int tiled) {
-    if (tiled && (features & USES_TILES)) end_tiles();
+static void end(void) {
+    if (features & USES_TILES) end_tiles();
 }
 
 /* Pairs of features of sixteen tokens from place `at` on, `stride` apart; 0 where there is no token or no feature. */

@@ -27,6 +27,10 @@ static int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step 
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+typedef struct {
+    int64_t from, to;
+} range;
+
 KERNEL __mmask16 first(int64_t count) { return count >= LANES ? 0xffff : count <= 0 ? 0 : (__mmask16)((1u << count) - 1); }
 
 /* Lanes from place `at` of an array in fp32 or bf16. */
