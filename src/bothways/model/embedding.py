@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
 from bothways.model.config import Disentangled, EncoderConfig, Learned, Rotary, Sinusoidal
 from bothways.model.dropout import Dropout
+from bothways.model.native import traced
 from bothways.model.norm import layer_norm
 
 
@@ -39,9 +42,12 @@ class Embedding(nn.Module):
         narrow = config.embedding is not None
         self.project = nn.Linear(width, config.width, bias=not self.late) if narrow else nn.Identity()
 
-    def forward(self, batch: Batch) -> Float[Tensor, "tokens width"]:
-        """Raises IndexError for an id, segment or position outside its table; the caller checks inputs before."""
-        x = self.token(batch.ids)
+    def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens width"], Float[Tensor, "vocab embedded"]]:
+        """What enters the first block, and the matrix of tokens as heads shall read it, see `look_up`.
+
+        Raises IndexError for an id, segment or position outside its table; the caller checks inputs before.
+        """
+        x, table = look_up(self.token, batch.ids)
         if self.scale != 1.0:
             x = x * self.scale
         if self.position is not None:
@@ -50,7 +56,44 @@ class Embedding(nn.Module):
             x = x + self.segment(batch.segments)
         x = self.sum_dropout(x)
         result: Tensor = self.dropout(self.norm(self.project(x))) if self.late else self.project(self.dropout(self.norm(x)))
-        return result
+        return result, table
+
+
+def look_up(
+    table: nn.Embedding, ids: Int[Tensor, " tokens"]
+) -> tuple[Float[Tensor, "tokens embedded"], Float[Tensor, "vocab embedded"]]:
+    """The rows of these tokens, and the whole table for one matrix product.
+
+    | device | gradients | gradient of the table |
+    |---|---|---|
+    | CPU | dense | what the product gives, to which those of the rows are added where they lie |
+    | the same | sparse, none, or traced | torch's |
+    | any other | | torch's: the sum of two tables, of which one is full of zeros |
+    """
+    weight = table.weight
+    learns = torch.is_grad_enabled() and weight.requires_grad and not table.sparse
+    if weight.device.type != "cpu" or not learns or traced():
+        return table(ids), weight
+    rows, whole = _LookUp.apply(weight, ids)  # type: ignore[no-untyped-call]
+    return rows, whole
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(ids)
+        ctx.shape = weight.shape
+        return nn.functional.embedding(ids, weight), weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_rows: Tensor | None, of_whole: Tensor | None) -> tuple[Tensor | None, None]:
+        (ids,) = ctx.saved_tensors
+        if of_rows is None:
+            return of_whole, None
+        result = of_rows.new_zeros(ctx.shape) if of_whole is None else of_whole
+        return result.index_add_(0, ids, of_rows), None
 
 
 class LearnedPositions(nn.Embedding):

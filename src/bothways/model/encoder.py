@@ -27,11 +27,13 @@ from bothways.model.view import View, views
 class Hidden:
     """Attributes:
     last: the vector of every token after the last block `(tokens, width)`; 0 for one that nobody asked for.
+    table: the vectors of all tokens at the input, for a head that multiplies by them (`embedding.look_up`).
     layers: if asked for, the embeddings and then the output of each layer; `layers[-1]` is `last`.
     before: what the last block made it from; none where there is no such block.
     """
 
     last: Float[Tensor, "tokens width"]
+    table: Float[Tensor, "vocab embedded"]
     layers: tuple[Float[Tensor, "tokens width"], ...] = ()
     before: Float[Tensor, "tokens width"] | None = None
 
@@ -91,8 +93,8 @@ class Encoder(nn.Module):
             only: the tokens whose last vectors are asked for, each once; none for all. After the attention of the last block,
                 which reads all, no more is computed than these.
         """
-        x = before = self.embedding(batch)
-        layers, tokens, depth = [x], len(x), self.config.depth
+        x, table = self.embedding(batch)
+        before, layers, tokens, depth = x, [x], len(x), self.config.depth
         end, first = self.layer(depth - 1)[-1], 0
         cut = only is not None and not keep_layers and (depth > 1 or self.convolution is None)
         if self.joined is not None and not keep_layers and self.joined.suits(batch.layout):
@@ -115,7 +117,7 @@ class Encoder(nn.Module):
         last = self.norm(x)
         if only is not None and cut:
             last = _spread(last, only, tokens)
-        return Hidden(last, (*layers[:-1], last) if keep_layers else (), before)
+        return Hidden(last, table, (*layers[:-1], last) if keep_layers else (), before)
 
     def decode(
         self,

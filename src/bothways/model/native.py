@@ -97,14 +97,14 @@ def limit(most: Feature) -> Feature:
     return Feature(0) if library is None else Feature(library.bothways_features(most))
 
 
-def serves(device: torch.device) -> bool:
-    """Whether there are kernels in fp32 for this device: a CPU with AVX-512.
+def traced() -> bool:
+    """Whether torch traces a program now, in which everything has to be its own operators."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined]
 
-    Not while torch traces a program: there everything has to be its own operators.
-    """
-    if device.type != "cpu" or not features():
-        return False
-    return not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[no-untyped-call, attr-defined]
+
+def serves(device: torch.device) -> bool:
+    """Whether there are kernels in fp32 for this device: a CPU with AVX-512, while nothing is `traced`."""
+    return device.type == "cpu" and bool(features()) and not traced()
 
 
 def attends(device: torch.device, dtype: torch.dtype, size: int) -> bool:

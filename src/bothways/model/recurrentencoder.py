@@ -104,7 +104,7 @@ class RecurrentEncoder(nn.Module):
             if keep_layers:
                 layers.append(_joined(ahead, back, steps))
         last = layers[-1] if keep_layers else _joined(ahead, back, steps)
-        return Hidden(last, tuple(layers))
+        return Hidden(last, self.embedding.token.weight, tuple(layers))
 
 
 AnyEncoder = Encoder | RecurrentEncoder

@@ -23,6 +23,7 @@ from bothways.core.batch import Batch, TokenTargets
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
+from bothways.model.encoder import Hidden
 from bothways.model.heads import Model
 from bothways.objectives.losses import cross_entropy
 
@@ -53,11 +54,11 @@ class LanguageModelling(Learner):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The loss of each direction."""
-        x = self.model.encoder(batch).last
-        return {name: self._loss(x, _neighbours(batch, name), name) for name in self.predicts}
+        hidden = self.model.encoder(batch)
+        return {name: self._loss(hidden, _neighbours(batch, name), name) for name in self.predicts}
 
-    def _loss(self, x: torch.Tensor, targets: TokenTargets, name: Direction) -> Loss:
-        embedding, rows = self.model.encoder.embedding.token.weight, x[targets.index]
+    def _loss(self, hidden: Hidden, targets: TokenTargets, name: Direction) -> Loss:
+        embedding, rows = hidden.table, hidden.last[targets.index]
         if "bilm" in self.model.heads:
             logits = self.model.heads["bilm"](rows, embedding, name)
         else:

@@ -57,7 +57,7 @@ class Pretraining(Learner):
         only = torch.cat([batch.layout.firsts, index]) if "pair" in heads else index  # [CLS] is never masked
         hidden = encoder(batch, only=only)
         x = self.model.before_masked(batch, hidden, index)
-        logits = heads["masked"](x[index], encoder.embedding.token.weight)
+        logits = heads["masked"](x[index], hidden.table)
         losses = {"masked": cross_entropy(logits, cast(torch.Tensor, masked.ids))}
         if "pair" in heads:
             logits = heads["pair"](heads["pooler"](hidden.last, batch.layout))

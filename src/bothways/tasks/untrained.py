@@ -53,9 +53,10 @@ class Untrained(Definition[Example, P]):
 
 def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
     """The masked head's logits at these positions of a batch, `ROWS` at a time `(part, vocab)`; nowhere else."""
-    x = model.before_masked(batch, model.encoder(batch, only=rows), rows)
+    hidden = model.encoder(batch, only=rows)
+    x = model.before_masked(batch, hidden, rows)
     for part in torch.split(rows, ROWS):
-        yield model.heads["masked"](x[part], model.encoder.embedding.token.weight).float()
+        yield model.heads["masked"](x[part], hidden.table).float()
 
 
 def counts_of(owners: Tensor, sequences: int) -> list[int]:
