@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import inspect
 import os
 import platform
@@ -83,6 +84,12 @@ def has_varlen(device: torch.device) -> bool:
         return False
     windows = "window_size" in inspect.signature(varlen_attn).parameters
     return windows and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def has_flex(device: torch.device) -> bool:
+    """Whether torch compiles FlexAttention here: NVIDIA GPUs from Ampere on, with Triton."""
+    found = device.type == "cuda" and torch.version.hip is None and importlib.util.find_spec("triton") is not None
+    return found and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:

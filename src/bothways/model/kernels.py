@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import assert_never
 
+from bothways.core.hardware import has_flex
 from bothways.core.layout import Rectangle
 from bothways.model import native
 from bothways.model.dropout import dropped_product
@@ -88,6 +89,17 @@ def is_compiled(device: torch.device, dtype: torch.dtype, size: int, longest: in
     return allowed and native.attends(device, dtype, size)
 
 
+def is_flexible(device: torch.device, size: int, rate: float, view: View) -> bool:
+    """Whether a window with global tokens goes through FlexAttention (`flex`), in any precision.
+
+    | device | features of a head | dropout | global tokens of a window | FlexAttention |
+    |---|---|---|---|---|
+    | CUDA, as `has_flex` says | 16, 32 … | 0 | named | yes |
+    | any other | | | | no |
+    """
+    return rate == 0 and size % 16 == 0 and view.named is not None and has_flex(device)
+
+
 def in_blocks(device: torch.device, pattern: Pattern, longest: int) -> bool:
     """Whether a rectangle is read block by block, in time linear in its length, in place of whole and masked.
 
@@ -127,6 +139,8 @@ def attend(
         qkv, wide = view.turn(qkv), None if wide is None else view.turn(wide)
     if wide is None and is_packed(qkv.device, qkv.dtype, qkv.shape[-1], rate, view):
         return attend_packed(qkv, view)
+    if is_flexible(qkv.device, qkv.shape[-1], rate, view):
+        return view.flexible(qkv, wide)
     shape = (qkv.device, qkv.dtype, qkv.shape[-1], view.layout.longest)
     if wide is None and view.full and is_compiled(*shape, rate, qkv.requires_grad):
         learned = rate > 0 or qkv.requires_grad

@@ -18,6 +18,7 @@ from bothways.core.layout import Layout, Rectangle
 from bothways.model.config import Blocks, Causal, Disentangled, EncoderConfig, Full, Pattern, Window
 from bothways.model.distances import Distances
 from bothways.model.drawn import Draw, drawn_blocks
+from bothways.model.flex import FlexWindow
 from bothways.model.headplaces import HeadPlaces
 from bothways.model.reach import Everywhere, Reach, block_reach, ends, window_reach
 
@@ -103,12 +104,14 @@ class View:
     parts: its rectangles, and what tokens see in each.
     turn: the rotary positions; none without them.
     distances: those of disentangled positions; none without them.
+    named: the global tokens of a window; none where it has none.
     """
 
     layout: Layout
     parts: tuple[Part, ...]
     turn: Turn | None = None
     distances: Distances | None = None
+    named: Bool[Tensor, " tokens"] | None = None
 
     @classmethod
     def of(
@@ -125,12 +128,21 @@ class View:
         rectangles = layout.even(pattern.dense) if isinstance(pattern, Blocks) else layout.rectangles
         chosen = [_everywhere(pattern, part, everywhere, device) for part in rectangles]
         parts = (Part(part, pattern, device, those, draw) for part, those in zip(rectangles, chosen, strict=True))
-        return cls(layout, tuple(parts), turn, distances)
+        named = everywhere if isinstance(pattern, Window) and pattern.everywhere else None
+        return cls(layout, tuple(parts), turn, distances, named)
 
     @property
     def everywhere(self) -> bool:
         """Whether there are global tokens that the batch names."""
         return any(isinstance(part.pattern, Window) and part.everywhere is not None for part in self.parts)
+
+    @functools.cached_property
+    def flexible(self) -> FlexWindow:
+        """The window with its global tokens as one mask of blocks; made once a batch, for all layers that share this view."""
+        pattern = self.parts[0].pattern
+        assert self.named is not None
+        assert isinstance(pattern, Window)
+        return FlexWindow(self.layout, pattern.radius, self.named)
 
     @functools.cached_property
     def full(self) -> bool:
