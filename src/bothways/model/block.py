@@ -19,6 +19,7 @@ from bothways.model.dropout import Dropout
 from bothways.model.kernels import attend
 from bothways.model.norm import layer_norm
 from bothways.model.residual import add_norm
+from bothways.model.rounding import on_round_rows
 from bothways.model.view import View
 
 KEPT = 2**22
@@ -91,9 +92,10 @@ class Attention(nn.Module):
         if queries is not None:
             width = x.shape[-1]
             bias = self.bias if self.qkv.bias is None else self.qkv.bias
-            q = F.linear(queries, self.qkv.weight[:width], None if bias is None else bias[:width])
+            first = self.qkv.weight[:width], None if bias is None else bias[:width]
+            q = on_round_rows(lambda rows: F.linear(rows, *first), queries)
             qkv = torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
-        wide = self.wide(x).unflatten(-1, self.shape) if self.wide is not None and view.everywhere else None
+        wide = on_round_rows(self.wide, x).view(len(x), *self.shape) if self.wide is not None and view.everywhere else None
         heads = attend(qkv, view, rate, wide) if terms is None else attend_disentangled(qkv, terms, view, rate)
         return _rows(heads.flatten(1), only)
 
@@ -114,7 +116,7 @@ class Attention(nn.Module):
         return self._qkv(x), PositionTerms(keys, queries)
 
     def _qkv(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens 3 heads d"]:
-        qkv: Tensor = self.qkv(x)
+        qkv = on_round_rows(self.qkv, x)
         if self.bias is not None:  # of queries and values alone
             query, value = self.bias.to(qkv.dtype).chunk(2)
             qkv = qkv + torch.cat([query, torch.zeros_like(query), value])
@@ -193,7 +195,7 @@ class Block(nn.Module):
         else:
             normed = None if queries is None else self.attention_norm(queries)
             heads = self.attention(self.attention_norm(x), view, relative, normed, only)
-        return compiled_rest()(self, start, heads) if self.compiled else self.rest(start, heads)
+        return compiled_rest()(self, start, heads) if self.compiled else on_round_rows(self.rest, start, heads)
 
     def rest(self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]) -> Float[Tensor, "asked width"]:
         """What follows the attention, each token by itself.

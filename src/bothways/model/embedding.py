@@ -16,6 +16,7 @@ from bothways.model.config import Disentangled, EncoderConfig, Learned, Rotary, 
 from bothways.model.dropout import Dropout
 from bothways.model.native import traced
 from bothways.model.norm import layer_norm
+from bothways.model.rounding import on_round_rows
 
 
 class Embedding(nn.Module):
@@ -55,8 +56,11 @@ class Embedding(nn.Module):
         if self.segment is not None:
             x = x + self.segment(batch.segments)
         x = self.sum_dropout(x)
-        result: Tensor = self.dropout(self.norm(self.project(x))) if self.late else self.project(self.dropout(self.norm(x)))
-        return result, table
+        x = self.dropout(self.norm(self._wide(x))) if self.late else self._wide(self.dropout(self.norm(x)))
+        return x, table
+
+    def _wide(self, x: Float[Tensor, "tokens embedded"]) -> Float[Tensor, "tokens width"]:
+        return x if isinstance(self.project, nn.Identity) else on_round_rows(self.project, x)
 
 
 def look_up(

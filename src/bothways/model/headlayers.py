@@ -19,6 +19,7 @@ from bothways.model.dropout import Dropout
 from bothways.model.init import initialise
 from bothways.model.norm import layer_norm
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
+from bothways.model.rounding import on_round_rows
 
 
 class MaskedHead(nn.Module):
@@ -46,8 +47,12 @@ class MaskedHead(nn.Module):
         self, x: Float[Tensor, "targets width"], embedding: Float[Tensor, "vocab embedded"]
     ) -> Float[Tensor, "targets vocab"]:
         """Vectors at the masked positions, and the encoder's token embedding → logits."""
-        x = self.norm(activate(self.activation, self.dense(x)))
-        return nn.functional.linear(x, embedding if self.output is None else self.output.weight, self.bias)
+        weight = embedding if self.output is None else self.output.weight
+        return on_round_rows(lambda rows: nn.functional.linear(self._read(rows), weight, self.bias), x)
+
+    def _read(self, x: Float[Tensor, "targets width"]) -> Float[Tensor, "targets embedded"]:
+        result: Tensor = self.norm(activate(self.activation, self.dense(x)))
+        return result
 
 
 def own_output(config: EncoderConfig, width: int) -> nn.Linear | None:
@@ -65,7 +70,7 @@ class Pooler(nn.Module):
 
     def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, "sequences width"]:
         """tanh(W x₀ + b), with x₀ the first vector of each sequence."""
-        return torch.tanh(self.dense(x[layout.firsts]))
+        return torch.tanh(on_round_rows(self.dense, x[layout.firsts]))
 
 
 class LabelHead(nn.Module):
@@ -82,8 +87,7 @@ class LabelHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
         """W dropout(x) + b."""
-        result: Tensor = self.dense(self.dropout(x))
-        return result
+        return on_round_rows(self.dense, self.dropout(x))
 
 
 class OwnHead(nn.Module):
@@ -104,6 +108,9 @@ class OwnHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
         """Of the vectors that `pool` gives, or of tokens."""
+        return on_round_rows(self._outputs, x)
+
+    def _outputs(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
         result: Tensor = self.dense(self.dropout(self.norm(activate(self.activation, self.inner(self.first(x))))))
         return result
 
@@ -137,6 +144,9 @@ class DeepHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
         """W LayerNorm(x + feed-forward(x)) + b, with dropout before and after the feed-forward layer."""
+        return on_round_rows(self._outputs, x)
+
+    def _outputs(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
         inner = activate(self.activation, self.up(self.first(x)))
         result: Tensor = self.dense(self.norm(x + self.dropout(self.down(inner))))
         return result
@@ -160,8 +170,7 @@ class ReplacedHead(nn.Module):
         """The score of each token: above 0, it has been replaced."""
         if self.norm is not None:
             x = self.norm(x + x[layout.firsts][layout.owner])
-        result: Tensor = self.dense(activate(self.activation, self.inner(x)))
-        return result.squeeze(-1)
+        return on_round_rows(lambda rows: self.dense(activate(self.activation, self.inner(rows))), x).squeeze(-1)
 
 
 class NextTokenHead(nn.Module):
@@ -176,7 +185,8 @@ class NextTokenHead(nn.Module):
         self, x: Float[Tensor, "tokens width"], embedding: Float[Tensor, "vocab embedded"]
     ) -> Float[Tensor, "tokens vocab"]:
         """Vectors and the encoder's token embedding → logits of the token after each."""
-        return nn.functional.linear(x, embedding if self.output is None else self.output.weight)
+        weight = embedding if self.output is None else self.output.weight
+        return on_round_rows(lambda rows: nn.functional.linear(rows, weight), x)
 
 
 class BiLMHead(nn.Module):
@@ -195,4 +205,5 @@ class BiLMHead(nn.Module):
     ) -> Float[Tensor, "tokens vocab"]:
         """Vectors and the encoder's token embedding → logits of the token after each, or of the one before."""
         ahead, back = x.chunk(2, dim=-1)
-        return nn.functional.linear(self.dropout(ahead if direction == "next" else back), embedding, self.bias)
+        read = self.dropout(ahead if direction == "next" else back)
+        return on_round_rows(lambda rows: nn.functional.linear(rows, embedding, self.bias), read)
