@@ -5,8 +5,8 @@
 
 Texts are docstrings of the standard library, as they lie in the installed Python: a median of some 27 tokens, at most 256. All
 contenders go from texts to vectors, tokenizing included, in fp32, with as many threads; where the processor multiplies bf16, so
-do we once more. Their vectors must agree with transformers' within 1e-4; those in int8 are said to lie as far off as they do.
-How fast one int8 is against the other is the quotient of their rows.
+do sentence-transformers, openvino and we once more. Vectors in fp32 must agree with transformers' within 1e-4; how far off the
+others lie is said. How fast one int8 is against the other is the quotient of their rows.
 
     transformers            batches of 32 in the order of the texts, padded to the longest; attention as it comes
     sentence-transformers   encode as it comes: batches of 32, sorted by the characters of the texts
@@ -302,7 +302,7 @@ def main() -> None:
         works = {name: functools.partial(start, code, folder) for name, code in STARTS.items() if name in contenders}
         report("From the start to a first vector", interleaved(works, options.starts), 1, 1, lambda _: [])
     packages = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "tokenizers", "numpy")
-    print(f"{threads} thread{'s' * (threads > 1)}, fp32; {machine(packages)}")
+    print(f"{threads} thread{'s' * (threads > 1)}; {machine(packages)}")
 
 
 if __name__ == "__main__":

@@ -156,9 +156,9 @@ def plan_of(job: Data, options: argparse.Namespace) -> Plan:
 
 def read(job: Data, folder: Path, tokenizer: Tokenizer, most: int | None) -> Labelled:
     """The encoded data; says so where the tokenizer does not know its language."""
-    train, dev = (
-        list(job.definition.read(str(folder / name), job.definition.columns).examples) for name in (job.train, job.dev)
-    )  # type: ignore[attr-defined]
+    definition: Any = job.definition  # each has columns of its own kind
+    files = (str(folder / name) for name in (job.train, job.dev))
+    train, dev = (list(definition.read(file, definition.columns).examples) for file in files)
     data = label(job.definition, tokenizer, evenly(train, most or job.most), evenly(dev, job.judged or most), job.length)
     ids = np.concatenate([sequence.ids for sequence in data.sequences])
     unknown = float((ids == tokenizer.specials.unknown).mean())
