@@ -14,7 +14,6 @@
 #define ZERO 128
 #define ROUNDING 12582912.0f /* 1.5 · 2^23: the fp32 numbers around it are whole */
 
-
 /* Bytes of a number; PARTS: in fp32 as the sum of three in bf16. */
 enum { FP32 = 4, BF16 = 2, INT8 = 1, PARTS = 6 };
 
@@ -36,7 +35,8 @@ static int in_tiles(int form) { return form != FP32 && (features & USES_TILES); 
 
 /* Bytes of a row that a layer reads, and of an output's weights, in a form. */
 static int64_t row_bytes(const dense *layer, int form) {
-    return form == FP32 ? FP32 * layer->width : form == PARTS ? PARTS * round_up(layer->width, SIDE) : round_up(layer->width * form, LINE);
+    if (form == FP32) return layer->width * FP32;
+    return form == PARTS ? round_up(layer->width, SIDE) * PARTS : round_up(layer->width * form, LINE);
 }
 
 static const char *panel_of(const dense *layer, int64_t output) {

@@ -64,9 +64,12 @@ TILED static INSIDE void go_on(splitting *s, int64_t most) {
     for (int64_t p = s->done; p < end; p++) {
         int64_t tile = p / LANES, one = tile * SIDE + p % LANES, two = one + LANES;
         char *to = s->to + tile * 6 * TILE_BYTES + p % LANES * 2 * LINE;
-        EACH for (int n = 0; n < 2; n++)
-            split(_mm512_maskz_loadu_ps(one < s->width ? 0xffff : 0, s->from + one * SIDE + n * LANES),
-                  _mm512_maskz_loadu_ps(two < s->width ? 0xffff : 0, s->from + two * SIDE + n * LANES), to + n * LINE, 2 * TILE_BYTES);
+        __mmask16 first_held = one < s->width ? 0xffff : 0, second_held = two < s->width ? 0xffff : 0;
+        EACH for (int n = 0; n < 2; n++) {
+            __m512 x = _mm512_maskz_loadu_ps(first_held, s->from + one * SIDE + n * LANES);
+            __m512 y = _mm512_maskz_loadu_ps(second_held, s->from + two * SIDE + n * LANES);
+            split(x, y, to + n * LINE, 2 * TILE_BYTES);
+        }
     }
     s->done = end;
 }
@@ -111,7 +114,8 @@ TILED static INSIDE void by_tiles(const dense *layer, range features, const pack
     float sums[2][SIDE][SIDE] __attribute__((aligned(LINE)));
     int64_t line = kind == FP32 ? 3 * LINE : LINE, more = features.from > 0, begun = features.from / SIDE * line;
     int64_t length = kind == FP32 ? round_up(features.to - features.from, SIDE) * PARTS : row_bytes(layer, kind);
-    int64_t steps = length / line, blocks = (count + SIDE - 1) / SIDE, works = kind == FP32 ? 6 * steps : steps, each = (SIDE + works - 1) / works, turn = 0;
+    int64_t blocks = (count + SIDE - 1) / SIDE, works = length / line * (kind == FP32 ? 6 : 1);
+    int64_t each = (SIDE + works - 1) / works, turn = 0;
     int64_t fetched = (SIDE + blocks - 1) / blocks * LINE, pairs = (LANES + 6 * blocks - 1) / (6 * blocks);
     const float *scales = x->scales;
     const sink where = *into;
@@ -126,7 +130,8 @@ TILED static INSIDE void by_tiles(const dense *layer, range features, const pack
         }
         for (int64_t row = 0; row < count; row += SIDE) {
             const char *first_rows = x->codes.at + row / LANES * x->codes.block + begun * LANES;
-            now = (block){sums[turn++ % 2], output, row, least(SIDE, count - row), 0, column_of(layer, output), column_of(layer, output + LANES)};
+            column left = column_of(layer, output), right = column_of(layer, output + LANES);
+            now = (block){sums[turn++ % 2], output, row, least(SIDE, count - row), 0, left, right};
             if (more) now.left.bias = now.right.bias = _mm512_setzero_ps();
             _tile_zero(0);
             _tile_zero(1);

@@ -143,7 +143,9 @@ typedef struct {
 #define WORTH 32 /* rows for which weights in fp32 are split */
 
 /* By the number of all rows: so what they become does not depend on who does which. */
-static team team_of(int64_t number, int64_t size, int64_t rows) { return (team){number, size, rows >= WORTH && (features & USES_TILES)}; }
+static team team_of(int64_t number, int64_t size, int64_t rows) {
+    return (team){number, size, rows >= WORTH && (features & USES_TILES)};
+}
 
 /* What a row becomes on its way has some 8 KiB, and stays in the second cache. */
 static chunk chunk_of(int64_t count, int64_t threads) {
