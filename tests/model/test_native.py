@@ -443,14 +443,19 @@ def test_training_follows_torchs_operators(dtype: torch.dtype, without: pytest.M
     assert not torch.equal(mine, plain)
 
 
+def drawn_layer(rows: int, width: int, outputs: int, bias: bool, seed: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Weights, what they multiply, and a bias or none."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = (torch.randn(n, width, generator=generator) for n in (outputs, rows))
+    return weight, x, torch.randn(outputs, generator=generator) if bias else None
+
+
 @multiplies
 @pytest.mark.usefixtures("processor")
 @settings(deadline=None, max_examples=60, suppress_health_check=SAME)
 @given(st.integers(1, 230), st.integers(1, 200), st.integers(1, 200), st.booleans(), st.integers(0, 2**31))
 def test_int8_is_the_same_rounding_as_torchs_operators(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    weight, x = (torch.randn(n, width, generator=generator) for n in (outputs, rows))
-    added = torch.randn(outputs, generator=generator) if bias else None
+    weight, x, added = drawn_layer(rows, width, outputs, bias, seed)
     parts = (*quantise_weights(weight), added)
     found, wanted = Dense(*parts)(x), OneDNN(*parts)(x)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6 * float(wanted.abs().max()))
@@ -461,9 +466,7 @@ def test_int8_is_the_same_rounding_as_torchs_operators(rows: int, width: int, ou
 @settings(deadline=None, max_examples=60, suppress_health_check=SAME)
 @given(st.integers(0, 230), st.integers(1, 900), st.integers(1, 200), st.booleans(), st.integers(0, 2**31))
 def test_fp32_is_the_product(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    weight, x = (torch.randn(n, width, generator=generator) for n in (outputs, rows))
-    added = torch.randn(outputs, generator=generator) if bias else None
+    weight, x, added = drawn_layer(rows, width, outputs, bias, seed)
     wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
     bound = 2**-23 * (1 + width) * 12  # of as many sums, each of products up to 4 × 4
     torch.testing.assert_close(Dense(weight, None, added)(x).double(), wanted, rtol=0, atol=bound)
@@ -499,9 +502,7 @@ def test_in_fp32_a_number_that_is_not_finite_spoils_its_row_alone(rows: int, val
 @settings(deadline=None, max_examples=60, suppress_health_check=SAME)
 @given(st.integers(0, 230), st.integers(1, 200), st.integers(1, 200), st.booleans(), st.integers(0, 2**31))
 def test_bf16_is_the_product_of_rounded_numbers(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    weight, x = (torch.randn(n, width, generator=generator) for n in (outputs, rows))
-    added = torch.randn(outputs, generator=generator) if bias else None
+    weight, x, added = drawn_layer(rows, width, outputs, bias, seed)
     parts = (x.bfloat16().double(), weight.bfloat16().double(), None if added is None else added.double())
     wanted, bound = F.linear(*parts), 2**-22 * (1 + width) * 12  # sums by twos are rounded once more
     torch.testing.assert_close(Dense(weight.bfloat16(), None, added)(x).double(), wanted, rtol=0, atol=bound)
