@@ -71,3 +71,12 @@ def test_frozen_and_sparse_tables_are_torchs() -> None:
     rows, whole = look_up(table, ids)
     assert not rows.requires_grad
     assert whole is table.weight
+
+
+def test_a_module_that_is_more_than_a_table_is_called() -> None:
+    class Doubled(nn.Embedding):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    table, ids = Doubled(9, 5), torch.tensor([3, 1])
+    assert torch.equal(look_up(table, ids)[0], 2 * table.weight[ids])

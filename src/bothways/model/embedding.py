@@ -66,16 +66,16 @@ class Embedding(nn.Module):
 def look_up(
     table: nn.Embedding, ids: Int[Tensor, " tokens"]
 ) -> tuple[Float[Tensor, "tokens embedded"], Float[Tensor, "vocab embedded"]]:
-    """The rows of these tokens, and the whole table for one matrix product.
+    """The rows of these tokens, and the whole table for one matrix product; on a CPU without regard to hooks.
 
     | device | gradients | gradient of the table |
     |---|---|---|
     | CPU | dense | what the product gives, to which those of the rows are added where they lie |
-    | the same | sparse, none, or traced | torch's |
+    | the same | sparse, none, or traced; or a module that is more than an `nn.Embedding` | torch's |
     | any other | | torch's: the sum of two tables, of which one is full of zeros |
     """
     weight = table.weight
-    learns = torch.is_grad_enabled() and weight.requires_grad and not table.sparse
+    learns = type(table) is nn.Embedding and not table.sparse and torch.is_grad_enabled() and weight.requires_grad
     if weight.device.type != "cpu" or not learns or traced():
         return table(ids), weight
     rows, whole = _LookUp.apply(weight, ids)  # type: ignore[no-untyped-call]
