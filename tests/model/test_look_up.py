@@ -80,3 +80,11 @@ def test_a_module_that_is_more_than_a_table_is_called() -> None:
 
     table, ids = Doubled(9, 5), torch.tensor([3, 1])
     assert torch.equal(look_up(table, ids)[0], 2 * table.weight[ids])
+
+
+def test_a_gradient_without_memory_of_its_own_is_added_to_as_well() -> None:
+    table, ids = nn.Embedding(9, 5), torch.tensor([3, 3, 1])
+    rows, whole = look_up(table, ids)
+    (rows.sum() + whole.sum()).backward()  # type: ignore[no-untyped-call]
+    assert table.weight.grad is not None
+    assert table.weight.grad[:, 0].tolist() == [1, 2, 1, 3, 1, 1, 1, 1, 1]

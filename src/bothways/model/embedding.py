@@ -96,7 +96,7 @@ class _LookUp(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         if of_rows is None:
             return of_whole, None
-        result = of_rows.new_zeros(ctx.shape) if of_whole is None else of_whole
+        result = of_rows.new_zeros(ctx.shape) if of_whole is None else of_whole.contiguous()
         return result.index_add_(0, ids, of_rows), None
 
 
