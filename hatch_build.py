@@ -6,6 +6,7 @@ installed without them, and works by torch's operators.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shlex
@@ -30,18 +31,20 @@ class CompiledKernels(BuildHookInterface[Any]):
         if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
             return
         sources, made = Path(self.root, SOURCES), Path(self.root, MADE)
-        unfinished = made.with_suffix(".part")
+        unfinished = made.with_suffix(f".{os.getpid()}.part")  # another build may go on beside this one
         read = b"".join(file.read_bytes() for file in sorted(sources.iterdir()))
         source_said = f"-DSOURCE={zlib.crc32(read)}u"  # by which native.py knows that they belong together
-        compiler, source = shlex.split(os.environ.get("CC", "cc")), str(sources / "native.c")
-        command = [*compiler, *FLAGS, source_said, "-o", str(unfinished), source, "-lm"]
+        arguments = [*FLAGS, source_said, "-o", str(unfinished), str(sources / "native.c"), "-lm"]
         try:
-            subprocess.run(command, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
+            subprocess.run([*shlex.split(os.environ.get("CC") or "cc"), *arguments], check=True)
+            unfinished.replace(made)  # at once: a process that runs keeps the file that it has loaded
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
             self.app.display_warning(f"{SOURCES} is not compiled ({error}): the package works without it, and is slower")
-            made.unlink(missing_ok=True)
+            with contextlib.suppress(
+                OSError
+            ):  # where nothing can be written the file stays, and is not loaded if it is another's
+                made.unlink()
             return
-        unfinished.replace(made)  # at once: a process that runs keeps the file that it has loaded
         build_data["artifacts"].append(MADE)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
