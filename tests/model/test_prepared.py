@@ -17,10 +17,11 @@ from bothways.core.sequence import Sequence
 from bothways.families.catalogue import preset
 from bothways.model import native, prepared
 from bothways.model.block import Block
-from bothways.model.config import Disentangled, EncoderConfig, Gated, Learned
+from bothways.model.config import Disentangled, EncoderConfig, Gated, Learned, PreNorm, Rotary, Sinusoidal, Window
 from bothways.model.encoder import Encoder
 from bothways.model.heads import Labels, Masked, Model
 from bothways.model.mixout import mix_out
+from bothways.model.native import Feature
 from bothways.model.packed import PackedLinear, Prepared
 from bothways.model.prepared import prepare
 from bothways.model.recurrentconfig import RecurrentConfig
@@ -30,7 +31,12 @@ BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 packs = pytest.mark.skipif(not packs_weights(CPU), reason="nothing is packed on this processor")
 int8 = pytest.mark.skipif(not has_int8(CPU), reason="this processor does not multiply int8")
 pytestmark = pytest.mark.usefixtures("either_way")
+bf16 = pytest.mark.skipif(not BF16, reason="this processor does not multiply bf16")
 BOTH = pytest.mark.parametrize("precision", [pytest.param("fp32", marks=packs), pytest.param("int8", marks=int8)])
+ALL = pytest.mark.parametrize(
+    "precision",
+    [pytest.param("fp32", marks=packs), pytest.param("bf16", marks=(packs, bf16)), pytest.param("int8", marks=int8)],
+)
 
 
 def made(precision: str) -> str:
@@ -55,9 +61,7 @@ def layers(model: nn.Module) -> dict[str, list[str]]:
 
 
 @packs
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not BF16, reason="bf16"))]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=bf16)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_packed_weights_give_the_product(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(1)
@@ -141,6 +145,42 @@ def test_every_preset_in_small_says_the_same(name: str, precision: Precision | L
             if precision == "fp32":
                 torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-5)
             assert nn.functional.cosine_similarity(wanted, got).min() > 0.995
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("changes", "layers_joined", "rest_joined"),
+    [
+        ({}, True, True),
+        ({"position": Sinusoidal()}, True, True),
+        ({"patterns": (Window(8),)}, False, True),
+        ({"position": Rotary()}, False, True),
+        ({"order": PreNorm()}, False, False),
+        ({"mlp": Gated()}, False, False),
+        ({"activation": "relu"}, False, False),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_the_tables_say_what_is_one_kernel(
+    changes: dict[str, object], layers_joined: bool, rest_joined: bool, precision: Literal["fp32", "bf16", "int8"]
+) -> None:
+    result = prepare(Model(replace(config(), **changes), ()), precision)  # type: ignore[arg-type]
+    own = native.multiplies(precision)
+    assert isinstance(result.encoder, prepared.JoinedEncoder) is (layers_joined and own)
+    for block in (module for module in result.modules() if isinstance(module, Block)):
+        assert ("rest" in vars(block)) is (rest_joined and own)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any_number(dtype: torch.dtype) -> None:
+    model = Model(config(), ())
+    gains = Feature.TILES in native.features() if dtype is torch.float32 else native.multiplies("bf16")
+    assert prepared.gains(model, dtype) is gains
+    assert not prepared.cuts_itself(model)
+    if packs_weights(CPU) and (dtype is torch.float32 or BF16):
+        result = prepare(model, "fp32" if dtype is torch.float32 else "bf16")
+        assert not prepared.gains(result, dtype)
+        assert prepared.cuts_itself(result) is gains
 
 
 def test_int8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,12 @@ def reference_gradients(size):
     return {name: parameter.grad for name, parameter in learner.named_parameters()}
 
 
+def test_it_learns_in_training_mode():
+    learner, modes = toy().eval(), []
+    run(learner, steps(Cursor()), Steps(2), lambda progress, meter: modes.append(learner.training) or False)
+    assert modes == [True, True]
+
+
 @pytest.mark.parametrize("cuts", [1, 2])
 @pytest.mark.parametrize("size", [6, 7, 1])
 def test_the_gradient_is_that_of_the_mean_over_the_whole_step_however_it_is_cut(size, cuts):

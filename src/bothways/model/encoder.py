@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bothways.core.batch import Batch
-from bothways.core.layout import Layout
 from bothways.model.block import Block
 from bothways.model.config import Disentangled, EncoderConfig, PreNorm, Sharing
 from bothways.model.convolution import NgramConvolution
@@ -38,16 +36,6 @@ class Hidden:
     before: Float[Tensor, "tokens width"] | None = None
 
 
-class Joined(Protocol):
-    """Layers as one kernel, for predictions."""
-
-    def suits(self, layout: Layout) -> bool:
-        """Whether it is for such a batch."""
-
-    def __call__(self, x: Float[Tensor, "tokens width"], layout: Layout, depth: int) -> Float[Tensor, "tokens width"]:
-        """What the first `depth` layers make of x."""
-
-
 class Encoder(nn.Module):
     """A Transformer encoder; bidirectional, unless its attention patterns are not.
 
@@ -58,7 +46,6 @@ class Encoder(nn.Module):
         recompute: whether a training step keeps no more of a block than its input, and computes the rest again in the backward
             pass (Chen et al. 2016, Training deep nets with sublinear memory cost). Not so the last block, whose backward
             pass comes first.
-        joined: in a model that is prepared for predictions, all of its layers as one kernel, where there is one for them.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -66,7 +53,6 @@ class Encoder(nn.Module):
         self.config = config
         self.width = config.width
         self.recompute = False
-        self.joined: Joined | None = None
         self.embedding = Embedding(config)
         place = config.position if isinstance(config.position, Disentangled) else None
         self.relative = RelativePositions(config, place) if place else None
@@ -95,15 +81,12 @@ class Encoder(nn.Module):
         """
         x, table = self.embedding(batch)
         before, layers, tokens, depth = x, [x], len(x), self.config.depth
-        end, first = self.layer(depth - 1)[-1], 0
+        end = self.layer(depth - 1)[-1]
         cut = only is not None and not keep_layers and (depth > 1 or self.convolution is None)
-        if self.joined is not None and not keep_layers and self.joined.suits(batch.layout):
-            first = depth - 1 if cut else depth
-            x, before = self.joined(x, batch.layout, first), None
-        seen = views(self.config, batch.layout, batch.everywhere, self.training) if first < depth else ()
-        relative = self._relative(seen[0]) if seen else None
+        seen = views(self.config, batch.layout, batch.everywhere, self.training)
+        relative = self._relative(seen[0])
         again = self.recompute and self.training and torch.is_grad_enabled()
-        for layer, view in enumerate(seen[first:], first):
+        for layer, view in enumerate(seen):
             for block in self.layer(layer):
                 before = x
                 if layer == depth - 1 and block is end:
@@ -116,7 +99,7 @@ class Encoder(nn.Module):
                 layers.append(x)
         last = self.norm(x)
         if only is not None and cut:
-            last = _spread(last, only, tokens)
+            last = spread(last, only, tokens)
         return Hidden(last, table, (*layers[:-1], last) if keep_layers else (), before)
 
     def decode(
@@ -138,7 +121,7 @@ class Encoder(nn.Module):
         block, relative = self.layer(self.config.depth - 1)[-1], self._relative(view)
         queries = block(before, view, relative, queries)
         result: Tensor = self.norm(block(before, view, relative, queries, only))
-        return result if only is None else _spread(result, only, len(before))
+        return result if only is None else spread(result, only, len(before))
 
     def _relative(self, view: View) -> Float[Tensor, "rows width"] | None:
         """The vectors of relative positions."""
@@ -148,7 +131,7 @@ class Encoder(nn.Module):
         return result
 
 
-def _spread(x: Float[Tensor, "asked width"], only: Int[Tensor, " asked"], tokens: int) -> Float[Tensor, "tokens width"]:
+def spread(x: Float[Tensor, "asked width"], only: Int[Tensor, " asked"], tokens: int) -> Float[Tensor, "tokens width"]:
     """Vectors in the places of their tokens, 0 in the others."""
     return x.new_zeros(tokens, x.shape[1]).index_copy(0, only, x)
 

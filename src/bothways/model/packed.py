@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bothways.core.errors import ConfigError
-from bothways.model.native import Feature, features
-from bothways.model.panels import Dense
+from bothways.model import native
+from bothways.model.native import Feature
+from bothways.model.panels import Dense, refuse_gradients
 
 FEW = 192
 """Up to so many rows panels of weights are faster than a matrix as it lies, on one core of Cascade Lake 1.8 times for 18 rows
@@ -26,12 +27,6 @@ of 384 features, 1.2 for 128, 1.0 for 1,024."""
 
 class Prepared(nn.Module):
     """A layer made of another one for predictions alone: it has no gradients, and is in no folder."""
-
-    def check(self, x: Tensor) -> None:
-        """ConfigError: gradients are asked for."""
-        if x.requires_grad and torch.is_grad_enabled():
-            what = f"is for predictions: {type(self).__name__} has no gradients"
-            raise ConfigError(what, where="precision", fix="Train the model itself, and prepare what comes of it.")
 
     def get_extra_state(self) -> NoReturn:
         """ConfigError: the layer is in no state_dict, so that no folder is written without its weights."""
@@ -51,7 +46,7 @@ class PackedLinear(Prepared):
         super().__init__()
         self.dtype = dtype
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype).contiguous(), None)
-        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype).contiguous()
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """x·Wᵀ + b.
@@ -59,7 +54,7 @@ class PackedLinear(Prepared):
         Raises:
             ConfigError: gradients are asked for.
         """
-        self.check(x)
+        refuse_gradients(self, x)
         if x.dtype is not self.dtype:
             x = x.to(self.dtype)
         product = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
@@ -85,9 +80,9 @@ class PanelLinear(Prepared):
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         weight = linear.weight.detach().to(dtype)
-        self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         self.product = Dense(weight, None, self.bias, dtype)
-        self.most = math.inf if dtype is torch.bfloat16 or Feature.TILES in features() else FEW
+        self.most = math.inf if dtype is torch.bfloat16 or Feature.TILES in native.features() else float(FEW)
         """Rows for which the kernel is chosen."""
         self.weight = weight if self.most < math.inf else None  # where it is for all there are the panels alone
 
@@ -97,7 +92,7 @@ class PanelLinear(Prepared):
         Raises:
             ConfigError: gradients are asked for.
         """
-        self.check(x)
+        refuse_gradients(self, x)
         if self.weight is None or len(x) <= self.most:
             return self.product(x)
         return F.linear(x.float(), self.weight, self.bias)

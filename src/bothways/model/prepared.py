@@ -9,22 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Int
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
+from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import Precision, describe, has_int8, packs_weights, resolve_precision
-from bothways.core.layout import Layout
 from bothways.model import native
 from bothways.model.block import Block
 from bothways.model.config import Disentangled, Full, Learned, Sinusoidal
-from bothways.model.encoder import Encoder
+from bothways.model.encoder import Encoder, Hidden, spread
 from bothways.model.kernels import is_compiled
 from bothways.model.native import Feature, multiplies
 from bothways.model.packed import PackedLinear, PanelLinear, Prepared
 from bothways.model.panels import Dense, Layers, Rest
 from bothways.model.quantised import Int8Linear
+from bothways.model.view import views
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -66,8 +67,7 @@ def gains(model: nn.Module, dtype: torch.dtype) -> bool:
 
 def cuts_itself(model: nn.Module) -> bool:
     """Whether all layers are one kernel for any number of tokens, of which it takes as many at a time as its cache holds."""
-    joined = [module.joined for module in model.modules() if isinstance(module, Encoder)]
-    return any(isinstance(layers, JoinedLayers) and layers.most == math.inf for layers in joined)
+    return any(isinstance(module, JoinedEncoder) and module.most == math.inf for module in model.modules())
 
 
 def packing(device: torch.device, dtype: torch.dtype) -> Callable[[nn.Linear], nn.Module]:
@@ -137,25 +137,30 @@ def join(block: Block) -> Rest | None:
     return joined
 
 
-class JoinedLayers:
-    """All layers of an encoder as one kernel.
+class JoinedEncoder(Encoder):
+    """An encoder all of whose layers are one kernel, for batches that it suits; `join_layers` turns one into it.
 
-    Args:
+    Attributes:
         layers: the kernel.
         most: tokens that it is for.
         kind: of what it computes attention in: device, type and size of heads.
     """
 
-    def __init__(self, layers: Layers, most: float, kind: tuple[torch.device, torch.dtype, int]) -> None:
-        self.layers, self.most, self.kind = layers, most, kind
+    layers: Layers
+    most: float
+    kind: tuple[torch.device, torch.dtype, int]
 
-    def suits(self, layout: Layout) -> bool:
-        """Few enough tokens, in sequences of which none is too long."""
-        return layout.tokens <= self.most and is_compiled(*self.kind, layout.longest, 0.0, learning=False)
-
-    def __call__(self, x: Float[Tensor, "tokens width"], layout: Layout, depth: int) -> Float[Tensor, "tokens width"]:
-        """As `Layers`."""
-        return self.layers(x, layout, depth)
+    def forward(self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None) -> Hidden:
+        """As `Encoder.forward`; what the last block read is not kept."""
+        layout, depth = batch.layout, self.config.depth
+        suits = layout.tokens <= self.most and is_compiled(*self.kind, layout.longest, 0.0, learning=False)
+        if keep_layers or not suits:
+            return super().forward(batch, keep_layers, only)
+        x, table = self.embedding(batch)
+        if only is None:
+            return Hidden(self.layers(x, layout, depth), table)
+        x, view = self.layers(x, layout, depth - 1), views(self.config, layout)[-1]
+        return Hidden(spread(self.layer(depth - 1)[-1](x, view, only=only), only, len(x)), table)
 
 
 def join_layers(encoder: Encoder, rests: Mapping[Block, Rest | None]) -> None:
@@ -174,8 +179,9 @@ def join_layers(encoder: Encoder, rests: Mapping[Block, Rest | None]) -> None:
         rounded = isinstance(blocks[0].mlp.up, Int8Linear) and Feature.TILES in native.features()
         dtype = torch.bfloat16 if rounded else before[0].dtype
         layers = Layers(before, after, config.heads, dtype)
+        encoder.__class__ = JoinedEncoder
         kind = (next(encoder.parameters()).device, dtype, config.width // config.heads)
-        encoder.joined = JoinedLayers(layers, _most(blocks[0].mlp.up), kind)
+        vars(encoder).update(layers=layers, most=_most(blocks[0].mlp.up), kind=kind)
 
 
 def _dense(layers: Sequence[nn.Module]) -> list[Dense] | None:
