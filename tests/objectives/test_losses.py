@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -140,3 +142,9 @@ def test_the_factor_of_a_gradient_in_bf16_is_not_rounded_before() -> None:
     (cross_entropy(logits, labels).total / 307).backward()
     exact = (logits.detach().double().softmax(1) - F.one_hot(labels, 50)) / 307
     assert abs(float((logits.grad.double() / exact).mean()) - 1) < 5e-4
+
+
+@pytest.mark.parametrize("labels", [4, 9])
+def test_as_many_labels_as_rows_are_needed(labels: int) -> None:
+    with pytest.raises(ValueError, match=rf"\[8, 5\] need as many labels as rows, not \[{labels}\]"):
+        inspect.unwrap(cross_entropy)(torch.randn(8, 5), torch.zeros(labels, dtype=torch.int64))

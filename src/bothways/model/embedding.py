@@ -70,13 +70,15 @@ def look_up(
 
     | device | gradients | gradient of the table |
     |---|---|---|
-    | CPU | dense | what the product gives, to which those of the rows are added where they lie |
-    | the same | sparse, none, or traced; or a module that is more than an `nn.Embedding` | torch's |
+    | CPU | dense | what the product gives, to which those of the rows are added |
+    | the same | sparse, none, or traced; or a module that is more than a plain `nn.Embedding` | torch's |
     | any other | | torch's: the sum of two tables, of which one is full of zeros |
     """
     weight = table.weight
-    learns = type(table) is nn.Embedding and not table.sparse and torch.is_grad_enabled() and weight.requires_grad
-    if weight.device.type != "cpu" or not learns or traced():
+    plain = type(table) is nn.Embedding and (table.padding_idx, table.max_norm) == (None, None)
+    plain = plain and not table.sparse and not table.scale_grad_by_freq
+    learns = torch.is_grad_enabled() and weight.requires_grad
+    if weight.device.type != "cpu" or not (plain and learns) or traced():
         return table(ids), weight
     rows, whole = _LookUp.apply(weight, ids)  # type: ignore[no-untyped-call]
     return rows, whole
@@ -96,8 +98,9 @@ class _LookUp(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         if of_rows is None:
             return of_whole, None
-        result = of_rows.new_zeros(ctx.shape) if of_whole is None else of_whole.contiguous()
-        return result.index_add_(0, ids, of_rows), None
+        if of_whole is None:
+            return of_rows.new_zeros(ctx.shape).index_add_(0, ids, of_rows), None
+        return of_whole.index_add(0, ids, of_rows), None  # a copy, since others may have been given the same
 
 
 class LearnedPositions(nn.Embedding):

@@ -103,8 +103,9 @@ def traced() -> bool:
 
 
 def serves(device: torch.device) -> bool:
-    """Whether there are kernels in fp32 for this device: a CPU with AVX-512, while nothing is `traced`."""
-    return device.type == "cpu" and bool(features()) and not traced()
+    """Whether there are kernels in fp32 for this device: a CPU with AVX-512, while nothing is `traced`, and nobody is handed
+    torch's operators, as for fake tensors or a count of operations."""
+    return device.type == "cpu" and bool(features()) and not traced() and not torch._C._len_torch_dispatch_stack()
 
 
 def attends(device: torch.device, dtype: torch.dtype, size: int) -> bool:

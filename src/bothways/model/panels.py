@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
+from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.model.native import INT32, INT64, POINTER, BatchFields, DropoutFields, call
 from bothways.model.residual import NormFields
@@ -41,17 +42,24 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _fp32(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.detach().float()
+    return None if x is None else x.detach().float().contiguous()
 
 
 def _place(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-class _Prepared:
+def refuse_gradients(layer: object, *x: Tensor) -> None:
+    """ConfigError: gradients are asked for, of a layer that has none."""
+    if torch.is_grad_enabled() and any(each.requires_grad for each in x):
+        what = f"is for predictions: {type(layer).__name__} has no gradients"
+        raise ConfigError(what, where="precision", fix="Train the model itself, and prepare what comes of it.")
+
+
+class _Held:
     """What a kernel reads: addresses of tensors that it holds, and that nobody changes; so a copy of it is itself."""
 
-    def __deepcopy__(self, memo: object) -> _Prepared:
+    def __deepcopy__(self, memo: object) -> _Held:
         return self
 
 
@@ -59,7 +67,7 @@ _KINDS = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
 """Bytes of a number."""
 
 
-class Dense(_Prepared):
+class Dense(_Held):
     """A dense layer, its weights in panels of 32 outputs, four bytes of each side by side.
 
     Args:
@@ -84,7 +92,7 @@ class Dense(_Prepared):
         filled = torch.nn.functional.pad(weight, (0, padded - self.width, 0, rows - self.outputs))
         panels = filled.view(-1, OUTPUTS, padded // together, together).transpose(1, 2).contiguous()
         zeros = None if scales is None else weight.sum(1, dtype=torch.int32) * 128  # the code of 0
-        self.tensors = panels, scales, zeros, bias
+        self.tensors = panels, scales, zeros, _fp32(bias)
         self.layer = _Dense(*map(_place, self.tensors), self.width, self.outputs, size)
 
     def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
@@ -96,7 +104,7 @@ class Dense(_Prepared):
         return found
 
 
-class Rest(_Prepared):
+class Rest(_Held):
     """What follows the attention in a block whose LayerNorms come last and whose activation is GELU; without dropout.
 
     Args:
@@ -113,6 +121,7 @@ class Rest(_Prepared):
 
     def __call__(self, start: Float[Tensor, "rows width"], heads: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows width"]:
         """x = first(start + out(heads)), and second(x + down(gelu(up(x)))) of that, in fp32; heads also in bf16."""
+        refuse_gradients(self, start, heads)
         start, heads = start.float().contiguous(), _readable(heads)
         found = torch.empty_like(start)
         where = (start.data_ptr(), heads.data_ptr(), heads.dtype is torch.bfloat16, start.shape[0], found.data_ptr())
@@ -120,7 +129,7 @@ class Rest(_Prepared):
         return found
 
 
-class Layers(_Prepared):
+class Layers(_Held):
     """Whole blocks, one after the other: attention of all to all, and what follows it.
 
     Args:
@@ -139,6 +148,7 @@ class Layers(_Prepared):
 
     def __call__(self, x: Float[Tensor, "tokens width"], layout: Layout, depth: int) -> Float[Tensor, "tokens width"]:
         """What the first `depth` of them make of x, in fp32; computed for some sequences at a time, which stay in the cache."""
+        refuse_gradients(self, x)
         x = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         offsets, drop = layout.offsets, DropoutFields(0, 0, 1.0)
         batch = BatchFields(None, offsets.data_ptr(), layout.sequences, layout.longest, *self.shape, drop, self.bf16)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bothways.model.native import multiplies
 from bothways.model.packed import Prepared
-from bothways.model.panels import Dense
+from bothways.model.panels import Dense, refuse_gradients
 
 ROWS = 16
 """Batches are filled up to a multiple of this: oneDNN plans each number of rows anew, which takes as long as a product."""
@@ -84,7 +84,7 @@ class Int8Linear(Prepared):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         codes, scales = quantise_weights(linear.weight.detach().float())
-        bias = None if linear.bias is None else linear.bias.detach().float()
+        bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         self.product = (Dense if multiplies("int8") else OneDNN)(codes, scales, bias)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
@@ -93,7 +93,7 @@ class Int8Linear(Prepared):
         Raises:
             ConfigError: gradients are asked for.
         """
-        self.check(x)
+        refuse_gradients(self, x)
         return self.product(x)
 
 

@@ -37,11 +37,12 @@ def add_norm(
 
     | device | own kernels | x | y | norm | by |
     |---|---|---|---|---|---|
-    | CPU | yes | fp32 | fp32 or bf16 | LayerNorm with a weight in fp32 | one kernel |
+    | CPU | yes | fp32 | fp32 or bf16, of equal shape | LayerNorm of its width, with weights in fp32 | one kernel |
     | any other | | | | | torch's operators |
     """
-    own = isinstance(norm, nn.LayerNorm) and norm.weight is not None and norm.weight.dtype is x.dtype is torch.float32
-    if not (own and serves(x.device) and y.dtype in {torch.float32, torch.bfloat16}):
+    fits = isinstance(norm, nn.LayerNorm) and norm.weight is not None and norm.normalized_shape == x.shape[1:] == y.shape[1:]
+    exact = fits and all(each.dtype is torch.float32 for each in (x, norm.weight, norm.bias) if each is not None)
+    if not (exact and len(x) == len(y) and serves(x.device) and y.dtype in {torch.float32, torch.bfloat16}):
         result: Tensor = norm(x + dropout(y, rate))
         return result
     return _AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, rate)  # type: ignore[no-untyped-call, no-any-return]
@@ -50,7 +51,7 @@ def add_norm(
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, rate: float) -> Tensor:
-        x, y = x.contiguous(), y.contiguous()
+        x, y, weight, bias = x.contiguous(), y.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
         found, drop, bf16 = torch.empty_like(x), dropping(rate), y.dtype is torch.bfloat16
         sums, moments = torch.empty_like(x) if any(ctx.needs_input_grad) else found, x.new_empty(len(x), 2)
         fields = _fields(weight, bias, epsilon), _Normed(None, None, x.shape[1], drop, bf16)

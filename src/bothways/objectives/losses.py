@@ -111,7 +111,10 @@ def cross_entropy(logits: Float[Tensor, "targets classes"], labels: Int[Tensor, 
 
     Raises:
         IndexError: a label is no class.
+        ValueError: there are more labels than rows, or fewer.
     """
+    if labels.shape != logits.shape[:1]:
+        raise ValueError(f"logits of shape {[*logits.shape]} need as many labels as rows, not {[*labels.shape]}")
     own = logits.dtype in {torch.float32, torch.bfloat16} and labels.dtype is torch.int64 and serves(logits.device)
     if own and bool((((labels < 0) | (labels >= logits.shape[1])) & (labels != IGNORED)).any()):
         raise IndexError(

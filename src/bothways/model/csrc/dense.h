@@ -97,11 +97,11 @@ KERNEL void split(__m512 x, __m512 y, char *to, int64_t apart) {
     __m512i upper = _mm512_set1_epi32((int32_t)0xffff0000), half = _mm512_set1_epi32(0x8000);
     EACH for (int i = 0; i < 3; i++, to += apart) {
         __m512i a = _mm512_castps_si512(x), b = _mm512_castps_si512(y);
-        if (i < 2) { /* of the last there are no more bits */
+        if (i < 2) { /* of the last there are no more bits, unless it is too small for any that counts */
             a = _mm512_and_si512(_mm512_add_epi32(a, half), upper), b = _mm512_and_si512(_mm512_add_epi32(b, half), upper);
             x = _mm512_sub_ps(x, _mm512_castsi512_ps(a)), y = _mm512_sub_ps(y, _mm512_castsi512_ps(b));
         }
-        _mm512_store_si512(to, _mm512_or_si512(_mm512_srli_epi32(a, 16), b));
+        _mm512_store_si512(to, _mm512_or_si512(_mm512_srli_epi32(a, 16), _mm512_and_si512(b, upper)));
     }
 }
 

@@ -190,6 +190,7 @@ static tiles *in_tiles_to(int kind, const sink *into) {
 /* x·Wᵀ + b of so many rows, for the outputs between two multiples of two panels. */
 static void product(const dense *layer, const packed *x, int64_t count, int64_t from, int64_t to, const sink *into) {
     to = least(to, layer->outputs);
+    if (!count) return;
     if (in_tiles(x->form)) {
         int64_t most = layer->kind == FP32 && into->form == FP32 ? DEEPEST : layer->width;
         for (int64_t f = 0; f < layer->width; f += most)

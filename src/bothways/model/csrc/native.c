@@ -135,7 +135,8 @@ int32_t bothways_lose_backward(const classified *c, const summed *found, const f
     return 0;
 }
 
-/* Rows, or tokens, that go through all weights together: by one thread each, or, where there are too few for that, by all. */
+/* Rows, or tokens, that go through all weights together: by one thread each, or, where there are too few for that, by all; of
+ * which the system may give fewer than are asked for. */
 typedef struct {
     int64_t rows, together;
 } chunk;
@@ -165,10 +166,10 @@ int32_t bothways_multiply(const dense *layer, const void *x, int32_t x_bf16, int
     if (!scratch) return 1;
 #pragma omp parallel num_threads(threads)
     {
-        int64_t number = omp_get_thread_num(), alone = c.together == 1;
-        team t = team_of(alone ? 0 : number, c.together, count);
+        int64_t number = omp_get_thread_num(), crew = omp_get_num_threads(), alone = c.together == 1;
+        team t = team_of(alone ? 0 : number, alone ? 1 : crew, count);
         begin();
-        for (int64_t i = alone * number * c.rows; i < count; i += alone ? threads * c.rows : count) {
+        for (int64_t i = alone * number * c.rows; i < count; i += alone ? crew * c.rows : count) {
             int64_t here = least(c.rows, count - i);
             range mine = share(&t, here, 1);
             packed room = packed_at(&t, layer, scratch + alone * number * bytes, here);
@@ -192,10 +193,10 @@ int32_t bothways_rest(const rest *block, const float *start, const void *heads, 
     if (!scratch) return 1;
 #pragma omp parallel num_threads(threads)
     {
-        int64_t number = omp_get_thread_num(), alone = c.together == 1;
-        team t = team_of(alone ? 0 : number, c.together, count);
+        int64_t number = omp_get_thread_num(), crew = omp_get_num_threads(), alone = c.together == 1;
+        team t = team_of(alone ? 0 : number, alone ? 1 : crew, count);
         begin();
-        for (int64_t i = alone * number * c.rows; i < count; i += alone ? threads * c.rows : count)
+        for (int64_t i = alone * number * c.rows; i < count; i += alone ? crew * c.rows : count)
             follow(&t, block, start + i * width, (const char *)heads + i * block->out.width * (bf16 ? 2 : 4), bf16,
                    least(c.rows, count - i), result + i * width, scratch + alone * number * bytes);
         end();
@@ -231,7 +232,7 @@ int32_t bothways_layers(const layer *const *layers, int64_t depth, const batch *
                 for (int64_t i = 0; i < chunks; i++)
                     go_through(&first, layers, depth, b, firsts[i], firsts[i + 1], x, scratch + number * bytes);
             } else {
-                team t = team_of(number, threads, tokens);
+                team t = team_of(number, omp_get_num_threads(), tokens);
                 go_through(&t, layers, depth, b, 0, b->sequences, x, scratch);
             }
             end();

@@ -202,12 +202,12 @@ TILED static inline __m512 shares(float *scores, int64_t tokens, int64_t count, 
         EACH for (int i = 0; i < 4; i++)
             if (j + i < tokens) tops[i] = _mm512_max_ps(tops[i], _mm512_loadu_ps(scores + (j + i) * LANES));
     __m512 most = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
-    __m512 times = _mm512_set1_ps(scale * LOG2E), moved = _mm512_mul_ps(most, times);
+    __m512 times = _mm512_set1_ps(scale * LOG2E);
     __m512i order = paired();
     for (int64_t j = 0; j < count; j += 2) {
         __m512 both[2];
         EACH for (int i = 0; i < 2; i++) {
-            __m512 below = _mm512_fmsub_ps(_mm512_loadu_ps(scores + (j + i) * LANES), times, moved);
+            __m512 below = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + (j + i) * LANES), most), times);
             both[i] = j + i < tokens ? power_of_two(below) : _mm512_setzero_ps();
             sums[i] = _mm512_add_ps(sums[i], both[i]);
             if (drop->below) both[i] = _mm512_mul_ps(both[i], mixed(drop, _mm512_set1_epi32((int32_t)(j + i)), keys.low, keys.high));
@@ -337,7 +337,7 @@ TILED static void attend_backward_in_tiles(const head *h, const dropout *drop, c
             inner[s] = inners(gradient + to + here * width, found + to + here * width, width, left, h->size);
             float those[LANES];
             for (int64_t i = 0; i < LANES; i++) those[i] = i < left ? logs[row + i * h->heads] : INFINITY; /* no share of any */
-            log[s] = _mm512_mul_ps(_mm512_loadu_ps(those), _mm512_set1_ps(LOG2E));
+            log[s] = _mm512_loadu_ps(those);
             if (drop->below) keys[s] = draws_of(drop, row, h->heads);
         }
         for (int64_t block = 0; block < b->count; block += 2 * LANES) {
@@ -353,8 +353,8 @@ TILED static void attend_backward_in_tiles(const head *h, const dropout *drop, c
                 __m512 share[2][2], of_score[2][2]; /* of two keys and of both sets */
                 EACH for (int i = 0; i < 2; i++) EACH for (int s = 0; s < 2; s++) {
                     int64_t at = (j + i) * LANES + s * 2 * TILE_NUMBERS, key = block + j + i;
-                    __m512 raised = _mm512_fmsub_ps(_mm512_loadu_ps(b->scores + at), _mm512_set1_ps(scale * LOG2E), log[s]);
-                    raised = key < h->tokens ? power_of_two(raised) : _mm512_setzero_ps();
+                    __m512 below = _mm512_fmsub_ps(_mm512_loadu_ps(b->scores + at), _mm512_set1_ps(scale), log[s]), raised;
+                    raised = key < h->tokens ? power_of_two(_mm512_mul_ps(below, _mm512_set1_ps(LOG2E))) : _mm512_setzero_ps();
                     __m512 factor = one;
                     if (drop->below) factor = mixed(drop, _mm512_set1_epi32((int32_t)key), keys[s].low, keys[s].high);
                     __m512 of_share = _mm512_fmsub_ps(_mm512_loadu_ps(b->of_shares + at), factor, inner[s]);
