@@ -106,5 +106,19 @@ def test_of_equal_spans_the_first_comes_first() -> None:
     assert [span[:2] for span in best_spans(table, 20)] == [(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)]
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 30), st.integers(1, 4), st.integers(0, 999))
+def test_among_many_equals_the_first_are_chosen(tokens: int, longest: int, count: int, values: int, seed: int) -> None:
+    table = np.random.default_rng(seed).integers(0, values, size=(tokens, longest)).astype(np.float32)
+    table[table == 3] = -np.inf
+    spans = [(first, first + more, float(table[first, more])) for first in range(tokens) for more in range(longest)]
+    possible = [span for span in spans if span[2] > -np.inf]
+    assert best_spans(table, count) == sorted(possible, key=lambda span: -span[2])[:count]  # `sorted` leaves equals in order
+
+
+def test_a_text_whose_spans_are_all_equal_begins_with_the_first() -> None:
+    assert best_spans(np.zeros((300, 30), dtype=np.float32), 20)[0] == (0, 0, 0.0)
+
+
 def test_nothing_has_no_span() -> None:
     assert best_spans(span_scores([np.zeros((0, 2), dtype=np.float32)], windows(0, 5, 2), 3), 20) == []

@@ -80,8 +80,9 @@ def span_scores(scores: Many[Scores], parts: Many[Window], longest: int) -> NDAr
 
 def best_spans(table: NDArray[np.float32], count: int) -> list[tuple[int, int, float]]:
     """The best of `span_scores`, best first, of equals the one that begins first: (first token, last token, score)."""
-    flat = table.ravel()
-    places = np.argpartition(-flat, count)[:count] if count < len(flat) else np.arange(len(flat))
-    places = places[np.lexsort((places, -flat[places]))]
-    longest = table.shape[1]
-    return [(at // longest, at // longest + at % longest, float(flat[at])) for at in places.tolist() if flat[at] > -np.inf]
+    flat, longest = table.ravel(), table.shape[1]
+    places = np.flatnonzero(flat > -np.inf)
+    if count < len(places):
+        places = places[flat[places] >= np.partition(flat[places], -count)[-count]]
+    chosen = places[np.argsort(-flat[places], kind="stable")][:count]
+    return [(at // longest, at // longest + at % longest, float(flat[at])) for at in chosen.tolist()]
