@@ -14,7 +14,7 @@ import pytest
 from bothways.core.errors import ConfigError, DataError
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import fingerprint
-from bothways.tasks.examples import NOT_NAMED, Columns, Example, label_names
+from bothways.tasks.examples import NOT_NAMED, Columns, Example, in_order, label_names
 
 
 def read_examples(
@@ -152,6 +152,13 @@ def test_labels_are_in_the_order_of_numbers_then_of_texts() -> None:
     labels = ["10", "9", "-1", "b", "a", None, "9"]
     random.Random(0).shuffle(labels)
     assert label_names(Example("t", label=label) for label in labels) == ("-1", "9", "10", "a", "b")
+
+
+def test_labels_of_one_number_are_in_the_order_of_their_characters() -> None:
+    zeros = ["-0", *("0" * count for count in range(1, 20))]
+    labels = [*zeros, "1", "01", "-1"]
+    random.Random(0).shuffle(labels)
+    assert in_order(labels) == ("-1", *zeros, "01", "1")
 
 
 def test_the_fingerprint_is_of_texts_and_labels_alone() -> None:

@@ -204,7 +204,7 @@ def label_names(examples: Iterable[Example]) -> tuple[str, ...]:
 
 
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
-    """Each label once: whole numbers by value, then texts by their characters."""
+    """Each label once: whole numbers by value (of equals by their characters), then texts by their characters."""
     found = set(labels)
     numbers = {label for label in found if label.removeprefix("-").isdecimal()}
-    return (*sorted(numbers, key=int), *sorted(found - numbers))
+    return (*sorted(numbers, key=lambda label: (int(label), label)), *sorted(found - numbers))
