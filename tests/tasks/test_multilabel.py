@@ -134,6 +134,7 @@ def test_a_certain_mistake_costs_much_and_not_everything(tmp_path: Path) -> None
     [
         (["b", "a", "b"], ("a", "b")), ([], ()), ("", ()), ("b, a", ("a", "b")), ("a", ("a",)), (None, None),
         ([2, 10, "x"], ("2", "10", "x")), (3, ("3",)), (" , ", ()), ([None, "a"], ("a",)),
+        ("nan", None), (" NaN ", None), (float("nan"), None), ("nan, a", ("a",)), (["NaN"], ()),
     ],
 )  # fmt: skip
 def test_labels_of_any_form(tmp_path: Path, value: object, labels: tuple[str, ...] | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -183,19 +182,24 @@ def text_of(row: Row, column: str) -> str:
 
 def label_of(value: Any, column: str, where: str) -> str | None:
     """The text of a label; none for an absent one. DataError for what can be none, such as a list."""
+    if is_absent(value):
+        return None
     match value:
-        case None:
-            return None
         case bool():
             return str(value).lower()
         case float():
-            return None if math.isnan(value) else f"{value:.0f}" if value.is_integer() else repr(value)
+            return f"{value:.0f}" if value.is_integer() else repr(value)
         case int():
             return str(value)
         case str():
-            return None if value.strip().lower() in {"", "nan"} else value.strip()
+            return value.strip() or None
         case _:
             raise DataError(f"column {column!r} holds {type(value).__name__}, not a label", where=where, fix=_HOW)
+
+
+def is_absent(value: Any) -> bool:
+    """Whether a value says nothing: null, NaN, or NaN as tables of numbers write it in a text."""
+    return value is None or (isinstance(value, float | str) and str(value).strip().lower() == "nan")
 
 
 def label_names(examples: Iterable[Example]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from bothways.model.heads import Head, Labels, Model
 from bothways.objectives.multilabel import binary_cross_entropy
 from bothways.tasks.classify import encode_texts
 from bothways.tasks.definition import Definition, Direction, Metrics, Reading
-from bothways.tasks.examples import NOT_NAMED, Columns, cell_of, in_order, label_of, open_examples, text_of
+from bothways.tasks.examples import NOT_NAMED, Columns, cell_of, in_order, is_absent, label_of, open_examples, text_of
 from bothways.tasks.label_checks import check_several
 from bothways.tasks.metrics import best_thresholds, multilabel
 from bothways.tasks.predictions import MultiPrediction
@@ -86,7 +86,9 @@ class MultiLabel(Definition[MultiExample, MultiPrediction]):
         return MultiExample(text_of(row, columns.text), text_b, labels, row.where)
 
     def _labels(self, value: Any, column: str, where: str) -> tuple[str, ...] | None:
-        """An empty list or text says that no label holds; null and NaN say nothing."""
+        """An empty list or text says that no label holds; null and NaN, as a text, too, say nothing."""
+        if is_absent(value):
+            return None
         if isinstance(value, str):
             value = value.split(self.separator)
         if isinstance(value, list | tuple):
