@@ -53,6 +53,16 @@ def test_trapezoid_rises_stays_and_falls():
     assert rates(Trapezoid(0.0, 0.0), 3) == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("run", [Steps(3), Epochs(3.0), Epochs(0.7), Tokens(10**9), Hours(1 / 3)])
+@pytest.mark.parametrize("tenths", range(1, 10))
+def test_shares_may_fill_the_run(run, tenths):
+    at = factor(Trapezoid(tenths / 10, 1 - tenths / 10), run)
+    assert at(Progress()) == 0
+    end = Progress(steps=3, tokens=10**9, epochs=3.0, seconds=1200.0)
+    assert at(end) == pytest.approx(0, abs=1e-12)
+    factor(Trapezoid(tenths / 10, (10 - tenths) / 10), run)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     ("run", "part", "halfway"),
@@ -89,3 +99,15 @@ def test_a_part_that_does_not_fit_the_run_is_refused(schedule, message):
     with pytest.raises(ConfigError, match=message) as caught:
         factor(schedule, Steps(10))
     assert caught.value.where.startswith("training.schedule")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "run"),
+    [
+        (Trapezoid(0.2, 0.8 + 1e-14), Epochs(3.0)),
+        (Trapezoid(Tokens(2 * 10**14), Tokens(8 * 10**14 + 1)), Tokens(10**15)),
+    ],
+)
+def test_parts_that_are_ever_so_slightly_longer_than_the_run_are_refused(schedule, run):
+    with pytest.raises(ConfigError, match="longer than the run"):
+        factor(schedule, run)

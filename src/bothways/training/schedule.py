@@ -6,6 +6,7 @@ libraries, `GoogleLinear` that of BERT's own code, which lets the rate drop at t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,9 @@ from bothways.training.state import Duration, Progress
 
 Part = float | Duration
 """A part of a run: a share from 0 to below 1, or a duration of the same kind as the run's."""
+
+ROUNDING = 2 * sys.float_info.epsilon
+"""By so much of a run the sum of two shares of it, such as 0.2 and 0.8 of 3 epochs, may exceed it in floating-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def factor(schedule: Schedule, run: Duration) -> Callable[[Progress], float]:
     total = run.count
     warmup = _amount("warmup", schedule.warmup, run)
     decay = _amount("decay", schedule.decay, run) if isinstance(schedule, Trapezoid) else 0.0
-    if warmup + decay > total:
+    if warmup + decay > total * (1 + ROUNDING):
         parts = f"warm-up ({warmup:g}) and decay ({decay:g})"
         raise ConfigError(f"{parts} together are longer than the run ({run})", where="training.schedule")
 
