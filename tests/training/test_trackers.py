@@ -48,6 +48,17 @@ def test_lines_after_the_step_resumed_from_are_dropped(tmp_path):
     assert lines[-1]["loss"] == 0.25
 
 
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x0b", "\r"])
+def test_names_may_hold_what_ends_a_line_elsewhere(tmp_path, sign):
+    file, records = tmp_path / "metrics.jsonl", [{"step": step, f"dev/f1/a{sign}b": 0.5} for step in (1, 2, 3)]
+    first = JsonLines(file, 0)
+    for each in records:
+        first.write(each)
+    JsonLines(file, 2)
+    with file.open(encoding="utf8") as stream:
+        assert [json.loads(each) for each in stream] == records[:2]
+
+
 def test_a_new_run_begins_its_records_anew(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text("anything\n")
