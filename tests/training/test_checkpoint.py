@@ -1,5 +1,6 @@
 import errno
 import json
+import math
 import os
 import pickle
 import resource
@@ -226,6 +227,23 @@ def test_the_best_of_equals_is_the_oldest(tmp_path):
     for step in (1, 2):
         save_at(tmp_path, step, {"loss": 1.0})
     assert best(tmp_path, Best("loss", "lowest")) == tmp_path / "step-1"
+
+
+@pytest.mark.parametrize(("direction", "chosen"), [("lowest", 3), ("highest", 2)])
+def test_no_number_is_worse_than_any_number(tmp_path, direction, chosen):
+    wanted = Best("loss", direction)
+    for step, loss in enumerate([math.nan, 0.5, 0.4, 0.45, math.nan], 1):
+        save_at(tmp_path, step, {"loss": loss})
+        prune(tmp_path, Keep(1, wanted))
+    assert best(tmp_path, wanted) == tmp_path / f"step-{chosen}"
+    assert [path.name for path in checkpoints(tmp_path)] == [f"step-{chosen}", "step-5"]
+
+
+@pytest.mark.parametrize("direction", ["lowest", "highest"])
+def test_without_any_number_the_oldest_is_best(tmp_path, direction):
+    for step in (1, 2):
+        save_at(tmp_path, step, {"loss": math.nan})
+    assert best(tmp_path, Best("loss", direction)) == tmp_path / "step-1"
 
 
 def test_saving_at_the_same_step_again_replaces_the_checkpoint(tmp_path):

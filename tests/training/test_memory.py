@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -37,6 +38,14 @@ def test_it_ends_with_the_best_weights(best: Best, at: int) -> None:
     assert torch.equal(last, seen[at])
     assert not any(torch.equal(last, other) for place, other in enumerate(seen) if place != at)
     assert (trained.progress.steps, trained.progress.early) == (7, False)
+
+
+@pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
+def test_no_number_is_worse_than_any_number(best: Best, at: int) -> None:
+    values = [math.nan, 0.5, 0.4, math.nan]
+    trained, seen, last = run(best, values)
+    assert trained.metrics == {"m": values[at]}
+    assert torch.equal(last, seen[at])
 
 
 def test_patience_ends_it() -> None:

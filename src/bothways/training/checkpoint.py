@@ -13,6 +13,7 @@ in the progress is all that they need.
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import re
 from collections.abc import Iterable, Mapping
@@ -49,7 +50,11 @@ class Best:
 
     def prefers(self, new: float | int, old: float | int) -> bool:
         """Whether the value `new` is better than `old`."""
-        return new > old if self.direction == "highest" else new < old
+        return self.rank(new) < self.rank(old)
+
+    def rank(self, value: float | int) -> tuple[bool, float | int]:
+        """What sorts values, the best first. A value that is no number is worse than any number."""
+        return math.isnan(value), -value if self.direction == "highest" else value
 
 
 @dataclass(frozen=True)
@@ -186,8 +191,7 @@ def best(run: Path, wanted: Best) -> Path | None:
     """
     metrics = {folder: _json(folder, PROGRESS)["metrics"] for folder in checkpoints(run)}
     values = {folder: of[wanted.metric] for folder, of in metrics.items() if wanted.metric in of}
-    choose = {"lowest": min, "highest": max}[wanted.direction]
-    return choose(values, key=values.__getitem__, default=None)
+    return min(values, key=lambda folder: wanted.rank(values[folder]), default=None)
 
 
 def prune(run: Path, keep: Keep) -> None:

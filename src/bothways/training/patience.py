@@ -30,7 +30,7 @@ class Waiting:
 
     def __init__(self, patience: int | None, best: Best | None) -> None:
         self._patience, self._best = patience, best
-        self._value: float | None = None
+        self._value = math.nan
         self._waited = 0
 
     @property
@@ -41,7 +41,7 @@ class Waiting:
     def note(self, value: float) -> None:
         """Count an evaluation with this value of the metric. A value that is no number is not better."""
         assert self._best is not None
-        if not math.isnan(value) and (self._value is None or self._best.prefers(value, self._value)):
+        if self._best.prefers(value, self._value):
             self._value, self._waited = value, 0
         else:
             self._waited += 1
@@ -65,8 +65,8 @@ class Waiting:
         """What a checkpoint keeps."""
         if self._patience is None:
             return {}
-        return {WAITED: self._waited} | ({} if self._value is None else {BEST: self._value})
+        return {WAITED: self._waited} | ({} if math.isnan(self._value) else {BEST: self._value})
 
     def restore(self, state: Metrics) -> None:
         """Go on from what a checkpoint kept."""
-        self._value, self._waited = state.get(BEST), int(state.get(WAITED, 0))
+        self._value, self._waited = state.get(BEST, math.nan), int(state.get(WAITED, 0))
