@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.tasks.schemes import Chunk, Scheme, Spelling, chunks, find_scheme, flaws, part_of, strangers, to_iob2
+from bothways.tasks.schemes import (
+    Chunk,
+    Scheme,
+    Spelling,
+    as_labels,
+    chunks,
+    find_scheme,
+    flaws,
+    part_of,
+    respell,
+    scheme_of,
+    strangers,
+)
 
 WELL_KNOWN: dict[Spelling, list[str]] = {
     # "U.N. official Rolf Ekeus heads for New York , Paris Lyon" – two entities of one type side by side
@@ -26,7 +38,8 @@ TAGS = st.lists(st.sampled_from(["O", *(f"{prefix}-{kind}" for prefix in "BIES" 
 @pytest.mark.parametrize("tags", [*WELL_KNOWN.values(), BILOU], ids=[*WELL_KNOWN, "bilou"])
 def test_the_same_entities_in_every_scheme(tags: list[str]) -> None:
     assert chunks(tags) == ENTITIES
-    assert to_iob2(tags) == tuple(WELL_KNOWN["iob2"])
+    for scheme, expected in WELL_KNOWN.items():
+        assert respell(tags, scheme) == tuple(expected)
 
 
 @pytest.mark.parametrize("scheme", WELL_KNOWN)
@@ -41,14 +54,14 @@ def test_of_schemes_that_both_fit_iob2_is_taken_and_other_tags_are_plain() -> No
     assert find_scheme([["I-X", "B-X"], ["B-X"]]) == "iob2"  # each is broken once
     assert find_scheme([["I-X"], ["I-X", "B-X"], ["B-X"]]) == "iob1"
     assert find_scheme([["B-X"], ["NN"]]) == "plain"
-    assert to_iob2(["NN", "I-X"]) == ("NN", "I-X")
+    assert respell(["NN", "I-X"], "iob2") == ("NN", "I-X")
     assert find_scheme([["B-X", "L-X"]]) == "bioes"  # in other letters, even if no entity has one word
     assert chunks(["B-X", "L-X", "I-X"]) == chunks(["B-X", "E-X", "I-X"]) == [Chunk("X", 0, 2), Chunk("X", 2, 3)]
     assert chunks(["NN", "I-X"]) == [Chunk("X", 1, 2)]
 
 
 def test_bare_tags_are_of_a_type_without_a_name() -> None:
-    assert to_iob2(["I", "I", "O", "S"]) == ("B-_", "I-_", "O", "B-_")
+    assert respell(["I", "I", "O", "S"], "iob2") == ("B-_", "I-_", "O", "B-_")
     assert part_of("O") == ("O", "")
     assert part_of("M-a-b") == ("I", "a-b")
     assert part_of("O-PER") is part_of("b-PER") is part_of("B_PER") is part_of("") is None
@@ -107,18 +120,57 @@ def test_well_formed_tags_mean_what_was_spelled(entities: list[tuple[int, int, s
         tags = spelled(entities, scheme)
         assert chunks(tags) == expected
         assert flaws(tags, scheme) == []
-        assert list(to_iob2(tags)) == spelled(entities, "iob2")
+        for other in ("iob1", "iob2", "bioes"):
+            assert list(respell(tags, other)) == spelled(entities, other)
 
 
 @settings(deadline=None)
 @given(TAGS)
-def test_any_tags_become_sound_iob2_with_the_same_entities(tags: list[str]) -> None:
-    converted = to_iob2(tags)
-    assert chunks(converted) == chunks(tags)
-    assert flaws(converted, "iob2") == []
-    assert to_iob2(converted) == converted
-    # A word is outside afterwards if and only if it was.
-    assert [tag == "O" for tag in converted] == [tag == "O" for tag in tags]
+def test_any_tags_become_sound_ones_of_any_scheme_with_the_same_entities(tags: list[str]) -> None:
+    for scheme in ("iob1", "iob2", "bioes"):
+        converted = respell(tags, scheme)
+        assert chunks(converted) == chunks(tags)
+        assert flaws(converted, scheme) == []
+        assert respell(converted, scheme) == converted
+        # A word is outside afterwards if and only if it was.
+        assert [tag == "O" for tag in converted] == [tag == "O" for tag in tags]
+
+
+@pytest.mark.parametrize(
+    ("labels", "scheme"),
+    [
+        ("O B-X I-X B-Y I-Y", "iob2"),
+        ("B-X B-Y I-X I-Y O", "iob2"),  # in the order of their characters
+        ("O B-X B-Y I-Y", "iob2"),  # no X has two words
+        ("O", "iob2"),
+        ("O I-X I-Y", "iob1"),
+        ("B-X I-X I-Y O", "iob1"),  # two Y never stand side by side
+        ("O I-X B-X", "iob1"),  # in the order in which they occur, as IOB2 never has them
+        ("O I-X B-X B-Y I-Y", "iob2"),
+        ("O B-X I-X E-X S-X", "bioes"),
+        ("O B-X I-X L-X U-X", "bioes"),
+        ("O B-X M-X E-X S-X", "bioes"),
+        ("O S-X", "bioes"),
+    ],
+)
+def test_the_scheme_of_labels(labels: str, scheme: Spelling) -> None:
+    assert scheme_of(labels.split()) == scheme
+
+
+LETTERS = {"BILOU": BILOU, "BMES": [tag.replace("I-", "M-") for tag in WELL_KNOWN["bioes"]]}
+
+
+@pytest.mark.parametrize("tags", [*WELL_KNOWN.values(), BILOU])
+@pytest.mark.parametrize("expected", [*WELL_KNOWN.values(), *LETTERS.values()], ids=[*WELL_KNOWN, *LETTERS])
+def test_entities_in_the_letters_of_labels(tags: list[str], expected: list[str]) -> None:
+    labels = [*dict.fromkeys(expected)]
+    assert as_labels(tags, labels) == tuple(expected)
+
+
+def test_entities_in_labels_that_are_bare_or_few() -> None:
+    assert as_labels(["S", "I", "I"], ["O", "B", "I"]) == ("B", "B", "I")
+    assert as_labels(["B-X", "B-X", "B-Z", "NN"], ["O", "I-X"]) == ("B-X", "B-X", "B-Z", "NN")
+    assert as_labels(["B-X", "B-X", "B-Z"], ["O", "I-X"]) == ("I-X", "B-X", "I-Z")  # what they lack, by its usual name
 
 
 @settings(deadline=None)

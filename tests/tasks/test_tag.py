@@ -22,7 +22,7 @@ from bothways.model.config import Dropouts, EncoderConfig, Learned
 from bothways.model.heads import Model
 from bothways.tasks.metrics import classification
 from bothways.tasks.predictions import Entity
-from bothways.tasks.schemes import to_iob2
+from bothways.tasks.schemes import respell
 from bothways.tasks.tag import Tag, Tagging
 from bothways.tasks.tagged import TagColumns, TagExample, with_neighbours
 from bothways.tasks.task import Input, Pace, evaluate, predict
@@ -97,7 +97,7 @@ def test_every_word_is_tagged_once_in_any_window(tokenizer: Tokenizer, data: st.
     length, stride = data.draw(st.integers(5, 24)), data.draw(st.one_of(st.none(), st.integers(1, 30)))
     example = TagExample(tuple(words), tuple(labels))
     (made,) = Tagging(stride=stride).encode([example], tokenizer, LABELS, length)
-    expected = [(tokens_of(tokenizer, w)[0], LABELS.index(t)) for w, t in zip(words, to_iob2(labels), strict=True)]
+    expected = [(tokens_of(tokenizer, w)[0], LABELS.index(t)) for w, t in zip(words, respell(labels, "iob2"), strict=True)]
     assert targets_of(made) == expected
     assert all(len(sequence) <= length for sequence in made.sequences)
     assert len(made.sequences) == 1 or all(len(sequence) == length for sequence in made.sequences)
@@ -290,7 +290,7 @@ def test_scores_are_of_all_sentences(tokenizer: Tokenizer) -> None:
     task, examples = make_task(tokenizer), make_examples(30, seed=4)
     metrics = evaluate(task, iter(examples), Pace(window=16))
     results = list(predict(task, examples))
-    truth, predicted = [list(to_iob2(e.tags or ())) for e, _ in results], [list(p.tags) for _, p in results]
+    truth, predicted = [list(respell(e.tags or (), "iob2")) for e, _ in results], [list(p.tags) for _, p in results]
     assert metrics["f1"] == pytest.approx(f1_score(truth, predicted))
     chosen = [
         p.probabilities[i, LABELS.index(tag)] for (_, p), tags in zip(results, truth, strict=True) for i, tag in enumerate(tags)
@@ -305,7 +305,9 @@ def test_what_cannot_be_scored_is_refused(tokenizer: Tokenizer) -> None:
     task = make_task(tokenizer)
     with pytest.raises(DataError, match=r"^a:3: has no tags, so it cannot be scored"):
         evaluate(task, [TagExample(("ape",), None, "a:3")])
-    with pytest.raises(DataError, match=r"^a:4: tag 'I-ORG' of word 2 is none of the model's: O, B-LOC"):
+    with pytest.raises(
+        DataError, match=r"^a:4: tag 'I-ORG' of word 2 \(in the model's scheme 'B-ORG'\) is none of the model's: O, B-LOC"
+    ):
         evaluate(task, [TagExample(("ape", "bee"), ("O", "I-ORG"), "a:4")])
     with pytest.raises(DataError, match="there is no word to score"):
         evaluate(task, [TagExample((), ())])

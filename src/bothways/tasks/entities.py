@@ -4,7 +4,8 @@ An entity is right if its type, its first and its last word are. Two rules tell 
 
 - conlleval's (Tjong Kim Sang and Buchholz 2000): every tag but O is of an entity, even where a sequence is broken. This is what
   papers report, and what seqeval does by default.
-- strict IOB2: an entity begins with B, so a lone I-PER is none. In seqeval: mode="strict", scheme=IOB2.
+- strict: no tag of an entity breaks the scheme of the labels. In IOB2, the scheme of every model trained here, an entity begins
+  with B, so a lone I-PER is none. In seqeval: mode="strict", scheme=IOB2; others' labels may spell IOB1, BIOES or BILOU.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from bothways.tasks.metrics import classification
-from bothways.tasks.schemes import Chunk, chunks, part_of
+from bothways.tasks.schemes import Chunk, Spelling, chunks, flaws, part_of, scheme_of
 
 
 def types_of(labels: Iterable[str]) -> tuple[str, ...]:
@@ -27,9 +28,10 @@ def types_of(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({part.type for part in map(part_of, labels) if part is not None and part.type}))
 
 
-def strict_chunks(tags: Many[str]) -> list[Chunk]:
-    """The entities of a sequence that begin as IOB2 has it."""
-    return [chunk for chunk in chunks(tags) if tags[chunk.begin].startswith("B")]
+def strict_chunks(tags: Many[str], scheme: Spelling) -> list[Chunk]:
+    """The entities of a sequence that are spelled as the scheme has it."""
+    broken = set(flaws(tags, scheme))
+    return [chunk for chunk in chunks(tags) if broken.isdisjoint(range(chunk.begin, chunk.end))]
 
 
 @dataclass
@@ -74,7 +76,7 @@ class TagCounts:
     """
 
     def __init__(self, labels: Many[str], entities: bool) -> None:
-        self._entities, self._types = entities, types_of(labels) if entities else ()
+        self._entities, self._types, self._scheme = entities, types_of(labels) if entities else (), scheme_of(labels)
         self._index = {label: place for place, label in enumerate(labels)}
         self._confusion: Int[NDArray[np.int64], "labels labels"] = np.zeros((len(labels), len(labels)), dtype=np.int64)
         self._loose, self._strict = EntityCounts(), EntityCounts()
@@ -92,11 +94,12 @@ class TagCounts:
         self._loss += loss
         if self._entities:
             self._loose.add(chunks(truth), chunks(predicted))
-            self._strict.add(strict_chunks(truth), strict_chunks(predicted))
+            self._strict.add(strict_chunks(truth, self._scheme), strict_chunks(predicted, self._scheme))
 
     def scores(self) -> dict[str, float]:
-        """ "f1", "precision", "recall" by conlleval's rule, the same with "_strict" by that of IOB2, and of each type, such as
-        "f1/PER"; of plain tags "f1", the mean over the tags. Of words: "accuracy" and "loss" (mean cross-entropy, in nats)."""
+        """ "f1", "precision", "recall" by conlleval's rule, the same with "_strict" by that of the labels' scheme, and of each
+        type, such as "f1/PER"; of plain tags "f1", the mean over the tags. Of words: "accuracy" and "loss" (mean cross-entropy,
+        in nats)."""
         of_words = {"accuracy": float(np.trace(self._confusion)) / self.words, "loss": self._loss / self.words}
         if not self._entities:
             return {"f1": classification(self._confusion)["f1_macro"], **of_words}

@@ -7,9 +7,9 @@ A tag is "O", or a prefix and a type, such as B-PER. What the prefixes say:
     BIOES   as IOB2, with E for the last word and S for the only one; BILOU and BMES are the same in other letters
 
 CoNLL's evaluation script, conlleval, finds the entities of all three by one rule: a word goes on with an entity if it is I or E
-and stands after B or I of its own type; else, unless it is O, it begins one. So tags are turned into IOB2 without knowing their
-scheme, and broken sequences are read in the way in which everyone scores them. The scheme is found for one purpose alone: to
-say which sequences break it.
+and stands after B or I of its own type; else, unless it is O, it begins one. So tags are turned into another scheme without
+knowing their own, and broken sequences are read in the way in which everyone scores them. The scheme of data is found for one
+purpose alone: to say which sequences break it.
 """
 
 from __future__ import annotations
@@ -82,14 +82,46 @@ def _goes_on(before: Part, part: Part) -> bool:
     return part.prefix in "IE" and before.prefix in "BI" and part.type == before.type
 
 
-def to_iob2(tags: Many[str]) -> tuple[str, ...]:
-    """The same entities in IOB2; tags that are not all of entities stay as they are."""
+def respell(tags: Many[str], scheme: Spelling) -> tuple[str, ...]:
+    """The same entities in a scheme; tags that are not all of entities stay as they are."""
     if not spells_entities(tags):
         return tuple(tags)
-    result = [OUTSIDE] * len(tags)
-    for kind, begin, end in chunks(tags):
-        result[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+    result, before = [OUTSIDE] * len(tags), Chunk("", 0, 0)
+    for chunk in chunks(tags):
+        touches = (chunk.type, chunk.begin) == (before.type, before.end)
+        result[chunk.begin : chunk.end] = [f"{p}-{chunk.type}" for p in _prefixes(chunk.end - chunk.begin, scheme, touches)]
+        before = chunk
     return tuple(result)
+
+
+def _prefixes(words: int, scheme: Spelling, touches: bool) -> str:
+    """Those of an entity of so many words, which may directly follow one of its type."""
+    match scheme:
+        case "iob1":
+            return ("B" if touches else "I") + "I" * (words - 1)
+        case "iob2":
+            return "B" + "I" * (words - 1)
+        case "bioes":
+            return "S" if words == 1 else "B" + "I" * (words - 2) + "E"
+        case _:
+            assert_never(scheme)
+
+
+def scheme_of(labels: Iterable[str]) -> Spelling:
+    """The scheme that a model with these labels spells: BIOES has E or S. In IOB2 every type has B, and the first tag of a type
+    that occurs is B: so a type without B is IOB1's, and so are labels that list the I of every type before its B."""
+    places = {part: place for place, part in enumerate(map(part_of, labels)) if part is not None}
+    if any(part.prefix in "ES" for part in places):
+        return "bioes"
+    pairs = [(place, places.get(Part("B", part.type))) for part, place in places.items() if part.prefix == "I"]
+    lacking, late = any(begin is None for _, begin in pairs), all(begin is None or begin > place for place, begin in pairs)
+    return "iob1" if lacking or (pairs and late) else "iob2"
+
+
+def as_labels(tags: Many[str], labels: Many[str]) -> tuple[str, ...]:
+    """The same entities in the scheme and in the letters of labels; a tag that they lack has its usual name."""
+    names = {part_of(label): label for label in labels}
+    return tuple(names.get(part_of(tag), tag) for tag in respell(tags, scheme_of(labels)))
 
 
 def find_scheme(sentences: Iterable[Many[str]]) -> Spelling | Literal["plain"]:

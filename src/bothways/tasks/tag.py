@@ -3,10 +3,11 @@
 Idea: the vector of a word's first token goes through dropout and one dense layer to the logits of the tags; the other tokens of
 the word are read, but nothing is computed for them. Data it reads: `TagExample`s, words with tags.
 
-Notable choices. Tags are learned and scored as IOB2, however the data spells them (`schemes`). A sentence that is longer
-than the model is read in windows (`windows`); every word has one tag and one loss, from the window in which it stands best. A
-word of which the tokenizer leaves nothing, such as a lone control character, is read as [UNK], so that it has a tag too. There
-is no CRF: as in the paper, each tag is predicted by itself.
+Notable choices. Tags are learned as IOB2, however the data spells them, and scored in the scheme of the model's labels, another
+one only for models from elsewhere (`schemes`). A sentence that is longer than the model is read in windows (`windows`); every
+word has one tag and one loss, from the window in which it stands best. A word of which the tokenizer leaves nothing, such as a
+lone control character, is read as [UNK], so that it has a tag too. There is no CRF: as in the paper, each tag is predicted by
+itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from bothways.tasks.definition import Definition, Direction, Metrics, Reading
 from bothways.tasks.entities import EntityCounts, TagCounts, types_of
 from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.preflight import Finding
-from bothways.tasks.schemes import OUTSIDE, Scheme, chunks, spells_entities, to_iob2
+from bothways.tasks.schemes import OUTSIDE, Scheme, as_labels, chunks, spells_entities
 from bothways.tasks.tagchecks import check_tagged
 from bothways.tasks.tagged import FIRST_AND_LAST, TagColumns, TagExample, open_tagged, with_neighbours
 from bothways.tasks.task import Input, Output, Task
@@ -104,17 +105,19 @@ class Tagging(Definition[TagExample, TagPrediction]):
         return check_tagged(train, dev, self.scheme)
 
     def gold(self, example: TagExample, labels: Many[str]) -> tuple[str, ...] | None:
-        """The tags of an example as the model has them.
+        """The tags of an example in the scheme of the model's labels.
 
         Raises:
             DataError: a tag that is none of `labels`.
         """
         if example.tags is None:
             return None
-        tags = to_iob2(example.tags) if self.spells(labels) else example.tags
+        tags = as_labels(example.tags, labels) if self.spells(labels) else example.tags
         strange = next((place for place, tag in enumerate(tags) if tag not in labels), None)
         if strange is not None:
-            what = f"tag {example.tags[strange]!r} of word {strange + 1} is none of the model's: {', '.join(labels)}"
+            given, tag = example.tags[strange], tags[strange]
+            spelled = "" if given == tag else f" (in the model's scheme {tag!r})"
+            what = f"tag {given!r} of word {strange + 1}{spelled} is none of the model's: {', '.join(labels)}"
             raise DataError(what, where=example.where, fix="Give data with the tags that the model was trained on.")
         return tags
 
