@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, ResourceError
@@ -42,6 +44,9 @@ class Replicated:
 
 
 Plan = Single | Replicated
+
+_RUNS = itertools.count()
+"""Of this process; as many on every rank."""
 
 
 def plan_here() -> Plan:
@@ -95,7 +100,10 @@ def connected(plan: Plan, device: torch.device) -> Iterator[None]:
             yield
         case Replicated():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            torch.distributed.init_process_group(backend, rank=plan.rank, world_size=plan.world)
+            store, rank, world = next(rendezvous("env://", plan.rank, plan.world))
+            # torchrun's store outlives a group: by the names of an earlier one the ranks would find addresses that are no more.
+            own = torch.distributed.PrefixStore(f"run {next(_RUNS)}", store)  # type: ignore[attr-defined]
+            torch.distributed.init_process_group(backend, store=own, rank=rank, world_size=world)
             try:
                 yield
             finally:
