@@ -249,3 +249,34 @@ def test_an_evaluation_tells_all_trackers_how_far_it_is(tmp_path, monkeypatch):
     training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=Steps(1), save=None, keep=Keep())
     train(toy(), [Phase(Steps(2), steps)], training, Single(), tmp_path, config={}, evaluation=evaluation)
     assert told == [0.25, 0.25]
+
+
+def broken(on_share):
+    raise RuntimeError("no memory left")
+
+
+@pytest.mark.parametrize("every", [None, Steps(2)])
+def test_an_evaluation_that_fails_loses_no_step_and_is_made_up_for(every, tmp_path):
+    training = dataclasses.replace(TRAINING, until=Steps(4), evaluate=every, save=None, keep=Keep())
+    with pytest.raises(RuntimeError, match="no memory left"):
+        train(toy(), [Phase(Steps(4), steps)], training, Single(), tmp_path, config=CONFIG, evaluation=broken)
+    assert [path.name for path in checkpoints(tmp_path)] == [f"step-{every.count if every else 4}"]
+    done = train(toy(), [Phase(Steps(4), steps)], training, Single(), tmp_path, config=CONFIG, evaluation=lambda _: {"m": 1.0})
+    assert done.steps == 4
+    assert read(checkpoints(tmp_path)[-1]).metrics == {"m": 1.0}
+    assert [line["m"] for line in metric_lines(tmp_path) if "m" in line] == [1.0]
+
+
+@pytest.mark.parametrize("before", [{"m": 0.1}, {}])
+def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(before, tmp_path):
+    training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=None, save=None, keep=Keep())
+
+    def session(training, metrics):
+        evaluation = (lambda on_share: metrics) if metrics else None
+        return train(toy(), [Phase(training.until, steps)], training, Single(), tmp_path, config={}, evaluation=evaluation)
+
+    session(training, before)
+    seconds = read(checkpoints(tmp_path)[-1]).progress.seconds
+    over = session(dataclasses.replace(training, until=Hours((seconds + 1e-4) / 3600)), {"m": 0.2})
+    assert over.steps == 2
+    assert read(checkpoints(tmp_path)[-1]).metrics == (before or {"m": 0.2})

@@ -67,6 +67,7 @@ class Waiting:
             return {}
         return {WAITED: self._waited} | ({} if math.isnan(self._value) else {BEST: self._value})
 
-    def restore(self, state: Metrics) -> None:
-        """Go on from what a checkpoint kept."""
+    def restore(self, state: Metrics) -> dict[str, int | float]:
+        """Go on from what a checkpoint kept; what else it kept."""
         self._value, self._waited = state.get(BEST, math.nan), int(state.get(WAITED, 0))
+        return {name: value for name, value in state.items() if name not in {BEST, WAITED}}

@@ -110,10 +110,10 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
     optimiser = build(training.optimiser, learner.named_parameters(), rules)
     schedule, waiting = factor(training.schedule, training.until), _waiting(training, evaluation)
     checkpoints = _Checkpoints(folder, learner, optimiser, plan, config, training.keep)
-    progress = checkpoints.restore(waiting)
+    progress, metrics = checkpoints.restore(waiting)
     with Interruption() as interruption, _trackers(folder, plan, progress) as trackers:
         clock = clock_from(progress.seconds)
-        watch = _Watch(training, progress, trackers, waiting, evaluation, checkpoints, clock)
+        watch = _Watch(training, progress, metrics, trackers, waiting, evaluation, checkpoints, clock)
         speed = Speed(training.until, peak)
         speed.mark(progress)
 
@@ -160,15 +160,14 @@ class _Checkpoints:
     config: Mapping[str, Any]
     keep: Keep
 
-    def restore(self, waiting: Waiting) -> Progress:
-        """Go back to the newest, in what is waited for too; the progress there, or the start of a run."""
+    def restore(self, waiting: Waiting) -> tuple[Progress, Metrics]:
+        """Go back to the newest, in what is waited for too; the progress and the metrics there, or the start of a run."""
         newest = latest(self.folder)
         if newest is None:
-            return Progress()
+            return Progress(), {}
         checkpoint = read(newest)
         progress = checkpoint.restore(self.learner, self.optimiser, self.plan, self.config)
-        waiting.restore(checkpoint.metrics)
-        return progress
+        return progress, waiting.restore(checkpoint.metrics)
 
     def save(self, progress: Progress, metrics: Metrics) -> None:
         """Write one, and delete those that need not stay."""
@@ -206,6 +205,7 @@ class _Watch:
         self,
         training: Training,
         progress: Progress,
+        metrics: Metrics,
         trackers: Sequence[Tracker],
         waiting: Waiting,
         evaluation: Evaluation | None,
@@ -214,8 +214,8 @@ class _Watch:
     ) -> None:
         self._training, self._trackers, self._waiting, self._checkpoints = training, trackers, waiting, checkpoints
         self._evaluation = evaluation and waiting.watched(evaluation)
-        self._before, self._metrics = progress, dict[str, int | float]()
-        self._evaluated, self._saved, self._clock = progress.steps, progress, clock
+        self._before, self._metrics, self._evaluated = progress, metrics, progress.steps if metrics else None
+        self._saved, self._clock = progress, clock
 
     def step(self, progress: Progress, meter: Meter, speed: Speed) -> None:
         """Do what is due after a step."""
@@ -243,7 +243,7 @@ class _Watch:
         """Do what is still due at the end of the run, or of a session that was interrupted."""
         until = self._training.until
         end = progress.share(until) >= 1
-        evaluating = end and self._evaluation is not None and self._evaluated < progress.steps
+        evaluating = end and self._evaluation is not None and self._evaluated != progress.steps
         if evaluating:
             self._evaluate(progress)
         # The time may have run out after the step that was saved, or in its evaluation.
@@ -252,9 +252,14 @@ class _Watch:
 
     def _evaluate(self, progress: Progress) -> None:
         assert self._evaluation is not None
-        self._metrics, self._evaluated = dict(self._evaluation(self._under_way)), progress.steps
-        self._training.keep.check(self._metrics)
-        self._write(at(progress) | self._metrics)
+        with contextlib.ExitStack() as failed:
+            if self._checkpoints.plan.world == 1:  # other ranks may have got through it, and would not take part
+                failed.callback(self._save, progress)  # so that no step is lost by it
+            metrics = dict(self._evaluation(self._under_way))
+            self._training.keep.check(metrics)
+            failed.pop_all()
+        self._metrics, self._evaluated = metrics, progress.steps
+        self._write(at(progress) | metrics)
 
     def _save(self, progress: Progress) -> None:
         metrics = self._metrics if self._evaluated == progress.steps else {}
