@@ -90,7 +90,8 @@ def _folder(model: str, local: bool) -> _Found:
     """A model folder, or one of the Hub, of which no weights are fetched."""
     from bothways.core.errors import FolderError
     from bothways.families.catalogue import PRESETS
-    from bothways.interop.folder import heads_of, plan_model
+    from bothways.interop.folder import plan_model
+    from bothways.interop.heads import heads_of
     from bothways.interop.hub import CONFIG_FILES, resolve
     from bothways.interop.settings import read_settings, with_names
     from bothways.interop.weights import open_weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,26 +26,12 @@ from bothways.families.family import Architecture
 from bothways.families.keys import KeyTable, to_theirs
 from bothways.interop.card import Card, render
 from bothways.interop.form import form_of, outputs_of
+from bothways.interop.heads import faults_of, heads_of
 from bothways.interop.hub import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
 from bothways.interop.loading import LoadPlan, LoadReport, head_of, listed, plan_loading
 from bothways.interop.settings import DROPOUTS, RECORD, Problem, Settings, read_settings, with_names
 from bothways.interop.weights import AGAIN, Weights, open_weights, read_json
-from bothways.model.heads import (
-    BiLM,
-    Choice,
-    Head,
-    Labels,
-    Masked,
-    Model,
-    NextToken,
-    Pair,
-    Pooled,
-    Replaced,
-    Span,
-    Tags,
-    build_head,
-    completed,
-)
+from bothways.model.heads import Head, Model, Pooled, build_head, completed
 from bothways.model.init import without_weights
 
 if TYPE_CHECKING:
@@ -66,6 +52,7 @@ class Loaded:
         labels: names of the outputs of the label or tag head, in order; none without such a head or with a fresh one.
         problem: what the label head was trained for, if the folder says it.
         extra: what `bothways.json` holds beside.
+        faults: what the file lacks of heads that were left out for it, by kind.
     """
 
     model: Model
@@ -74,25 +61,31 @@ class Loaded:
     labels: tuple[str, ...] = ()
     problem: Problem | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
 
 
-def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: Collection[str] = ()) -> Loaded:
+def load_model(
+    source: str | Path, heads: Iterable[Head] | None = None, fresh: Collection[str] = (), *, whole: bool = True
+) -> Loaded:
     """Open a model folder, or one of the Hub.
 
     Args:
         source: the folder, or its id on the Hub.
         heads: which heads the model is to have, with the pooler that they read; none means those that the folder has.
         fresh: kinds among them that start at random, even where the folder holds them: "labels" for a new task.
+        whole: whether the file must hold all of these heads; else those that it lacks something of are left out.
 
     Raises:
-        FolderError: it is no model folder of a known family, a file is corrupt, or a tensor that is in no fresh head is missing
-            or of another shape.
+        FolderError: it is no model folder of a known family, a file is corrupt, or a tensor that is in no fresh head, nor in
+            one that is left out, is missing or of another shape.
         ConfigError: `fresh` names a head that the model is not to have.
     """
     folder = resolve(source)
     settings, weights = read_settings(folder), open_weights(folder)
     settings = with_names(settings, weights.shapes)
-    wanted = heads_of(settings, weights.shapes) if heads is None else completed(settings.encoder, heads)
+    asked = heads_of(settings, weights.shapes) if heads is None else completed(settings.encoder, heads)
+    faults = {} if whole else faults_of(settings, weights.shapes, asked, fresh)
+    wanted = tuple(head for head in asked if head.kind not in faults)
     kinds = {head.kind for head in wanted}
     if not set(fresh) <= kinds:
         raise ConfigError(f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}", where="fresh")
@@ -102,7 +95,7 @@ def load_model(source: str | Path, heads: Iterable[Head] | None = None, fresh: C
     extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     extra = {key: value for key, value in extra.items() if key not in (VERSION, DROPOUTS)}
     labels = settings.labels() if {"labels", "tags"} & (kinds - set(fresh)) else ()
-    return Loaded(model, report, folder, labels, settings.problem, extra)
+    return Loaded(model, report, folder, labels, settings.problem, extra, faults)
 
 
 def build_model(
@@ -124,35 +117,6 @@ def build_model(
             state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in started.items()}
     model.load_state_dict(state, assign=True)
     return model.eval(), plan.report
-
-
-def heads_of(settings: Settings, names: Iterable[str]) -> tuple[Head, ...]:
-    """The heads of a folder: those of the class that `config.json` names, else those whose tensors, of these names, it holds.
-
-    A `classifier` of an unknown class is left out: its name does not tell what it reads.
-    """
-    if settings.heads is not None:
-        return settings.heads
-    if settings.architecture is not None:
-        kinds: Collection[str | None] = settings.architecture.heads
-    else:
-        table = settings.keys
-        rules = [table.origin(table.full_name(name)) for name in names]
-        kinds = {head_of(rule.ours) for rule in rules if rule is not None and rule.ours not in table.shared}
-    rate = settings.dropouts.get
-    every: dict[str, Callable[[], Head]] = {
-        "masked": Masked,
-        "pooler": Pooled,
-        "pair": Pair,
-        "labels": lambda: Labels(len(settings.labels()), rate("labels")),
-        "tags": lambda: Tags(len(settings.labels()), rate("tags")),
-        "span": Span,
-        "choice": lambda: Choice(rate("choice")),
-        "replaced": Replaced,
-        "causal": NextToken,
-        "bilm": BiLM,
-    }
-    return tuple(build() for kind, build in every.items() if kind in kinds)
 
 
 def plan_model(

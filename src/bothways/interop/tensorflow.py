@@ -19,7 +19,8 @@ from bothways.families.family import Architecture, Family
 from bothways.families.keys import KeyTable, Place, Shape, Tie
 from bothways.families.translation import read_choice
 from bothways.interop import tensornames as names
-from bothways.interop.folder import build_model, heads_of
+from bothways.interop.folder import build_model
+from bothways.interop.heads import heads_of
 from bothways.interop.loading import LoadReport, head_of, listed
 from bothways.interop.settings import Settings, label_name
 from bothways.interop.tensorbundle import open_bundle

@@ -93,7 +93,7 @@ def open_task(
         BothwaysError: the tokenizer has more ids than the model.
         ConfigError: the length is beyond the model's positions, or there is no such device, task or setting.
     """
-    loaded = load_model(model_folder(folder))
+    loaded = load_model(model_folder(folder), whole=False)
     record = _record(loaded, task)
     definition = configs.load(type(record.task), base=record.task, overrides=settings)
     needed = {head.kind for head in definition.heads(loaded.labels, None)}
@@ -140,4 +140,6 @@ def _definition(loaded: Loaded, task: str | None) -> AnyDefinition:
 
 
 def _heads(loaded: Loaded) -> str:
-    return ", ".join(loaded.model.heads) or "none"
+    """Those that it holds, and why not the others of its class."""
+    lacking = (f"; not the whole {kind}: {fault}" for kind, fault in loaded.faults.items())
+    return (", ".join(loaded.model.heads) or "none") + "".join(lacking)
