@@ -138,3 +138,28 @@ def test_a_fresh_head_is_never_left_out(tmp_path: Path) -> None:
     saved(tmp_path / "bare", "BertModel", add_pooling_layer=False)
     loaded = load_model(tmp_path / "bare", fresh=["pooler"], whole=False)
     assert (list(loaded.model.heads), loaded.faults) == (["pooler"], {})
+
+
+def scores(place: Path, **kwargs: Any) -> list[float]:
+    task = open_task(str(place), **kwargs).task
+    return [prediction.score for _, prediction in predict(task, map(Example, TEXTS))]
+
+
+def test_one_output_is_a_score_as_in_transformers(tmp_path: Path) -> None:
+    model = saved(tmp_path / "one", "BertForSequenceClassification", settings={"num_labels": 1})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "one")
+    expected = [model(**tokenizer(text, return_tensors="pt")).logits.item() for text in TEXTS]
+    assert scores(tmp_path / "one") == pytest.approx(expected, abs=2e-6)
+    assert scores(tmp_path / "one", task="regress") == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize(("task", "problem"), [(None, "regression"), ("regress", "regression"), ("regress", None)])
+def test_several_outputs_are_no_score(task: str | None, problem: str | None, tmp_path: Path) -> None:
+    names = dict(enumerate(["valence", "arousal", "dominance"]))
+    settings = {"id2label": names, "label2id": {name: at for at, name in names.items()}, "problem_type": problem}
+    saved(tmp_path / "three", "BertForSequenceClassification", settings=settings)
+    message = (
+        r"three: its label head has 3 outputs \(valence, arousal, dominance\), and regress takes one\n  Choose another task"
+    )
+    with pytest.raises(FolderError, match=message):
+        open_task(str(tmp_path / "three"), task)

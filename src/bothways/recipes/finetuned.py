@@ -13,6 +13,7 @@ from bothways.core.hardware import choose_device
 from bothways.core.trees import Tree
 from bothways.interop.folder import Loaded, load_model
 from bothways.interop.hub import model_folder
+from bothways.interop.loading import listed
 from bothways.interop.sentences import read_sentences
 from bothways.interop.settings import RECORD
 from bothways.tasks.catalogue import TASKS, AnyDefinition
@@ -71,6 +72,8 @@ class _Said:
 _HOW = "Fine-tune it first: bothways finetune MODEL TRAIN --task …"
 _MASKED = "Choose a model that kept its masked head, such as a BertForMaskedLM or the folder of bothways pretrain."
 
+_OTHER = "Choose another task, or another model."
+
 
 def open_task(
     folder: str,
@@ -88,7 +91,7 @@ def open_task(
         settings: of the task, other than the folder's own: {"pooling": "max"}, or texts such as "pooling=max".
 
     Raises:
-        FolderError: it cannot be read, or has not the heads that the task needs.
+        FolderError: it cannot be read, has not the heads that the task needs, or has them with other outputs.
         TokenizerError: its tokenizer cannot be read.
         BothwaysError: the tokenizer has more ids than the model.
         ConfigError: the length is beyond the model's positions, or there is no such device, task or setting.
@@ -96,18 +99,26 @@ def open_task(
     loaded = load_model(model_folder(folder), whole=False)
     record = _record(loaded, task)
     definition = configs.load(type(record.task), base=record.task, overrides=settings)
+    _check(definition, loaded)
+    longest = next(most for most in (length, record.length, loaded.model.config.most) if most is not None)
+    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
+    settle(check_model(loaded.model.config, tokenizer, longest))
+    opened = definition.task(loaded.model, tokenizer, loaded.labels, longest).to(choose_device(device))
+    return Opened(opened.eval())
+
+
+def _check(definition: AnyDefinition, loaded: Loaded) -> None:
+    """FolderError: the model has not the heads that the task needs, or what they give is not what the task reads."""
     needed = {head.kind for head in definition.heads(loaded.labels, None)}
     if not needed <= set(loaded.model.heads):
         what = f"cannot {definition.name}: that needs {' and '.join(sorted(needed))}, and it holds {_heads(loaded)}"
         raise FolderError(what, where=loaded.folder, fix=_HOW if definition.name in TASKS else _MASKED)
     if definition.problem is not None and loaded.problem not in (None, definition.problem):
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
-        raise FolderError(what, where=loaded.folder, fix="Choose another task, or another model.")
-    longest = next(most for most in (length, record.length, loaded.model.config.most) if most is not None)
-    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
-    settle(check_model(loaded.model.config, tokenizer, longest))
-    opened = definition.task(loaded.model, tokenizer, loaded.labels, longest).to(choose_device(device))
-    return Opened(opened.eval())
+        raise FolderError(what, where=loaded.folder, fix=_OTHER)
+    if definition.problem == "regression" and len(loaded.labels) > 1:
+        what = f"its label head has {len(loaded.labels)} outputs ({listed(loaded.labels)}), and {definition.name} takes one"
+        raise FolderError(what, where=loaded.folder, fix=_OTHER)
 
 
 def _record(loaded: Loaded, task: str | None) -> Record:
