@@ -18,6 +18,7 @@ from bothways.core.errors import FolderError
 from bothways.interop.folder import load_model
 from bothways.recipes.finetuned import open_task
 from bothways.tasks.examples import Example
+from bothways.tasks.multilabel import MultiExample
 from bothways.tasks.task import predict
 
 TEXTS = ("the film was good", "a play", "")
@@ -163,3 +164,28 @@ def test_several_outputs_are_no_score(task: str | None, problem: str | None, tmp
     )
     with pytest.raises(FolderError, match=message):
         open_task(str(tmp_path / "three"), task)
+
+
+def named(place: Path, *names: str, problem: str | None = None) -> Any:
+    """A model of transformers with outputs of these names, which it does not compare, and its folder."""
+    settings = {"id2label": dict(enumerate(names)), "label2id": {name: at for at, name in enumerate(names)}}
+    return saved(place, "BertForSequenceClassification", settings={**settings, "problem_type": problem})
+
+
+@pytest.mark.parametrize(("problem", "example"), [(None, Example), ("multi_label_classification", MultiExample)])
+def test_outputs_of_one_name_are_refused_where_names_tell_them_apart(
+    problem: str | None, example: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """All of their probabilities are told where names are different; what reads no label cares for no name."""
+    model = named(tmp_path / "three", "neg", "bad", "pos", problem=problem)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "three")
+    pipeline = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
+    expected = {row["label"]: row["score"] for row in pipeline([TEXTS[0]])[0]}
+    ((_, prediction),) = predict(open_task(str(tmp_path / "three")).task, [example(TEXTS[0])])
+    assert prediction.probabilities == pytest.approx(expected, abs=2e-6)
+    named(tmp_path / "twice", "neg", "neg", "pos", problem=problem)
+    message = r"twice/config\.json: id2label gives the name 'neg' to 2 outputs, .*\n  Give each output a name of its own there"
+    with pytest.raises(FolderError, match=message):
+        open_task(str(tmp_path / "twice"))
+    assert load_model(tmp_path / "twice").labels == ("neg", "neg", "pos")
+    np.testing.assert_array_equal(vectors(tmp_path / "twice", "mean"), vectors(tmp_path / "three", "mean"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -91,7 +92,8 @@ def open_task(
         settings: of the task, other than the folder's own: {"pooling": "max"}, or texts such as "pooling=max".
 
     Raises:
-        FolderError: it cannot be read, has not the heads that the task needs, or has them with other outputs.
+        FolderError: it cannot be read, has not the heads that the task needs, has them with other outputs, or gives
+            two of these one name.
         TokenizerError: its tokenizer cannot be read.
         BothwaysError: the tokenizer has more ids than the model.
         ConfigError: the length is beyond the model's positions, or there is no such device, task or setting.
@@ -119,6 +121,16 @@ def _check(definition: AnyDefinition, loaded: Loaded) -> None:
     if definition.problem == "regression" and len(loaded.labels) > 1:
         what = f"its label head has {len(loaded.labels)} outputs ({listed(loaded.labels)}), and {definition.name} takes one"
         raise FolderError(what, where=loaded.folder, fix=_OTHER)
+    if "labels" in needed:
+        _check_names(loaded)
+
+
+def _check_names(loaded: Loaded) -> None:
+    """FolderError: two outputs have one name, under which only one of their probabilities could be told."""
+    name, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
+    if count > 1:
+        what = f"id2label gives the name {name!r} to {count} outputs, and this task tells outputs apart by their names"
+        raise FolderError(what, where=loaded.folder / "config.json", fix="Give each output a name of its own there.")
 
 
 def _record(loaded: Loaded, task: str | None) -> Record:
