@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from toy_masked import log_probabilities, make_masked, make_masked_text
 from toy_task import VOCABULARY
@@ -16,6 +19,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.tasks.examples import Example
 from bothways.tasks.fill import Filling
 from bothways.tasks.task import Pace, evaluate, predict
+from bothways.text.tokenizer import Tokenizer
 
 MASK = VOCABULARY.index("[MASK]")
 
@@ -80,6 +84,43 @@ def test_two_masks_together_are_the_best_of_all_pairs(made: tuple) -> None:
     best = sorted(pairs, key=lambda pair: -pairs[pair])[:width]
     assert [f.tokens for f in prediction.fillings] == best
     np.testing.assert_allclose([math.log(f.probability) for f in prediction.fillings], [pairs[p] for p in best], atol=1e-4)
+
+
+def with_a_gap(tokenizer: Tokenizer) -> Tokenizer:
+    """The same with the last token two ids further on; no token has those between."""
+    spec = json.loads(tokenizer.backend.to_str())
+    spec["model"]["vocab"][VOCABULARY[-1]] += 2
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)), tokenizer.specials)
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_a_row_without_a_token_is_never_chosen(gap: bool, tmp_path: Path) -> None:
+    """It keeps its share of the probability, as in transformers, whose pipeline gives it as a token of no text."""
+    import transformers
+
+    model, tokenizer, theirs = make_masked(tmp_path, spare=6)
+    tokenizer = with_a_gap(tokenizer) if gap else tokenizer
+    names = {id: tokenizer.token(id) for id in np.flatnonzero(tokenizer.named).tolist()}
+    assert sorted(names.values()) == sorted(VOCABULARY)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend, mask_token="[MASK]", pad_token="[PAD]")
+    fast.model_input_names = ["input_ids", "attention_mask"]
+    pipeline = transformers.pipeline("fill-mask", model=theirs, tokenizer=fast, top_k=22, device="cpu")
+    task = Filling(top=16).task(model.eval(), tokenizer, (), 24)
+    ((_, single), (_, double)) = predict(task, [Example("ape [MASK] cat"), Example("ape [MASK] [MASK] dog")])
+    rows = [row for row in pipeline("ape [MASK] cat") if row["token"] in names]
+    assert [guess.token for guess in single.masks[0]] == [names[row["token"]] for row in rows]
+    np.testing.assert_allclose([guess.probability for guess in single.masks[0]], [row["score"] for row in rows], rtol=1e-4)
+    assert sum(row["score"] for row in rows) < 0.99
+    ids = [2, 5, MASK, MASK, 8, 3]
+    first, pairs = log_probabilities(theirs, ids)[2], {}
+    for a, name in names.items():
+        second = log_probabilities(theirs, [2, 5, a, *ids[3:]])[3]
+        pairs |= {(name, other): first[a] + second[b] for b, other in names.items()}
+    best = sorted(pairs, key=lambda pair: -pairs[pair])[:16]
+    assert [f.tokens for f in double.fillings] == best
+    np.testing.assert_allclose([math.log(f.probability) for f in double.fillings], [pairs[p] for p in best], atol=1e-4)
+    with pytest.raises(ConfigError, match=r"^top: must be at most the 16 tokens of the vocabulary, not 17"):
+        Filling(top=17).task(model, tokenizer, (), 24)
 
 
 def test_fillings_of_many_masks_are_products_of_conditionals(made: tuple) -> None:

@@ -16,12 +16,12 @@ from bothways.model.heads import Masked, Model
 from bothways.text.tokenizer import Tokenizer
 
 
-def make_masked(folder: Path, positions: int = 24, seed: int = 3) -> tuple[Model, Tokenizer, Any]:
-    """Ours, its tokenizer, and transformers' in float64."""
+def make_masked(folder: Path, positions: int = 24, seed: int = 3, spare: int = 0) -> tuple[Model, Tokenizer, Any]:
+    """Ours, its tokenizer, and transformers' in float64; the embedding has so many rows more than there are tokens."""
     import transformers
 
     torch.manual_seed(seed)
-    config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(positions), initial_range=0.4)
+    config = EncoderConfig(len(VOCABULARY) + spare, 16, 2, 2, 32, position=Learned(positions), initial_range=0.4)
     model, tokenizer = Model(config, (Masked(),)), make_tokenizer(folder / "tokenizer")
     with torch.no_grad():
         for parameter in model.parameters():

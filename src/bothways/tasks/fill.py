@@ -68,8 +68,9 @@ class Filling(Untrained[FillPrediction]):
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Fill:
         """With a model that has the head "masked"."""
-        if self.top > tokenizer.size:
-            raise ConfigError(f"must be at most the {tokenizer.size} tokens of the vocabulary, not {self.top}", where="top")
+        tokens = int(tokenizer.named.sum())
+        if self.top > tokens:
+            raise ConfigError(f"must be at most the {tokens} tokens of the vocabulary, not {self.top}", where="top")
         return Fill(self, model, tokenizer, labels, length)
 
 
@@ -99,7 +100,7 @@ class Fill(Task[Example, FillPrediction]):
         all masks together, one a column: the token of each mask and, last, the natural logarithm of the probability.
         """
         index, top = cast(Tensor, cast(TokenTargets, batch.targets["masked"]).index), self.definition.top
-        best = [part.log_softmax(-1).topk(top) for part in vocabulary_logits(self.model, batch, index)]
+        best = [self._logs(part).topk(top) for part in vocabulary_logits(self.model, batch, index)]
         ids, logs = torch.cat([part.indices for part in best]), torch.cat([part.values for part in best])
         counts = counts_of(batch.layout.owner[index], batch.layout.sequences)
         result = []
@@ -109,6 +110,12 @@ class Fill(Task[Example, FillPrediction]):
             rows = torch.cat([tokens.float(), scores.exp(), joint.T.float(), total[None]])
             result.append(rows.cpu().numpy())
         return result
+
+    def _logs(self, logits: Float[Tensor, "n rows"]) -> Float[Tensor, "n rows"]:
+        """Log probabilities among all rows of the embedding; −∞ for a row that no token has, so that it is never chosen."""
+        void = np.ones(logits.shape[1], dtype=np.bool_)
+        void[: self.tokenizer.size] = ~self.tokenizer.named
+        return logits.log_softmax(-1).masked_fill_(torch.from_numpy(void).to(logits.device), -torch.inf)
 
     def _beam(
         self, ids: Int[Tensor, " n"], places: Int[Tensor, " masks"], first: Int[Tensor, " top"], scores: Float[Tensor, " top"]
@@ -121,7 +128,7 @@ class Fill(Task[Example, FillPrediction]):
         for place in places[1:]:
             batch = Batch(rows.flatten(), torch.zeros_like(rows).flatten(), layout)
             logits = torch.cat(list(vocabulary_logits(self.model, batch, layout.firsts + place)))
-            scores, found = (scores[:, None] + logits.log_softmax(-1)).flatten().topk(top)
+            scores, found = (scores[:, None] + self._logs(logits)).flatten().topk(top)
             rows = rows[found // logits.shape[1]]
             rows[:, place] = found % logits.shape[1]
         return rows[:, places], scores

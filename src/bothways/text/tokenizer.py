@@ -129,6 +129,11 @@ class Tokenizer:
         return max(self.backend.get_vocab().values()) + 1
 
     @functools.cached_property
+    def named(self) -> NDArray[np.bool_]:
+        """`(size)`: True where a token has the id; a vocabulary may leave some out."""
+        return np.array([token != "" for token in self._tokens], dtype=np.bool_)
+
+    @functools.cached_property
     def special(self) -> NDArray[np.bool_]:
         """`(size)`: True for control tokens, which stand for no text: padding, [CLS], [SEP], [MASK] and the like, not [UNK]."""
         table = np.zeros(self.size, dtype=np.bool_)
