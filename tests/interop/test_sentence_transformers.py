@@ -96,6 +96,25 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors(found, texts), vectors(task, texts), atol=1e-6)
 
 
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("components", [1, 5, 16, 40])
+def test_vectors_are_cut_as_the_other_cuts_them(tmp_path: Path, components: int, normalised: bool) -> None:
+    """After they were scaled to length 1, not before; to no more than there is. Written again, it says so again."""
+    from sentence_transformers import SentenceTransformer
+
+    save_sentences(tmp_path / "plain", made(tmp_path / "vocabulary", normalised=normalised))
+    SentenceTransformer(str(tmp_path / "plain"), device="cpu", truncate_dim=components).save(str(tmp_path / "theirs"))
+    expected = theirs(tmp_path / "theirs", SENTENCES)
+    task = open_task(str(tmp_path / "theirs")).task
+    assert isinstance(task, Embed)
+    assert task.definition == Embedding(normalised=normalised, components=components)
+    assert task.definition.width(task.model) == expected.shape[1] == min(components, 16)
+    np.testing.assert_allclose(vectors(task, SENTENCES), expected, atol=1e-6)
+    save_sentences(tmp_path / "ours", task)
+    np.testing.assert_allclose(theirs(tmp_path / "ours", SENTENCES), expected, atol=1e-6)
+    np.testing.assert_allclose(vectors(open_task(str(tmp_path / "ours")).task, SENTENCES), expected, atol=1e-6)
+
+
 def with_prompts(folder: Path) -> Path:
     from sentence_transformers import SentenceTransformer
 
@@ -162,6 +181,16 @@ MODULES = [
         ("1_Pooling/config.json", {"pooling_mode_mean_sqrt_len_tokens": True}, r"pools by mean_sqrt_len_tokens\n"),
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, r"pools by nothing\n"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, r"puts the prompt 'query' before every text"),
+        (
+            "config_sentence_transformers.json",
+            {"truncate_dim": 0},
+            r"truncate_dim must be how many .*, at least 1, not 0\n  Set it",
+        ),
+        (
+            "config_sentence_transformers.json",
+            {"truncate_dim": "5"},
+            r"truncate_dim must be how many .*, at least 1, not '5'\n",
+        ),
         ("sentence_bert_config.json", {"do_lower_case": True}, r"lower-cases texts before they are tokenized"),
         ("sentence_bert_config.json", [], r"holds list, not an object with settings"),
     ],

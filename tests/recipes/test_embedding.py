@@ -42,15 +42,17 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
     app(list(words), result_action="return_value")
 
 
-def test_one_pass_gives_what_each_embedding_gives(place: Path) -> None:
-    task = open_task(str(place / "bert"), "embed").task
+@pytest.mark.parametrize("settings", [{}, {"components": 7}])
+def test_one_pass_gives_what_each_embedding_gives(place: Path, settings: dict[str, int]) -> None:
+    task = open_task(str(place / "bert"), "embed", settings=settings).task
     examples = list(task.definition.read(str(place / "sts.tsv")).examples)
     tally = Tally()
     found = sweep(task, iter(examples), Pace(window=7), tally)  # type: ignore[arg-type]
     assert (found.pairs, tally.examples, task.training) == (40, 40, False)
     assert [(cell.layer, cell.pooling) for cell in found.cells] == [(at, how) for at in range(3) for how in POOLINGS]
     for cell in found.cells:
-        alone = open_task(str(place / "bert"), "embed", settings={"layers": [cell.layer], "pooling": cell.pooling}).task
+        chosen = {**settings, "layers": [cell.layer], "pooling": cell.pooling}
+        alone = open_task(str(place / "bert"), "embed", settings=chosen).task
         assert vars(cell.correlation) == pytest.approx(evaluate(alone, examples), abs=1e-5)
     assert found.cells[0].correlation.anisotropy == pytest.approx(1)  # [CLS] among the embeddings is the same for every text
     highest = max(cell.correlation.spearman for cell in found.cells[1:])

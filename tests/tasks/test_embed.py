@@ -44,8 +44,8 @@ def test_vectors_are_those_of_a_plain_loop(made: tuple, pooling: Any, layers: tu
     model, tokenizer, theirs = made
     draw = random.Random()
     texts = [make_masked_text(draw, longest, 0) for longest in (1, 5, 9, 3, 60)] + [""]
-    for normalised in (False, True):
-        definition = Embedding(pooling=pooling, layers=layers, combine=combine, normalised=normalised)
+    for normalised, components in ((False, None), (True, None), (False, 5), (True, 20)):
+        definition = Embedding(pooling=pooling, layers=layers, combine=combine, normalised=normalised, components=components)
         task = definition.task(model, tokenizer, (), 24).train()
         found = predict(task, [Example(text) for text in texts], Pace(tokens=30, window=4))
         for text, (example, prediction) in zip(texts, found, strict=True):
@@ -54,6 +54,7 @@ def test_vectors_are_those_of_a_plain_loop(made: tuple, pooling: Any, layers: tu
             expected = POOL[pooling](np.concatenate(chosen, -1) if combine == "concat" else np.mean(chosen, 0))
             if normalised:
                 expected = expected / np.linalg.norm(expected)
+            expected = expected[:components]
             assert prediction.vectors.shape == (1, definition.width(model))
             np.testing.assert_allclose(prediction.vectors[0], expected, atol=1e-5)
     model.eval()
@@ -144,13 +145,15 @@ def test_what_cannot_be_scored_is_refused(made: tuple, example: Example, message
         evaluate(Embedding().task(model, tokenizer, (), 24), [example])
 
 
-def test_layers_that_are_not_there_are_refused(made: tuple) -> None:
+def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made: tuple) -> None:
     model, tokenizer, _ = made
     for layer in (3, -4):
         with pytest.raises(ConfigError, match=rf"^layers: the model has layers 0 \(the embeddings\) to 2, .* not {layer}"):
             Embedding(layers=(-1, layer)).task(model, tokenizer, (), 24)
     with pytest.raises(ConfigError, match=r"^layers: must name at least one layer"):
         Embedding(layers=())
+    with pytest.raises(ConfigError, match=r"^components: must be at least 1, not 0"):
+        Embedding(components=0)
 
 
 def test_nothing_is_trained() -> None:

@@ -33,8 +33,8 @@ def embed(
     file
         .txt (a text a line), .csv, .tsv, .jsonl, .parquet, hub:owner/name:configuration:split, or - for the standard input.
     settings
-        pooling=mean, cls or max; layers=[-1], or several; combine=mean or concat; normalised=true. By default as the folder has
-        it, else the mean of the last layer.
+        pooling=mean, cls or max; layers=[-1], or several; combine=mean or concat; normalised=true; components=256, the first
+        ones. By default as the folder has it, else the mean of the last layer.
     out
         vectors.npy, .parquet or .jsonl.
     text

@@ -1,8 +1,9 @@
 """The files that sentence-transformers puts beside a model, both ways: what to pool, how long a text may be.
 
-Such a folder is a chain of modules: the Transformer, then Pooling of its last layer, then perhaps Normalize. That much is an
-`Embedding`; every other module and setting changes the vectors, so it is refused rather than left out. What is written is the
-older form of these files, which all versions of sentence-transformers read.
+Such a folder is a chain of modules: the Transformer, then Pooling of its last layer, then perhaps Normalize; of what they give,
+the program keeps the first components, if it is told how many. That much is an `Embedding`; every other module and setting
+changes the vectors, so it is refused rather than left out. What is written is the older form of these files, which all versions
+of sentence-transformers read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bothways.tasks.embed import Embed, Embedding, Pooling
 TRANSFORMER = "sentence_bert_config.json"
 _OTHERS = ("prompts", "similarity_fn_name")
 """What the program does beside: it is kept as it was read."""
+_CUT = "truncate_dim"
 
 _KEYS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -48,9 +50,10 @@ def read_sentences(folder: Path, positions: int) -> tuple[Embedding, int] | None
     kinds = [kind for kind, _ in chain]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise FolderError(f"its modules are {', '.join(kinds) or 'none'}", where=whole / MODULES, fix=_HOW)
-    _check_prompt(whole / PROGRAM)
+    components = _components(whole / PROGRAM)
     pooling = _pooling(whole / chain[1][1] / "config.json")
-    return Embedding(pooling=pooling, normalised=len(kinds) == 3), min(positions, _longest(folder) or positions)
+    definition = Embedding(pooling=pooling, normalised=len(kinds) == 3, components=components)
+    return definition, min(positions, _longest(folder) or positions)
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:
@@ -74,12 +77,17 @@ def _pooling(file: Path) -> Pooling:
     return cast(Pooling, modes[0])
 
 
-def _check_prompt(file: Path) -> None:
-    """A prompt that is put before every text would change its vector."""
-    name = read_json(file).get("default_prompt_name") if file.is_file() else None
+def _components(file: Path) -> int | None:
+    """How many components of a vector are kept; FolderError for a prompt before every text, which would change its vector."""
+    raw = read_json(file) if file.is_file() else {}
+    name, count = raw.get("default_prompt_name"), raw.get(_CUT)
     if name is not None:
         what = f"puts the prompt {name!r} before every text, which is not understood here"
         raise FolderError(what, where=file, fix="Put the prompt into your texts, and set default_prompt_name to null.")
+    if count is not None and (type(count) is not int or count < 1):
+        what = f"{_CUT} must be how many components of a vector are kept, at least 1, not {count!r:.40}"
+        raise FolderError(what, where=file, fix="Set it to null to keep all.")
+    return count
 
 
 def _longest(folder: Path) -> int | None:
@@ -122,6 +130,7 @@ def _files(task: Embed) -> dict[str, Any]:
     ]
     kept = task.model.kept.get(PROGRAM, {})
     modes = {key: mode == task.definition.pooling for key, mode in _KEYS.items()}
+    cut = {} if task.definition.components is None else {_CUT: task.definition.components}
     return {
         MODULES: chain,
         "1_Pooling/config.json": {"word_embedding_dimension": task.model.config.width, **modes},
@@ -131,5 +140,6 @@ def _files(task: Embed) -> dict[str, Any]:
             "default_prompt_name": None,
             "similarity_fn_name": "cosine",
             **{key: kept[key] for key in _OTHERS if key in kept},
+            **cut,
         },
     }

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.files import check_home, replace_file
-from bothways.tasks.embed import Embed, Pooling, pool
+from bothways.tasks.embed import Embed, Embedding, Pooling, pool
 from bothways.tasks.examples import Example
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.similarity import Agreement, Correlation, gold
@@ -66,16 +66,18 @@ class Sweep:
 
 
 class _Every(Task[Example, VectorPrediction]):
-    """A model as a task that gives the vectors of all layers and poolings."""
+    """A model as a task that gives the vectors of all layers and poolings, cut as the definition has it."""
+
+    definition: Embedding
 
     def outputs(self, batch: Batch) -> list[Output]:
-        """The vectors of each sequence `(cells, width)`."""
+        """The vectors of each sequence `(cells, components)`."""
         layers = self.model.encoder(batch, keep_layers=True).layers
-        cells = [pool(x, batch.layout, pooling) for x in layers for pooling in POOLINGS]
+        cells = [pool(x, batch.layout, pooling)[:, : self.definition.components] for x in layers for pooling in POOLINGS]
         return list(torch.stack(cells, dim=1).cpu().numpy())
 
     def decode(self, example: Example, outputs: Many[Output]) -> VectorPrediction:
-        """The vectors of its texts `(texts, cells, width)`."""
+        """The vectors of its texts `(texts, cells, components)`."""
         return VectorPrediction(np.stack(outputs))
 
 

@@ -25,6 +25,7 @@ from typing_extensions import assert_never
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
+from bothways.core.ranges import check_least
 from bothways.core.sequence import Ids
 from bothways.model.encoder import Hidden
 from bothways.model.heads import Head, Model
@@ -53,6 +54,8 @@ class Embedding(Untrained[VectorPrediction]):
             paper found best for frozen features (table 7).
         combine: how several layers become one vector for a token, before pooling.
         normalised: whether vectors are scaled to length 1.
+        components: how many of a vector are kept at most, the first ones, after it was scaled; models trained for that put the
+            most into these (Kusupati et al. 2022). None means all.
     """
 
     metric: ClassVar[str] = "spearman"
@@ -62,9 +65,11 @@ class Embedding(Untrained[VectorPrediction]):
     layers: tuple[int, ...] = (-1,)
     combine: Literal["mean", "concat"] = "mean"
     normalised: bool = False
+    components: int | None = None
     kind: Literal["embed"] = "embed"
 
     def __post_init__(self) -> None:
+        check_least(1, components=self.components)
         if not self.layers:
             raise ConfigError("must name at least one layer", where="layers", fix="The last one is layers=[-1].")
 
@@ -91,7 +96,8 @@ class Embedding(Untrained[VectorPrediction]):
 
     def width(self, model: Model) -> int:
         """Components of a vector."""
-        return model.config.width * (len(self.layers) if self.combine == "concat" else 1)
+        width = model.config.width * (len(self.layers) if self.combine == "concat" else 1)
+        return width if self.components is None else min(width, self.components)
 
     def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Embed:
         """With any model. ConfigError: a layer that it does not have."""
@@ -127,14 +133,14 @@ class Embed(Task[Example, VectorPrediction]):
     definition: Embedding
 
     def outputs(self, batch: Batch) -> list[Output]:
-        """The vector of each sequence `(width)`."""
+        """The vector of each sequence, of as many components as the definition's `width` says."""
         chosen = self.definition
         only = batch.layout.firsts if chosen.pooling == "cls" else None
         x = self._tokens(self.model.encoder(batch, keep_layers=chosen.layers != (-1,), only=only))
         vectors = pool(x, batch.layout, chosen.pooling)
         if chosen.normalised:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
-        return list(vectors.cpu().numpy())
+        return list(vectors[:, : chosen.components].cpu().numpy())
 
     def _tokens(self, hidden: Hidden) -> Tensor:
         if not hidden.layers:
