@@ -113,6 +113,25 @@ def test_a_published_file_predicts_with_its_decoder(changes: dict[str, Any], tmp
     assert load_model(tmp_path / "ours").model.config == loaded.model.config
 
 
+@pytest.mark.parametrize(("positions", "reach", "buckets"), [(100, -1, 256), (128, -1, 256), (129, -1, 256), (24, 20, 46)])
+def test_few_positions_with_many_buckets(positions: int, reach: int, buckets: int, tmp_path: Path) -> None:
+    """No distance is so large that buckets widen: outputs and the table's gradient for the longest input, and a short one."""
+    sized = {"max_position_embeddings": positions, "max_relative_positions": reach, "position_buckets": buckets}
+    theirs = moved(transformers.DebertaV2Model(transformers.DebertaV2Config(**LATER | sized)))
+    theirs.save_pretrained(tmp_path)
+    mine = load_model(tmp_path).model
+    for length in (positions, 7):
+        ids = torch.randint(4, 50, (length,))
+        found = mine.encoder(Batch(ids, torch.zeros_like(ids), Layout.of([length]))).last
+        wanted = theirs(input_ids=ids[None]).last_hidden_state[0]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        weights = torch.randn_like(wanted)
+        (found * weights).sum().backward()
+        (wanted * weights).sum().backward()
+    gradients = (mine.encoder.relative.table.weight.grad, theirs.encoder.rel_embeddings.weight.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
 def test_version_1_is_published_so_too(tmp_path: Path) -> None:
     published(tmp_path, "Deberta", SMALL)
     loaded = load_model(tmp_path)
@@ -275,7 +294,8 @@ def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
         ({"talking_head": True}, "talking_head True has no counterpart"),
         ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd 'batch_norm' has no counterpart"),
         ({"conv_kernel_size": 2}, "must be odd, not 2"),
-        ({"position_buckets": 1}, "must be at least 2 and below twice the distance"),
+        ({"position_buckets": 1}, "buckets: must be at least 2, not 1"),
+        ({"position_buckets": 45, "max_relative_positions": 20}, "must be below twice the distance 20 less 1 or at least 46"),
         ({"position_buckets": "6"}, "position_buckets must be a whole number, not '6'"),
     ],
 )

@@ -65,6 +65,16 @@ def test_the_published_buckets_in_all_lengths() -> None:
     assert row_of(position, distances).tolist() == [row(position, int(distance)) for distance in distances]
 
 
+@pytest.mark.parametrize(("most", "reach", "buckets"), [(9, None, 16), (8, None, 16), (9, 4, 17), (1, None, 2)])
+def test_half_the_buckets_may_be_enough_for_every_distance(most: int, reach: int | None, buckets: int) -> None:
+    """Then each has a row of its own, and inputs that are too long have no other order."""
+    position, distances = Disentangled(most, reach=reach, buckets=buckets), torch.arange(1 - most, most)
+    rows = row_of(position, distances)
+    assert rows.tolist() == [row(position, int(distance)) for distance in distances]
+    assert len(rows.unique()) == len(distances)
+    assert row_of(position, torch.tensor([-99, -buckets, buckets, 99])).tolist() == [0, 0, 2 * buckets - 1, 2 * buckets - 1]
+
+
 @given(n=st.integers(1, 9), lead=st.integers(1, 3))
 def test_diagonals_are_read_where_they_lie(n: int, lead: int) -> None:
     x = torch.randn(lead, n, 2 * n - 1)
@@ -282,8 +292,9 @@ def test_it_runs_in_bfloat16_and_before_other_norms() -> None:
         (["position.reach=0"], r"position.reach: must be at least 1, not 0"),
         (["position.terms=[]"], r"position.terms: must hold c2p, p2c or both, once each"),
         (["position.terms=c2p,c2p"], r"position.terms: must hold c2p, p2c or both, once each"),
-        (["position.buckets=1"], r"position.buckets: must be at least 2 and below twice the distance 512 less 1, not 1"),
-        (["position.reach=9", "position.buckets=16"], "must be at least 2 and below twice the distance 9 less 1, not 16"),
+        (["position.buckets=1"], r"position.buckets: must be at least 2, not 1"),
+        (["position.reach=9", "position.buckets=16"], "must be below twice the distance 9 less 1 or at least 1022, enough"),
+        (["position.reach=9", "position.buckets=1021"], "for every distance in 512 positions, not 1021"),
         (["position.convolution.size=4"], "position.convolution.size: must be odd, not 4"),
         (["position.convolution.groups=0"], "position.convolution.groups: must be at least 1, not 0"),
         (["position.convolution.groups=5"], "position.convolution.groups: width 768 cannot be divided among 5 groups"),

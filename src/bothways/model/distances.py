@@ -47,8 +47,13 @@ def row_of(position: Disentangled, distances: Int[Tensor, " n"]) -> Int[Tensor, 
 
 
 def _bucket(distances: Int[Tensor, " n"], buckets: int, farthest: int) -> Int[Tensor, " n"]:
-    """Up to m = buckets / 2 as it is; beyond, m + ⌈(m − 1) · log(distance / m) / log((farthest − 1) / m)⌉, with its sign."""
+    """Up to m = buckets / 2 as it is; beyond, m + ⌈(m − 1) · log(distance / m) / log((farthest − 1) / m)⌉, with its sign.
+
+    All are as they are where none that is told apart lies beyond.
+    """
     middle = buckets // 2
+    if farthest - 1 <= middle:
+        return distances
     size = distances.abs()
     share = torch.log(size.clamp(min=1) / middle) / torch.log(torch.tensor((farthest - 1) / middle))
     far = (torch.ceil(share * (middle - 1)) + middle).long()

@@ -101,8 +101,8 @@ class Disentangled:
         terms: what joins the score of content with content: a query with the position of its key (content to position), a
             key with the position of its query (position to content).
         reach: the largest distance that is told apart; none means `most`.
-        buckets: rows of the table on each side, if they are fewer than `reach`: up to half of them, each distance has one;
-            beyond, they widen with its logarithm. None for a row each.
+        buckets: rows of the table on each side: up to half of them, each distance has one; beyond, they widen with its
+            logarithm, so that `reach` has the last. None for a row each.
         shared: whether positions go through the content's layers for keys and queries, else through their own.
         norm: whether a LayerNorm follows the table.
         absolute: where absolute positions come in: nowhere, at the input, or in the masked LM head, which then applies the
@@ -132,8 +132,10 @@ class Disentangled:
 
     def __post_init__(self) -> None:
         check_least(1, "encoder.position", most=self.most, reach=self.reach)
+        check_least(2, "encoder.position", buckets=self.buckets)
         if not self.terms or len(set(self.terms)) < len(self.terms):
             raise ConfigError(f"must hold c2p, p2c or both, once each, not {self.terms}", where="encoder.position.terms")
-        if self.buckets is not None and not 2 <= self.buckets < 2 * (self.farthest - 1):
-            what = f"must be at least 2 and below twice the distance {self.farthest} less 1, not {self.buckets}"
+        if self.buckets is not None and 2 * (self.farthest - 1) <= self.buckets < 2 * (self.most - 1):
+            least = f"at least {2 * (self.most - 1)}, enough for every distance in {self.most} positions"
+            what = f"must be below twice the distance {self.farthest} less 1 or {least}, not {self.buckets}"
             raise ConfigError(what, where="encoder.position.buckets")
