@@ -1,13 +1,17 @@
-"""How the encoder of a training run is computed, which changes none of its updates."""
+"""How the encoder of a training run is computed, which changes none of its updates, and how fast that could be."""
 
 from __future__ import annotations
 
 import torch
 
 from bothways.core.errors import ConfigError
+from bothways.core.hardware import gemm_rate, resolve_precision
 from bothways.model.block import Block
+from bothways.model.operations import BACKWARD
 from bothways.model.recurrentencoder import AnyEncoder
+from bothways.training.parallel import Plan
 from bothways.training.run import Training
+from bothways.training.trackers import Peak
 
 
 def compute_as(encoder: AnyEncoder, training: Training, device: torch.device) -> None:
@@ -23,3 +27,13 @@ def compute_as(encoder: AnyEncoder, training: Training, device: torch.device) ->
         raise ConfigError(what, where="training.compiled", fix="Leave it out: on a CPU compiled blocks are no faster.")
     for block in blocks:
         block.compiled = training.compiled
+
+
+def peak_of(forward: float, training: Training, device: torch.device, plan: Plan) -> Peak:
+    """What the speed of a run is compared with: operations of a step per token, and those of matrix products on all ranks.
+
+    Args:
+        forward: operations per token of a forward pass (`model.operations.forward_flops`).
+    """
+    rate = gemm_rate(device, resolve_precision(training.precision, device))
+    return Peak((1 + BACKWARD) * forward, rate * plan.world)

@@ -18,14 +18,15 @@ import torch
 from rich.console import Console
 
 from bothways.core import config as configs
-from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
+from bothways.core.hardware import choose_device
 from bothways.core.shares import OnShare
 from bothways.data.loader import Share, ahead
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
-from bothways.model.operations import BACKWARD, forward_flops
+from bothways.model.operations import forward_flops
 from bothways.recipes.analysis.survey import analyse_encoded, write_report
 from bothways.recipes.cards import data_of, limits_of_finetuned, run_of
+from bothways.recipes.computing import peak_of
 from bothways.recipes.failure import Failure
 from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
 from bothways.recipes.fitting import conclude, learning_by_rows
@@ -40,7 +41,6 @@ from bothways.training import checkpoint, run
 from bothways.training.folder import note_settings, run_folder
 from bothways.training.parallel import Plan, connected, is_main, place, plan_here
 from bothways.training.state import Progress
-from bothways.training.trackers import Peak
 
 __all__ = ["FinetuneConfig", "Finetuned", "finetune"]
 
@@ -113,7 +113,7 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device, c
     steps = loader(data, settings, task, settings.ordered_by, Share(plan.rank, plan.world))
     with stages(console) as on_stage:
         on_stage("measuring the speed of the machine", None)
-        peak = _peak(prepared, device, plan)
+        peak = peak_of(_forward(prepared), training, device, plan)
     torch.manual_seed(settings.ordered_by + 1 + plan.rank)  # after the forecast and the peak, which draw too
     with learning_by_rows(task.model, device, plan.world):
         progress = run.train(
@@ -166,11 +166,10 @@ def _concluded(done: Finetuned, prepared: Prepared, folder: Path, on_stage: OnSt
     return done
 
 
-def _peak(prepared: Prepared, device: torch.device, plan: Plan) -> Peak:
+def _forward(prepared: Prepared) -> float:
+    """Operations per token of a forward pass, for sequences of the usual length."""
     model, data = prepared.task.model, prepared.data
-    rate = gemm_rate(device, resolve_precision(prepared.settings.training.precision, device))
-    forward = forward_flops(model.config, model.specification, max(1, data.tokens // len(data.sequences)))
-    return Peak((1 + BACKWARD) * forward, rate * plan.world)
+    return forward_flops(model.config, model.specification, max(1, data.tokens // len(data.sequences)))
 
 
 def _save(done: Finetuned, prepared: Prepared) -> None:

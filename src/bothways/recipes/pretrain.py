@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from bothways.core import config as configs
-from bothways.core.hardware import choose_device, gemm_rate, resolve_precision
+from bothways.core.hardware import choose_device
 from bothways.core.learner import Cursor, Step
 from bothways.core.trees import flatten
 from bothways.data.corpus import Corpus
@@ -26,9 +26,9 @@ from bothways.data.loader import ahead
 from bothways.interop.card import Card
 from bothways.interop.folder import save_model
 from bothways.model.heads import Model
-from bothways.model.operations import BACKWARD, forward_flops
+from bothways.model.operations import forward_flops
 from bothways.recipes.cards import data_of_corpus, limits_of_pretrained
-from bothways.recipes.computing import compute_as
+from bothways.recipes.computing import compute_as, peak_of
 from bothways.recipes.heldout import HeldOut
 from bothways.recipes.pretrain_setup import Learning, heads_for, learner_of, loader_of, preflight
 from bothways.recipes.settings import Phase, PretrainConfig
@@ -38,7 +38,6 @@ from bothways.training.folder import note_settings, run_folder
 from bothways.training.parallel import Plan, connected, is_main, place, plan_here
 from bothways.training.run import Training
 from bothways.training.state import Progress, part_of
-from bothways.training.trackers import Peak
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def pretrain(
     with run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(), connected(plan, where):
         if is_main(plan):
             note_settings(folder, configs.to_toml(settings))
-        peak = _peak(settings, where, plan)
+        peak = peak_of(_forward(settings), settings.training, where, plan)
         torch.manual_seed(settings.seed + 1 + plan.rank)  # after the peak, which draws the first time in a process
         train_ids, held_out_ids = corpus.split(settings.held_out, settings.seed)
         scoring = HeldOut(settings, corpus, held_out_ids, plan, learner)
@@ -131,11 +130,10 @@ def _phases(settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan
     ]
 
 
-def _peak(settings: PretrainConfig, device: torch.device, plan: Plan) -> Peak:
+def _forward(settings: PretrainConfig) -> float:
+    """Operations per token of a forward pass in the first phase."""
     heads = heads_for(settings.encoder, settings.segments)
-    forward = forward_flops(settings.encoder, heads, settings.phases[0].length, settings.masking.rate)
-    rate = gemm_rate(device, resolve_precision(settings.training.precision, device))
-    return Peak((1 + BACKWARD) * forward, rate * plan.world)
+    return forward_flops(settings.encoder, heads, settings.phases[0].length, settings.masking.rate)
 
 
 def save_pretrained(done: Pretrained, settings: PretrainConfig, corpus: Corpus, folder: Path) -> None:
