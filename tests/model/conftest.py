@@ -37,3 +37,9 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
 def processor(request: pytest.FixtureRequest) -> Iterator[None]:
     """The library's own kernels, as on each kind of processor that this one can stand for."""
     yield from as_with(request.param)
+
+
+@pytest.fixture(params=[Feature(0), EVERY], ids=["torch", "compiled"])
+def operators(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One test by torch's operators, and by what there is here."""
+    yield from as_with(request.param)

@@ -11,9 +11,9 @@ from toy_task import VOCABULARY, WORDS, make_examples, make_task, make_tokenizer
 
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError
-from bothways.model import operations
 from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Pooled
+from bothways.model.operations import kept_floats
 from bothways.tasks import preflight
 from bothways.tasks.checks import check_examples
 from bothways.tasks.classify import Classification
@@ -177,31 +177,12 @@ def test_recomputation_is_advised_where_it_would_help(tmp_path: Path, monkeypatc
     assert fixes == ["Halve it; it is 4096. Or set training.recompute=true.", "Halve it; it is 4096."]
 
 
-def test_the_memory_forecast_is_near_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What autograd keeps for the backward pass of a step in fp32, counted by its own hooks."""
-    monkeypatch.setattr(operations, "resolve_precision", lambda *_: torch.float32)
-    from bothways.model.heads import Model
-
-    encoder = EncoderConfig(100, 128, 3, 4, 512)
-    model, length = Model(encoder, (Pooled(), Labels(2))).train(), 64
-    import numpy as np
-
-    from bothways.core.sequence import Sequence
-
-    batch = pack([Sequence(np.ones(length, np.int32), np.zeros(length, np.int8)) for _ in range(8)])
-    kept: dict[int, int] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        x = model.encoder(batch).last
-    measured = sum(size for pointer, size in kept.items() if pointer not in parameters)
-    assert x.requires_grad
-    load = Load(encoder, model.specification, length, batch.layout.tokens, 1)
-    assert load.memory(CPU) - 16 * load.parameters == pytest.approx(measured, rel=0.25)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_memory_forecast_is_of_weights_and_of_the_tokens_of_a_microbatch(recompute: bool) -> None:
+    """In fp32, with a gradient and two moments for each weight."""
+    load = dataclasses.replace(LOAD, recompute=recompute)
+    tokens = 4 * kept_floats(LOAD.encoder, LOAD.length, CPU, recompute) * LOAD.microbatch
+    assert load.memory(CPU) == 16 * LOAD.parameters + tokens
 
 
 def test_the_time_is_measured_and_the_weights_stay(tmp_path: Path) -> None:
