@@ -23,7 +23,7 @@ ALLOWED = {
     "data": {"text"},
     "families": {"model"},
     "objectives": {"model", "data"},
-    "tasks": {"model", "text", "data", "objectives", "training"},
+    "tasks": {"model", "text", "data", "objectives"},
     "interop": {"families", "text", "model", "tasks"},
     "report": set(),
     "recipes": {"families", "text", "data", "model", "objectives", "tasks", "training", "interop", "report"},
@@ -35,10 +35,30 @@ def imports(file: Path) -> set[str]:
     """The packages of bothways that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        found |= {name.split(".")[1] for name in names if name.startswith("bothways.")}
-    return found
+        match node:
+            case ast.ImportFrom():
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            case ast.Import():
+                names = [alias.name for alias in node.names]
+            case _:
+                names = []
+        parts = [name.split(".")[1] for name in names if name.startswith("bothways.")]
+        found |= {bothways._HOME.get(part, part).split(".")[0] for part in parts}
+    return found & set(ALLOWED)
+
+
+def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    for line in (
+        "import bothways.text.files",
+        "from bothways import text",
+        "from bothways import Tokenizer",
+        "from bothways.text import files",
+    ):
+        file.write_text(f"def late():\n    {line}\n")
+        assert imports(file) == {"text"}, line
+    file.write_text("from bothways import __version__\nimport bothways\nimport text\nfrom text import bothways\n")
+    assert imports(file) == set()
 
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
