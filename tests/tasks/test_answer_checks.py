@@ -89,3 +89,4 @@ def test_questions_that_training_and_dev_data_share() -> None:
     (finding,) = check([GOOD], [replace(GOOD, id="z", where="d.json:z"), OTHER])
     assert (finding.check, finding.severity) == ("overlap", "warning")
     assert finding.what == "1 of 2 dev questions are in the training data too, word for word: d.json:z"
+    assert check([GOOD], [replace(OTHER, question=GOOD.question, context=f"{CONTEXT} So.")]) == []

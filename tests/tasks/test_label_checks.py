@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,3 +81,9 @@ def test_an_answer_that_always_stands_in_one_place_is_told() -> None:
     same = [ChoiceExample(f"t{n}", ("a", "b"), 0) for n in range(4)]
     check(MultipleChoice().check(same, []), ("balance", "warning"), "always answering 0 would be right on 100.0%")
     assert "balance" not in {f.check for f in MultipleChoice().check([ChoiceExample("t", ("a", "b"))], [])}
+
+
+def test_choices_that_differ_in_context_or_endings_are_no_overlap() -> None:
+    train = fair_questions(9)
+    dev = [replace(train[0], endings=("new", "newer")), replace(train[1], context="another")]
+    assert "overlap" not in {finding.check for finding in MultipleChoice().check(train, dev)}

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence as Many
 from typing import Literal
 
+from bothways.tasks.checks import check_overlap
 from bothways.tasks.preflight import Finding, places
 from bothways.tasks.squad import ANYWHERE, Question, located
 
@@ -19,7 +20,7 @@ def check_questions(
         *_check_places(train, unfound),
         *_check_reachable(dev),
         *_check_impossible(train, dev, threshold),
-        *_check_overlap(train, dev),
+        *check_overlap(train, dev, lambda example: (example.question, example.context), "questions"),
     ]
 
 
@@ -102,12 +103,3 @@ def _check_impossible(train: Many[Question], dev: Many[Question], threshold: flo
         what = "there are dev questions without an answer, but no training question is: that there is none is hardly learned"
         findings.append(Finding("labels", "warning", what))
     return findings
-
-
-def _check_overlap(train: Many[Question], dev: Many[Question]) -> list[Finding]:
-    known = {(example.question, example.context) for example in train}
-    shared = [example.where for example in dev if (example.question, example.context) in known]
-    if not shared:
-        return []
-    what = f"{len(shared)} of {len(dev)} dev questions are in the training data too, word for word: {places(shared)}"
-    return [Finding("overlap", "warning", what, fix="Take them out of one of the two: they make the metrics too good.")]

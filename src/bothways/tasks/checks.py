@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from bothways.tasks.examples import Example, label_names
 from bothways.tasks.preflight import Finding, places
@@ -16,15 +17,24 @@ MANY = 20
 
 
 @runtime_checkable
-class Texts(Protocol):
+class Placed(Protocol):
+    """What examples of all kinds have."""
+
+    @property
+    def where(self) -> str: ...
+
+
+@runtime_checkable
+class Texts(Placed, Protocol):
     """What examples of all kinds have that are one text or two."""
 
     @property
     def text(self) -> str: ...
     @property
     def text_b(self) -> str | None: ...
-    @property
-    def where(self) -> str: ...
+
+
+E = TypeVar("E", bound=Placed)
 
 
 def check_examples(train: Many[Example], dev: Many[Example]) -> list[Finding]:
@@ -34,7 +44,7 @@ def check_examples(train: Many[Example], dev: Many[Example]) -> list[Finding]:
         *check_answered([e.where for e in (*train, *dev) if e.label is None]),
         *_check_labels(train, dev),
         *_check_balance(train),
-        *check_overlap(train, dev),
+        *check_overlap(train, dev, texts_of),
     ]
 
 
@@ -103,11 +113,21 @@ def _check_balance(train: Many[Example]) -> list[Finding]:
     return findings
 
 
-def check_overlap(train: Many[Texts], dev: Many[Texts]) -> list[Finding]:
-    """Development examples whose texts are in the training data."""
-    known = {(e.text, e.text_b) for e in train}
-    shared = [e.where for e in dev if (e.text, e.text_b) in known]
+def texts_of(example: Texts) -> tuple[str, str | None]:
+    """What such an example is known by."""
+    return example.text, example.text_b
+
+
+def check_overlap(train: Many[E], dev: Many[E], key: Callable[[E], Hashable], kind: str = "examples") -> list[Finding]:
+    """Development examples that are in the training data.
+
+    Args:
+        key: what an example is known by: all of it but its labels.
+        kind: what an example is called, in the plural.
+    """
+    known = {key(example) for example in train}
+    shared = [example.where for example in dev if key(example) in known]
     if not shared:
         return []
-    what = f"{len(shared)} of {len(dev)} dev examples are in the training data too, word for word: {places(shared)}"
+    what = f"{len(shared)} of {len(dev)} dev {kind} are in the training data too, word for word: {places(shared)}"
     return [Finding("overlap", "warning", what, fix="Take them out of one of the two: they make the metrics too good.")]

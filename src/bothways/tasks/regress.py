@@ -22,7 +22,7 @@ from bothways.core.errors import DataError
 from bothways.core.loss import Loss
 from bothways.model.heads import Head, Labels, Model
 from bothways.objectives.regression import squared_error
-from bothways.tasks.checks import check_answered, check_overlap, check_texts
+from bothways.tasks.checks import check_answered, check_overlap, check_texts, texts_of
 from bothways.tasks.classify import encode_texts
 from bothways.tasks.definition import Definition, Direction, Metrics, Reading
 from bothways.tasks.examples import LABELS, NOT_NAMED, Columns, Example, example_of, open_examples
@@ -77,7 +77,7 @@ class Regression(Definition[Example, Score]):
             *check_texts([*train, *dev]),
             *check_answered([e.where for e in (*train, *dev) if e.label is None]),
             *_check_scores(train, dev),
-            *check_overlap(train, dev),
+            *check_overlap(train, dev, texts_of),
         ]
 
     def encode(self, examples: Many[Example], tokenizer: Tokenizer, labels: Many[str], length: int) -> list[Input]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Many
 
+from bothways.tasks.checks import check_overlap
 from bothways.tasks.entities import types_of
 from bothways.tasks.examples import LABELS, PAIRS, TEXTS
 from bothways.tasks.preflight import Finding, places
@@ -34,7 +35,12 @@ def check_tagged(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme)
         if any(example.tags for example in examples):
             findings += _check_table(examples, name)
             findings += _check_scheme(examples, scheme, name)
-    return [*findings, *_check_labels(train, dev, scheme), *_check_balance(train, scheme), *_check_overlap(train, dev)]
+    return [
+        *findings,
+        *_check_labels(train, dev, scheme),
+        *_check_balance(train, scheme),
+        *check_overlap(train, dev, lambda example: example.words, "sentences"),
+    ]
 
 
 def _check_rows(examples: Many[TagExample]) -> list[Finding]:
@@ -168,12 +174,3 @@ def _check_balance(train: Many[TagExample], scheme: Scheme) -> list[Finding]:
             what = f"types with fewer than {FEW} entities in the training data, which are hardly learned: {places(rare)}"
             findings.append(Finding("balance", "warning", what))
     return findings
-
-
-def _check_overlap(train: Many[TagExample], dev: Many[TagExample]) -> list[Finding]:
-    known = {example.words for example in train}
-    shared = [example.where for example in dev if example.words in known]
-    if not shared:
-        return []
-    what = f"{len(shared)} of {len(dev)} dev sentences are in the training data too, word for word: {places(shared)}"
-    return [Finding("overlap", "warning", what, fix="Take them out of one of the two: they make the metrics too good.")]
