@@ -123,9 +123,9 @@ def score(task: Task[Any, Any], data: Labelled, pace: Pace = PACE, on_share: OnS
     return task.score(predictions(task, data, pace, on_share))
 
 
-def tune(task: Task[Any, Any], data: Labelled, pace: Pace = PACE, on_share: OnShare = untold) -> None:
+def tune(task: Task[Any, Any], data: Labelled, on_share: OnShare = untold) -> None:
     """Choose what the task takes from dev data, such as thresholds."""
-    task.definition = task.tuned(predictions(task, data, pace, on_share))
+    task.definition = task.tuned(predictions(task, data, on_share=on_share))
 
 
 def check_metric(metric: str, data: Labelled) -> None:

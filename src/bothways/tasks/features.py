@@ -40,6 +40,8 @@ from bothways.tasks.task import Input
 
 Stored = Literal["float16", "float32"]
 _VALUES, _ABOUT = "features.npy", "features.json"
+AT_ONCE = 8192
+"""Tokens that go through the encoder together, at most, unless a sequence has more."""
 
 
 @dataclass(frozen=True)
@@ -174,13 +176,11 @@ def extract(
     inputs: Many[Input],
     layers: tuple[int, ...],
     table: NDArray[np.floating],
-    tokens: int = 8192,
     on_share: OnShare = untold,
 ) -> None:
     """Write the vectors of each word's first token into a table `(words, layers, width)`, without dropout.
 
     Args:
-        tokens: the most that go through the encoder at once, unless a sequence has more.
         on_share: told the share of tokens that is done.
     """
     sequences = [sequence for item in inputs for sequence in item.sequences]
@@ -190,7 +190,7 @@ def extract(
     done, total = 0, sum(map(len, sequences))
     encoder.eval()
     try:
-        for places in deal([len(sequence) for sequence in sequences], 1, tokens)[0] if sequences else []:
+        for places in deal([len(sequence) for sequence in sequences], 1, AT_ONCE)[0] if sequences else []:
             batch = pack([sequences[place] for place in places]).to(device)
             index = cast(Tensor, cast(TokenTargets, batch.targets["tag"]).index)
             hidden = encoder(batch, keep_layers=True).layers
