@@ -281,11 +281,6 @@ def test_full_sentences_fill_sequences_as_a_plain_loop_does(sizes, length, cross
     assert all(plan.length == len(source.build(plan)) <= length for plan in plans)
     read = Counter(t for plan in plans for start, stop in plan.ranges for t in range(start, stop))
     assert read == Counter(range(sum(map(sum, sizes))))
-    assert source.overlong() == sum(n > length - 2 for document in sizes for n in document)
-
-
-def test_overlong_sentences_of_pairs_are_counted_too():
-    assert source_of([[29, 30, 31], [1]], NextSentence(32)).overlong() == 2
 
 
 # --- building

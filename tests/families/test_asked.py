@@ -11,13 +11,14 @@ from drawn_settings import draw_settings
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from batch_operations import batch_flops
 from bothways.core.batch import Batch, TokenTargets
 from bothways.core.layout import Layout
 from bothways.data.masking import Masking, Vocabulary
 from bothways.families.catalogue import FAMILIES
 from bothways.model.config import Disentangled, Dropouts, EncoderConfig, Sharing
 from bothways.model.heads import Labels, Masked, Model, Tags, build_encoder
-from bothways.model.operations import batch_flops, forward_flops
+from bothways.model.operations import forward_flops
 from bothways.model.recurrentconfig import RecurrentConfig
 from bothways.objectives.pretraining import Pretraining
 

@@ -10,13 +10,14 @@ from drawn_settings import draw_settings
 from family_peers import outputs
 from torch.utils.flop_counter import FlopCounterMode
 
+from batch_operations import batch_flops
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import FAMILIES
 from bothways.families.family import Architecture, Family, HeadKind
 from bothways.model.config import Causal, EncoderConfig, Full, Window
 from bothways.model.heads import Choice, Head, Labels, Masked, Model, NextToken, Pair, Pooled, Replaced, Span, Tags
-from bothways.model.operations import batch_flops, forward_flops
+from bothways.model.operations import forward_flops
 
 LENGTH, COPIES = 12, 3
 HEADS: dict[HeadKind, Head] = {

@@ -14,7 +14,7 @@ from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.bert import BERT, MEGATRON_BERT
 from bothways.families.family import Family
-from bothways.families.keys import to_ours, to_theirs
+from bothways.families.keys import to_theirs
 from bothways.model.config import Dropouts, EncoderConfig, Learned, PostNorm, PreNorm, Readout
 from bothways.model.heads import Head, Model
 
@@ -73,7 +73,8 @@ def ours(peer: nn.Module, config: EncoderConfig, heads: tuple[Head, ...]) -> Mod
     table = FAMILIES[config.order.kind].keys_for(config)
     model = Model(config, heads)
     state = {table.full_name(name): tensor for name, tensor in peer.state_dict().items()}
-    model.load_state_dict(to_ours(table, list(model.state_dict()), state))
+    places = {name: table.place(name) for name in model.state_dict()}
+    model.load_state_dict({name: place.join([state[part] for part in place.names]) for name, place in places.items()})
     return model
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from batch_operations import batch_flops
 from bothways.core.batch import Batch
 from bothways.core.config import load, read, to_dict
 from bothways.core.errors import ConfigError
@@ -25,7 +26,7 @@ from bothways.model.encoder import Encoder
 from bothways.model.heads import Head, Labels, Masked, Model, Replaced
 from bothways.model.kernels import Kernel
 from bothways.model.ledger import ledger
-from bothways.model.operations import batch_flops, forward_flops
+from bothways.model.operations import forward_flops
 from bothways.model.place import Convolution
 from bothways.model.view import View
 

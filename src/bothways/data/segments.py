@@ -157,11 +157,6 @@ class CorpusSource:
         done = cursor.item / len(self._plans(self._view(cursor.epoch), cursor.block))
         return cursor.epoch + (cursor.block + done) / self._blocks(cursor.epoch)
 
-    def overlong(self) -> int:
-        """How many of the chosen sentences have more tokens than fit in a sequence, and are cut; reads all offsets once."""
-        blocks = (self._selection.open(self.seed, 0, block) for block in range(self._blocks(0)))
-        return sum(int((block.stops - block.starts > self.segments.room).sum()) for block in blocks)
-
     def _view(self, epoch: int) -> int:
         return epoch if self.views is None else epoch % self.views
 

@@ -238,12 +238,6 @@ def to_theirs(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]
     return result
 
 
-def to_ours(table: KeyTable, names: list[str], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Theirs by their full names → our tensors of these names. Raises KeyError for one that is not there."""
-    places = {name: table.place(name) for name in names}
-    return {name: place.join([state[part] for part in place.names]) for name, place in places.items()}
-
-
 def _follow(ours: str, theirs: tuple[str, ...], name: str) -> tuple[str, ...]:
     """Their names for a tensor of ours, by one rule; nothing if the rule is about another."""
     match = _pattern(ours).fullmatch(name)

@@ -14,7 +14,7 @@ from bothways.core.hardware import resolve_precision
 from bothways.model.config import Blocks, Causal, Disentangled, EncoderConfig, FromPooler, Full, Gated, Own, Pattern, Window
 from bothways.model.heads import BiLM, Choice, Head, Labels, Masked, NextToken, Pair, Pooled, Replaced, Span, Tags, completed
 from bothways.model.kernels import is_compiled
-from bothways.model.placeledger import convolution_flops, decoder_rows, relative_flops, rows_flops
+from bothways.model.placeledger import convolution_flops, decoder_rows, relative_flops
 from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
 from bothways.model.view import sees_all
 
@@ -61,7 +61,7 @@ def forward_flops(config: ModelConfig, heads: Iterable[Head], length: int, predi
         heads: what reads it.
         length: tokens of a sequence; attention costs 4·L·H·length per token for scores and sums, in a window, in blocks or
             left to right only what is seen: what the reference kernel computes and masks is more. Global tokens that a batch
-            names cost what they are made by; what they see is not counted, nor what `batch_flops` counts.
+            names cost what they are made by; what they see is not counted, nor what is made of relative positions once a batch.
         predicted: share of tokens that the masked LM head predicts.
 
     The last block's part after attention is counted for the tokens that a head reads; without heads, for all.
@@ -71,14 +71,6 @@ def forward_flops(config: ModelConfig, heads: Iterable[Head], length: int, predi
     if isinstance(config, RecurrentConfig):
         return _recurrent_flops(config) + of_heads
     return _transformer_flops(config, length, _asked(config, wanted, length, predicted)) + of_heads
-
-
-def batch_flops(config: ModelConfig, heads: Iterable[Head], longest: int) -> float:
-    """What a forward pass does once a batch whose longest sequence is so long, beside `forward_flops`."""
-    if not isinstance(config, EncoderConfig):
-        return 0.0
-    decoded = 2 if decoder_rows(config) and Masked() in tuple(heads) else 0
-    return (config.steps + decoded) * rows_flops(config, longest)
 
 
 def _recurrent_flops(config: RecurrentConfig) -> float:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
 from bothways.model.config import Disentangled, EncoderConfig, Learned
-from bothways.model.distances import row_of
 
 Part = tuple[str, str, int]
 """What it is, its formula, and how many parameters. Letters as in `ledger.Entry`."""
@@ -59,16 +56,6 @@ def relative_flops(config: EncoderConfig, length: int) -> float:
     """Operations per token in one layer: its products with the 2·length − 1 distances, for each term."""
     position = config.position
     return len(position.terms) * 2.0 * config.width * (2 * length - 1) if isinstance(position, Disentangled) else 0.0
-
-
-def rows_flops(config: EncoderConfig, longest: int) -> float:
-    """Operations in one layer to make keys and queries of the positions: once a batch whose longest sequence is so long."""
-    position = config.position
-    if not isinstance(position, Disentangled):
-        return 0.0
-    first, last = row_of(position, torch.tensor([1 - longest, longest - 1])).tolist()
-    matrices = 3 if position.shared else len(position.terms)  # with the content's, values are made as well
-    return float(2 * (last - first + 1) * matrices * config.width**2)
 
 
 def convolution_flops(config: EncoderConfig) -> float:
