@@ -25,6 +25,7 @@ MODEL_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "vocab.txt",
     "vocab.json",
     "merges.txt",

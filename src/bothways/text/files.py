@@ -17,12 +17,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import ResourceError, TokenizerError
+from bothways.text.added import add_numbered, add_special
 from bothways.text.pipelines import (
     Albert,
     BigBird,
@@ -35,12 +36,11 @@ from bothways.text.pipelines import (
     parts,
 )
 from bothways.text.sentencepiece import read_sentencepiece
+from bothways.text.settings import CONFIG, flag, read_object, read_text
 from bothways.text.specials import NAMES, SETTINGS, Specials, find_specials, name_in
 
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 """What a folder's tokenizer is read from: the first of these that it holds."""
-
-D = TypeVar("D", bool, None)
 
 _ELSEWHERE = "Give a folder with tokenizer.json: transformers writes one, AutoTokenizer.from_pretrained(…).save_pretrained(…)."
 
@@ -73,15 +73,19 @@ def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials]:
     """A folder, or one of `FILES` → the backend and its special tokens.
 
     Raises:
-        TokenizerError: no such file, a folder without tokenizer, a file that is none, missing special tokens.
+        TokenizerError: no such file, a folder without tokenizer, a file that is none, missing special tokens, an added token
+            that does not get the id that is stated for it.
         ResourceError: a file that cannot be read.
     """
     file = _find(path)
-    config = _read_config(file.with_name("special_tokens_map.json")) | _read_config(file.with_name("tokenizer_config.json"))
+    config = read_object(file.with_name("special_tokens_map.json")) | read_object(file.with_name(CONFIG))
     backend, pipeline = _open(file, config)
+    add_numbered(backend, config, file)
     specials = find_specials(backend, config, file)
     if pipeline is not None:
         dress(backend, pipeline, specials)
+        add_numbered(backend, config, file)  # flags that are stated count over the pipeline's
+    add_special(backend, config, file)
     return finish(backend, specials), specials
 
 
@@ -164,56 +168,15 @@ def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, 
         case ".model":
             return _from_pieces(file, config)
         case _ if file.name == "vocab.json":
-            backend, prefix = _from_merges(file), _flag(config, file, "add_prefix_space", False)
+            backend, prefix = _from_merges(file), flag(config, file, "add_prefix_space", False)
             byte_bert = backend.token_to_id("[CLS]") is not None
-            return backend, ByteDeberta(prefix) if byte_bert else Roberta(prefix, _flag(config, file, "trim_offsets", True))
+            return backend, ByteDeberta(prefix) if byte_bert else Roberta(prefix, flag(config, file, "trim_offsets", True))
         case _:
             return _from_json(file), None
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        what = f"is not UTF-8 text (byte {error.start})"
-        raise TokenizerError(what, where=file, fix="Give a tokenizer.json or a vocab.txt, not compressed.") from error
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise ResourceError(what, where=file, fix="Check the name and the permissions.") from error
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(_read(file))
-    except json.JSONDecodeError as error:
-        what = f"is not JSON: {error.msg}"
-        raise TokenizerError(what, where=f"{file}:{error.lineno}", fix="Mend it, or take it away.") from error
-    if not isinstance(content, dict):
-        what = f"holds a JSON {type(content).__name__}, not an object"
-        raise TokenizerError(what, where=file, fix="Mend it, or take it away.")
-    return content
-
-
-def _flag(config: Mapping[str, Any], file: Path, key: str, default: D) -> bool | D:
-    """A setting of the tokenizer in `file`; null stands for the default.
-
-    Raises:
-        TokenizerError: it is neither true nor false.
-    """
-    match config.get(key):
-        case None:
-            return default
-        case bool(value):
-            return value
-        case value:
-            where = file.with_name("tokenizer_config.json")
-            raise TokenizerError(f"{key!r} is {value!r}", where=where, fix="Set it to true or to false, without quotes.")
-
-
 def _from_json(file: Path) -> tokenizers.Tokenizer:
-    text = _read(file)
+    text = read_text(file)
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises nothing narrower
@@ -227,11 +190,11 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
 
 
 def _from_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    lines = _read(file).removesuffix("\n").split("\n")
+    lines = read_text(file).removesuffix("\n").split("\n")
     bert = Bert(
-        lowercase=_flag(config, file, "do_lower_case", True),
-        strip_accents=_flag(config, file, "strip_accents", None),
-        cjk=_flag(config, file, "tokenize_chinese_chars", True),
+        lowercase=flag(config, file, "do_lower_case", True),
+        strip_accents=flag(config, file, "strip_accents", None),
+        cjk=flag(config, file, "tokenize_chinese_chars", True),
     )
     vocab = {token: id for id, token in enumerate(lines)}
     return bert_backend(vocab, bert, name_in(config, SETTINGS["unknown"]) or "[UNK]")
@@ -258,7 +221,7 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
         raise ResourceError(what, where=file, fix="Check the name and the permissions.") from error
-    pieces, prefix = list(held.pieces), _flag(config, file, "add_prefix_space", True)
+    pieces, prefix = list(held.pieces), flag(config, file, "add_prefix_space", True)
     if held.kind == "unigram" and file.name == "sentencepiece.bpe.model":
         names = [(name_in(config, SETTINGS[use]) or NAMES[use][1]) for use in ("cls", "pad", "sep", "unknown", "mask")]
         pieces = [*((name, 0.0) for name in names[:4]), *pieces[3:], (names[4], 0.0)]
@@ -268,13 +231,13 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
         return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=places["<unk>"])), BigBird(prefix, held.charsmap)
     if held.kind == "unigram" and {"<unk>", "[CLS]"} <= set(places):
         scored = [(piece, score - 100 if re.search(r"\d,$", piece) else score) for piece, score in pieces]
-        lowercase, accents = _flag(config, file, "do_lower_case", True), _flag(config, file, "keep_accents", False)
+        lowercase, accents = flag(config, file, "do_lower_case", True), flag(config, file, "keep_accents", False)
         albert = Albert(lowercase, accents, prefix, held.charsmap)
         return tokenizers.Tokenizer(models.Unigram(scored, unk_id=places["<unk>"])), albert
     if held.kind == "unigram" and {"[UNK]", "[CLS]"} <= set(places):
         mask = name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
         added = [] if mask in places else [(mask, 0.0)]
-        lowercase, punctuation = _flag(config, file, "do_lower_case", False), _flag(config, file, "split_by_punct", False)
+        lowercase, punctuation = flag(config, file, "do_lower_case", False), flag(config, file, "split_by_punct", False)
         deberta = PieceDeberta(lowercase, punctuation, prefix, held.charsmap)
         return tokenizers.Tokenizer(models.Unigram([*pieces, *added], unk_id=places["[UNK]"])), deberta
     known = "neither ALBERT's, BigBird's or DeBERTa's, which have [CLS], nor XLM-RoBERTa's sentencepiece.bpe.model"
