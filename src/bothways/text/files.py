@@ -24,6 +24,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import ResourceError, TokenizerError
 from bothways.text.added import add_numbered, add_special
+from bothways.text.contradictions import settle
 from bothways.text.pipelines import (
     Albert,
     BigBird,
@@ -172,7 +173,9 @@ def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, 
             byte_bert = backend.token_to_id("[CLS]") is not None
             return backend, ByteDeberta(prefix) if byte_bert else Roberta(prefix, flag(config, file, "trim_offsets", True))
         case _:
-            return _from_json(file), None
+            backend = _from_json(file)
+            settle(backend, config, file)
+            return backend, None
 
 
 def _from_json(file: Path) -> tokenizers.Tokenizer:

@@ -1,0 +1,116 @@
+"""Settings that contradict `tokenizer.json`: those of BERT and of bytes as transformers has them, those of pieces refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_deberta_tokenizers import of_bytes, of_pieces
+from test_family_tokenizers import albert, big_bird, roberta, word_piece, xlm
+from toy_text import hostile
+from transformers import AutoTokenizer
+
+from bothways.core.errors import TokenizerError
+from bothways.text.tokenizer import Tokenizer
+
+
+def write(folder: Path, made: Any, model: str, **stated: Any) -> Path:
+    """A folder of transformers in which the settings are changed, and `tokenizer.json` is not."""
+    made.save_pretrained(folder)
+    held = json.loads((folder / "tokenizer_config.json").read_text())
+    kept = {key: value for key, value in {**held, **stated}.items() if value != "left out"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept))
+    (folder / "config.json").write_text(json.dumps({"model_type": model}))
+    return folder
+
+
+WORDS = [
+    dict(zip(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), values, strict=True))
+    for values in itertools.product((True, False), (True, False, None), (True, False))
+]
+BYTES = [{"add_prefix_space": prefix, "trim_offsets": trim} for prefix, trim in itertools.product((True, False), (True, False))]
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
+Case = tuple[str, Callable[..., Any], dict[str, Any], dict[str, Any]]
+CASES: list[Case] = [
+    *(("bert", word_piece, {}, stated) for stated in WORDS),
+    *(("bert", word_piece, {"do_lower_case": False, "strip_accents": True}, stated) for stated in WORDS),
+    ("bert", word_piece, {}, {"do_lower_case": False, "tokenizer_class": "left out"}),
+    ("electra", word_piece, {}, {"do_lower_case": False, "tokenizer_class": "ElectraTokenizerFast"}),
+    ("bert", word_piece, {}, {"do_lower_case": False, **GENERIC}),
+    *(("roberta", roberta, {}, stated) for stated in BYTES),
+    *(("roberta", roberta, {"add_prefix_space": True, "trim_offsets": False}, stated) for stated in BYTES),
+    ("roberta", roberta, {}, {"add_prefix_space": True, **GENERIC}),
+    ("deberta", of_bytes, {}, {"add_prefix_space": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]:
+    made = []
+    for number, (model, build, held, stated) in enumerate(CASES):
+        folder = write(tmp_path_factory.mktemp("case") / str(number), build(**held), model, **stated)
+        made.append((Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)))
+    return made
+
+
+@given(texts=st.lists(hostile, min_size=1, max_size=3))
+@example(texts=["Hello é wórld a中b [MASK]", "hello <mask> w", " w"])
+@settings(max_examples=25, deadline=None)
+def test_ids_and_offsets_are_those_of_transformers(folders: list[tuple[Tokenizer, Any]], texts: list[str]) -> None:
+    for ours, theirs in folders:
+        expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
+        assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
+        offsets = [list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)]
+        assert offsets == expected["offset_mapping"]
+
+
+def test_what_is_followed_is_written(folders: list[tuple[Tokenizer, Any]], tmp_path: Path) -> None:
+    for number, (ours, _) in enumerate(folders):
+        ours.save(tmp_path / str(number))
+        assert Tokenizer.load(tmp_path / str(number)).fingerprint == ours.fingerprint
+
+
+PIECES: list[tuple[str, Callable[..., Any], str]] = [
+    ("albert", albert, "do_lower_case"),
+    ("albert", albert, "keep_accents"),
+    ("albert", albert, "add_prefix_space"),
+    ("big_bird", big_bird, "add_prefix_space"),
+    ("xlm-roberta", xlm, "add_prefix_space"),
+    ("deberta-v2", of_pieces, "do_lower_case"),
+    ("deberta-v2", of_pieces, "split_by_punct"),
+    ("deberta-v2", of_pieces, "add_prefix_space"),
+]
+
+
+@pytest.mark.parametrize(("model", "build", "key"), PIECES)
+@pytest.mark.parametrize("held", [True, False])
+def test_settings_of_pieces_must_not_contradict(
+    tmp_path: Path, model: str, build: Callable[..., Any], key: str, held: bool
+) -> None:
+    """Without the setting, or with that of `tokenizer.json`, and for the generic class, the folder opens."""
+    made = build(**{key: held})
+    for number, same in enumerate((held, None, "left out")):
+        Tokenizer.load(write(tmp_path / str(number), made, model, **{key: same}))
+    Tokenizer.load(write(tmp_path / "generic", made, model, **{key: not held}, **GENERIC))
+    said, has = json.dumps(not held), json.dumps(held)
+    with pytest.raises(TokenizerError, match=f"'{key}' is {said}, and tokenizer.json beside it has it {has}\n") as caught:
+        Tokenizer.load(write(tmp_path / "other", made, model, **{key: not held}))
+    assert f"{tmp_path / 'other' / 'tokenizer_config.json'}: " in str(caught.value)
+    assert f"Set it to {has}" in str(caught.value)
+
+
+def test_a_setting_that_a_class_does_not_read_contradicts_nothing(tmp_path: Path) -> None:
+    folder = write(tmp_path, xlm(), "xlm-roberta", do_lower_case=True)
+    theirs = AutoTokenizer.from_pretrained(folder)("Hello", add_special_tokens=False)["input_ids"]
+    assert Tokenizer.load(folder).encode(["Hello"])[0].tolist() == theirs
+
+
+def test_a_setting_must_be_true_or_false(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json: 'do_lower_case' is 'yes'"):
+        Tokenizer.load(write(tmp_path, word_piece(), "bert", do_lower_case="yes"))
