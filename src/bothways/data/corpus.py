@@ -228,7 +228,7 @@ def _prepare(place: Path, tokenizer: Tokenizer) -> None:
         raise DataError(what, where=place, fix="Choose another folder.")
     with refusals(place, _RESUME):
         (place / WORK).mkdir(exist_ok=True)
-    tokenizer.save(place)
+    Tokenizer(tokenizer.backend, tokenizer.specials).save(place)  # segments are for the model that will be trained to say
 
 
 def _encode_all(

@@ -70,8 +70,8 @@ def bert_backend(vocab: Mapping[str, int], bert: Bert, unknown: str = "[UNK]") -
     return backend
 
 
-def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials]:
-    """A folder, or one of `FILES` → the backend and its special tokens.
+def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials, bool]:
+    """A folder, or one of `FILES` → the backend, its special tokens, and whether its inputs are to be without segments.
 
     Raises:
         TokenizerError: no such file, a folder without tokenizer, a file that is none, missing special tokens, an added token
@@ -87,7 +87,8 @@ def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials]:
         dress(backend, pipeline, specials)
         add_numbered(backend, config, file)  # flags that are stated count over the pipeline's
     add_special(backend, config, file)
-    return finish(backend, specials), specials
+    names = config.get("model_input_names")
+    return finish(backend, specials), specials, isinstance(names, list) and "token_type_ids" not in names
 
 
 def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials) -> None:

@@ -76,6 +76,8 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """From a folder, or one of `files.FILES` with the `tokenizer_config.json` beside it if there is one.
 
+        Where that lists `model_input_names` without segments, all is of one, as transformers has it.
+
         Raises:
             TokenizerError: no such file, no tokenizer, special tokens missing.
             ResourceError: a file that cannot be read.
@@ -91,7 +93,7 @@ class Tokenizer:
 
         Args:
             positions: the longest input of the model that it is for, where others shall truncate.
-            segments: whether that model takes segment ids.
+            segments: whether that model takes segment ids; a flat tokenizer has none to give.
 
         Raises:
             ResourceError: the folder cannot be written.
@@ -100,7 +102,8 @@ class Tokenizer:
         if positions is not None:
             config["model_max_length"] = positions
         # Said either way: transformers' AlbertTokenizer leaves them out, and ALBERT was trained with them.
-        config["model_input_names"] = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
+        types = ["token_type_ids"] if segments and not self.flat else []
+        config["model_input_names"] = ["input_ids", *types, "attention_mask"]
         files = {
             "tokenizer.json": self.backend.to_str(pretty=True),
             "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2),
