@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bothways import cli
 from bothways.commands.interrupted import stop_saved
-from bothways.core.errors import BothwaysError, DataError
+from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.data.documents import Document
 from bothways.recipes.quickstart_data import labelled_examples
 from bothways.recipes.search import parse_grid
@@ -40,6 +40,28 @@ def test_a_mistake_is_one_message(line: list[str], message: str, tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BothwaysError, match=message):
         cli.app(line, result_action="return_value")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["tokenizer", "encode", "other.txt", "mine.txt", "--tokenizer", "vocabulary", "--out", "mine.txt"],
+        ["tokenizer", "encode", "other.txt", "--tokenizer", "mine.txt", "--out", "./mine.txt"],
+        ["tokenizer", "encode", "mine.txt", "--tokenizer", "vocabulary", "--out", "link.txt"],
+        ["embed", "model", "mine.txt", "--out", "sub/../mine.txt"],
+        ["evaluate", "model", "~/mine.txt", "--report", "mine.txt"],
+        ["convert", "sub", "--out", "sub/.", "--window", "512"],
+    ],
+)
+def test_no_input_is_written_over(line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "mine.txt").write_text("dear to me")
+    (tmp_path / "link.txt").symlink_to("mine.txt")
+    with pytest.raises(ResourceError, match="is an input too, and would be lost"):
+        cli.app(line, result_action="return_value")
+    assert (tmp_path / "mine.txt").read_text() == "dear to me"
 
 
 def test_a_quote_that_stays_open_is_named() -> None:

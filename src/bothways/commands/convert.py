@@ -33,11 +33,14 @@ def convert(
     window
         Of a Longformer, how many tokens each one looks at, both sides together; by default 512.
     """
+    from bothways.core.files import check_apart
+
     if not source.exists():
         from bothways.core.errors import FolderError
 
         fix = "A model of the Hub is fetched first: hf download NAME --local-dir DIR"
         raise FolderError("no such folder", where=source, fix=fix)
+    check_apart(out, [source])
     given = {name: value for name, value in (("positions", positions), ("window", window)) if value is not None}
     if (source / "config.json").is_file() and not any(source.glob("*.index")) and part is None:
         _lengthen(source, out, given)

@@ -55,7 +55,7 @@ def embed(
     from bothways.recipes.finetuned import open_task
     from bothways.tasks.task import Pace, Tally
 
-    check_out(out)
+    check_out(out, file)
     opened = open_task(folder, "embed", length=length, device=device, settings=settings)
     given = asked(opened, text=text)
     reading = opened.read(file, given, labelled=False)

@@ -80,7 +80,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.tasks.task import Pace
 
     if report is not None:
-        check_home(report)
+        check_home(report, [file])
     if limit is not None and precision != "int8":
         fix = "Add --precision int8, or leave --limit out."
         raise ConfigError(f"is for what int8 loses, and the precision is {precision}", where="limit", fix=fix)

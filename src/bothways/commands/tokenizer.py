@@ -118,11 +118,12 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     out
         The .jsonl file to write, instead of standard output.
     """
-    from bothways.core.files import replace_file
+    from bothways.core.files import check_home, replace_file
     from bothways.text.tokenizer import Tokenizer
 
+    if out is not None:
+        check_home(out, [*(inputs or ()), tokenizer])
     model = Tokenizer.load(tokenizer)
-
     hidden = out is None and sys.stdout.isatty()  # the lines would run through the bar
     with _progress(_console(), hidden) as progress:
         rows = _encoded(model, _file_lines(inputs, progress) if inputs else _standard_input())

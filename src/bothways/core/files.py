@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bothways.core.claim import refusals
@@ -65,12 +65,30 @@ def replace_file(place: Path, write: Callable[[Path], object]) -> None:
             hidden.unlink(missing_ok=True)
 
 
-def check_home(place: Path) -> None:
-    """ResourceError: the folder of a file that is to be written is not there, or a folder stands in the file's place."""
+def check_home(place: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Whether a file can be written at a place, before anything is read or computed for it.
+
+    Args:
+        inputs: what is read for it: files, or names of something else.
+
+    Raises:
+        ResourceError: its folder is not there, a folder stands in its place, or it is one of the inputs.
+    """
     if not place.absolute().parent.is_dir():
         raise ResourceError("has no folder to lie in", where=place, fix="Make it first, or name another file.")
     if place.is_dir():
         raise ResourceError("is a folder, where a file is to be written", where=place, fix="Name a file.")
+    check_apart(place, inputs)
+
+
+def check_apart(place: Path, inputs: Iterable[str | Path]) -> None:
+    """ResourceError: what is to be written is one of the inputs, under this name or another."""
+    for name in inputs:
+        path = os.path.expanduser(name)
+        if os.path.exists(place) and os.path.exists(path) and os.path.samefile(place, path):
+            raise ResourceError(
+                "is an input too, and would be lost", where=place, fix="Name another place for what is written."
+            )
 
 
 def remove(folder: Path) -> None:

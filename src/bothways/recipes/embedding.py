@@ -97,9 +97,9 @@ def sweep(task: Embed, examples: Iterable[Example], pace: Pace = PACE, tally: Ta
     return Sweep(cells, len(agreement.scores))
 
 
-def check_out(place: Path) -> None:
-    """ConfigError: vectors cannot be written to a file of this kind. ResourceError: it has no folder to lie in."""
-    check_home(place)
+def check_out(place: Path, source: str) -> None:
+    """ConfigError: vectors cannot be written to a file of this kind. ResourceError: see `check_home`."""
+    check_home(place, [source])
     if place.suffix not in (".npy", ".parquet", ".jsonl"):
         raise ConfigError(f"{place.name!r} is none of .npy, .parquet and .jsonl", where="out", fix="Choose one by its suffix.")
 
