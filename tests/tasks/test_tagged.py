@@ -140,6 +140,50 @@ def test_lines_of_text(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("id\ttext\n1\tAnna lives.\n2\tIn Oslo\n", TagColumns()),
+        ("id\tsays\n1\tAnna lives.\n2\tIn Oslo\n", TagColumns("says")),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_a_table_of_texts_between_tabs(tmp_path: Path, name: str, text: str, asked: TagColumns) -> None:
+    file = write(tmp_path / name, text)
+    found = read(file, asked, labelled=False)
+    assert [(e.words, e.whole) for e in found] == [(("Anna", "lives", "."), "Anna lives."), (("In", "Oslo"), "In Oslo")]
+    assert found[0].where == f"{file}:2"
+
+
+def test_columns_between_tabs_stay_columns(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.tsv", "In\tO\nNew York\tB-LOC\n\nAnna\tB-PER\n")
+    assert [e.words for e in read(file, labelled=False)] == [("In", "New York"), ("Anna",)]
+    assert [e.words for e in read(file, TagColumns("1"), labelled=False)] == [("O", "B-LOC"), ("B-PER",)]
+    assert [e.tags for e in read(write(tmp_path / "b.tsv", "text\tO\nAnna\tB-PER\n"))] == [("O", "B-PER")]
+    assert read(write(tmp_path / "c.tsv", "New York\tB-LOC\n"))[0].words == ("New York",)  # tags that are there say enough
+
+
+def test_texts_are_not_taken_for_words(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.tsv", "said\tid\nAnna lives\t1\nIn Oslo\t2\n")
+    with pytest.raises(
+        DataError, match=r"a\.tsv:1: 2 of the first 3 words hold blanks, as texts do: 'Anna lives'\n.*--text NAME"
+    ):
+        read(file, labelled=False)
+    for name, message in (("no.tsv", "no such file"), ("empty.tsv", "holds no word")):
+        with pytest.raises(DataError, match=f"{name}: {message}"):
+            read(tmp_path / name if name == "no.tsv" else write(tmp_path / name, ""), labelled=False)
+
+
+@pytest.mark.parametrize("text", ["Anna\tB-PER\nlives\tO\n", "-DOCSTART- -X- O\n\n# id 1\nAnna NNP B-PER\nlives VB O\n\n"])
+def test_words_with_tags_are_not_taken_for_texts(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path / "a.txt", text)
+    with pytest.raises(DataError, match=r"a\.txt: holds a word with its tag in each line, .* a text\n.*--text 0"):
+        read(file, labelled=False)
+    assert read(file, TagColumns("0"), labelled=False)[0].words == ("Anna", "lives")
+    for lines in ("Type O\n", "Type O\nis rare\n", "answer B\nanswer O\n", "O\nO\n"):
+        assert len(read(write(file, lines), labelled=False)) == lines.count("\n")
+
+
 def test_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     def given_(text: str) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))

@@ -15,6 +15,7 @@ from bothways.core.errors import DataError
 DOCSTART = "-DOCSTART-"
 _COMMENT = re.compile(r"#\s+(newdoc\b|newpar\b|id\s|[\w.]+ = )")
 _DOCUMENT = re.compile(r"#\s+newdoc\b")
+_TAG_OF_ENTITY = re.compile(r"O|[BIESLUM]-.+")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ def read_columns(lines: Iterable[tuple[int, str]], where: str, word: int = 0, ta
         raise DataError("holds no word", where=where, fix="Give a file with at least one sentence.")
     yield first
     yield from sentences
+
+
+def are_columns(lines: Iterable[str]) -> bool:
+    """Whether these lines of a .txt file are words with tags of entities, several of them and nothing else."""
+    rows = [_fields(line) for line in lines if line.strip() and not line.startswith(DOCSTART) and not _COMMENT.match(line)]
+    return len(rows) > 1 and all(len(fields) > 1 and _TAG_OF_ENTITY.fullmatch(fields[-1]) for fields in rows)
 
 
 def _sentences(lines: Iterable[tuple[int, str]], where: str, word: int, tag: int | None) -> Iterator[Lines]:

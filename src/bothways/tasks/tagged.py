@@ -2,10 +2,12 @@
 
 Columns (`conll`) are files of any suffix but those of tables: .jsonl, .parquet and Hub data sets hold a list of words and
 one of tags in each row. To predict, .txt files hold a text a line, and tables may hold texts: their words are found by `words`.
+A .tsv is a table then, if its first line names a column of texts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
@@ -16,7 +18,7 @@ from typing import Any
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
 from bothways.data.streams import COMPRESSED, BytesRead, read_lines
-from bothways.tasks.conll import read_columns
+from bothways.tasks.conll import Lines, are_columns, read_columns
 from bothways.tasks.examples import cell_of
 from bothways.tasks.tables import STDIN, Row, Table, open_table
 from bothways.tasks.words import split_words
@@ -26,7 +28,10 @@ TAGS = ("tags", "ner_tags", "labels", "ner")
 TEXTS = ("text", "sentence", "content")
 
 TABLES = (".jsonl", ".parquet", ".csv")
-"""Suffixes of tables; all others are of columns, .tsv too."""
+"""Suffixes of tables; all others are of columns, .tsv too, unless it is to predict and holds texts."""
+
+_HEAD = 100
+"""Lines of a file by which it is told what it holds."""
 
 NEIGHBOURS = 512
 """Words before and after a sentence that are kept as its context: no encoder of BERT's reads more."""
@@ -124,20 +129,41 @@ def open_tagged(source: str, asked: TagColumns, usual: TagColumns, *, labelled: 
         labelled: whether tags are wanted.
 
     Raises:
-        DataError: as `open_table`, and for columns that are not there; while reading, for a line without a word and a tag, and
-            for lists that are not of one length.
+        DataError: as `open_table`, for columns that are not there, and to predict for texts that are columns, or the reverse;
+            while reading, for a line without a word and a tag, and for lists that are not of one length.
     """
     path = Path(source).expanduser()
     suffix = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
     if not labelled and asked.text is None and (suffix == ".txt" or source == STDIN):
         table = open_table(source)
+        _check_lines(source, path)
         return Opened(usual, _from_table(table, TagColumns("text"), lines=True), table.share)
     objects = source == STDIN and asked.text is not None and not asked.text.isdecimal()
-    if source.startswith(HUB) or suffix in TABLES or objects:
+    texts = not labelled and suffix == ".tsv" and path.is_file() and _has_texts(path, asked.text)
+    if source.startswith(HUB) or suffix in TABLES or objects or texts:
         table = open_table(source, [] if asked.text is None else [asked.text])
         columns = _columns(asked, usual, table, labelled=labelled)
         return Opened(columns, _from_table(table, columns, lines=False), table.share)
     return _open_columns(source, path, asked, usual, labelled=labelled)
+
+
+def _head(path: Path) -> list[str]:
+    with contextlib.closing(read_lines(path)) as lines:
+        return [line for _, line in itertools.islice(lines, _HEAD)]
+
+
+def _check_lines(source: str, path: Path) -> None:
+    """DataError: the lines are words with tags. Of the standard input nobody knows before it is read."""
+    if source != STDIN and are_columns(_head(path)):
+        what = "holds a word with its tag in each line, where each line is to be a text"
+        raise DataError(what, where=source, fix="Name the column of the words, --text 0, or call the file .conll.")
+
+
+def _has_texts(path: Path, asked: str | None) -> bool:
+    """Whether a .tsv is a table with a column of texts: of this name, or of one that its first line has."""
+    if asked is not None:
+        return not asked.isdecimal()
+    return any(name in TEXTS for line in _head(path)[:1] for name in line.split("\t"))
 
 
 def _open_columns(source: str, path: Path, asked: TagColumns, usual: TagColumns, *, labelled: bool) -> Opened:
@@ -145,8 +171,21 @@ def _open_columns(source: str, path: Path, asked: TagColumns, usual: TagColumns,
     tag = _number("label", asked.label, usual.label, source) if labelled else None
     where, lines, share = _lines(source, path)
     found = read_columns(lines, where, int(word or 0), (-1 if tag is None else int(tag)) if labelled else None)
+    found = found if labelled else _words(found, where)
     examples = ((item.document, TagExample(item.words, item.tags, f"{where}:{item.line}")) for item in found)
     return Opened(TagColumns(word, tag) if labelled else usual, examples, share)
+
+
+def _words(sentences: Iterator[Lines], where: str) -> Iterator[Lines]:
+    """The same sentences; DataError if the first one has blanks in most of its words, as texts have."""
+    first = next(sentences)
+    blank = [word for word in first.words if len(word.split()) > 1]
+    if 2 * len(blank) > len(first.words):
+        what = f"{len(blank)} of the first {len(first.words)} words hold blanks, as texts do: {blank[0][:40]!r}"
+        fix = 'Texts are read from a .txt, one a line, or from a column with a name, such as "text": --text NAME.'
+        raise DataError(what, where=f"{where}:{first.line}", fix=fix)
+    yield first
+    yield from sentences
 
 
 def with_neighbours(examples: Numbered) -> Iterator[TagExample]:
