@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import re
 import shlex
@@ -57,6 +58,36 @@ def test_python_examples_import_what_there_is_and_call_it_rightly(page: Path) ->
                 inspect.signature(called).bind(*call.args, **arguments)
             except TypeError as error:
                 pytest.fail(f"{ast.unparse(call)}: {error}")
+
+
+PLACEHOLDERS = {"texts", "model", "tokenizer", "learner", "loader", "folder"}
+"""Names in examples that stand for what the reader has."""
+
+
+@every_page
+def test_each_python_example_imports_what_it_uses(page: Path) -> None:
+    for text in (text for language, text in fences(ROOT / page) if language == "python"):
+        nodes = list(ast.walk(ast.parse(text)))
+        known = {
+            alias.asname or alias.name
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        known |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        known |= {node.arg for node in nodes if isinstance(node, ast.arg)} | PLACEHOLDERS | set(dir(builtins))
+        assert {node.id for node in nodes if isinstance(node, ast.Name)} <= known
+
+
+@every_page
+def test_no_python_example_writes_into_a_folder_of_the_command_lines(page: Path) -> None:
+    words = [shlex.split(command) for command in commands(ROOT / page)]
+    made = {line[line.index("--out") + 1].rstrip("/") for line in words if "--out" in line}
+    for text in (text for language, text in fences(ROOT / page) if language == "python"):
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        writing = [call for call in calls if ast.unparse(call.func).split(".")[-1] in {"Path", "save", "save_model", "build"}]
+        written = {arg.value for call in writing for arg in call.args if isinstance(arg, ast.Constant)}
+        assert made.isdisjoint(str(place).rstrip("/") for place in written)
 
 
 @every_page

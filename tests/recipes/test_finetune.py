@@ -179,7 +179,9 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     broken = finetune(settings_of(files), tmp_path, device="cpu")
     assert broken.folder is None
     assert 0 < broken.progress.steps < 50
-    with pytest.raises(ResourceError, match="holds the checkpoints of an earlier run\n  Add --resume"):
+    with pytest.raises(
+        ResourceError, match="holds the checkpoints of an earlier run\n  Add --resume \\(in Python resume=True\\)"
+    ):
         finetune(settings_of(files), tmp_path, device="cpu")
     moved = shutil.copy(files.train, tmp_path / "moved.tsv")
     result = finetune(settings_of(files, train=str(moved)), tmp_path, resume=True, device="cpu")

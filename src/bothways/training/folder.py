@@ -40,7 +40,7 @@ def run_folder(folder: Path, *, resume: bool) -> Iterator[Path]:
 def _check(folder: Path, resume: bool) -> None:
     if not folder.exists() or (folder / MARK).exists():
         if latest(folder) is not None and not resume:
-            fix = "Add --resume to go on with it, or choose another folder."
+            fix = "Add --resume (in Python resume=True) to go on with it, or choose another folder."
             raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
     elif any(folder.iterdir()):
         raise ResourceError("is not empty, and not the folder of a run", where=folder, fix="Choose another folder.")
