@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.data.packing import Examples
 from bothways.data.segments import FullSentences
 from bothways.interop.folder import load_model
@@ -118,6 +118,21 @@ def test_it_goes_on_where_it_was(told: Told, tmp_path: Path) -> None:
     assert again is not None
     assert (out / "pretraining" / "metrics.jsonl").read_text() == before, "what is finished is not trained again"
     assert [run.metrics for run in again.from_scratch] == [run.metrics for run in told.from_scratch]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "corpus").mkdir(parents=True)
+    (tmp_path / "mine" / "corpus" / "notes").write_text("dear to me")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ResourceError, match=r"mine: is not empty, and not the folder of a quickstart\n.*--out NAME"):
+        tell(SMALL, tmp_path / "mine", files=("never read",))
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(ResourceError, match="notes: cannot be written: Not a directory"):
+        tell(SMALL, tmp_path / "mine" / "corpus" / "notes", files=("never read",))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="never read: no such file"):
+        tell(SMALL, tmp_path / "empty", files=("never read",))
+    assert not list((tmp_path / "empty").iterdir())
 
 
 def test_own_labels(told: Told, tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def quickstart(
     minutes
         The time for all of it; more time means more pre-training.
     out
-        The folder for the corpus, the models and the report. A run that was stopped goes on where it was.
+        The folder for the corpus, the models and the report: new, empty, or of a run that was stopped, which goes on where it
+        was.
     corpus
         Your own text: files, folders, globs, as `bothways corpus build` takes them. Without it, the documentation inside this
         Python installation.

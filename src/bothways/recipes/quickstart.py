@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bothways.core.claim import refusals
+from bothways.core.errors import ResourceError
 from bothways.core.hardware import choose_device, has_bf16
 from bothways.data.corpus import Corpus, build
 from bothways.data.masking import Masking
@@ -43,6 +45,9 @@ from bothways.training.schedule import Linear
 from bothways.training.state import Epochs, Hours, Progress
 
 Say = Callable[[str], object]
+
+MARK = ".quickstart"
+"""The empty file that tells the folder of a quickstart, which may go on in it."""
 
 SHAPES = {True: (256, 1e-3), False: (128, 2e-3)}
 """Width of the model and peak learning rate of its pre-training, with and without bf16 in hardware. On an fp32 core, in equal
@@ -167,7 +172,11 @@ def tell(
         labels: a labelled file; none for a task made from the text.
         say: takes one line as each stage begins.
         on_fine_tuning: (run, of how many, progress), after each step of a fine-tuning.
+
+    Raises:
+        ResourceError: the folder holds something else, or it cannot be written.
     """
+    _check_own(out)
     stages = _Stages(say)
     stages.begin("text", "reading the text" if files else "reading the documentation of this Python installation")
     kept, aside = part(gather(files, story.words), 0.0 if labels else story.set_aside)
@@ -175,6 +184,7 @@ def tell(
     stages.begin("vocabulary", f"learning a WordPiece vocabulary of {story.vocabulary:,} from {len(kept):,} documents")
     tokenizer = train((document.text for document in kept), WordPiece(story.vocabulary))
     stages.begin("corpus", "building the corpus")
+    _mark(out)
     corpus = build(kept, tokenizer, out / "corpus")
     data = label(story.method.task, tokenizer, train_on, test_on, story.method.length)
     for finding in data.findings:
@@ -195,6 +205,19 @@ def tell(
     counted = counting_baselines(train_on, test_on)
     stages.begin("report", "writing the report")
     return Told(story, corpus, settings, pretrained, data, ours, bare, counted, tuple(filled), stages.seconds)
+
+
+def _check_own(out: Path) -> None:
+    with refusals(out, "Choose another folder."):
+        if out.exists() and not (out / MARK).exists() and any(out.iterdir()):
+            what = "is not empty, and not the folder of a quickstart"
+            raise ResourceError(what, where=out, fix="Choose another folder: --out NAME.")
+
+
+def _mark(out: Path) -> None:
+    with refusals(out, "Choose another folder."):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MARK).touch()
 
 
 class _Stages:
