@@ -79,14 +79,24 @@ def test_positions_repeat_and_global_projections_begin_as_the_others(tmp_path: P
 
 def test_of_berts_heads_the_masked_one_stays(tmp_path: Path) -> None:
     bert("BertForPreTraining").save_pretrained(tmp_path / "short")
-    assert type(converted(tmp_path / "short", tmp_path / "long")).__name__ == "LongformerForMaskedLM"
+    assert type(converted(tmp_path / "short", tmp_path / "long", "--window", "8")).__name__ == "LongformerForMaskedLM"
     assert not list((tmp_path / "long").glob("tokenizer*"))
 
 
 def test_a_folder_without_tokenizer_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bert().save_pretrained(tmp_path / "short")
-    converted(tmp_path / "short", tmp_path / "long")
-    assert "no tokenizer" in capsys.readouterr().err
+    converted(tmp_path / "short", tmp_path / "long", "--positions", "2000")
+    said = f"neither has the new one\nwrote {tmp_path / 'long'}: a Longformer of 2,000 positions, window 512\n"
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_folder_does_not_become_one_unasked(tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path / "short")
+    with pytest.raises(
+        ConfigError, match=r"short: is a model folder already; .* a Longformer, .*\n.*--positions 4096, --window"
+    ):
+        app(["convert", str(tmp_path / "short"), "--out", str(tmp_path / "long")], result_action="return_value")
+    assert not (tmp_path / "long").exists()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ def convert(
     Parameters
     ----------
     source
-        The unpacked folder of a checkpoint, or the .index file of one in it. Or a model folder.
+        The unpacked folder of a checkpoint, or the .index file of one in it. Or, with --positions or --window, the model folder
+        of a BERT or RoBERTa.
     out
         The model folder.
     part
@@ -63,16 +64,21 @@ def _check_none(given: Mapping[str, int], source: Path) -> None:
 def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
     import sys
 
+    from bothways.core.errors import ConfigError
     from bothways.interop.card import Card
     from bothways.interop.folder import load_model, save_model
-    from bothways.interop.lengthen import lengthened
+    from bothways.interop.lengthen import WINDOW, lengthened
     from bothways.text.files import FILES
     from bothways.text.tokenizer import Tokenizer
 
+    if not given:
+        what = "is a model folder already; what can be made of it is a Longformer, if its length is said"
+        raise ConfigError(what, where=source, fix="Add --positions 4096, --window 512, or both.")
     found = load_model(str(source))
     model = lengthened(found.model, **given)
     held = any((found.folder / name).is_file() for name in FILES)
     tokenizer = Tokenizer.load(found.folder) if held else None
+    made = f"a Longformer of {model.config.most:,} positions, window {given.get('window', WINDOW):,}"
     summary = (
         f"A Longformer of {model.config.most} positions, made of {found.folder.name} with `bothways convert`. "
         "Nothing was trained: it needs training on long texts before it is of use there."
@@ -80,7 +86,7 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
     save_model(out, model, tokenizer, card=Card(f"{found.folder.name}, for long texts", summary))
     if tokenizer is None:
         print("warning: the folder has no tokenizer, and neither has the new one", file=sys.stderr)
-    print(f"wrote {out}", file=sys.stderr)
+    print(f"wrote {out}: {made}", file=sys.stderr)
 
 
 def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] | None) -> None:

@@ -21,7 +21,11 @@ from bothways.model.init import without_weights
 _POSITIONS = "encoder.embedding.position.weight"
 
 
-def lengthened(model: Model, positions: int = 4096, window: int = 512) -> Model:
+POSITIONS, WINDOW = 4096, 512
+"""The authors' own: the longest input, and how many tokens each one sees."""
+
+
+def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -> Model:
     """The same encoder as a Longformer, with the masked LM head, or the pooler if it has none; other heads are left out.
 
     Args:
