@@ -183,7 +183,7 @@ def test_questions_from_the_standard_input_are_json_lines(monkeypatch: pytest.Mo
     line = json.dumps({"context": "c", "endings": ["a", "b"]}).encode() + b"\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line)))
     (example,) = MultipleChoice().read("-", labelled=False).examples
-    assert example == ChoiceExample("c", ("a", "b"), None, "stdin:1")
+    assert example == ChoiceExample("c", ("a", "b"), None, "standard input:1")
 
 
 @pytest.mark.parametrize(

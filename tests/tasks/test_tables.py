@@ -126,8 +126,21 @@ def test_standard_input_is_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sys.stdin", Stdin(b'{"a": 1}\r\n\n'))
     assert values(open_table("-")) == [{"text": '{"a": 1}'}, {"text": ""}]
     monkeypatch.setattr("sys.stdin", Stdin(b"fine\n\xe9t\xe9\n"))
-    with pytest.raises(DataError, match=r"^stdin:2: byte 0xe9 at column 1 is not UTF-8"):
+    with pytest.raises(DataError, match=r"^standard input:2: byte 0xe9 at column 1 is not UTF-8"):
         values(open_table("-"))
+
+
+def test_the_standard_input_is_read_as_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "\ufefffirst\r\nsec\0ond\n\n\ufeffthird".encode()
+    (tmp_path / "a.txt").write_bytes(content)
+    monkeypatch.setattr("sys.stdin", Stdin(content))
+    found = values(open_table("-"))
+    assert found == values(open_table(str(tmp_path / "a.txt")))
+    assert found == [{"text": "first"}, {"text": "second"}, {"text": ""}, {"text": "\ufeffthird"}]
+    for content, message in (("hello".encode("utf-16"), "is UTF-16 text"), (b"PK\0\1", "is a binary file")):
+        monkeypatch.setattr("sys.stdin", Stdin(content))
+        with pytest.raises(DataError, match=f"^standard input: {message}"):
+            open_table("-")
 
 
 def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,9 +191,9 @@ def test_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     given_("Anna lives\n")
     assert read("-", labelled=False)[0].words == ("Anna", "lives")
     given_("Anna B-PER\nlives O\n")
-    assert read("-") == [TagExample(("Anna", "lives"), ("B-PER", "O"), "stdin:1")]
+    assert read("-") == [TagExample(("Anna", "lives"), ("B-PER", "O"), "standard input:1")]
     given_('{"t": ["Anna", "lives"]}\n')
-    assert read("-", TagColumns("t"), labelled=False) == [TagExample(("Anna", "lives"), None, "stdin:1")]
+    assert read("-", TagColumns("t"), labelled=False) == [TagExample(("Anna", "lives"), None, "standard input:1")]
     given_('{"t": "Anna lives"}\n')
     assert read("-", TagColumns("t"), labelled=False)[0].starts == (0, 5)
 

@@ -131,10 +131,17 @@ def test_encode_standard_input(tmp_path, capsys, monkeypatch):
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == _expected(folder)
 
 
+def test_encode_takes_the_mark_off_the_standard_input(tmp_path, capsys, monkeypatch):
+    folder = write_vocabulary(tmp_path)
+    monkeypatch.setattr(sys, "stdin", _Input("\ufeff".encode() + "\n".join(LINES).encode()))
+    run("encode", "--tokenizer", folder)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == _expected(folder)
+
+
 def test_encode_refuses_what_is_no_text(tmp_path, monkeypatch):
     folder = write_vocabulary(tmp_path)
     monkeypatch.setattr(sys, "stdin", _Input(b"fine\nno\xff\n"))
-    with pytest.raises(DataError, match="standard input:2: byte 0xff is not UTF-8"):
+    with pytest.raises(DataError, match="standard input:2: byte 0xff at column 3 is not UTF-8"):
         run("encode", "--tokenizer", folder, "--out", tmp_path / "out.jsonl")
     assert not list(tmp_path.glob("*out.jsonl*"))
     with pytest.raises(DataError, match="nowhere: no such file"):

@@ -247,14 +247,9 @@ def _file_lines(inputs: list[str], progress: Progress) -> Iterator[str]:
 
 
 def _standard_input() -> Iterator[str]:
-    from bothways.core.errors import DataError
+    from bothways.data.streams import standard_input
 
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            what = f"byte 0x{line[error.start]:02x} is not UTF-8"
-            raise DataError(what, where=f"standard input:{number}", fix="Convert it: iconv -f LATIN1 -t UTF-8.") from error
+    return (line for _, line in standard_input())
 
 
 def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:

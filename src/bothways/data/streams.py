@@ -10,8 +10,9 @@ import codecs
 import gzip
 import io
 import lzma
+import sys
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 """Suffixes of compressed files."""
+STANDARD_INPUT = "standard input"
+"""What it is called in messages."""
 
 _HEAD = 8192
 _BLOCK = 1 << 17
@@ -136,37 +139,55 @@ def open_bytes(path: Path, bytes_read: BytesRead | None = None) -> Iterator[io.B
             bytes_read.current = None
 
 
-def _check_head(path: Path, head: bytes) -> None:
+def _check_head(place: Path | str, head: bytes) -> None:
     for mark, name in _OTHER_MARKS.items():
         if head.startswith(mark):
-            raise DataError(f"is {name} text, and UTF-8 is read", where=path, fix=f"Convert it: iconv -f {name} -t UTF-8.")
+            raise DataError(f"is {name} text, and UTF-8 is read", where=place, fix=f"Convert it: iconv -f {name} -t UTF-8.")
     if b"\0" in head:
         fix = "Give text files; compressed ones need one of the suffixes " + ", ".join(COMPRESSED) + "."
-        raise DataError("is a binary file, not text", where=path, fix=fix)
+        raise DataError("is a binary file, not text", where=place, fix=fix)
+
+
+def decoded(lines: Iterable[bytes], name: Path | str) -> Iterator[tuple[int, str]]:
+    """Lines of UTF-8 with their numbers from 1, without line ends, byte-order mark and NUL characters.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        DataError: binary, another encoding, a byte that is not UTF-8.
+    """
+    for number, raw in enumerate(lines, 1):
+        line = raw
+        if number == 1:
+            _check_head(name, raw[:_HEAD])
+            line = raw.removeprefix(codecs.BOM_UTF8)
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            what = f"byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8"
+            fix = "Convert it: iconv -f LATIN1 -t UTF-8 (or the encoding that it has); binary files cannot be read."
+            raise DataError(what, where=f"{name}:{number}", fix=fix) from error
+        yield number, text.replace("\0", "") if "\0" in text else text
+
+
+def standard_input() -> Iterator[tuple[int, str]]:
+    """Lines of the standard input, as `decoded`."""
+    return decoded(sys.stdin.buffer, STANDARD_INPUT)
 
 
 def read_lines(path: Path, bytes_read: BytesRead | None = None) -> Generator[tuple[int, str], None, None]:
-    """Lines of a UTF-8 file with their numbers from 1, without line ends, byte-order mark and NUL characters;
-    `bytes_read` counts along.
+    """Lines of a file, as `decoded`; `bytes_read` counts along.
 
     Raises:
-        DataError: binary, another encoding, a byte that is not UTF-8, a damaged compressed file.
+        DataError: see `decoded`; a damaged compressed file.
         ResourceError: see `open_bytes`.
     """
     number = 0
     with open_bytes(path, bytes_read) as stream:
         try:
-            for number, raw in enumerate(stream, 1):
-                line = raw
-                if number == 1:
-                    _check_head(path, raw[:_HEAD])
-                    line = raw.removeprefix(codecs.BOM_UTF8)
-                text = line.decode("utf-8").rstrip("\r\n")
-                yield number, text.replace("\0", "") if "\0" in text else text
-        except UnicodeDecodeError as error:
-            what = f"byte 0x{error.object[error.start]:02x} at column {error.start + 1} is not UTF-8"
-            fix = "Convert it: iconv -f LATIN1 -t UTF-8 (or the encoding that it has); binary files cannot be read."
-            raise DataError(what, where=f"{path}:{number}", fix=fix) from error
+            for number, text in decoded(stream, path):
+                yield number, text
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # the disk's error, not the decompressor's
                 raise

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
 from bothways.data.readers import json_object, parse_hub_name
-from bothways.data.streams import COMPRESSED, BytesRead, open_bytes, read_lines
+from bothways.data.streams import COMPRESSED, STANDARD_INPUT, BytesRead, open_bytes, read_lines, standard_input
 
 STDIN = "-"
 """The name of the standard input."""
@@ -73,7 +72,7 @@ def open_table(source: str, asked: Iterable[str] = ()) -> Table:
     if source.startswith(HUB):
         return _hub(source)
     if source == STDIN:
-        return (_json_lines if list(asked) else _plain_lines)("stdin", _stdin())
+        return (_json_lines if list(asked) else _plain_lines)(STANDARD_INPUT, standard_input())
     path = Path(source).expanduser()
     if not path.is_file():
         raise DataError("no such file", where=source, fix=f"Check the name; readable are {_KINDS}.")
@@ -102,15 +101,6 @@ def _text_file(path: Path, asked: Iterable[str], lines: Iterator[tuple[int, str]
         case suffix:
             fix = f"Readable are {_KINDS}.{_OTHER_TASKS.get(suffix, '')}"
             raise DataError(f"is of no known kind (suffix {suffix!r})", where=path, fix=fix)
-
-
-def _stdin() -> Iterator[tuple[int, str]]:
-    for number, raw in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield number, raw.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            what = f"byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8"
-            raise DataError(what, where=f"stdin:{number}", fix="Convert it with iconv -t UTF-8.") from error
 
 
 def _plain_lines(where: str, lines: Lines) -> Table:
