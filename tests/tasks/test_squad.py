@@ -139,6 +139,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         list(open_questions(str(tmp_path / "bad.json"))[0])
     with pytest.raises(DataError, match=r"none\.json: no such file"):
         list(open_questions(str(tmp_path / "none.json"))[0])
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(DataError, match=r"folder\.json: is a folder\n  Name a file in it"):
+        list(open_questions(str(tmp_path / "folder.json"))[0])
     (tmp_path / "rows.jsonl").write_text('{"question": "Who?", "text": "x"}\n')
     with pytest.raises(DataError, match=r"rows\.jsonl: has no column 'context'; it has question, text"):
         open_questions(str(tmp_path / "rows.jsonl"))

@@ -143,6 +143,11 @@ def test_the_standard_input_is_read_as_files_are(tmp_path: Path, monkeypatch: py
             open_table("-")
 
 
+def test_a_folder_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"^{tmp_path}: is a folder\n  Name a file in it"):
+        open_table(str(tmp_path))
+
+
 def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 

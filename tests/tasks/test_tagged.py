@@ -126,6 +126,10 @@ def test_words_without_tags(tmp_path: Path) -> None:
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.conll: no such file"):
         read(tmp_path / "none.conll")
+    for name in ("folder.conll", "folder.txt", "folder.jsonl"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(DataError, match=f"{name}: is a folder\n  Name a file in it"):
+            read(tmp_path / name, labelled=False)
 
 
 def test_lines_of_text(tmp_path: Path) -> None:

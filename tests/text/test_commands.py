@@ -146,6 +146,8 @@ def test_encode_refuses_what_is_no_text(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*out.jsonl*"))
     with pytest.raises(DataError, match="nowhere: no such file"):
         run("encode", "nowhere", "--tokenizer", folder)
+    with pytest.raises(DataError, match=f"^{tmp_path}: is a folder\n  Name a file in it"):
+        run("encode", tmp_path, "--tokenizer", folder)
 
 
 def test_report_shows_every_figure(tmp_path, capsys, text):

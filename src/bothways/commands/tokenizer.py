@@ -229,18 +229,12 @@ def _empty_folder(out: Path) -> Iterator[Path]:
 
 
 def _file_lines(inputs: list[str], progress: Progress) -> Iterator[str]:
-    from bothways.core.errors import DataError
-    from bothways.data.streams import BytesRead, read_lines, readable
+    from bothways.data.streams import BytesRead, file_at, read_lines
 
-    for name in inputs:
-        with readable(name):
-            found = Path(name).is_file()
-        if not found:
-            raise DataError("no such file", where=name, fix="Check the name.")
-    bytes_read = BytesRead()
-    task = progress.add_task("encoding", total=sum(Path(name).stat().st_size for name in inputs))
-    for name in inputs:
-        for number, line in read_lines(Path(name), bytes_read):
+    files, bytes_read = [file_at(name) for name in inputs], BytesRead()
+    task = progress.add_task("encoding", total=sum(file.stat().st_size for file in files))
+    for file in files:
+        for number, line in read_lines(file, bytes_read):
             if number % _LINES == 0:
                 progress.update(task, completed=bytes_read.position)
             yield line

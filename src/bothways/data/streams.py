@@ -121,6 +121,25 @@ def readable(place: Path | str) -> Iterator[None]:
         raise ResourceError(what, where=place, fix="Check the name, and the disk that it lies on.") from error
 
 
+def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
+    """The path of a file that is there.
+
+    Args:
+        fix: what to do if there is none.
+
+    Raises:
+        DataError: there is no such file, or it is a folder.
+        ResourceError: it may not be looked at.
+    """
+    path = Path(name).expanduser()
+    with readable(name):
+        if path.is_dir():
+            raise DataError("is a folder", where=name, fix="Name a file in it.")
+        if not path.is_file():
+            raise DataError("no such file", where=name, fix=fix)
+    return path
+
+
 @contextmanager
 def open_bytes(path: Path, bytes_read: BytesRead | None = None) -> Iterator[io.BufferedReader]:
     """The bytes of a file, decompressed where its suffix says so; `bytes_read` counts along.

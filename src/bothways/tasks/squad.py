@@ -19,7 +19,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
-from bothways.data.streams import COMPRESSED, read_lines
+from bothways.data.streams import COMPRESSED, file_at, read_lines
 from bothways.tasks.tables import open_table
 from bothways.text.tokenizer import Encoded, Tokenizer
 
@@ -120,8 +120,7 @@ def located(context: str, text: str, start: int) -> int | None:
 
 
 def _squad(path: Path, labelled: bool) -> Iterator[Question]:
-    if not path.is_file():
-        raise DataError("no such file", where=path, fix="Check the name; .json is read in SQuAD's form, .jsonl as rows.")
+    file_at(path, "Check the name; .json is read in SQuAD's form, .jsonl as rows.")
     count = 0
     for place, context, rows in _paragraphs(_parsed(path), str(path)):
         for number, values in enumerate(rows):

@@ -18,7 +18,7 @@ from typing import Any
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
 from bothways.data.readers import json_object, parse_hub_name
-from bothways.data.streams import COMPRESSED, STANDARD_INPUT, BytesRead, open_bytes, read_lines, standard_input
+from bothways.data.streams import COMPRESSED, STANDARD_INPUT, BytesRead, file_at, open_bytes, read_lines, standard_input
 
 STDIN = "-"
 """The name of the standard input."""
@@ -73,9 +73,7 @@ def open_table(source: str, asked: Iterable[str] = ()) -> Table:
         return _hub(source)
     if source == STDIN:
         return (_json_lines if list(asked) else _plain_lines)(STANDARD_INPUT, standard_input())
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise DataError("no such file", where=source, fix=f"Check the name; readable are {_KINDS}.")
+    path = file_at(source, f"Check the name; readable are {_KINDS}.")
     if path.suffix == ".parquet":
         return _parquet(path)
     bytes_read = BytesRead()

@@ -17,7 +17,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
-from bothways.data.streams import COMPRESSED, STANDARD_INPUT, BytesRead, read_lines, standard_input
+from bothways.data.streams import COMPRESSED, STANDARD_INPUT, BytesRead, file_at, read_lines, standard_input
 from bothways.tasks.conll import Lines, are_columns, read_columns
 from bothways.tasks.examples import cell_of
 from bothways.tasks.tables import STDIN, Row, Table, open_table
@@ -215,10 +215,7 @@ def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
 def _lines(source: str, path: Path) -> tuple[str, Iterator[tuple[int, str]], Callable[[], float] | None]:
     if source == STDIN:
         return STANDARD_INPUT, standard_input(), None
-    if not path.is_file():
-        raise DataError(
-            "no such file", where=source, fix="Check the name; readable are columns of words and tags, .jsonl, .parquet."
-        )
+    file_at(source, "Check the name; readable are columns of words and tags, .jsonl, .parquet.")
     bytes_read, size = BytesRead(), max(1, path.stat().st_size)
     return str(path), read_lines(path, bytes_read), lambda: bytes_read.position / size
 
