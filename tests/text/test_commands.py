@@ -10,6 +10,7 @@ import sys
 import pyarrow
 import pytest
 import transformers
+from cyclopts import CycloptsError
 from pyarrow import parquet
 from toy_text import pseudo_text, write_vocabulary
 
@@ -129,6 +130,28 @@ def test_encode_standard_input(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", _Input("\n".join(LINES).encode()))
     run("encode", "--tokenizer", folder)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == _expected(folder)
+
+
+def test_a_hyphen_is_the_standard_input(tmp_path, capsys, monkeypatch):
+    folder = write_vocabulary(tmp_path / "vocabulary")
+    (tmp_path / "a.txt").write_text(LINES[0], encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", _Input("\n".join(LINES[1:]).encode()))
+    run("encode", tmp_path / "a.txt", "--tokenizer", folder, "-")
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == _expected(folder)
+    for line in (["train", "-", "--out", tmp_path / "out"], ["report", "-", "--tokenizer", folder]):
+        with pytest.raises(DataError, match=r"^-: the standard input is not read for documents\n  Write it into a file"):
+            run(*line)
+    with pytest.raises(DataError, match=r"^-: the standard input is not read for documents\n"):
+        app(["corpus", "build", "-", "--tokenizer", str(folder), "--out", str(tmp_path / "out")], result_action="return_value")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["tokenizer", "encode", "--tokenizer", "t"], ["corpus", "build", "--tokenizer", "t", "--out", "o"]]
+)
+def test_an_option_that_there_is_not_is_no_file(words):
+    with pytest.raises(CycloptsError, match="Unknown option: --sise"):
+        app([*words, "--sise", "3"], exit_on_error=False, print_error=False, result_action="return_value")
 
 
 def test_encode_takes_the_mark_off_the_standard_input(tmp_path, capsys, monkeypatch):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from bothways.commands.interrupted import keeping
+from bothways.commands.options import INPUTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,7 @@ _SHOWN_SENTENCES, _SHOWN_CHARACTERS = 8, 240
 
 
 def build(
-    *inputs: str,
+    *inputs: Annotated[str, INPUTS],
     tokenizer: Path,
     out: Path,
     column: str = "text",

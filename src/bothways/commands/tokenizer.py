@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from bothways.commands.options import INPUTS
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from bothways.text.train import Kind
     from bothways.text.vocabulary import SplitWord, VocabularyReport
 
-Inputs = Annotated[list[str], Parameter(negative_iterable="")]
+Inputs = Annotated[list[str], INPUTS]
 
 _LINES = 256
 
@@ -112,13 +114,14 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     Parameters
     ----------
     inputs
-        Text files, also .gz, .xz, .zst; without any, standard input is read.
+        Text files, also .gz, .xz, .zst; - is the standard input, which is read where none is named.
     tokenizer
         A folder, a tokenizer.json or a vocab.txt.
     out
         The .jsonl file to write, instead of standard output.
     """
     from bothways.core.files import check_home, replace_file
+    from bothways.data.streams import STDIN
     from bothways.text.tokenizer import Tokenizer
 
     if out is not None:
@@ -126,7 +129,7 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     model = Tokenizer.load(tokenizer)
     hidden = out is None and sys.stdout.isatty()  # the lines would run through the bar
     with _progress(_console(), hidden) as progress:
-        rows = _encoded(model, _file_lines(inputs, progress) if inputs else _standard_input())
+        rows = _encoded(model, _lines(inputs or [STDIN], progress))
         if out is None:
             sys.stdout.writelines(rows)
         else:
@@ -228,22 +231,17 @@ def _empty_folder(out: Path) -> Iterator[Path]:
         yield folder
 
 
-def _file_lines(inputs: list[str], progress: Progress) -> Iterator[str]:
-    from bothways.data.streams import BytesRead, file_at, read_lines
+def _lines(inputs: list[str], progress: Progress) -> Iterator[str]:
+    from bothways.data.streams import STDIN, BytesRead, file_at, read_lines, standard_input
 
-    files, bytes_read = [file_at(name) for name in inputs], BytesRead()
-    task = progress.add_task("encoding", total=sum(file.stat().st_size for file in files))
+    files, bytes_read = [None if name == STDIN else file_at(name) for name in inputs], BytesRead()
+    sizes = [file.stat().st_size for file in files if file is not None]
+    task = progress.add_task("encoding", total=sum(sizes) if len(sizes) == len(files) else None)
     for file in files:
-        for number, line in read_lines(file, bytes_read):
+        for number, line in standard_input() if file is None else read_lines(file, bytes_read):
             if number % _LINES == 0:
                 progress.update(task, completed=bytes_read.position)
             yield line
-
-
-def _standard_input() -> Iterator[str]:
-    from bothways.data.streams import standard_input
-
-    return (line for _, line in standard_input())
 
 
 def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from bothways.data.readers import (
     read_parquet,
     read_text,
 )
-from bothways.data.streams import COMPRESSED, BytesRead, readable
+from bothways.data.streams import COMPRESSED, STDIN, BytesRead, readable
 
 __all__ = ["Boundary", "Document", "DocumentReader", "Origin", "read_documents"]
 
@@ -121,6 +121,8 @@ def read_documents(inputs: Sequence[str], *, column: str = "text", boundary: Bou
 
 
 def _resolve(name: str) -> list[_Input]:
+    if name == STDIN:
+        raise DataError("the standard input is not read for documents", where=name, fix="Write it into a file, and name that.")
     if name.startswith(HUB):
         parse_hub_name(name.removeprefix(HUB))
         return [_Hub(name.removeprefix(HUB))]

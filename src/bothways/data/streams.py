@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 """Suffixes of compressed files."""
-STANDARD_INPUT = "standard input"
-"""What it is called in messages."""
+STDIN, STANDARD_INPUT = "-", "standard input"
+"""What it is called on a command line, and in messages."""
 
 _HEAD = 8192
 _BLOCK = 1 << 17

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import DataError
+from bothways.data import streams
 from bothways.data.documents import HUB
 from bothways.data.readers import json_object, parse_hub_name
 from bothways.data.streams import COMPRESSED, STANDARD_INPUT, BytesRead, file_at, open_bytes, read_lines, standard_input
 
-STDIN = "-"
+STDIN = streams.STDIN
 """The name of the standard input."""
 
 _LONGEST = 2**27
