@@ -177,6 +177,7 @@ def build(
             raise ConfigError(f"must be at least 1, not {value}", where=name, fix="Leave it out for the default.")
     place = Path(folder)
     settings = Settings(tokenizer.fingerprint, language, min_tokens, splitter_version())
+    _check_free(place)
     with claim(place):
         if (place / MANIFEST).exists():
             _check_same(place, settings, documents)
@@ -220,12 +221,17 @@ def _check_same(place: Path, settings: Settings, documents: Iterable[Document]) 
     shutil.rmtree(place / WORK, ignore_errors=True)  # of a build that was killed with its last breath
 
 
-def _prepare(place: Path, tokenizer: Tokenizer) -> None:
-    """Makes the folder ready for the first stage. Raises DataError if it holds something else than a build."""
-    others = [path.name for path in place.iterdir() if path.name not in (LOCK, OWNER)]
-    if others and WORK not in others:
-        what = f"is not empty, and not the folder of a corpus: it holds {', '.join(sorted(others)[:3])}"
+def _check_free(place: Path) -> None:
+    """Raises DataError if the folder holds something else than a corpus or a build; not even a lock is left in it then."""
+    with refusals(place, "Choose another folder."):
+        held = {path.name for path in place.iterdir()} - {LOCK, OWNER} if place.is_dir() else set()
+    if held and held.isdisjoint({WORK, MANIFEST}):
+        what = f"is not empty, and not the folder of a corpus: it holds {', '.join(sorted(held)[:3])}"
         raise DataError(what, where=place, fix="Choose another folder.")
+
+
+def _prepare(place: Path, tokenizer: Tokenizer) -> None:
+    """Makes the folder ready for the first stage."""
     with refusals(place, _RESUME):
         (place / WORK).mkdir(exist_ok=True)
     Tokenizer(tokenizer.backend, tokenizer.specials).save(place)  # segments are for the model that will be trained to say
