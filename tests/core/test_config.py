@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +208,28 @@ def test_booleans_are_read_from_texts() -> None:
 
 def test_of_two_overrides_the_later_holds() -> None:
     assert load("seed=1", "seed=2").seed == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "where"),
+    [
+        ("lenght = 3", [], "run.toml: lenght: unknown key"),
+        ("[training]\nclip = 1", ["training.ema=0.9"], "run.toml: training.clip: unknown key"),
+        ("[training.schedule]\nwarmup = 'soon'", ["training.until=2 epochs"], "run.toml: training.schedule.warmup: "),
+        ('batch = "examples"', ["seed=1"], "run.toml: batch.n: is missing"),
+        ("views = 3", ["seed=x"], "seed: 'x' is given"),
+        ("seed = 1", ["seed=x"], "seed: 'x' is given"),
+        ("[training]\nseed = 1", ["training.clip=1"], "run.toml: training.seed: unknown key"),
+        ("[training]\nevaluate = '1 epochs'", ["training.clip=1"], "training.clip: unknown key"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file(
+    text: str, overrides: list[str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=f"^{re.escape(where)}"):
+        configs.load(PretrainConfig, base=BASE, file=Path("run.toml"), overrides=overrides)
 
 
 def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError
 from bothways.core.toml import NONE, read_toml, write_toml
-from bothways.core.trees import Tree, join, merge, parse_overrides
+from bothways.core.trees import Tree, depth, join, merge, parse_overrides
 
 C = TypeVar("C")
 
@@ -38,10 +38,18 @@ def load(cls: type[C], *, base: C | None = None, file: Path | None = None, overr
         overrides: a tree, or texts such as "encoder.depth=6".
 
     Raises:
-        ConfigError: an unknown key, a value that is not allowed, a missing one, or a text that is no setting; with its path.
+        ConfigError: an unknown key, a value that is not allowed, a missing one, or a text that is no setting; each with its
+            path, and the file that says it.
     """
+    low = read_toml(file) if file else {}
     top = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
-    return read(cls, merge(read_toml(file) if file else {}, top), base=base)
+    try:
+        return read(cls, merge(low, top), base=base)
+    except ConfigError as error:
+        place = str(error.where)
+        if depth(low, place) <= depth(top, place):
+            raise
+        raise ConfigError(error.what, where=f"{file}: {place}", fix=error.fix) from error
 
 
 def read(cls: type[C], tree: Tree, *, base: C | None = None, where: str = "") -> C:

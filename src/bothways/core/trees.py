@@ -60,6 +60,14 @@ def join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
+def depth(tree: Tree, where: str) -> int:
+    """How many keys of a dotted path a tree has, from the first on."""
+    key, _, rest = where.partition(".")
+    if key not in tree:
+        return 0
+    return 1 + (depth(tree[key], rest) if isinstance(tree[key], Mapping) else 0)
+
+
 def flatten(tree: Tree, where: str = "") -> dict[str, object]:
     """Nested tables → dotted path → value."""
     rows: dict[str, object] = {}
