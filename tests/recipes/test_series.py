@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import shutil
@@ -154,6 +155,16 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(
     assert (summary.failed, summary.deviation) == (1 + bool(series.runs[1].failed), 0.0)
     assert spread(finetune_seeds(base, (1,), Place(tmp_path / "lost", device="cpu"))) is None
     assert not (tmp_path / "lost" / "model").exists()
+
+
+def test_a_run_of_several_that_failed_is_not_advised_other_seeds(base: FinetuneConfig, tmp_path: Path) -> None:
+    brief = dataclasses.replace(base, training=dataclasses.replace(FAST, until=Steps(1), optimiser=AdamW(lr=1e-9)))
+    console = Console(file=io.StringIO(), width=1000)
+    finetune_seeds(brief, (0,), Place(tmp_path, device="cpu", console=console))
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "this run has probably failed: " in said
+    assert "Try more epochs" in said
+    assert "--seeds" not in said
 
 
 def test_a_loss_that_is_not_finite_is_such_an_error(base: FinetuneConfig, tmp_path: Path) -> None:

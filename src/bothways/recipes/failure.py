@@ -22,7 +22,9 @@ from bothways.data.packing import Examples
 from bothways.recipes.stages import followed
 from bothways.tasks.definition import Definition, Direction, Metrics
 from bothways.training.loop import evaluate
+from bothways.training.optim import BertAdam
 from bothways.training.parallel import Single
+from bothways.training.run import Training
 
 SAMPLE = 512
 """Training sequences by which the loss is judged."""
@@ -30,10 +32,8 @@ _PERFECT = ("accuracy", "exact", "em", "f1")
 """Metrics that are 1 where all is right."""
 LEARNED = 0.02
 """The part of the baseline's loss by which a run is at least below it."""
-ADVICE = (
-    "Try other seeds (--seeds 5), a lower rate or a longer warm-up (training.optimiser.lr=2e-5 training.schedule.warmup=0.1), "
-    "more epochs, and the optimiser with bias correction (training.optimiser.kind=adamw)."
-)
+LOW_RATE, LONG_WARMUP = 2e-5, 0.1
+"""What is advised to runs with a higher rate and a shorter warm-up."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,35 @@ class Failure:
 
     Attributes:
         reasons: what says so, each as one clause.
+        training: how it was trained, so that nothing is advised that was done.
     """
 
     reasons: tuple[str, ...]
+    training: Training
 
     def __str__(self) -> str:
-        return f"this run has probably failed: {'; '.join(self.reasons)}. {ADVICE}"
+        return self.said()
+
+    def said(self, several: bool = False) -> str:
+        """What says so, and what to try; of one among several runs without other seeds, which the others have."""
+        seeds = () if several else ("other seeds (--seeds 5)",)
+        return f"this run has probably failed: {'; '.join(self.reasons)}. Try {_listed([*seeds, *_advice(self.training)])}."
+
+
+def _advice(training: Training) -> Iterator[str]:
+    """What helps, and was not done."""
+    warmup = training.schedule.warmup
+    if training.optimiser.lr > LOW_RATE:
+        yield f"a lower rate (training.optimiser.lr={LOW_RATE:g})"
+    if isinstance(warmup, int | float) and warmup < LONG_WARMUP:
+        yield f"a longer warm-up (training.schedule.warmup={LONG_WARMUP})"
+    yield "more epochs (training.until)"
+    if isinstance(training.optimiser, BertAdam):
+        yield "the optimiser with bias correction (training.optimiser.kind=adamw)"
+
+
+def _listed(parts: Many[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 @dataclass

@@ -67,7 +67,13 @@ class Finetuned:
 
 
 def finetune(
-    settings: FinetuneConfig, folder: Path, *, resume: bool = False, device: str = "auto", console: Console | None = None
+    settings: FinetuneConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    console: Console | None = None,
+    several: bool = False,
 ) -> Finetuned:
     """Fine-tune into a run folder, from its newest checkpoint or from the start.
 
@@ -76,6 +82,7 @@ def finetune(
     Args:
         resume: go on with the checkpoints in the folder; without, it must hold none.
         console: where warnings go; none for nowhere.
+        several: whether it is one of several runs; if it fails, other seeds are not advised.
 
     Raises:
         BothwaysError: what is wrong with the data or the machine, all in one message; a loss that is not finite.
@@ -94,17 +101,17 @@ def finetune(
             for remark in remarks(prepared):
                 console.print(remark, highlight=False, markup=False, soft_wrap=True)
         done = _train(prepared, folder, plan, where, console)
-        for remark in _afterwards(done):
+        for remark in _afterwards(done, several):
             console.print(remark, highlight=False, markup=False, soft_wrap=True)
         return done
 
 
-def _afterwards(done: Finetuned) -> list[str]:
+def _afterwards(done: Finetuned, several: bool) -> list[str]:
     """What is to be said at the end of a run."""
     lines = []
     if done.progress.early:
         lines.append(f"note: ended after {done.progress.epochs:.4g} epochs: patience is at its end, nothing got better")
-    return lines + ([f"warning: {done.failure}"] if done.failure else [])
+    return lines + ([f"warning: {done.failure.said(several)}"] if done.failure else [])
 
 
 def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device, console: Console) -> Finetuned:

@@ -146,7 +146,7 @@ def conclude(
         direction = data.definition.directions(data.labels)[method.chosen_by]
         usual = baseline(data.train_examples, data.dev_examples)
         reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
-    return metrics, Failure(reasons) if reasons else None
+    return metrics, Failure(reasons, method.training) if reasons else None
 
 
 def _best(data: Labelled, method: Method) -> Best:

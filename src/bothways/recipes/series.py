@@ -130,7 +130,7 @@ def run_one(name: str, settings: FinetuneConfig, place: Place) -> Outcome | None
     if place.console is not None and is_main(plan_here()):
         place.console.print(f"{name}:", highlight=False)
     try:
-        done = finetune(settings, folder, resume=place.resume, device=place.device, console=place.console)
+        done = finetune(settings, folder, resume=place.resume, device=place.device, console=place.console, several=True)
     except DivergedError as error:
         return Outcome(name, {}, (" ".join(str(error).split()),))
     if not done.progress.finished(settings.training.until):
