@@ -115,6 +115,17 @@ def test_both_languages_show_the_same_examples(english: Path, chinese: Path) -> 
     assert both[0] == both[1]
 
 
+def named_in_sentences(page: Path) -> set[str]:
+    """The commands that are named outside of fenced blocks; one that reads a pipe with a mark of that."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf8"), flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`((?:… \| )?bothways [a-z]+)", text))
+
+
+@pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
+def test_both_languages_name_the_same_commands(english: Path, chinese: Path) -> None:
+    assert named_in_sentences(english) == named_in_sentences(chinese)
+
+
 def test_every_page_of_the_guide_is_in_both_languages_and_has_examples() -> None:
     english = {page.relative_to(GUIDE) for page in GUIDE.rglob("*.md")} - {page.relative_to(GUIDE) for page in CHINESE}
     assert english == {page.relative_to(GUIDE / "zh") for page in CHINESE}
