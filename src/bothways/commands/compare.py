@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bothways.commands.options import FineTask
+from bothways.core.console import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,7 +69,7 @@ def compare(  # noqa: PLR0913 – one option per question
 
     console = Console()
     console.print(_table(found, data))
-    console.print(str(found), highlight=False, soft_wrap=True, markup=False)
+    say(console, str(found))
 
 
 def _table(found: Comparison, data: str) -> Table:

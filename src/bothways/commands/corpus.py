@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from bothways.commands.interrupted import keeping
 from bothways.commands.options import INPUTS
+from bothways.core.console import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +73,7 @@ def build(
             language=language, min_tokens=min_tokens, workers=workers, on_progress=report,
         )  # fmt: skip
     if known:
-        console.print(f"{out} holds the corpus of these inputs already; there was nothing to do.", highlight=False)
+        say(console, f"{out} holds the corpus of these inputs already; there was nothing to do.")
     Console().print(Text(str(out), "bold"), _counts(result), sep="\n")
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bothways.core.console import say
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -38,7 +40,7 @@ def describe(model: str, /, *, length: int = 128) -> None:
     for table in (_settings(found), _parameters(found), _costs(found, length)):
         console.print(table)
     for line in _against(found):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
     if found.report is not None:
         console.print(Text.assemble(("Weights file", "bold"), f"\n{found.report}"))
     console.print(_DEFINITION, style="dim")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bothways.commands.metrics import metric_table
 from bothways.commands.options import AnyTask
 
 if TYPE_CHECKING:
@@ -157,16 +158,7 @@ class _Found:
 
 def _table(columns: Mapping[str, Metrics], sheet: _Sheet) -> Table:
     """A metric a row, in as many columns as there are models."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(sheet.title))
-    table.add_column("metric")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for metric in next(iter(columns.values())):
-        table.add_row(Text(metric), *(f"{metrics[metric]:.4f}" for metrics in columns.values()))
-    return table
+    return metric_table(sheet.title, columns)
 
 
 def _priced(opened: Opened, shown: Callable[[], Reading[Any]], sheet: _Sheet) -> _Found:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bothways.commands.interrupted import keeping
+from bothways.commands.metrics import metric_table
 from bothways.core.shares import TimeLeft
 
 if TYPE_CHECKING:
@@ -86,13 +87,5 @@ def features(
 
 
 def _table(done: FeatureBased) -> Table:
-    from rich.table import Table
-
-    table = Table(title=f"Frozen features: {done.layers}")
-    table.add_column("metric on the dev data")
-    table.add_column("value", justify="right")
-    for name, value in done.metrics.items():
-        table.add_row(name, f"{value:.4f}")
-    for place, share in enumerate(done.shares, 1):
-        table.add_row(f"share of layer {place} of {len(done.shares)}", f"{share:.3f}")
-    return table
+    shares = {f"share of layer {place} of {len(done.shares)}": share for place, share in enumerate(done.shares, 1)}
+    return metric_table(f"Frozen features: {done.layers}", {"value": {**done.metrics, **shares}}, "metric on the dev data")

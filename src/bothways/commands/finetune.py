@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.commands.interrupted import check_begun, stop_saved
+from bothways.commands.metrics import metric_table
 from bothways.commands.options import FineTask
+from bothways.core.console import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,9 +122,9 @@ def _conclude_one(done: Finetuned, out: Path, console: Console) -> None:
     if done.folder is None:
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     if done.metrics:
-        Output().print(_table(done))
-        console.print(f"What it does well and badly: {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"The model is in {done.folder}. {_try(out)}", highlight=False, markup=False, soft_wrap=True)
+        Output().print(metric_table("Best checkpoint on the dev data", {"value": done.metrics}))
+        say(console, f"What it does well and badly: {out / 'report.html'}")
+    say(console, f"The model is in {done.folder}. {_try(out)}")
 
 
 def _try(out: Path) -> str:
@@ -142,7 +144,7 @@ def conclude(series: Series, out: Path, console: Console) -> None:
     Output().print(_series_table(series))
     if series.best is not None:
         said = f"The best model, of {series.best.name}, is in {out / 'model'}. {_try(out)}"
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
+        say(console, said)
 
 
 def _series_table(series: Series) -> Table:
@@ -154,26 +156,14 @@ def _series_table(series: Series) -> Table:
     table, summary = Table(title=f"{len(series.runs)} runs, scored on the dev data"), spread(series)
     metric = summary.metric if summary else "metric"
     table.add_column("run", overflow="fold")
-    table.add_column(metric, justify="right")
+    table.add_column(Text(metric), justify="right")
     table.add_column("failed")
     for run in series.runs:
         value = f"{run.metrics[metric]:.4f}" if run.metrics else "–"
-        table.add_row(run.name + (" (best)" if run is series.best else ""), value, Text("; ".join(run.failed)))
+        table.add_row(Text(run.name + (" (best)" if run is series.best else "")), value, Text("; ".join(run.failed)))
     if summary:
         table.add_section()
         for name in ("mean", "median", "best", "deviation"):
             table.add_row(name, f"{getattr(summary, name):.4f}", "")
         table.add_row("failed runs", f"{summary.failed} of {len(series.runs)}", "")
-    return table
-
-
-def _table(done: Finetuned) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title="Best checkpoint on the dev data")
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    for name, value in done.metrics.items():
-        table.add_row(Text(name), f"{value:.4f}")  # Text: brackets in labels are no markup
     return table

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from bothways.core.console import say
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,7 +20,7 @@ def keeping(out: Path, console: Console, kept: str = "What is done") -> Iterator
     try:
         yield
     except KeyboardInterrupt:
-        console.print(f"Stopped. {kept} is kept in {out}; the same command goes on from there.", highlight=False, markup=False)
+        say(console, f"Stopped. {kept} is kept in {out}; the same command goes on from there.")
         raise
 
 
@@ -35,5 +37,5 @@ def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
     """Say what goes on with a run that ended early with a checkpoint, then raise KeyboardInterrupt."""
     from bothways.training.interrupt import resume_command
 
-    console.print(f"{saved} To go on: {resume_command(sys.argv[1:])}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"{saved} To go on: {resume_command(sys.argv[1:])}")
     raise KeyboardInterrupt

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bothways.commands.interrupted import check_begun, stop_saved
+from bothways.commands.metrics import metric_table
+from bothways.core.console import say
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from bothways.data.corpus import Corpus
     from bothways.recipes.pretrain import Pretrained
@@ -79,11 +80,11 @@ def pretrain(
         settings = dataclasses.replace(settings, encoder=begun.config)
     console = Console(stderr=True)
 
-    def say(finding: Finding) -> None:
+    def warn(finding: Finding) -> None:
         """What the preflight warns of."""
-        console.print(f"{finding.severity}: {finding}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{finding.severity}: {finding}")
 
-    done = job.pretrain(settings, text, out, resume=resume, device=device, start=begun, on_finding=say)
+    done = job.pretrain(settings, text, out, resume=resume, device=device, start=begun, on_finding=warn)
     _conclude(done, settings, text, out / "model", console)
 
 
@@ -99,16 +100,10 @@ def _conclude(done: Pretrained, settings: PretrainConfig, corpus: Corpus, folder
     if not done.finished(settings.training):
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     save_pretrained(done, settings, corpus, folder)
-    Output().print(_table(done))
-    console.print(f"The model is in {folder}.", highlight=False, markup=False)
+    title = f"After {done.progress.steps:,} steps and {done.progress.tokens:,} tokens, on held-out documents"
+    Output().print(metric_table(title, {"": done.metrics}, "", _shown))
+    say(console, f"The model is in {folder}.")
 
 
-def _table(done: Pretrained) -> Table:
-    from rich.table import Table
-
-    table = Table(title=f"After {done.progress.steps:,} steps and {done.progress.tokens:,} tokens, on held-out documents")
-    table.add_column("")
-    table.add_column("", justify="right")
-    for name, value in done.metrics.items():
-        table.add_row(name, f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}")
-    return table
+def _shown(name: str, value: float) -> str:
+    return f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from bothways.commands.interrupted import keeping
+from bothways.core.console import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,18 +56,14 @@ def quickstart(
         raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
     console, story = Console(stderr=True), Story(minutes=minutes)
 
-    def say(text: str) -> None:
-        """A stage of the run begins."""
-        console.print(text, highlight=False, markup=False)
-
     with keeping(out, console), _bar(story.method.training.until, console) as watch:
-        told = tell(story, out, files=corpus, labels=labels, say=say, on_fine_tuning=watch)
+        told = tell(story, out, files=corpus, labels=labels, say=partial(say, console), on_fine_tuning=watch)
         if told is None:
             raise KeyboardInterrupt
     report = report_of(told)
     write_html(report, out / "report.html")
     show(report, Console())
-    console.print(f"The whole report, with curves: {out / 'report.html'}", highlight=False, markup=False)
+    say(console, f"The whole report, with curves: {out / 'report.html'}")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from bothways.commands.interrupted import keeping
+from bothways.core.console import say
 
 
 def reproduce(  # noqa: PLR0913 – one option per question
@@ -66,4 +67,4 @@ def reproduce(  # noqa: PLR0913 – one option per question
         return
     show(done.report, Console())
     for file in (*done.files, out / "results.json", out / "report.html"):
-        console.print(f"Written: {file}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"Written: {file}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS
+from bothways.core.console import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +106,8 @@ def train(
         tokenizer.save(folder)
     fewer = f" (the text gives no more, {chosen.size:,} were asked for)" if tokenizer.size < chosen.size else ""
     share = "all" if texts.kept == texts.seen else f"{texts.kept / texts.seen:.1%}, evenly drawn,"
-    console.print(f"{out}: {tokenizer.size:,} tokens{fewer}, learnt from {share} of {texts.seen / 1e6:,.1f} million characters")
+    text = f"learnt from {share} of {texts.seen / 1e6:,.1f} million characters"
+    say(console, f"{out}: {tokenizer.size:,} tokens{fewer}, {text}")
 
 
 def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = None) -> None:

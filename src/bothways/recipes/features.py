@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from bothways.core.batch import pack
+from bothways.core.console import say
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import choose_device
 from bothways.core.learner import Cursor
@@ -94,7 +95,7 @@ def feature_based(
     """
     sentences, console = read_sentences(settings, [settings.layers], device), console or Console(quiet=True)
     for finding in (*sentences.data.findings, forecast(sentences, settings, folder)):
-        console.print(f"{finding.severity}: {finding}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{finding.severity}: {finding}")
     data = compute_features(sentences, settings, folder, on_share)
     return fit_features(data, settings, device=device, on_step=on_step)
 

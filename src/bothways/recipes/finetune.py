@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 
 from bothways.core import config as configs
+from bothways.core.console import say
 from bothways.core.hardware import choose_device
 from bothways.core.shares import OnShare
 from bothways.data.loader import Share, ahead
@@ -99,10 +100,10 @@ def finetune(
         if is_main(plan):
             note_settings(folder, configs.to_toml(settings))
             for remark in remarks(prepared):
-                console.print(remark, highlight=False, markup=False, soft_wrap=True)
+                say(console, remark)
         done = _train(prepared, folder, plan, where, console)
         for remark in _afterwards(done, several):
-            console.print(remark, highlight=False, markup=False, soft_wrap=True)
+            say(console, remark)
         return done
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from bothways.core import config as configs
+from bothways.core.console import say
 from bothways.core.errors import ConfigError, DivergedError, ResourceError
 from bothways.core.files import new_folder, replace_file
 from bothways.interop.settings import RECORD
@@ -128,7 +129,7 @@ def run_one(name: str, settings: FinetuneConfig, place: Place) -> Outcome | None
     if found is not None:
         return found
     if place.console is not None and is_main(plan_here()):
-        place.console.print(f"{name}:", highlight=False)
+        say(place.console, f"{name}:")
     try:
         done = finetune(settings, folder, resume=place.resume, device=place.device, console=place.console, several=True)
     except DivergedError as error:

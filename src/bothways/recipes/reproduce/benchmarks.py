@@ -10,6 +10,7 @@ from rich.console import Console
 from typing_extensions import assert_never
 
 from bothways.core.claim import refusals
+from bothways.core.console import say
 from bothways.core.errors import DataError
 from bothways.recipes.reproduce import glue, ner, squad, swag
 from bothways.recipes.reproduce.cost import Cost, estimate, table
@@ -85,7 +86,7 @@ def reproduce(
 def _say_costs(plan: Plan, request: Request, device: str, console: Console) -> None:
     for entry in plan.experiments:
         if isinstance(entry, NotRun):
-            console.print(f"{entry.name} is not run: {entry.reason}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"{entry.name} is not run: {entry.reason}")
     experiments = [entry for entry in plan.experiments if isinstance(entry, Experiment)]
     frozen = [entry for entry in plan.experiments if isinstance(entry, Frozen)]
     if not experiments and not frozen:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bothways.core.console import say
 from bothways.core.errors import DivergedError
 from bothways.core.shares import OnShare
 from bothways.recipes.features import FeatureConfig, FeatureData, fit_features, prepare_features
@@ -32,13 +33,13 @@ def run_frozen(experiment: Frozen, out: Path, *, device: str, console: Console) 
         for number, settings in enumerate(restarts(experiment), 1):
             found = finished(experiment, settings, out)
             said = f"{experiment.name}, run {number} of {experiment.seeds}"
-            console.print(said if found is None else f"{said}: done before", highlight=False, soft_wrap=True)
+            say(console, said if found is None else f"{said}: done before")
             if found is None:
                 place, on_share = features_folder(experiment, out), partial(on_stage, "computing features")
                 data = data or prepare_features(settings, place, [settings.layers], device=device, on_share=on_share)
                 found = _fit(data, settings, _folder(experiment, settings, out), device, partial(on_stage, f"training, {said}"))
                 if found.failure:
-                    console.print(f"warning: {found.failure}", highlight=False, markup=False, soft_wrap=True)
+                    say(console, f"warning: {found.failure}")
             results.append(found)
     return Outcome(experiment, tuple(results), tuple(scored(results)))
 

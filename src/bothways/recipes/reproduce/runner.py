@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from bothways.core import config as configs
+from bothways.core.console import say
 from bothways.core.errors import DivergedError, ResourceError
 from bothways.core.files import replace_file
 from bothways.recipes.finetune import Finetuned, finetune
@@ -146,9 +147,9 @@ def _cell(experiment: Experiment, settings: FinetuneConfig, out: Path, number: i
     found = finished(experiment, settings, out)
     place = f"{experiment.name}, run {number + 1} of {experiment.cells}: {folder.name}"
     if found is not None:
-        console.print(f"{place}: done before", highlight=False, soft_wrap=True)
+        say(console, f"{place}: done before")
         return found
-    console.print(place, highlight=False, soft_wrap=True)
+    say(console, place)
     try:
         done = finetune(settings, folder, resume=True, device=device, console=None if number else console)
         if done.folder is None:
@@ -157,7 +158,7 @@ def _cell(experiment: Experiment, settings: FinetuneConfig, out: Path, number: i
     except DivergedError as error:
         result = diverged(error, folder, *identity(settings, _sources(experiment, settings)))
     if result.failure and (number or result.value is None):  # what the first run says of itself, it has said
-        console.print(f"warning: {result.failure}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"warning: {result.failure}")
     write_result(result)
     for checkpoint in checkpoints(folder):
         shutil.rmtree(checkpoint)
