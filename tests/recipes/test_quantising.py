@@ -18,6 +18,7 @@ from bothways.core.hardware import has_int8
 from bothways.interop.folder import load_model, save_model
 from bothways.model.heads import Labels, Model, Pooled
 from bothways.model.quantised import Int8Linear
+from bothways.recipes.analysis import survey
 from bothways.recipes.finetuned import Opened, open_task
 from bothways.recipes.quantising import Price, Scored, price
 from bothways.tasks.examples import Example
@@ -103,8 +104,13 @@ def test_evaluate_tells_both_and_the_loss(
     place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("evaluate", "model", "dev.tsv", "--precision", "int8", "--limit", "100")
+    written, real = [], survey.write_report
+    monkeypatch.setattr(
+        survey, "write_report", lambda *parts, **more: written.append(more["precision"]) or real(*parts, **more)
+    )
     run(monkeypatch, place, *words, "--json", "--report", "report.html")
     found = json.loads(capsys.readouterr().out)
+    assert written == ["int8"]  # once, and not while time is taken
     reading = opened.read(str(place / "dev.tsv"), labelled=True)
     assert found["fp32"] == pytest.approx(opened.evaluate(reading))
     reading = opened.read(str(place / "dev.tsv"), labelled=True)

@@ -20,12 +20,14 @@ from bothways.recipes import finetune as job
 from bothways.recipes import labelled
 from bothways.recipes.failure import training_loss
 from bothways.recipes.finetune import FinetuneConfig, finetune
+from bothways.recipes.finetuned import open_task
 from bothways.recipes.fitting import start_from
 from bothways.recipes.labelled import Labelled, label, predictions
 from bothways.recipes.method import adam
-from bothways.recipes.stages import OnStage, followed, followed_reading, part_of, stages
+from bothways.recipes.stages import OnStage, counting, followed, followed_reading, part_of, stages
 from bothways.tasks.classify import Classification
 from bothways.tasks.definition import Reading
+from bothways.tasks.examples import Example
 from bothways.tasks.task import Pace
 from bothways.training.state import Steps
 
@@ -110,6 +112,26 @@ def test_a_reading_is_told_as_it_is_read(known: bool) -> None:
     reading = Reading(Classification(), examples(), (lambda: read[0] / 5) if known else None)
     assert list(followed_reading(reading, "reading", lambda *now: told.append(now), 2).examples) == [1, 2, 3, 4, 5]
     assert told == [("reading", share if known else None) for share in (0.2, 0.6, 1.0)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_tally_tells_after_each_batch_how_much_of_a_reading_is_done(known: bool, tmp_path: Path) -> None:
+    """Not how much of it is read: that is a window ahead."""
+    told, read = list[tuple[float | None, float]](), [0]
+
+    def examples() -> Iterator[Example]:
+        for read[0] in range(1, 101):
+            yield Example("a good day")
+
+    opened = open_task(str(make_folder(tmp_path / "bert")), "embed", device="cpu")
+    reading = Reading(opened.task.definition, examples(), (lambda: read[0] / 100) if known else None)
+    tally = counting(reading, lambda share, count: told.append((share, count)))
+    assert len(list(opened.predict(reading, Pace(window=40, tokens=64), tally))) == 100
+    counts = [count for _, count in told]
+    assert len(counts) > 6
+    assert counts == sorted(counts)
+    assert {40, 80, 100} <= set(counts)
+    assert [share for share, _ in told] == ([pytest.approx(count / 100) for count in counts] if known else [None] * len(counts))
 
 
 def test_a_run_tells_all_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

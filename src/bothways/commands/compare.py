@@ -57,7 +57,7 @@ def compare(  # noqa: PLR0913 – one option per question
 
     named = {"text": text, "text_b": text_b, "label": label}
     columns = asked(open_task(folders(a)[0], task, device="cpu"), **named) if any(named.values()) else None
-    watch = partial(watched, what="grading", printing=False)
+    watch = partial(watched, what="grading")
     found = run(a, b, data, columns, device=device, task=task, watch=watch)
     if json:
         from dataclasses import asdict

@@ -53,7 +53,7 @@ def embed(
     from bothways.core.errors import DataError
     from bothways.recipes.embedding import check_out, write_vectors
     from bothways.recipes.finetuned import open_task
-    from bothways.tasks.task import Pace, Tally
+    from bothways.tasks.task import Pace
 
     check_out(out, file)
     opened = open_task(folder, "embed", length=length, device=device, settings=settings)
@@ -64,11 +64,11 @@ def embed(
     if columns.text_b is not None:
         what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"
         raise DataError(what, where=file, fix="Name one: --text NAME.")
-    tally = Tally()
     task = cast("Embed", opened.task)
-    predictions = opened.predict(watched(reading, "embedding", printing=False), Pace(precision), tally)
     width = task.definition.width(task.model)
-    write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
+    with watched(reading, "embedding") as tally:
+        predictions = opened.predict(reading, Pace(precision), tally)
+        write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
     for warning in tally.warnings:
         print(warning, file=sys.stderr)
     print(f"{tally.examples:,} vectors of {width} components in {out}", file=sys.stderr)

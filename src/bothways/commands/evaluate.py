@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from bothways.tasks.definition import Metrics, Reading
     from bothways.tasks.embed import Embed
     from bothways.tasks.task import Pace, Tally
+
+    _Shown = Callable[[], AbstractContextManager[tuple[Reading[Any], Tally]]]
 
 
 def evaluate(  # noqa: PLR0913 – one option per question
@@ -88,16 +91,19 @@ def evaluate(  # noqa: PLR0913 – one option per question
     opened = open_task(folder, task, length=length, device=device, settings=settings)
     columns, sheet = asked(opened, text=text, text_b=text_b, label=label), _Sheet(folder, file, precision, report)
 
-    def shown() -> Reading[Any]:
-        """The examples from the first one on, with a bar."""
-        return watched(opened.read(file, columns, labelled=True), "evaluating", printing=False)
+    @contextmanager
+    def shown() -> Iterator[tuple[Reading[Any], Tally]]:
+        """The examples from the first one on, and a tally with a bar."""
+        reading = opened.read(file, columns, labelled=True)
+        with watched(reading, "evaluating") as tally:
+            yield reading, tally
 
     if precision == "int8":
         found = _priced(opened, shown, sheet)
     elif isinstance(opened.task, Embed) and report is None:
-        found = _swept(opened.task, shown(), Pace(precision), sheet)
+        found = _swept(opened.task, shown, Pace(precision), sheet)
     else:
-        found = _scored(opened, shown(), Pace(precision), sheet)
+        found = _scored(opened, shown, Pace(precision), sheet)
     found.show(json)
     if found.price is not None:
         found.price.check(LIMIT if limit is None else limit)
@@ -156,54 +162,51 @@ class _Found:
             Console().print(self.table, *([] if self.price is None else [str(self.price)]))
 
 
-def _table(columns: Mapping[str, Metrics], sheet: _Sheet) -> Table:
-    """A metric a row, in as many columns as there are models."""
-    return metric_table(sheet.title, columns)
-
-
-def _priced(opened: Opened, shown: Callable[[], Reading[Any]], sheet: _Sheet) -> _Found:
-    """fp32 beside int8; the report, if one is asked for, is of int8, which comes last."""
+def _priced(opened: Opened, shown: _Shown, sheet: _Sheet) -> _Found:
+    """fp32 beside int8; the report, if one is asked for, is of int8, from a pass of its own whose time does not count."""
     from bothways.recipes.quantising import price
     from bothways.tasks.task import PACE, Tally
 
-    tallies: list[Tally] = []
+    last = Tally()
 
     def evaluated(model: Opened) -> Metrics:
         """The metrics of one precision; each pass has a tally of its own."""
-        tallies.append(Tally())
-        return _evaluated(model, shown(), PACE, tallies[-1], sheet if model is not opened else replace(sheet, precision="fp32"))
+        nonlocal last
+        with shown() as (reading, last):
+            return model.evaluate(reading, PACE, last)
 
     found = price(opened, evaluated)
-    table = _table({"fp32": found.fp32.metrics, "int8": found.int8.metrics}, sheet)
-    return _Found(found.to_json(), table, tallies[-1], found)
+    if sheet.report is not None:
+        _reported(replace(opened, task=opened.task.prepared("int8")), shown, PACE, sheet, sheet.report)
+    table = metric_table(sheet.title, {"fp32": found.fp32.metrics, "int8": found.int8.metrics})
+    return _Found(found.to_json(), table, last, found)
 
 
-def _swept(task: Embed, reading: Reading[Any], pace: Pace, sheet: _Sheet) -> _Found:
+def _swept(task: Embed, shown: _Shown, pace: Pace, sheet: _Sheet) -> _Found:
     """All layers and poolings of vectors of texts."""
     from bothways.commands.embed import sweep_table
     from bothways.recipes.embedding import sweep
-    from bothways.tasks.task import Tally
 
-    tally = Tally()
-    found = sweep(task, reading.examples, pace, tally)
+    with shown() as (reading, tally):
+        found = sweep(task, reading.examples, pace, tally)
     return _Found(found.to_json(), sweep_table(found, sheet.title), tally)
 
 
-def _scored(opened: Opened, reading: Reading[Any], pace: Pace, sheet: _Sheet) -> _Found:
-    """The metrics of the task."""
-    from bothways.tasks.task import Tally
+def _scored(opened: Opened, shown: _Shown, pace: Pace, sheet: _Sheet) -> _Found:
+    """The metrics of the task; on the way, the report is written if one is asked for."""
+    if sheet.report is not None:
+        metrics, tally = _reported(opened, shown, pace, sheet, sheet.report)
+    else:
+        with shown() as (reading, tally):
+            metrics = opened.evaluate(reading, pace, tally)
+    return _Found(dict(metrics), metric_table(sheet.title, {"value": metrics}), tally)
 
-    tally = Tally()
-    metrics = _evaluated(opened, reading, pace, tally, sheet)
-    return _Found(dict(metrics), _table({"value": metrics}, sheet), tally)
 
-
-def _evaluated(opened: Opened, reading: Reading[Any], pace: Pace, tally: Tally, sheet: _Sheet) -> Metrics:
-    """The metrics; on the way, the report is written if one is asked for."""
-    if sheet.report is None:
-        return opened.evaluate(reading, pace, tally)
+def _reported(opened: Opened, shown: _Shown, pace: Pace, sheet: _Sheet, report: Path) -> tuple[Metrics, Tally]:
+    """The metrics, with the report written."""
     from bothways.recipes.analysis.survey import analyse, write_report
 
-    analysis = analyse(opened.task, reading.examples, pace, tally)
-    write_report(opened.task, analysis, sheet.report, model=sheet.model, data=sheet.data, precision=sheet.precision)
-    return analysis.metrics
+    with shown() as (reading, tally):
+        analysis = analyse(opened.task, reading.examples, pace, tally)
+    write_report(opened.task, analysis, report, model=sheet.model, data=sheet.data, precision=sheet.precision)
+    return analysis.metrics, tally

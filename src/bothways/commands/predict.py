@@ -55,7 +55,7 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.recipes.finetuned import open_task
     from bothways.tasks.tables import STDIN
-    from bothways.tasks.task import Pace, Tally
+    from bothways.tasks.task import Pace
 
     opened = open_task(folder, task, length=length, device=device, settings=settings)
     columns = asked(opened, text=text, text_b=text_b)
@@ -63,9 +63,9 @@ def predict(  # noqa: PLR0913 – one option per question
     say_guess(opened, reading, columns, file)
     typed = file == STDIN and sys.stdin.isatty()
     pace = Pace(precision, window=(1 if typed else Pace.window) if window is None else window)
-    shown = reading if typed else watched(reading, "predicting")
-    tally = Tally()
-    for _, prediction in opened.predict(shown, pace, tally):
-        print(json.dumps(prediction.to_json(), ensure_ascii=False), flush=typed)
+    # What is typed or printed on the same terminal would run through the bar.
+    with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
+        for _, prediction in opened.predict(reading, pace, tally):
+            print(json.dumps(prediction.to_json(), ensure_ascii=False), flush=typed)
     for warning in tally.warnings:
         print(warning, file=sys.stderr)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bothways.recipes.finetuned import Opened
     from bothways.tasks.definition import Reading
+    from bothways.tasks.task import Tally
 
 
 def asked(opened: Opened, **columns: str | None) -> Any:
@@ -37,30 +38,25 @@ def _has_columns(source: str) -> bool:
     return source != STDIN and ".txt" not in Path(source).suffixes
 
 
-def watched(reading: Reading[Any], what: str, *, printing: bool = True) -> Reading[Any]:
-    """The same reading, with a bar: how much of the file is read, how many examples, the time left. Gone when it is done.
+@contextmanager
+def watched(reading: Reading[Any], what: str, *, hidden: bool = False) -> Iterator[Tally]:
+    """A tally with a bar: how much of a reading is done, how many examples, the time left. Gone when it is closed.
 
     Args:
-        printing: whether something is printed meanwhile; on a terminal there is no bar then.
+        hidden: whether there is no bar, even on a terminal.
     """
-    return dataclasses.replace(reading, examples=_watched(reading, what, printing))
-
-
-def _watched(reading: Reading[Any], what: str, printing: bool) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console, count = Console(stderr=True), 0
+    from bothways.recipes.stages import counting
+
+    console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.fields[count]:,} examples"),
+        TextColumn("{task.fields[count]:,.0f} examples"),
         TimeRemainingColumn(),
     )
-    hidden = not console.is_terminal or (printing and sys.stdout.isatty())  # the output would run through the bar
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
         bar = progress.add_task(what, total=None if reading.share is None else 1.0, count=0)
-        for count, example in enumerate(reading.examples, 1):
-            yield example
-            if count % 256 == 0:
-                progress.update(bar, completed=reading.share() if reading.share else None, count=count)
+        yield counting(reading, lambda share, count: progress.update(bar, completed=share, count=count))

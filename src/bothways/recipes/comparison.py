@@ -11,6 +11,7 @@ Sources: Dror et al., The hitchhiker's guide to testing statistical significance
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,13 @@ from numpy.typing import NDArray
 from bothways.core.errors import DataError
 from bothways.recipes.finetuned import Opened, open_task
 from bothways.tasks.definition import Reading, fingerprint
-from bothways.tasks.task import predict
+from bothways.tasks.task import Tally
 
 RESAMPLES = 9999
 """Of the permutations, which are all if there are fewer, and of the bootstrap."""
 CHANCE = 0.05
 """The p-value below which a difference is called one."""
-Watch = Callable[[Reading[Any]], Reading[Any]]
+Watch = Callable[[Reading[Any]], AbstractContextManager[Tally]]
 _HELD = 2**24
 """Numbers that a resampling holds at once."""
 
@@ -94,7 +95,7 @@ def compare(
     task: str | None = None,
     device: str = "auto",
     seed: int = 0,
-    watch: Watch = lambda reading: reading,
+    watch: Watch = lambda reading: nullcontext(Tally()),
 ) -> Comparison:
     """Grade both on the same labelled examples.
 
@@ -104,7 +105,7 @@ def compare(
         columns: those to read, of the type of the task's own; none means as in training.
         task: to compare them in; none means what the first one was trained for.
         seed: of the permutations and the bootstrap.
-        watch: given what each model reads, such as for a progress bar.
+        watch: gives a tally for what each model reads, such as that of a progress bar.
 
     Raises:
         DataError: the two read other examples from it, these are fewer than two, or an example has no label.
@@ -170,8 +171,9 @@ def _grades(
     """The fingerprint of the examples, and the grades of each model; one model is held at a time."""
     rows, seen = [], ""
     for opened in models:
-        task, reading = opened.task, watch(opened.read(source, columns, labelled=True))
-        results = list(predict(task, reading.examples))
+        task, reading = opened.task, opened.read(source, columns, labelled=True)
+        with watch(reading) as tally:
+            results = list(opened.predict(reading, tally=tally))
         if len(results) < 2:
             raise DataError(f"there are too few examples to compare on: {len(results)}", where=source, fix="Give two or more.")
         task.score(iter(results))  # refuses an example without its answer

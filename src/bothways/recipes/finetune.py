@@ -37,7 +37,7 @@ from bothways.recipes.stability import Stability, rules
 from bothways.recipes.stages import OnStage, part_of, stages
 from bothways.tasks.definition import Definition, Metrics
 from bothways.tasks.preflight import Finding, places
-from bothways.tasks.task import Task
+from bothways.tasks.task import Tally, Task
 from bothways.training import checkpoint, run
 from bothways.training.folder import note_settings, run_folder
 from bothways.training.parallel import Plan, connected, is_main, place, plan_here
@@ -168,7 +168,7 @@ def _concluded(done: Finetuned, prepared: Prepared, folder: Path, on_stage: OnSt
     _save(done, prepared)
     if settings.dev is not None:
         on_count = part_of(partial(on_stage, "looking at each answer"), 0, 1, len(data.dev))
-        analysis = analyse_encoded(task, dev_windows(data), on_count=on_count)
+        analysis = analyse_encoded(task, dev_windows(data), tally=Tally(on_count=on_count))
         on_stage("writing the report", None)
         write_report(task, analysis, folder / "report.html", model=str(folder), data=settings.dev, training=settings)
     return done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -45,14 +44,11 @@ class Opened:
         Raises:
             DataError: an example without a label, or with one that is none of the model's.
         """
-        return evaluate(self.task, reading.examples, self._pace(pace), tally)
+        return evaluate(self.task, reading.examples, pace, tally)
 
     def predict(self, reading: Reading[Any], pace: Pace = PACE, tally: Tally | None = None) -> Iterator[tuple[Any, Any]]:
         """Examples with their predictions, in their order, in constant memory."""
-        return predict(self.task, reading.examples, self._pace(pace), tally)
-
-    def _pace(self, pace: Pace) -> Pace:
-        return dataclasses.replace(pace, window=min(pace.window, self.task.definition.window))
+        return predict(self.task, reading.examples, pace, tally)
 
 
 class Record(NamedTuple):

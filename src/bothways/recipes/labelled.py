@@ -101,8 +101,9 @@ def loader(data: Labelled, method: Method, learner: Learner, seed: int, share: S
     return Loader(source, learner.prepare, method.batch, method.microbatch_tokens, seed, share)
 
 
-def dev_windows(data: Labelled, size: int = PACE.window) -> Iterator[tuple[list[Any], list[Input]]]:
-    """The dev examples with what they became, in parts."""
+def dev_windows(data: Labelled, pace: Pace = PACE) -> Iterator[tuple[list[Any], list[Input]]]:
+    """The dev examples with what they became, as `tasks.task.windows` has it."""
+    size = min(pace.window, data.definition.window)
     for start in range(0, len(data.dev), size):
         part = slice(start, start + size)
         yield list(data.dev_examples[part]), list(data.dev[part])
@@ -113,7 +114,7 @@ def predictions(
 ) -> Iterator[tuple[Any, Any]]:
     """The dev examples with their predictions, in windows, so that no more predictions than one window's are held."""
     done = 0
-    for examples, inputs in dev_windows(data, pace.window):
+    for examples, inputs in dev_windows(data, pace):
         yield from predict_encoded(task, examples, inputs, pace, part_of(on_share, done, len(inputs), len(data.dev)))
         done += len(inputs)
 

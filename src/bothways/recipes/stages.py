@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bothways.core.shares import OnShare
 from bothways.tasks.definition import Reading
+from bothways.tasks.task import Tally
 
 T = TypeVar("T")
 
@@ -58,6 +59,14 @@ def followed(items: Many[T], on_share: OnShare, every: int = 1) -> Iterator[T]:
         if number % every == 0:
             on_share(number / len(items))
         yield item
+
+
+def counting(reading: Reading[Any], tell: Callable[[float | None, float], object]) -> Tally:
+    """A tally of what is made of a reading; after each batch it tells how much is done, none where nobody knows, and how many
+    examples. What is read together is done together."""
+    share, tally = reading.share, Tally()
+    tally.on_count = lambda count: tell(None if share is None else share() * count / tally.examples, count)
+    return tally
 
 
 def followed_reading(reading: Reading[Any], stage: str, on_stage: OnStage, every: int = 64) -> Reading[Any]:

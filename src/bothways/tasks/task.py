@@ -156,17 +156,25 @@ class Tally:
     Attributes:
         cut: were longer than the model reads.
         blank: have a text without anything but white space. Training refuses such; here they are answered.
+        on_count: is told after each batch how many examples are done.
     """
 
     examples: int = 0
     cut: int = 0
     blank: int = 0
+    on_count: Callable[[float], object] = untold
+    _last: int = 0
 
     def add(self, texts: Iterable[Many[str]], inputs: Many[Input]) -> None:
         """Count examples, by the texts of each and what they became."""
-        self.examples += len(inputs)
+        self._last = len(inputs)
+        self.examples += self._last
         self.cut += sum(item.cut > 0 for item in inputs)
         self.blank += sum(not all(text.strip() for text in each) for each in texts)
+
+    def note(self, share: float) -> None:
+        """Is told how much of the examples that were added last is done."""
+        self.on_count(self.examples - self._last * (1 - share))
 
     @property
     def warnings(self) -> list[str]:
@@ -192,10 +200,9 @@ def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: T
     tally = tally or Tally()
     if pace.precision == "int8":  # once for all windows
         task, pace = task.prepared("int8"), dataclasses.replace(pace, precision="fp32")
-    for window in grouped(examples, pace.window):
-        inputs = task.encode(window)
+    for window, inputs in windows(task, examples, pace):
         tally.add(map(task.definition.texts, window), inputs)
-        yield from predict_encoded(task, window, inputs, pace)
+        yield from predict_encoded(task, window, inputs, pace, tally.note)
 
 
 @torch.inference_mode()
@@ -233,6 +240,12 @@ def predict_encoded(
     ordered = iter(outputs[place] for place in range(len(sequences)))
     pairs = zip(examples, inputs, strict=True)
     return [(example, task.decode(example, list(itertools.islice(ordered, len(item.sequences))))) for example, item in pairs]
+
+
+def windows(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE) -> Iterator[tuple[list[E], list[Input]]]:
+    """Examples with what they became, so many together as the pace has it, or fewer where the task has fewer."""
+    for window in grouped(examples, min(pace.window, task.definition.window)):
+        yield window, task.encode(window)
 
 
 def evaluate(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: Tally | None = None) -> Metrics:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,11 +22,10 @@ from bothways.core.hardware import Precision, describe, has_bf16
 from bothways.core.trees import flatten
 from bothways.recipes.analysis.analysts import analyst_of
 from bothways.recipes.analysis.slices import Traits
-from bothways.recipes.stages import part_of
 from bothways.report import sections as s
 from bothways.report.html import write_html
 from bothways.tasks.definition import Metrics
-from bothways.tasks.task import PACE, Input, Pace, Tally, Task, grouped, predict_encoded
+from bothways.tasks.task import PACE, Input, Pace, Tally, Task, predict_encoded, windows
 
 KEPT = 12
 """Examples that are shown of a kind."""
@@ -70,7 +69,7 @@ class Worst:
 
 def analyse(task: Task[Any, Any], examples: Iterable[Any], pace: Pace = PACE, tally: Tally | None = None) -> Analysis:
     """Evaluate, and look at every prediction; arguments and errors as `tasks.task.evaluate`."""
-    return analyse_encoded(task, _encoded(task, examples, pace), pace, tally)
+    return analyse_encoded(task, windows(task, examples, pace), pace, tally)
 
 
 def analyse_encoded(
@@ -78,17 +77,11 @@ def analyse_encoded(
     encoded: Iterable[tuple[list[Any], list[Input]]],
     pace: Pace = PACE,
     tally: Tally | None = None,
-    on_count: Callable[[float], None] = lambda count: None,
 ) -> Analysis:
-    """As `analyse`, for windows of examples with what they became; `on_count` is told how many are done."""
+    """As `analyse`, for windows of examples with what they became."""
     survey = _Survey(task)
-    metrics = task.score(survey.watch(encoded, pace, tally or Tally(), on_count))
+    metrics = task.score(survey.watch(encoded, pace, tally or Tally()))
     return Analysis(metrics, len(survey.traits), tuple(survey.sections()))
-
-
-def _encoded(task: Task[Any, Any], examples: Iterable[Any], pace: Pace) -> Iterator[tuple[list[Any], list[Input]]]:
-    for window in grouped(examples, pace.window):
-        yield window, task.encode(window)
 
 
 class _Survey:
@@ -96,18 +89,11 @@ class _Survey:
         self._task, self._analyst = task, analyst_of(task)
         self.traits, self._hardest, self._doubtful = Traits(), Worst(), Worst()
 
-    def watch(
-        self,
-        encoded: Iterable[tuple[list[Any], list[Input]]],
-        pace: Pace,
-        tally: Tally,
-        on_count: Callable[[float], None] = lambda count: None,
-    ) -> Iterator[tuple[Any, Any]]:
+    def watch(self, encoded: Iterable[tuple[list[Any], list[Input]]], pace: Pace, tally: Tally) -> Iterator[tuple[Any, Any]]:
         """Examples with predictions; each is looked at after the one who reads them has accepted it."""
         for window, inputs in encoded:
             tally.add(map(self._task.definition.texts, window), inputs)
-            on_share = part_of(on_count, tally.examples - len(inputs), len(inputs), 1)
-            for item, pair in zip(inputs, predict_encoded(self._task, window, inputs, pace, on_share), strict=True):
+            for item, pair in zip(inputs, predict_encoded(self._task, window, inputs, pace, tally.note), strict=True):
                 yield pair
                 self._see(item, *pair)
 

@@ -16,7 +16,7 @@ from bothways.recipes.finetuned import open_task
 from bothways.recipes.reproduce.experiment import Request
 from bothways.recipes.reproduce.glue import TASKS_OF_GLUE, GlueTask, source_of, write_split
 from bothways.recipes.reproduce.runner import Outcome
-from bothways.recipes.stages import OnStage, followed_reading, unseen
+from bothways.recipes.stages import OnStage, counting, unseen
 from bothways.tasks.tables import open_table
 
 MAJORITY = "0"
@@ -55,7 +55,8 @@ def _majority(test: Path) -> Iterator[str]:
 def _predicted(task: GlueTask, test: Path, folder: Path, device: str, on_stage: OnStage) -> Iterator[str]:
     opened = open_task(str(folder), device=device)
     reading = opened.read(str(test), labelled=False)
-    for _, prediction in opened.predict(followed_reading(reading, f"predicting {task.name}'s test set", on_stage)):
+    tally = counting(reading, lambda share, _: on_stage(f"predicting {task.name}'s test set", share))
+    for _, prediction in opened.predict(reading, tally=tally):
         yield prediction.label if task.labels else clipped(prediction)
 
 

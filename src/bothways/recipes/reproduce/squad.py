@@ -27,7 +27,7 @@ from bothways.recipes.reproduce.experiment import (
     write_rows,
 )
 from bothways.recipes.reproduce.runner import Outcome
-from bothways.recipes.stages import OnStage, followed_reading, unseen
+from bothways.recipes.stages import OnStage, counting, unseen
 from bothways.tasks.answer import Answering
 from bothways.tasks.squad import Question
 
@@ -93,5 +93,6 @@ def write_predictions(request: Request, outcomes: Iterable[Outcome], *, device: 
 def _predictions(folder: Path, dev: str, device: str, on_stage: OnStage) -> Iterator[tuple[str, str, float]]:
     opened = open_task(str(folder), device=device)
     reading = opened.read(dev, labelled=False)
-    for _, prediction in opened.predict(followed_reading(reading, "predicting dev for the official scorer", on_stage)):
+    tally = counting(reading, lambda share, _: on_stage("predicting dev for the official scorer", share))
+    for _, prediction in opened.predict(reading, tally=tally):
         yield prediction.id, prediction.text, prediction.null_difference
