@@ -133,6 +133,8 @@ def test_labels_of_any_type_are_texts(tmp_path: Path, value: object, label: str 
     [
         ({"text": "t", "label": [1]}, r"a\.jsonl:2: column 'label' holds list, not a label"),
         ({"text": 3, "label": 1}, r"a\.jsonl:2: column 'text' holds int, not text"),
+        ({"text": "a \ud83d", "label": 1}, r"a\.jsonl:2: column 'text' holds U\+D83D at character 2, half of a surrogate pair"),
+        ({"text": "a", "label": "\udc00"}, r"a\.jsonl:2: column 'label' holds U\+DC00 at character 0"),
         ({"text": "t"}, r"a\.jsonl:2: the row has no column 'label'; it has text"),
         ({"label": 1}, r"a\.jsonl:2: the row has no column 'text'; it has label"),
     ],

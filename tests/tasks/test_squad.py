@@ -133,6 +133,12 @@ def test_strange_files_are_refused(tmp_path: Path, tree: Any, message: str) -> N
         list(open_questions(str(write(tmp_path / "bad.json", tree)))[0])
 
 
+def test_half_of_a_surrogate_pair_is_told_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "half.json").write_text(json.dumps(squad({"question": "Who \ud83d?", "id": "a"})))
+    with pytest.raises(DataError, match=r":a: column 'question' holds U\+D83D at character 4, half of"):
+        list(open_questions(str(tmp_path / "half.json"))[0])
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"data":\n [}')
     with pytest.raises(DataError, match=r"bad\.json:2: is not JSON: .* at column 3\n"):

@@ -245,6 +245,7 @@ def test_documents_of_a_table(tmp_path: Path) -> None:
         ({"words": ["a", "b"], "tags": ["O"]}, TagColumns(), r":1: has 2 words and 1 tags"),
         ({"words": "a b", "tags": ["O"]}, TagColumns(), r":1: column 'words' holds a text, not a list of words"),
         ({"words": ["a", None], "tags": ["O"]}, TagColumns(), r":1: column 'words' holds a list with NoneType and str"),
+        ({"words": ["a", "\ud83d"], "tags": ["O", "O"]}, TagColumns(), r":1: column 'words' holds U\+D83D at character 0"),
         ({"words": ["a"], "tags": "O"}, TagColumns(), r":1: column 'tags' holds a text, not a list of tags"),
         ({"words": ["a"], "tags": None}, TagColumns(), r":1: column 'tags' holds NoneType, not a list of tags"),
         ({"words": ["a"], "tags": ["O"]}, TagColumns("w"), r": has no column 'w'; it has words, tags"),

@@ -165,11 +165,25 @@ def example_of(row: Row, columns: Columns) -> Example:
 
 
 def cell_of(row: Row, column: str) -> Any:
-    """The value in a column. DataError for a row without it."""
+    """The value in a column. DataError for a row without it, or with a text that is not made of characters."""
     if column not in row.values:
         what = f"the row has no column {column!r}; it has {', '.join(row.values)}"
         raise DataError(what, where=row.where, fix="Complete the row, or take it out.")
-    return row.values[column]
+    value = row.values[column]
+    for text in value if isinstance(value, list) else [value]:
+        check_characters(text, column, row.where)
+    return value
+
+
+def check_characters(text: Any, column: str, where: str) -> None:
+    """DataError: a text with half of a surrogate pair, which JSON can hold. Anything but a text passes."""
+    try:
+        if isinstance(text, str):
+            text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(error.object[error.start]):04X} at character {error.start}"
+        what = f"column {column!r} holds {half}, half of a surrogate pair, which is no character"
+        raise DataError(what, where=where, fix="Write both halves, or take it out.") from error
 
 
 def text_of(row: Row, column: str) -> str:

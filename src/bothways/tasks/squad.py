@@ -20,6 +20,7 @@ from typing import Any
 from bothways.core.errors import DataError
 from bothways.data.documents import HUB
 from bothways.data.streams import COMPRESSED, file_at, read_lines
+from bothways.tasks.examples import check_characters
 from bothways.tasks.tables import open_table
 from bothways.text.tokenizer import Encoded, Tokenizer
 
@@ -179,6 +180,7 @@ def _text(values: Mapping[str, Any], name: str, where: str) -> str:
     value = values[name]
     if value is not None and not isinstance(value, str):
         raise DataError(f"{name!r} holds {type(value).__name__}, not text", where=where, fix=_NAMES)
+    check_characters(value, name, where)
     return value or ""
 
 
