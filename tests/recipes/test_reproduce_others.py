@@ -376,3 +376,12 @@ def test_a_metric_that_is_better_when_lower_chooses_the_lowest_and_a_restart_tha
     entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["SWAG"]
     assert entry["metrics"]["loss"] == min(cell["metrics"]["loss"] for cell in entry["cells"])
     assert heard.file.getvalue().count("warning: it has failed") == 1  # type: ignore[attr-defined]
+
+
+def test_runs_that_failed_are_not_advised_the_seeds_that_they_have(place: Path, tmp_path: Path) -> None:
+    heard = Console(file=io.StringIO(), width=2000)
+    request = request_of(place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "training.optimiser.lr=1e-12"))
+    assert reproduce("swag", request, device="cpu", console=heard) is not None
+    said = heard.file.getvalue()  # type: ignore[attr-defined]
+    assert said.count("warning: this run has probably failed: ") == 2
+    assert "--seeds 5" not in said

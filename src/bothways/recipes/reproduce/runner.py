@@ -151,7 +151,8 @@ def _cell(experiment: Experiment, settings: FinetuneConfig, out: Path, number: i
         return found
     say(console, place)
     try:
-        done = finetune(settings, folder, resume=True, device=device, console=None if number else console)
+        said = None if number else console
+        done = finetune(settings, folder, resume=True, device=device, console=said, several=True)
         if done.folder is None:
             raise KeyboardInterrupt
         result = _scored(done, experiment, settings, folder)
@@ -174,7 +175,7 @@ def _scored(done: Finetuned, experiment: Experiment, settings: FinetuneConfig, f
     lowest = definition.directions(done.task.labels)[settings.chosen_by] == "lowest"
     value = done.metrics[settings.chosen_by] * (-1 if lowest else 1)
     plain, data = identity(settings, _sources(experiment, settings))
-    failure = str(done.failure or "")
+    failure = done.failure.said(several=True) if done.failure else ""
     return Result(folder, plain, data, metrics, value, done.progress.steps, done.progress.seconds, failure)
 
 
