@@ -40,6 +40,7 @@ def test_a_table_of_metrics_of_several_models() -> None:
     assert table.title is not None
     assert str(table.title) == "a [/b]"
     assert shown(table) == [["metric", "fp32", "int8"], ["f1", "0.2500", "0.5000"], ["f1/[/x]", "1.0000", "0.0000"]]
+    assert shown(metric_table("", {"value": {"tokens": 195}}))[1] == ["tokens", "195.0000"]
     plain = metric_table("", {"": METRICS}, "", lambda name, value: f"{value:.0%}")
     assert shown(plain)[1:] == [["f1", "25%"], ["f1/[/x]", "100%"]]
 

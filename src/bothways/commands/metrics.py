@@ -9,15 +9,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def _four_places(name: str, value: float | int) -> str:
-    return f"{value:.4f}"
-
-
 def metric_table(
     title: str,
     columns: Mapping[str, Mapping[str, float | int]],
     head: str = "metric",
-    shown: Callable[[str, float | int], str] = _four_places,
+    shown: Callable[[str, float], str] = lambda name, value: f"{value:.4f}",
 ) -> Table:
     """The metrics of one model or several, all with the same ones.
 
