@@ -66,7 +66,8 @@ class Embedding(nn.Module):
 def look_up(
     table: nn.Embedding, ids: Int[Tensor, " tokens"]
 ) -> tuple[Float[Tensor, "tokens embedded"], Float[Tensor, "vocab embedded"]]:
-    """The rows of these tokens, and the whole table for one matrix product; on a CPU without regard to hooks.
+    """The rows of these tokens, and the whole table for matrix products; on a CPU without regard to hooks, and the table in the
+    type that autocast multiplies in.
 
     | device | gradients | gradient of the table |
     |---|---|---|
@@ -80,27 +81,29 @@ def look_up(
     learns = torch.is_grad_enabled() and weight.requires_grad
     if weight.device.type != "cpu" or not (plain and learns) or traced():
         return table(ids), weight
-    rows, whole = _LookUp.apply(weight, ids)  # type: ignore[no-untyped-call]
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
+    rows, whole = _LookUp.apply(weight, ids, dtype)  # type: ignore[no-untyped-call]
     return rows, whole
 
 
 class _LookUp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(ids)
-        ctx.shape = weight.shape
-        return nn.functional.embedding(ids, weight), weight.view_as(weight)
+        ctx.shape, ctx.dtype = weight.shape, weight.dtype
+        whole = weight.view_as(weight) if dtype is weight.dtype else weight.to(dtype)
+        return nn.functional.embedding(ids, weight), whole
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_rows: Tensor | None, of_whole: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, of_rows: Tensor | None, of_whole: Tensor | None) -> tuple[Tensor | None, None, None]:
         (ids,) = ctx.saved_tensors
         if of_rows is None:
-            return of_whole, None
-        if of_whole is None:
-            return of_rows.new_zeros(ctx.shape).index_add_(0, ids, of_rows), None
-        return of_whole.index_add(0, ids, of_rows), None  # a copy, since others may have been given the same
+            return None if of_whole is None else of_whole.to(ctx.dtype), None, None
+        # A sum of its own: others may have been given the same gradient.
+        result = of_rows.new_zeros(ctx.shape) if of_whole is None else of_whole.to(ctx.dtype, copy=True)
+        return result.index_add_(0, ids, of_rows), None, None
 
 
 class LearnedPositions(nn.Embedding):
