@@ -2,12 +2,12 @@
 
     python benchmarks/finetuning.py DATA_FOLDER CoLA [RTE …] [--model FOLDER] [--most N] [--seeds 3] [--epochs 3] [--threads 2]
 
-Both sides get token ids made beforehand, train in fp32 with AdamW at 5e-5 (decay 0.01, a tenth of warm-up, linear to 0, norm
-clipped at 1), 32 examples a step, and answer the dev data once at the end; scikit-learn, scipy, seqeval or SQuAD's formula
-score both. The ids are the same on both sides, but for SQuAD, where the Trainer's are those of transformers' own example
-(`peers.answers`). The Trainer pads each batch to its longest, as its examples do. Time is that of training alone. Sides
-alternate, seed by seed; what is in FILE already is not run again. The Trainer needs accelerate, which this library does not:
-`pip install accelerate`.
+Both sides get token ids made beforehand, train in fp32, or in bf16 with `--precision bf16`, with AdamW at 5e-5 (decay 0.01, a
+tenth of warm-up, linear to 0, norm clipped at 1), 32 examples a step, and answer the dev data once at the end; scikit-learn,
+scipy, seqeval or SQuAD's formula score both. The ids are the same on both sides, but for SQuAD, where the Trainer's are those
+of transformers' own example (`peers.answers`). The Trainer pads each batch to its longest, as its examples do. Time is that
+of training alone. Sides alternate, seed by seed; what is in FILE already is not run again. The Trainer needs accelerate,
+which this library does not: `pip install accelerate`.
 
 With `--defaults` each side keeps its own: here 32 examples a step, packed, at the precision that the processor does best;
 there the Trainer's 8 examples a step, and the padding of transformers' example for the task: run_glue pads each sequence to
@@ -125,7 +125,7 @@ DATA = {
 def ours(job: Data, data: Labelled, plan: Plan) -> Trained:
     """With this library."""
     training = dataclasses.replace(adam(), until=Epochs(plan.epochs), evaluate=None)
-    training = training if plan.defaults else dataclasses.replace(training, precision="fp32")
+    training = training if plan.defaults else dataclasses.replace(training, precision=plan.precision)
     times: list[float] = []
 
     def on_step(progress: Progress) -> None:
@@ -150,7 +150,7 @@ SIDES: dict[str, Callable[[Data, Labelled, Plan], Trained]] = {"bothways": ours,
 
 def plan_of(job: Data, options: argparse.Namespace) -> Plan:
     """How both sides train, but for the seed."""
-    plan = Plan(options.model or Path(minilm()), job.length, options.epochs, seed=0)
+    plan = Plan(options.model or Path(minilm()), job.length, options.epochs, seed=0, precision=options.precision)
     return dataclasses.replace(plan, batch=8, padded=job.peer.padded, defaults=True) if options.defaults else plan
 
 
@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of both sides")
     parser.add_argument("--defaults", action="store_true", help="each side by its own defaults")
     parser.add_argument("--out", type=Path, default=Path("finetuning.jsonl"))
     options = parser.parse_args()
@@ -203,7 +204,7 @@ def main() -> None:
         data = read(job, options.data, Tokenizer.load(plan.folder), options.most)
         common = {"data": name, "epochs": options.epochs, "threads": options.threads}
         common |= {"most": options.most} if options.most else {}
-        common |= {"defaults": True} if options.defaults else {}
+        common |= {"defaults": True} if options.defaults else {"precision": options.precision}
         for seed in range(options.seeds):
             for side, run in SIDES.items():
                 key = common | {"side": side, "seed": seed}
@@ -218,7 +219,7 @@ def main() -> None:
 
 def rows_of(file: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs of this kind that are done; what a row does not tell is as usual."""
-    usual = {"most": None, "defaults": False}
+    usual = {"most": None, "defaults": False, "precision": "fp32"}
     with contextlib.suppress(FileNotFoundError):
         rows = [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
         return [row for row in rows if (usual | row).items() >= (usual | key).items()]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
 
@@ -31,6 +31,7 @@ class Plan:
         batch: examples in a step of the Trainer.
         padded: to how many tokens the Trainer's side pads every sequence; none pads to the longest of the batch.
         defaults: both sides keep their own defaults: here the precision is what the processor does best.
+        precision: of both sides otherwise.
     """
 
     folder: Path
@@ -40,6 +41,7 @@ class Plan:
     batch: int = BATCH
     padded: int | None = None
     defaults: bool = False
+    precision: Literal["fp32", "bf16"] = "fp32"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def train(
             report_to=[],
             seed=plan.seed,
             use_cpu=True,
+            bf16=plan.precision == "bf16",
             disable_tqdm=True,
         )
         trainer = Trainer(model(), arguments, train_dataset=rows, data_collator=collate)
