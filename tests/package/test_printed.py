@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from bothways.cli import app
-from bothways.commands import evaluate, features, finetune
+from bothways.commands import features, finetune
 from bothways.commands.metrics import metric_table
 from bothways.core.console import say
 from bothways.recipes.series import Outcome, Series
@@ -49,8 +49,6 @@ def test_types_of_entities_may_have_brackets() -> None:
     done: Any = SimpleNamespace(layers="weighted_all", metrics=METRICS, shares=(0.75, 0.25))
     rows = [["share of layer 1 of 2", "0.7500"], ["share of layer 2 of 2", "0.2500"]]
     assert shown(features._table(done))[1:] == [["f1", "0.2500"], ["f1/[/x]", "1.0000"], *rows]
-    sheet = evaluate._Sheet("[/m]", "d", "fp32", None)
-    assert shown(evaluate._table({"value": METRICS}, sheet))[2] == ["f1/[/x]", "1.0000"]
     series = Series((Outcome("lr[/x]", METRICS, (), "f1/[/x]", "highest"),))
     assert shown(finetune._series_table(series))[:2] == [["run", "f1/[/x]", "failed"], ["lr[/x] (best)", "1.0000", ""]]
 

@@ -26,7 +26,7 @@ from bothways.model.config import EncoderConfig, Learned
 from bothways.model.heads import Labels, Masked, Model, Pair, Pooled
 from bothways.recipes import finetune as job
 from bothways.recipes.finetune import FinetuneConfig, Finetuned, finetune
-from bothways.recipes.finetune_setup import prepare, remarks
+from bothways.recipes.finetune_setup import make_ready, remarks
 from bothways.recipes.finetuned import open_task
 from bothways.recipes.method import adam
 from bothways.report.sections import readable
@@ -90,7 +90,7 @@ def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(done: tuple[Fi
 
 def test_it_is_said_whose_f1_chooses(files: Files, tmp_path: Path) -> None:
     settings = settings_of(files, metric="f1")
-    said = "\n".join(remarks(prepare(settings, tmp_path, torch.device("cpu"))))
+    said = "\n".join(remarks(make_ready(settings, tmp_path, torch.device("cpu"))))
     assert "note: f1 is that of 'pos', the second of the two labels in their order" in said
 
 

@@ -13,7 +13,7 @@ from bothways.data.corpus import Corpus
 from bothways.data.packing import Examples
 from bothways.model import encoder as module
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.recipes.finetune_setup import FinetuneConfig, prepare
+from bothways.recipes.finetune_setup import FinetuneConfig, make_ready
 from bothways.recipes.fitting import fit_task
 from bothways.recipes.labelled import label
 from bothways.recipes.method import Method, adam
@@ -73,5 +73,5 @@ def test_fine_tuning_from_files(recompute: bool, tmp_path: Path) -> None:
     training = dataclasses.replace(adam(), recompute=recompute)
     model, train = str(make_folder(tmp_path / "model")), str(tmp_path / "train.tsv")
     settings = FinetuneConfig(model=model, train=train, training=training, length=16)
-    prepared = prepare(settings, tmp_path / "run", torch.device("cpu"))
+    prepared = make_ready(settings, tmp_path / "run", torch.device("cpu"))
     assert prepared.task.model.encoder.recompute is recompute

@@ -16,7 +16,7 @@ from toy_folder import make_folder
 from bothways.core.errors import ConfigError
 from bothways.recipes.feature_setup import read_sentences
 from bothways.recipes.features import FeatureConfig, feature_based
-from bothways.recipes.finetune_setup import prepare
+from bothways.recipes.finetune_setup import make_ready
 from bothways.recipes.finetuned import open_task
 from bothways.recipes.reproduce import benchmarks, cost, frozen, frozen_cost, ner, runner, squad, swag
 from bothways.recipes.reproduce.benchmarks import reproduce
@@ -285,7 +285,7 @@ def test_the_cost_is_what_the_runs_will_read(place: Path, tmp_path: Path, monkey
     settings = experiment.grid[0]
     import torch
 
-    data = prepare(settings, tmp_path / "run", torch.device("cpu")).data
+    data = make_ready(settings, tmp_path / "run", torch.device("cpu")).data
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
     assert (costs.runs, costs.done, costs.examples, costs.tokens) == (3, 0, 12, pytest.approx(data.tokens))
     assert costs.seconds == pytest.approx(3 * (2 * data.tokens + dev / 3) / 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -33,6 +34,17 @@ class Learner(nn.Module):
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """The losses by name; the same names as `weights`."""
         raise NotImplementedError
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """While it is open the module is in evaluation mode, without dropout; then in the mode that it had."""
+    mode = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(mode)
 
 
 class Cursor(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from bothways.core.batch import Batch, pack
+from bothways.core.layout import cut_to_predict
 from bothways.core.learner import Cursor, Plan, Source
 from bothways.core.ranges import check_least
 from bothways.core.seeds import rng
@@ -124,6 +126,16 @@ class Loader(Generic[P]):
 def _void(sequence: Sequence) -> Sequence:
     """The same input, with targets that carry no weight."""
     return dataclasses.replace(sequence, targets={name: target.void() for name, target in sequence.targets.items()})
+
+
+def in_batches(sequences: Many[Sequence], most: int, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
+    """Sequences for predictions, those of like length together: which ones, and their batch on a device.
+
+    Args:
+        most: tokens of a batch, unless one sequence has more.
+    """
+    for places in deal([len(sequence) for sequence in sequences], 1, most)[0]:
+        yield places, pack([sequences[place] for place in places], cut_to_predict(device)).to(device)
 
 
 def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:

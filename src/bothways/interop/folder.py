@@ -63,6 +63,16 @@ class Loaded:
     extra: Mapping[str, Any] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
 
+    def tokenizer(self) -> Tokenizer:
+        """What its ids mean, with as many segments as the model has.
+
+        Raises:
+            TokenizerError: the folder has no tokenizer, or one that cannot be read.
+        """
+        from bothways.text.tokenizer import Tokenizer
+
+        return Tokenizer.load(self.folder).for_segments(self.model.config.segments)
+
 
 def load_model(
     source: str | Path, heads: Iterable[Head] | None = None, fresh: Collection[str] = (), *, whole: bool = True

@@ -32,7 +32,6 @@ from bothways.tasks.features import BiLSTMTagger, Features, FeatureTagger, Store
 from bothways.tasks.preflight import Finding, check_model, settle, speed
 from bothways.tasks.tag import Tag, Tagging
 from bothways.tasks.task import Input
-from bothways.text.tokenizer import Tokenizer
 from bothways.training.optim import AdamW
 from bothways.training.run import Training
 from bothways.training.schedule import Linear
@@ -100,7 +99,7 @@ class Sentences:
 def read_sentences(settings: FeatureConfig, choices: Iterable[LayerChoice], device: str) -> Sentences:
     """Read the model and the data, and look at what could go wrong later; errors as `recipes.features.prepare_features`."""
     loaded = load_model(model_folder(settings.model), heads=())
-    model, tokenizer = loaded.model, Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
+    model, tokenizer = loaded.model, loaded.tokenizer()
     length, depth = settings.length or model.config.most, model.config.depth
     layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
     settle(check_model(model.config, tokenizer, length))

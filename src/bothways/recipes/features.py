@@ -15,16 +15,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from bothways.core.batch import pack
 from bothways.core.console import say
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import choose_device
-from bothways.core.learner import Cursor
+from bothways.core.learner import Cursor, evaluating
 from bothways.core.sequence import Sequence
 from bothways.core.shares import OnShare, untold
 from bothways.data.listed import ListSource, Shuffled
-from bothways.data.loader import Loader, Share
-from bothways.data.packing import deal
+from bothways.data.loader import Loader, Share, in_batches
 from bothways.model.layers import LayerChoice, LayerSum, chosen_layers
 from bothways.recipes.feature_setup import FeatureConfig, Sentences, forecast, read_sentences
 from bothways.tasks.definition import Metrics
@@ -193,13 +191,10 @@ def tag_words(tagger: FeatureTagger, data: FeatureData, words: int = 8192) -> It
 def _outputs(tagger: FeatureTagger, sequences: Many[Sequence], words: int) -> list[Output]:
     """The logits of each sentence `(words, labels)`."""
     outputs: dict[int, Output] = {}
-    training, device = tagger.training, tagger.dense.weight.device
-    tagger.eval()
-    for places in deal([len(sequence) for sequence in sequences], 1, words)[0] if sequences else []:
-        batch = pack([sequences[place] for place in places]).to(device)
-        logits = tagger.logits(batch).float().cpu().numpy()
-        outputs.update(zip(places, np.split(logits, np.cumsum(batch.layout.lengths)[:-1]), strict=True))
-    tagger.train(training)
+    with evaluating(tagger):
+        for places, batch in in_batches(sequences, words, tagger.dense.weight.device):
+            logits = tagger.logits(batch).float().cpu().numpy()
+            outputs.update(zip(places, np.split(logits, np.cumsum(batch.layout.lengths)[:-1]), strict=True))
     return [outputs[place] for place in range(len(sequences))]
 
 

@@ -29,7 +29,7 @@ from bothways.recipes.analysis.survey import analyse_encoded, write_report
 from bothways.recipes.cards import data_of, limits_of_finetuned, run_of
 from bothways.recipes.computing import peak_of
 from bothways.recipes.failure import Failure
-from bothways.recipes.finetune_setup import FinetuneConfig, Prepared, dev_name, prepare, remarks, training_of
+from bothways.recipes.finetune_setup import FinetuneConfig, Ready, dev_name, make_ready, remarks, training_of
 from bothways.recipes.fitting import conclude, learning_by_rows
 from bothways.recipes.labelled import Labelled, dev_windows, loader, score
 from bothways.recipes.origin import without_places
@@ -96,12 +96,12 @@ def finetune(
     claim = run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext()
     with claim, connected(plan, where):
         with stages(console) as on_stage:
-            prepared = prepare(settings, folder, where, on_stage)
+            ready = make_ready(settings, folder, where, on_stage)
         if is_main(plan):
             note_settings(folder, configs.to_toml(settings))
-            for remark in remarks(prepared):
+            for remark in remarks(ready):
                 say(console, remark)
-        done = _train(prepared, folder, plan, where, console)
+        done = _train(ready, folder, plan, where, console)
         for remark in _afterwards(done, several):
             say(console, remark)
         return done
@@ -115,13 +115,13 @@ def _afterwards(done: Finetuned, several: bool) -> list[str]:
     return lines + ([f"warning: {done.failure.said(several)}"] if done.failure else [])
 
 
-def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device, console: Console) -> Finetuned:
-    settings, data, task = prepared.settings, prepared.data, prepared.task
+def _train(ready: Ready, folder: Path, plan: Plan, device: torch.device, console: Console) -> Finetuned:
+    settings, data, task = ready.settings, ready.data, ready.task
     training = training_of(settings, data.definition.directions(data.labels))
     steps = loader(data, settings, task, settings.ordered_by, Share(plan.rank, plan.world))
     with stages(console) as on_stage:
         on_stage("measuring the speed of the machine", None)
-        peak = peak_of(_forward(prepared), training, device, plan)
+        peak = peak_of(_forward(ready), training, device, plan)
     torch.manual_seed(settings.ordered_by + 1 + plan.rank)  # after the forecast and the peak, which draw too
     with learning_by_rows(task.model, device, plan.world):
         progress = run.train(
@@ -130,22 +130,22 @@ def _train(prepared: Prepared, folder: Path, plan: Plan, device: torch.device, c
             training,
             plan,
             folder,
-            config=_made_of(prepared),
+            config=_made_of(ready),
             evaluation=partial(_evaluate, task, data) if data.dev else None,
             peak=peak,
             rules=rules(settings.stability, task.model, settings.fresh),
         )
-    done = Finetuned(task, progress, {}, prepared.findings, None)
+    done = Finetuned(task, progress, {}, ready.findings, None)
     if not progress.finished(training.until) or not is_main(plan):
         return done
     with stages(console) as on_stage:
-        return _concluded(done, prepared, folder, on_stage)
+        return _concluded(done, ready, folder, on_stage)
 
 
-def _made_of(prepared: Prepared) -> dict[str, Any]:
+def _made_of(ready: Ready) -> dict[str, Any]:
     """What a checkpoint of the run is of."""
-    data = {name: source.sha256 for name, source in prepared.sources.items()} | {"model": prepared.base}
-    return without_places(configs.to_dict(prepared.settings)) | {"data": data}
+    data = {name: source.sha256 for name, source in ready.sources.items()} | {"model": ready.base}
+    return without_places(configs.to_dict(ready.settings)) | {"data": data}
 
 
 def _evaluate(task: Task[Any, Any], data: Labelled, on_share: OnShare) -> Metrics:
@@ -153,9 +153,9 @@ def _evaluate(task: Task[Any, Any], data: Labelled, on_share: OnShare) -> Metric
     return {dev_name(name): value for name, value in score(task, data, on_share=on_share).items()}
 
 
-def _concluded(done: Finetuned, prepared: Prepared, folder: Path, on_stage: OnStage) -> Finetuned:
+def _concluded(done: Finetuned, ready: Ready, folder: Path, on_stage: OnStage) -> Finetuned:
     """The end of a run that came to it: the best weights scored and saved, with a report."""
-    settings, data, task = prepared.settings, prepared.data, done.task
+    settings, data, task = ready.settings, ready.data, done.task
     metric = training_of(settings, data.definition.directions(data.labels)).keep.best
     on_stage("reading the best weights", None)
     best = checkpoint.best(folder, metric) if metric else None
@@ -165,7 +165,7 @@ def _concluded(done: Finetuned, prepared: Prepared, folder: Path, on_stage: OnSt
     metrics, failed = conclude(task, data, settings, on_stage)
     done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failed)
     on_stage("saving the model", None)
-    _save(done, prepared)
+    _save(done, ready)
     if settings.dev is not None:
         on_count = part_of(partial(on_stage, "looking at each answer"), 0, 1, len(data.dev))
         analysis = analyse_encoded(task, dev_windows(data), tally=Tally(on_count=on_count))
@@ -174,46 +174,46 @@ def _concluded(done: Finetuned, prepared: Prepared, folder: Path, on_stage: OnSt
     return done
 
 
-def _forward(prepared: Prepared) -> float:
+def _forward(ready: Ready) -> float:
     """Operations per token of a forward pass, for sequences of the usual length."""
-    model, data = prepared.task.model, prepared.data
+    model, data = ready.task.model, ready.data
     return forward_flops(model.config, model.specification, max(1, data.tokens // len(data.sequences)))
 
 
-def _save(done: Finetuned, prepared: Prepared) -> None:
+def _save(done: Finetuned, ready: Ready) -> None:
     assert done.folder is not None
     save_model(
         done.folder,
         done.task.model,
-        prepared.data.tokenizer,
-        labels=prepared.data.labels,
+        ready.data.tokenizer,
+        labels=ready.data.labels,
         problem=done.task.definition.problem,
-        card=_card(done, prepared),
-        extra=_record(done, prepared),
+        card=_card(done, ready),
+        extra=_record(done, ready),
     )
 
 
-def _record(done: Finetuned, prepared: Prepared) -> dict[str, Any]:
+def _record(done: Finetuned, ready: Ready) -> dict[str, Any]:
     """What `bothways.json` says of the training."""
-    settings, definition = prepared.settings, done.task.definition
+    settings, definition = ready.settings, done.task.definition
     chosen = settings.chosen_by
     return {
         "task": configs.to_dict(definition),
         "length": settings.length,
-        "data": {name: dataclasses.asdict(source) for name, source in prepared.sources.items()},
-        "base": {"name": settings.model, "sha256": prepared.base},
+        "data": {name: dataclasses.asdict(source) for name, source in ready.sources.items()},
+        "base": {"name": settings.model, "sha256": ready.base},
         "settings": configs.to_dict(settings),
         "steps": done.progress.steps,
         "seconds": round(done.progress.seconds, 1),
         "metrics": dict(done.metrics),
-        "chosen_by": {"metric": chosen, "direction": definition.directions(prepared.data.labels)[chosen]},
+        "chosen_by": {"metric": chosen, "direction": definition.directions(ready.data.labels)[chosen]},
         "early": done.progress.early,
         "failure": list(done.failure.reasons) if done.failure else [],
     }
 
 
-def _card(done: Finetuned, prepared: Prepared) -> Card:
-    settings, data = prepared.settings, prepared.data
+def _card(done: Finetuned, ready: Ready) -> Card:
+    settings, data = ready.settings, ready.data
     return Card(
         title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
         summary=_summary(done, data.labels),
@@ -228,7 +228,7 @@ def _card(done: Finetuned, prepared: Prepared) -> Card:
             **_told(settings, done.task.definition),
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
-        data=data_of(prepared.sources),
+        data=data_of(ready.sources),
         limits=limits_of_finetuned(settings.length, settings.seed, done.findings, bool(data.dev)),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,9 @@ import torch
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import ConfigError
 from bothways.data.packing import Examples, Tokens
-from bothways.interop.folder import load_model
+from bothways.interop.folder import Loaded, load_model
 from bothways.interop.hub import model_folder
-from bothways.model.heads import Model
+from bothways.model.heads import Head, Model
 from bothways.recipes.computing import compute_as
 from bothways.recipes.labelled import Labelled, check_metric, examine
 from bothways.recipes.method import Method
@@ -28,7 +28,6 @@ from bothways.tasks.catalogue import Trainable
 from bothways.tasks.definition import Direction, Reading, fingerprint
 from bothways.tasks.preflight import Finding, Load, check_machine, check_model, forecast, settle
 from bothways.tasks.task import Task
-from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Best
 from bothways.training.run import Training
 from bothways.training.state import Duration, Epochs, Steps
@@ -81,7 +80,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Ready:
     """A run that can begin.
 
     Attributes:
@@ -100,15 +99,21 @@ class Prepared:
     findings: tuple[Finding, ...]
 
 
-def prepare(settings: FinetuneConfig, folder: Path, device: torch.device, on_stage: OnStage = unseen) -> Prepared:
+def load_for(settings: FinetuneConfig, heads: Iterable[Head]) -> Loaded:
+    """The model that a run begins with: its own pooler, if it has one, and fresh heads; errors as `load_model`."""
+    wanted = tuple(heads)
+    return load_model(model_folder(settings.model), wanted, {head.kind for head in wanted} - {"pooler"} | {*settings.fresh})
+
+
+def make_ready(settings: FinetuneConfig, folder: Path, device: torch.device, on_stage: OnStage = unseen) -> Ready:
     """Read model and data, and look at everything that could go wrong later; errors as `finetune`."""
     train, dev, definition = _examples(settings, on_stage)
     on_stage("reading the model", None)
     base = digest_of_model(settings.model)
     heads = definition.heads(definition.labels(train), settings.dropout)
     torch.manual_seed(settings.seed)
-    loaded = load_model(model_folder(settings.model), heads, {head.kind for head in heads} - {"pooler"} | {*settings.fresh})
-    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
+    loaded = load_for(settings, heads)
+    tokenizer = loaded.tokenizer()
     data = examine(definition, tokenizer, train, dev, settings.length, on_stage)
     found = settle(
         [
@@ -128,11 +133,11 @@ def prepare(settings: FinetuneConfig, folder: Path, device: torch.device, on_sta
         found.append(forecast(task, _sample(data), tokens, settings.training.precision, on_share))
     read = {"train": (settings.train, train)} | ({"dev": (settings.dev, dev)} if settings.dev else {})
     sources = {name: _source(*source, on_stage) for name, source in read.items()}
-    return Prepared(settings, task, data, sources, base, tuple(found))
+    return Ready(settings, task, data, sources, base, tuple(found))
 
 
 def fingerprints(settings: FinetuneConfig) -> dict[str, str]:
-    """The sha256 of the examples of the training and dev data, as `prepare` finds them; DataError if they cannot be read."""
+    """The sha256 of the examples of the training and dev data, as `make_ready` finds them; DataError if they cannot be read."""
     written = [stamp(Path(source).expanduser()) for source in (settings.train, settings.dev) if source is not None]
     return dict(_fingerprints(settings.train, settings.dev, settings.task, *written))
 
@@ -210,13 +215,13 @@ def dev_name(metric: str) -> str:
     return f"dev/{metric}/label" if metric in {"loss", "accuracy"} else f"dev/{metric}"
 
 
-def remarks(prepared: Prepared) -> list[str]:
+def remarks(ready: Ready) -> list[str]:
     """Every warning and note of the preflight, and what was guessed or left out."""
-    lines = [f"{finding.severity}: {finding}" for finding in prepared.findings]
-    if prepared.data.definition != prepared.settings.task:
-        lines.append(f"note: the columns are guessed: {prepared.data.definition.columns}")  # type: ignore[attr-defined]
-    if prepared.settings.chosen_by == "f1" and len(prepared.data.labels) == 2:
-        lines.append(f"note: f1 is that of {prepared.data.labels[1]!r}, the second of the two labels in their order")
-    if prepared.settings.dev is None:
+    lines = [f"{finding.severity}: {finding}" for finding in ready.findings]
+    if ready.data.definition != ready.settings.task:
+        lines.append(f"note: the columns are guessed: {ready.data.definition.columns}")  # type: ignore[attr-defined]
+    if ready.settings.chosen_by == "f1" and len(ready.data.labels) == 2:
+        lines.append(f"note: f1 is that of {ready.data.labels[1]!r}, the second of the two labels in their order")
+    if ready.settings.dev is None:
         lines.append("note: without dev data the last weights are kept, and nothing is measured")
     return lines

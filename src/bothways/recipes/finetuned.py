@@ -21,7 +21,6 @@ from bothways.tasks.classify import Classification
 from bothways.tasks.definition import Metrics, Reading
 from bothways.tasks.preflight import check_model, settle
 from bothways.tasks.task import PACE, Pace, Tally, Task, evaluate, predict
-from bothways.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def open_task(
     definition = configs.load(type(record.task), base=record.task, overrides=settings)
     _check(definition, loaded)
     longest = next(most for most in (length, record.length, loaded.model.config.most) if most is not None)
-    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
+    tokenizer = loaded.tokenizer()
     settle(check_model(loaded.model.config, tokenizer, longest))
     opened = definition.task(loaded.model, tokenizer, loaded.labels, longest).to(choose_device(device))
     return Opened(opened.eval())

@@ -23,14 +23,14 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bothways.core.batch import IGNORED, Batch, TokenTargets, pack
+from bothways.core.batch import IGNORED, Batch, TokenTargets
 from bothways.core.files import new_folder
-from bothways.core.learner import Learner
+from bothways.core.learner import Learner, evaluating
 from bothways.core.loss import Loss
 from bothways.core.ranges import check_least, check_rates
 from bothways.core.sequence import Sequence
 from bothways.core.shares import OnShare, untold
-from bothways.data.packing import deal
+from bothways.data.loader import in_batches
 from bothways.model.dropout import Dropout
 from bothways.model.layers import LayerChoice, build_mix, chosen_layers
 from bothways.model.recurrent import BiLSTM
@@ -186,12 +186,9 @@ def extract(
     sequences = [sequence for item in inputs for sequence in item.sequences]
     counts = [len(cast(TokenTargets, sequence.targets["tag"]).index) for sequence in sequences]
     starts = np.cumsum([0, *counts])
-    device, mode = next(encoder.parameters()).device, encoder.training
     done, total = 0, sum(map(len, sequences))
-    encoder.eval()
-    try:
-        for places in deal([len(sequence) for sequence in sequences], 1, AT_ONCE)[0] if sequences else []:
-            batch = pack([sequences[place] for place in places]).to(device)
+    with evaluating(encoder):
+        for places, batch in in_batches(sequences, AT_ONCE, next(encoder.parameters()).device):
             index = cast(Tensor, cast(TokenTargets, batch.targets["tag"]).index)
             hidden = encoder(batch, keep_layers=True).layers
             vectors = torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
@@ -199,8 +196,6 @@ def extract(
             table[rows] = vectors
             done += batch.layout.tokens
             on_share(done / total)
-    finally:
-        encoder.train(mode)
 
 
 class FeatureTagger(Learner):

@@ -20,14 +20,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bothways.core.batch import Batch, pack
+from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.hardware import Precision, keep_freed_memory, resolve_precision
-from bothways.core.layout import cut_to_predict
 from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
 from bothways.core.shares import OnShare, untold
-from bothways.data.packing import deal
+from bothways.data.loader import in_batches
 from bothways.model.heads import Model
 from bothways.model.prepared import cuts_itself, gains, prepare
 from bothways.tasks.definition import Definition, E, Metrics, P
@@ -218,7 +217,7 @@ def predict_encoded(
     precision = pace.precision
     if precision == "int8":
         task, precision = task.prepared("int8"), "fp32"
-    dtype, training, cut = resolve_precision(precision, device), task.training, cut_to_predict(device)
+    dtype, training = resolve_precision(precision, device), task.training
     sequences = [sequence for item in inputs for sequence in item.sequences]
     many = sum(map(len, sequences)) >= MANY
     if many and gains(task.model, dtype):
@@ -229,9 +228,9 @@ def predict_encoded(
     if training or task.model.training:  # not always: to go through all modules takes a tenth of the time of a short text
         task.eval()
     try:
-        for places in deal([len(sequence) for sequence in sequences], 1, most)[0]:
+        for places, batch in in_batches(sequences, most, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                results = task.outputs(pack([sequences[place] for place in places], cut).to(device))
+                results = task.outputs(batch)
             outputs.update(zip(places, results, strict=True))
             on_share(len(outputs) / len(sequences))
     finally:

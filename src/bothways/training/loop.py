@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bothways.core.errors import BothwaysError
 from bothways.core.hardware import Precision, keep_freed_memory, resolve_precision
-from bothways.core.learner import Learner, Step
+from bothways.core.learner import Learner, Step, evaluating
 from bothways.core.loss import Loss
 from bothways.training.meter import Meter, Report, Scores
 from bothways.training.optim import FusedAdamW, set_rate, update
@@ -98,7 +98,7 @@ def evaluate(learner: Learner, steps: Iterable[Step], plan: Plan, *, precision: 
     """
     device, meter = _device(learner), Meter(plan)
     arithmetic = _arithmetic(precision, device)
-    with _evaluating(learner):
+    with evaluating(learner):
         for step in steps:
             for batch in step.microbatches:
                 with arithmetic:
@@ -139,13 +139,3 @@ def clock_from(before: float) -> Callable[[], float]:
 def _arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     dtype = resolve_precision(precision, device)
     return torch.autocast(device.type, dtype) if dtype is not torch.float32 else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _evaluating(learner: Learner) -> Iterator[None]:
-    mode = learner.training
-    learner.eval()
-    try:
-        yield
-    finally:
-        learner.train(mode)

@@ -19,7 +19,7 @@ from bothways.core.sequence import Sequence
 from bothways.interop.folder import load_model
 from bothways.interop.hub import model_folder
 from bothways.model.operations import BACKWARD
-from bothways.recipes.finetune_setup import FinetuneConfig
+from bothways.recipes.finetune_setup import FinetuneConfig, load_for
 from bothways.recipes.reproduce.experiment import Experiment
 from bothways.recipes.reproduce.runner import cells, finished, restarts
 from bothways.report.sections import Cell, Table
@@ -71,7 +71,7 @@ def estimate(experiments: Many[Experiment], out: Path, *, device: str) -> tuple[
     """The cost of each experiment, and how it was measured. DataError or FolderError for what cannot be read."""
     settings = experiments[0].grid[0]
     loaded = load_model(model_folder(settings.model), ())
-    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
+    tokenizer = loaded.tokenizer()
     sizes = [_sizes(experiment, tokenizer) for experiment in experiments]
     rate = _speed(settings, sizes[0]["train"], device)
     costs = [_cost(experiment, size, rate, out) for experiment, size in zip(experiments, sizes, strict=True)]
@@ -118,9 +118,8 @@ def _epochs(settings: FinetuneConfig) -> float:
 def _speed(settings: FinetuneConfig, size: Size, device: str) -> float:
     definition: Definition[Any, Any] = settings.task.read(settings.train).definition
     labels = definition.labels(settings.task.read(settings.train).examples)
-    heads = definition.heads(labels, settings.dropout)
-    loaded = load_model(model_folder(settings.model), heads, {head.kind for head in heads} - {"pooler"} | {*settings.fresh})
-    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
+    loaded = load_for(settings, definition.heads(labels, settings.dropout))
+    tokenizer = loaded.tokenizer()
     task = definition.task(loaded.model, tokenizer, labels, settings.length)
     sequences = sorted(size.sequences, key=len)
     batch = pack(sequences[:: max(1, sum(map(len, sequences)) // BATCH)])

@@ -17,14 +17,13 @@ from bothways.recipes.feature_setup import FeatureConfig, encoder_speed, tagger_
 from bothways.recipes.reproduce.cost import Cost, Size, size_of
 from bothways.recipes.reproduce.experiment import Frozen
 from bothways.recipes.reproduce.frozen import features_folder, finished, restarts
-from bothways.text.tokenizer import Tokenizer
 
 
 def estimate_frozen(experiments: Many[Frozen], out: Path, *, device: str) -> tuple[list[Cost], str]:
     """The cost of each, and how it was measured; they differ in layers alone. Errors as `estimate`."""
     settings = experiments[0].settings
     loaded = load_model(model_folder(settings.model), ())
-    tokenizer = Tokenizer.load(loaded.folder).for_segments(loaded.model.config.segments)
+    tokenizer = loaded.tokenizer()
     length = settings.length or loaded.model.config.most
     train, dev = (size_of(source, settings.task, length, tokenizer) for source in (settings.train, settings.dev))
     encoder = loaded.model.encoder.to(choose_device(device))
