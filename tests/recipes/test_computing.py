@@ -83,9 +83,9 @@ def test_ranks_that_fine_tune_draw_by_their_number(tmp_path: Path, monkeypatch: 
     settings = FinetuneConfig(model=str(make_folder(tmp_path / "bert")), train=train, training=FP32, length=16)
     begin = partial(fine_tuning.finetune, settings, tmp_path / "run", device="cpu")
     peaks, draws = on_two_ranks(fine_tuning, begin, monkeypatch)
-    prepared = fine_tuning.prepare(settings, tmp_path / "other", CPU)
-    lengths = [len(sequence.ids) for sequence in prepared.data.sequences]
-    forward = forward_flops(prepared.task.model.config, (Labels(2), Pooled()), sum(lengths) // len(lengths))
+    ready = fine_tuning.make_ready(settings, tmp_path / "other", CPU)
+    lengths = [len(sequence.ids) for sequence in ready.data.sequences]
+    forward = forward_flops(ready.task.model.config, (Labels(2), Pooled()), sum(lengths) // len(lengths))
     assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
     assert not torch.equal(*draws)
     torch.manual_seed(settings.ordered_by + 1)
