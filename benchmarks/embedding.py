@@ -249,11 +249,12 @@ def report(title: str, taken: Mapping[str, Rounds], threads: int, unit: float, r
         return
     peer = best(taken, peers, threads)
     lines = against(taken, peer, threads)
-    rows = [[x.name, f"{x.seconds * unit:.2f}", f"{x.clock * unit:.2f}", span(x.speed), *rate(x.seconds)] for x in lines]
-    kind = "processor" if threads == 1 else "clock"
-    scale = "ms" if unit == 1e3 else "s"
+    kinds = ["processor", "clock"] if threads == 1 else ["clock"]
+    times = [[f"{second * unit:.2f}" for second in (x.seconds, x.clock)[-len(kinds) :]] for x in lines]
+    rows = [[x.name, *time, span(x.speed), *rate(x.seconds)] for x, time in zip(lines, times, strict=True)]
+    scale = "s" if unit == 1 else "ms"
     extra = ["tokens/s", "of GEMM"] if rate(1.0) else []
-    show(title, [f"{scale} ({kind})", f"{scale} (clock)", f"× {peer}", *extra], rows)
+    show(title, [*(f"{scale} ({kind})" for kind in kinds), f"× {peer}", *extra], rows)
 
 
 def product_rate(threads: int) -> float:
