@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,7 +76,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     device
         auto, cpu, cuda or cuda:N.
     """
-    from bothways.commands.progress import asked, watched
+    from bothways.commands.progress import asked
     from bothways.core.errors import ConfigError
     from bothways.core.files import check_home
     from bothways.recipes.finetuned import open_task
@@ -91,13 +92,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     opened = open_task(folder, task, length=length, device=device, settings=settings)
     columns, sheet = asked(opened, text=text, text_b=text_b, label=label), _Sheet(folder, file, precision, report)
 
-    @contextmanager
-    def shown() -> Iterator[tuple[Reading[Any], Tally]]:
-        """The examples from the first one on, and a tally with a bar."""
-        reading = opened.read(file, columns, labelled=True)
-        with watched(reading, "evaluating") as tally:
-            yield reading, tally
-
+    shown = partial(_shown, opened, file, columns)
     if precision == "int8":
         found = _priced(opened, shown, sheet)
     elif isinstance(opened.task, Embed) and report is None:
@@ -107,6 +102,16 @@ def evaluate(  # noqa: PLR0913 – one option per question
     found.show(json)
     if found.price is not None:
         found.price.check(LIMIT if limit is None else limit)
+
+
+@contextmanager
+def _shown(opened: Opened, file: str, columns: Any) -> Iterator[tuple[Reading[Any], Tally]]:
+    """The examples from the first one on, and a tally with a bar."""
+    from bothways.commands.progress import watched
+
+    reading = opened.read(file, columns, labelled=True)
+    with watched(reading, "evaluating") as tally:
+        yield reading, tally
 
 
 @dataclass(frozen=True)
