@@ -40,9 +40,8 @@ class CompiledKernels(BuildHookInterface[Any]):
             unfinished.replace(made)  # at once: a process that runs keeps the file that it has loaded
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             self.app.display_warning(f"{SOURCES} is not compiled ({error}): the package works without it, and is slower")
-            with contextlib.suppress(
-                OSError
-            ):  # where nothing can be written the file stays, and is not loaded if it is another's
+            # Where nothing can be written an old file stays, which is not loaded unless it is of these sources.
+            with contextlib.suppress(OSError):
                 made.unlink()
             return
         build_data["artifacts"].append(MADE)

@@ -91,7 +91,6 @@ def evaluate(  # noqa: PLR0913 – one option per question
         raise ConfigError(f"is for what int8 loses, and the precision is {precision}", where="limit", fix=fix)
     opened = open_task(folder, task, length=length, device=device, settings=settings)
     columns, sheet = asked(opened, text=text, text_b=text_b, label=label), _Sheet(folder, file, precision, report)
-
     shown = partial(_shown, opened, file, columns)
     if precision == "int8":
         found = _priced(opened, shown, sheet)
