@@ -30,8 +30,8 @@ import torch
 from harness import machine
 from numpy.typing import NDArray
 
+from bothways.core.allocator import tune_allocator
 from bothways.core.batch import Batch
-from bothways.core.hardware import keep_freed_memory
 from bothways.core.layout import Layout
 from bothways.core.learner import Cursor
 from bothways.data.segments import CorpusSource, NextSentence
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, os.cpu_count() or 1}))
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
-    keep_freed_memory()
+    tune_allocator()
     torch.set_num_threads(1)
     cases = [(axis, size) for axis, sizes in SIZES.items() for size in sizes]
     found = list[Figure]()

@@ -1,7 +1,4 @@
 import functools
-import multiprocessing
-import platform
-import resource
 
 import pytest
 import torch
@@ -146,35 +143,6 @@ def test_what_was_freed_and_kept_is_given_back_before(monkeypatch):
     monkeypatch.setattr(hardware, "give_back", lambda device: given.append(device.type))
     memory_available(CPU)
     assert given == ["cuda", "cpu"]
-
-
-def faults_of_large_arrays(connection):
-    """Page faults of 20 arrays of 48 MiB, one after the other: before, and with what they free kept."""
-
-    def faults():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
-            torch.ones(12 * 2**20)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    connection.send((faults(), hardware.keep_freed_memory(), faults(), faults()))
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
-def test_memory_that_is_kept_costs_no_page_faults():
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=faults_of_large_arrays, args=(theirs,))
-    process.start()
-    given_back, kept, _, again = ours.recv()
-    process.join()
-    assert kept
-    assert given_back > 10_000
-    assert again < given_back / 20
-
-
-def test_an_allocator_without_the_setting_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: object())
-    assert hardware.keep_freed_memory.__wrapped__() is False
 
 
 def test_the_free_disk_is_that_of_a_folder_to_come(tmp_path):

@@ -6,7 +6,6 @@ so it is looked for. The speed that a step is compared with is measured here and
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
 import inspect
@@ -20,6 +19,7 @@ from typing import Literal
 import torch
 from typing_extensions import assert_never
 
+from bothways.core.allocator import give_back
 from bothways.core.errors import ConfigError, ResourceError
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -134,7 +134,7 @@ def gemm_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) ->
 def memory_available(device: torch.device) -> int | None:
     """Bytes that this program can still take on the device, within the limit of its container; none where nobody tells.
 
-    What it has freed and kept is given back before, as after `keep_freed_memory`.
+    What it has freed and kept is given back before, as after `tune_allocator`.
     """
     give_back(device)
     if device.type == "cuda":
@@ -150,36 +150,6 @@ def memory_available(device: torch.device) -> int | None:
         files = sum(int(line.split()[1]) for line in parts if line.startswith(("inactive_file ", "active_file ")))
         free = min(free, int(limit[0]) - int(used[0]) + files)
     return free
-
-
-def give_back(device: torch.device) -> None:
-    """Give the memory that this process has freed and kept back to the device; on a CPU where the allocator is glibc's."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        return
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, TypeError, AttributeError):
-        return
-
-
-@functools.cache
-def keep_freed_memory() -> bool:
-    """Let this process keep the memory that its arrays free, for the next ones; whether the allocator can.
-
-    By default glibc gives large arrays back to the system, which clears each page anew when it hands it out: tens of thousands
-    of page faults a step. The peak stays as it is.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, TypeError, AttributeError):
-        return False
-    # Take arrays up to 1 GiB from the heap, or 32 MiB where glibc allows no more; never trim the heap.
-    return bool((mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(_MMAP_THRESHOLD, 2**25)) and mallopt(_TRIM_THRESHOLD, -1))
-
-
-# As malloc.h numbers them.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def disk_free(path: str | os.PathLike[str]) -> int:

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
+from bothways.core.allocator import tune_allocator
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.ranges import check_least, check_rates
@@ -147,6 +148,7 @@ class Model(nn.Module):
 
     def __init__(self, config: ModelConfig, heads: Iterable[Head], encoder: AnyEncoder | None = None) -> None:
         super().__init__()
+        tune_allocator()  # for its weights, too
         self.config = config
         self.specification = completed(config, heads)
         self.encoder = build_encoder(config) if encoder is None else encoder

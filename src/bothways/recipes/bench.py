@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from bothways.core.allocator import give_back
 from bothways.core.batch import Batch, LabelTargets, pack
 from bothways.core.errors import ResourceError
-from bothways.core.hardware import Precision, describe, gemm_rate, give_back, has_bf16, wait
+from bothways.core.hardware import Precision, describe, gemm_rate, has_bf16, wait
 from bothways.core.learner import Cursor
 from bothways.core.sequence import Sequence
 from bothways.data.loader import Step

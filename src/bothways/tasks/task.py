@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bothways.core.allocator import tune_allocator
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
-from bothways.core.hardware import Precision, keep_freed_memory, resolve_precision
+from bothways.core.hardware import Precision, resolve_precision
 from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
 from bothways.core.shares import OnShare, untold
@@ -224,7 +225,7 @@ def predict_encoded(
         task, training = task.prepared("bf16" if dtype is torch.bfloat16 else "fp32"), False
     most = pace.tokens or (MANY if many and cuts_itself(task.model) else AT_ONCE[device.type])
     outputs: dict[int, Output] = {}
-    keep_freed_memory()
+    tune_allocator()
     if training or task.model.training:  # not always: to go through all modules takes a tenth of the time of a short text
         task.eval()
     try:

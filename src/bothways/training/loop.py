@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bothways.core.allocator import tune_allocator
 from bothways.core.errors import BothwaysError
-from bothways.core.hardware import Precision, keep_freed_memory, resolve_precision
+from bothways.core.hardware import Precision, resolve_precision
 from bothways.core.learner import Learner, Step, evaluating
 from bothways.core.loss import Loss
 from bothways.training.meter import Meter, Report, Scores
@@ -62,7 +63,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         BothwaysError: a loss or a gradient is not finite. Such a gradient has changed nothing (`optim.update`).
         ConfigError: the precision is not to be had on this device.
     """
-    keep_freed_memory()
+    tune_allocator()
     device, model, meter = _device(learner), replicate(learner, plan), Meter(plan)
     arithmetic, clock, stop = _arithmetic(precision, device), clock_from(progress.seconds), False
     learner.train()
