@@ -32,7 +32,9 @@ from bothways.model.heads import Model, Pooled
 CONTENDERS = ("bothways", "recomputed", "transformers")
 STEP = """
 import dataclasses, sys, time, torch
-from bothways.recipes.bench import *
+from functools import partial
+from bothways.recipes.bench import high_water_mark
+from bothways.recipes.contenders import CONTENDERS, USUAL, WORKLOADS, make_batch, ours
 torch.set_num_threads(1)
 name, rows, length, steps = sys.argv[1], *map(int, sys.argv[2:])
 work = dataclasses.replace(WORKLOADS["base"], rows=rows, length=length)

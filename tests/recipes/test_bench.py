@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import Masked, Model, Pair, Pooled
 from bothways.objectives.pretraining import Pretraining
 from bothways.recipes import bench as recipe
-from bothways.recipes.bench import WORKLOADS, Workload, contenders, make_batch
+from bothways.recipes import contenders as recipes
+from bothways.recipes.contenders import WORKLOADS, Workload, contenders, make_batch
 
 CPU = torch.device("cpu")
 TINY = Workload("tiny", EncoderConfig(60, 16, 2, 2, 32), 3, 20)
@@ -26,11 +28,11 @@ def test_both_sides_read_the_same_tokens_and_labels(tmp_path: Path) -> None:
     model, batch = Model(config, (Masked(), Pooled(), Pair())).eval(), make_batch(TINY)
     save_model(tmp_path, model)
     theirs = BertForPreTraining.from_pretrained(tmp_path).eval()
-    losses = Pretraining(model, recipe.Masking(), recipe._no_vocabulary())(batch)
-    weights = {"masked": 3 * recipe.Masking().count(20), "pair": 3}
+    losses = Pretraining(model, recipes.Masking(), recipes._no_vocabulary())(batch)
+    weights = {"masked": 3 * recipes.Masking().count(20), "pair": 3}
     expected = sum(loss.total / weights[name] for name, loss in losses.items())
     assert losses.keys() == weights.keys()
-    torch.testing.assert_close(theirs(**recipe._padded(batch)).loss, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(theirs(**recipes._padded(batch)).loss, expected, rtol=0, atol=1e-5)
 
 
 def test_operations_are_those_of_the_matrices() -> None:
@@ -44,15 +46,35 @@ def test_operations_are_those_of_the_matrices() -> None:
     assert work.operations == pytest.approx(3 * work.rows * forward, rel=1e-3)
 
 
+class Noted:
+    """A competitor that does nothing."""
+
+    turns: ClassVar[list[tuple[str, str]]] = []
+    ended: ClassVar[list[tuple[str, str]]] = []
+
+    def __init__(self, name: str, work: Workload, precision: str, device: torch.device) -> None:
+        self.name, self.precision = name, precision
+
+    def ready(self) -> None: ...
+
+    def turn(self) -> tuple[float, int]:
+        self.turns.append((self.name, self.precision))
+        return float(len(self.turns)), 100 - len(self.turns)
+
+    def end(self) -> None:
+        self.ended.append((self.name, self.precision))
+
+
 def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[str] = []
-    for name in recipe.CONTENDERS:
-        monkeypatch.setitem(recipe.CONTENDERS, name, lambda *_, name=name: lambda: turns.append(name))
-    timings = recipe.race(TINY, 2, CPU)
-    assert set(contenders(CPU)) == {"bothways", "transformers"}
-    assert len(turns) == 3 * len(timings)
-    assert turns == turns[: len(timings)] * 3
-    assert all(len(timing.rounds) == 2 for timing in timings)
+    monkeypatch.setattr(recipe, "Competitor", Noted)
+    monkeypatch.setattr(recipe, "has_bf16", lambda _: True)
+    timings = recipe.race(TINY, 3, CPU)
+    every = [(name, precision) for name in ("bothways", "transformers") for precision in ("fp32", "bf16")]
+    assert Noted.turns == every * 3
+    assert Noted.ended == every
+    assert [(timing.contender, timing.precision) for timing in timings] == every
+    assert timings[1].rounds == (2.0, 6.0, 10.0)
+    assert timings[1].memory == 98
     assert len(contenders(torch.device("cuda"))) == 4
 
 
@@ -66,7 +88,7 @@ def test_an_update_changes_the_weights(contender: str, monkeypatch: pytest.Monke
         return usual(module, *given)
 
     monkeypatch.setattr(torch.nn.Module, "to", note)
-    update = recipe.CONTENDERS[contender](TINY, make_batch(TINY), "fp32", CPU)
+    update = recipes.CONTENDERS[contender](TINY, make_batch(TINY), "fp32", CPU)
     before = [parameter.detach().clone() for parameter in made[0].parameters()]
     update()
     assert all(not torch.equal(one, other) for one, other in zip(made[0].parameters(), before, strict=True))
@@ -84,14 +106,30 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert f"torch {torch.__version__}" in said
 
 
-def test_a_process_that_does_not_come_to_its_end_has_no_peak() -> None:
-    assert recipe.peak_memory("nobody", TINY, "fp32", CPU) is None
+@pytest.mark.parametrize("name", ["nobody", "transformers"])
+def test_a_process_that_ends_is_said(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    competitor = recipe.Competitor(name, TINY, "fp32", CPU)
+    if name != "nobody":
+        competitor.ready()
+        competitor.end()
+    with pytest.raises(ResourceError, match=rf"(?s){name} in fp32 came to no end.*bothways bench small"):
+        competitor.turn()
+    assert ("KeyError: 'nobody'" in capfd.readouterr().err) == (name == "nobody")
 
 
-def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError
+def test_processes_end_with_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Noted) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(recipe, "race", full)
-    with pytest.raises(ResourceError, match=r"(?s)has not the memory for 3 × 20 tokens of tiny.*bothways bench small"):
+    monkeypatch.setattr(recipe, "Competitor", Noted)
+    monkeypatch.setattr(Noted, "turn", fail)
+    Noted.ended.clear()
+    with pytest.raises(KeyboardInterrupt):
+        recipe.race(TINY, 3, CPU)
+    assert len(Noted.ended) >= 2
+
+
+def test_without_the_peer_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ResourceError, match="transformers is not installed"):
         recipe.measure(TINY, 1, CPU)

@@ -27,12 +27,13 @@ def bench(
     from bothways.core.hardware import choose_device
     from bothways.core.ranges import check_least
     from bothways.recipes import bench as recipe
+    from bothways.recipes.contenders import SUITED, WORKLOADS
 
     check_least(1, rounds=rounds)
     console, where = Console(), choose_device(device)
-    suited = recipe.SUITED[where.type]
+    suited = SUITED[where.type]
     for name in suited if work == "all" else [work or suited[0]]:
-        load = recipe.WORKLOADS[name]
+        load = WORKLOADS[name]
         with console.status(f"measuring {load.name}, {rounds} rounds in turns …"):
             rows = recipe.measure(load, rounds, where)
         table = Table(title=f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP, AdamW")
@@ -47,7 +48,7 @@ def bench(
                 f"{row.against_default:.2f}",
                 f"{row.against_same:.2f}",
                 f"{row.share_of_gemm:.0%}",
-                "–" if row.memory is None else f"{row.memory / 2**20:,.0f} MiB",
+                f"{timing.memory / 2**20:,.0f} MiB",
             )
         console.print(table)
         console.print("× default: against transformers in fp32, its default; × same: in the same precision", style="dim")
