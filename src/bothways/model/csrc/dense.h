@@ -9,7 +9,7 @@
 
 #include "vectors.h"
 
-#define ROWS 6 /* with four vectors of outputs each they leave room for the weights */
+#define MOST 12 /* rows of a product whose sums lie in registers, with two vectors of outputs each; with four, half as many */
 #define SIDE (2 * LANES) /* outputs of a panel; and of what four tiles make together */
 #define ZERO 128
 #define ROUNDING 12582912.0f /* 1.5 · 2^23: the fp32 numbers around it are whole */
@@ -199,29 +199,37 @@ KERNEL void put(const sink *into, int64_t row, int64_t output, __mmask16 held, _
 
 /* ---- products ---- */
 
-typedef void tile(const dense *, int64_t output, const packed *, int64_t row, const sink *);
+/* What is fetched meanwhile: so many bytes at each step. */
+typedef struct {
+    const char *at;
+    int64_t each;
+} ahead;
 
-/* `count` rows from `row` on times two panels, of which the second may not be there. */
-#define TILE(name, count, kind, features, step)                                                                             \
+typedef void tile(const dense *, int64_t output, const packed *, int64_t row, const sink *, ahead *);
+
+/* `count` rows from `row` on times one panel or two, of which the second may not be there: two vectors of outputs or four. */
+#define TILE(name, count, vectors, kind, features, step)                                                                    \
     CALLED(features) static void name##count(const dense *layer, int64_t output, const packed *x, int64_t row,              \
-                                             const sink *into) {                                                            \
+                                             const sink *into, ahead *next) {                                               \
         int64_t length = row_bytes(layer, kind);                                                                            \
-        const char *left = panel_of(layer, output), *codes = x->codes.at + row * length;                                    \
+        const char *left = panel_of(layer, output), *codes = x->codes.at + row * length, *fetch = next->at;                 \
         const char *right = output + SIDE < layer->outputs ? panel_of(layer, output + SIDE) : left;                         \
-        __m512 sums[count][4];                                                                                              \
-        EACH for (int i = 0; i < count; i++) EACH for (int n = 0; n < 4; n++) sums[i][n] = _mm512_setzero_ps();             \
+        __m512 sums[count][vectors];                                                                                        \
+        EACH for (int i = 0; i < count; i++) EACH for (int n = 0; n < vectors; n++) sums[i][n] = _mm512_setzero_ps();       \
         for (int64_t f = 0; f < length; f += 4) {                                                                           \
-            __m512i weights[4];                                                                                             \
-            EACH for (int n = 0; n < 4; n++)                                                                                \
+            __m512i weights[vectors];                                                                                       \
+            EACH for (int n = 0; n < vectors; n++)                                                                          \
                 weights[n] = _mm512_loadu_si512((n < 2 ? left : right) + f * SIDE + n % 2 * LINE);                          \
+            for (int64_t q = 0; q < next->each; q += LINE, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T1);                 \
             EACH for (int i = 0; i < count; i++) {                                                                          \
                 int32_t four;                                                                                               \
                 memcpy(&four, codes + i * length + f, 4);                                                                   \
                 __m512i numbers = _mm512_set1_epi32(four);                                                                  \
-                EACH for (int n = 0; n < 4; n++) sums[i][n] = step(sums[i][n], numbers, weights[n]);                        \
+                EACH for (int n = 0; n < vectors; n++) sums[i][n] = step(sums[i][n], numbers, weights[n]);                  \
             }                                                                                                               \
         }                                                                                                                   \
-        EACH for (int n = 0; n < 4; n++) {                                                                                  \
+        next->at = fetch;                                                                                                   \
+        EACH for (int n = 0; n < vectors; n++) {                                                                            \
             if (layer->outputs <= output + n * LANES) break;                                                                \
             column c = column_of(layer, output + n * LANES);                                                                \
             EACH for (int i = 0; i < count; i++)                                                                            \
@@ -230,9 +238,16 @@ typedef void tile(const dense *, int64_t output, const packed *, int64_t row, co
         }                                                                                                                   \
     }
 #define TILES(name, ...)                                                                                                    \
-    TILE(name, 1, __VA_ARGS__) TILE(name, 2, __VA_ARGS__) TILE(name, 3, __VA_ARGS__)                                        \
-    TILE(name, 4, __VA_ARGS__) TILE(name, 5, __VA_ARGS__) TILE(name, 6, __VA_ARGS__)                                        \
-    static tile *const name[] = {name##1, name##2, name##3, name##4, name##5, name##6};
+    TILE(name##_wide, 1, 4, __VA_ARGS__) TILE(name##_wide, 2, 4, __VA_ARGS__) TILE(name##_wide, 3, 4, __VA_ARGS__)          \
+    TILE(name##_wide, 4, 4, __VA_ARGS__) TILE(name##_wide, 5, 4, __VA_ARGS__) TILE(name##_wide, 6, 4, __VA_ARGS__)          \
+    TILE(name, 1, 2, __VA_ARGS__) TILE(name, 2, 2, __VA_ARGS__) TILE(name, 3, 2, __VA_ARGS__)                               \
+    TILE(name, 4, 2, __VA_ARGS__) TILE(name, 5, 2, __VA_ARGS__) TILE(name, 6, 2, __VA_ARGS__)                               \
+    TILE(name, 7, 2, __VA_ARGS__) TILE(name, 8, 2, __VA_ARGS__) TILE(name, 9, 2, __VA_ARGS__)                               \
+    TILE(name, 10, 2, __VA_ARGS__) TILE(name, 11, 2, __VA_ARGS__) TILE(name, 12, 2, __VA_ARGS__)                            \
+    static tile *const name##_wide[] = {name##_wide1, name##_wide2, name##_wide3,                                           \
+                                        name##_wide4, name##_wide5, name##_wide6};                                          \
+    static tile *const name[] = {name##1, name##2, name##3, name##4,  name##5,  name##6,                                    \
+                                 name##7, name##8, name##9, name##10, name##11, name##12};
 #define ADD_FP32(sum, x, w) _mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(w), sum)
 #define ADD_BF16(sum, x, w) _mm512_dpbf16_ps(sum, (__m512bh)(x), (__m512bh)(w))
 #define ADD_INT8(sum, x, w) _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sum), x, w))

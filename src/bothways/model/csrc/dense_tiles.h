@@ -187,6 +187,8 @@ static tiles *in_tiles_to(int kind, const sink *into) {
     return into->form == PARTS ? fp32_to_parts_gelu : into->form == BF16 ? fp32_to_bf16 : fp32_to_fp32;
 }
 
+#define FEW 24 /* rows that are faster by one panel than by two, since that is read fewer times from the second cache */
+
 /* x·Wᵀ + b of so many rows, for the outputs between two multiples of two panels. */
 static void product(const dense *layer, const packed *x, int64_t count, int64_t from, int64_t to, const sink *into) {
     to = least(to, layer->outputs);
@@ -197,9 +199,16 @@ static void product(const dense *layer, const packed *x, int64_t count, int64_t 
             in_tiles_to(layer->kind, into)(layer, (range){f, least(f + most, layer->width)}, x, count, from, to, into);
         return;
     }
-    tile *const *tiles = layer->kind == FP32 ? by_fp32 : layer->kind == BF16 ? by_bf16 : by_int8;
-    for (int64_t output = from; output < to; output += 2 * SIDE)
-        for (int64_t i = 0; i < count; i += ROWS) tiles[least(ROWS, count - i) - 1](layer, output, x, i, into);
+    static tile *const *const kinds[][2] = {[INT8] = {by_int8, by_int8_wide}, [BF16] = {by_bf16, by_bf16_wide},
+                                            [FP32] = {by_fp32, by_fp32_wide}};
+    int wide = count > FEW;
+    tile *const *tiles = kinds[layer->kind][wide];
+    int64_t step = wide ? 2 * SIDE : SIDE, most = wide ? MOST / 2 : MOST;
+    int64_t turns = (count + most - 1) / most, rows = (count + turns - 1) / turns, lines = step / LANES;
+    for (int64_t output = from; output < to; output += step) {
+        ahead next = {panel_of(layer, output + step), (lines + turns - 1) / turns * LINE};
+        for (int64_t i = 0; i < count; i += rows) tiles[least(rows, count - i) - 1](layer, output, x, i, into, &next);
+    }
 }
 
 #endif
