@@ -112,6 +112,7 @@ def test_a_process_that_ends_is_said(name: str, capfd: pytest.CaptureFixture[str
     if name != "nobody":
         competitor.ready()
         competitor.end()
+        competitor._process.join()
     with pytest.raises(ResourceError, match=rf"(?s){name} in fp32 came to no end.*bothways bench small"):
         competitor.turn()
     assert ("KeyError: 'nobody'" in capfd.readouterr().err) == (name == "nobody")

@@ -73,7 +73,8 @@ class Competitor:
 
     def turn(self) -> tuple[float, int]:
         """Two updates: seconds of the second, and the most bytes that the process has held so far."""
-        self._connection.send(None)
+        with contextlib.suppress(BrokenPipeError):  # then there is nothing to be told, either
+            self._connection.send(None)
         seconds, most = self._told()
         return seconds, most
 
