@@ -13,6 +13,7 @@
 #define INSIDE inline __attribute__((always_inline))
 #define TILE_BYTES (LANES * LINE)
 #define DEEPEST 384 /* features of so many rows that are in the cache together, in parts */
+#define AHEAD 96 /* features of a panel that are fetched before they are split */
 
 /* Sums of up to 32 rows by a panel. While those of the next ones are made, in tiles, vectors finish these. */
 typedef struct {
@@ -66,8 +67,11 @@ TILED static INSIDE void go_on(splitting *s, int64_t most) {
         char *to = s->to + tile * 6 * TILE_BYTES + p % LANES * 2 * LINE;
         __mmask16 first_held = one < s->width ? 0xffff : 0, second_held = two < s->width ? 0xffff : 0;
         EACH for (int n = 0; n < 2; n++) {
-            __m512 x = _mm512_maskz_loadu_ps(first_held, s->from + one * SIDE + n * LANES);
-            __m512 y = _mm512_maskz_loadu_ps(second_held, s->from + two * SIDE + n * LANES);
+            const float *here = s->from + n * LANES;
+            _mm_prefetch((const char *)(here + (one + AHEAD) * SIDE), _MM_HINT_T1);
+            _mm_prefetch((const char *)(here + (two + AHEAD) * SIDE), _MM_HINT_T1);
+            __m512 x = _mm512_maskz_loadu_ps(first_held, here + one * SIDE);
+            __m512 y = _mm512_maskz_loadu_ps(second_held, here + two * SIDE);
             split(x, y, to + n * LINE, 2 * TILE_BYTES);
         }
     }
