@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_reach import formula as formula_of_reach
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
 from bothways.core import hardware
@@ -88,6 +89,23 @@ def test_every_block_is_read_in_which_somebody_sees_somebody(lengths: list[int],
             assert read.shape == wanted.shape
             assert not (wanted & ~read).any()
             assert read.sum() <= 2 * wanted.sum() + len(lengths)  # a block between two sequences may be read for nothing
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the tracer looks at it of every input
+def test_more_programs_are_compiled_than_torch_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past its limit all pairs of tokens are computed, and a run comes there: sizes of 1 and precisions need their own."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    counter, compiled = CompileCounterWithBackend("eager"), torch.compile
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", lambda kernel, dynamic: compiled(kernel, dynamic=dynamic, backend=counter))
+        kernel = flex._kernel.__wrapped__("cuda")
+    monkeypatch.setattr(flex, "_kernel", lambda device: kernel)
+    for lengths in ([9], [200, 70]):
+        layout = Layout.of(lengths)
+        FlexWindow(layout, 5, layout.positions == 0)(torch.randn(layout.tokens, 3, 1, 16), None)
+    assert counter.frame_count == 4
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

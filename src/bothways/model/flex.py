@@ -22,6 +22,10 @@ from bothways.core.layout import Layout
 BLOCK = 128
 """Tokens of a block."""
 
+PROGRAMS = 64
+"""So many are compiled, at most, for numbers of tokens that are 1 or alike by chance, for each precision, with and without
+gradients: some seven each. By torch's own limit, 8 in all, what comes after would be computed for all pairs of tokens."""
+
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of row, head, query and key, whether the query sees the key."""
 
@@ -94,4 +98,8 @@ def _attend(
 def _kernel(device: str) -> Callable[..., Any]:
     """Compiled, but on a CPU, where it is for tests."""
     kernel: Callable[..., Any] = flex_attention
-    return kernel if device == "cpu" else torch.compile(kernel, dynamic=True)
+    if device == "cpu":
+        return kernel
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, PROGRAMS)
+    return torch.compile(kernel, dynamic=True)
