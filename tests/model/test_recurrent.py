@@ -9,6 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_flash import OnGpu
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
@@ -29,6 +32,23 @@ def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int) -> Non
     (gradient,) = torch.autograd.grad((got * weights).sum(), x)
     (expected,) = torch.autograd.grad((alone * weights).sum(), x)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_reads_in_the_precision_of_the_weights(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast would give cuDNN's LSTMs fp16, whatever it was asked for."""
+    seen = []
+
+    def recorded(lstm: nn.LSTM, given: PackedSequence) -> tuple[PackedSequence, None]:
+        seen.append((torch.is_autocast_enabled("cuda"), given.data.dtype))
+        return given, None
+
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(nn.LSTM, "forward", recorded)
+    x = torch.randn(5, 6, dtype=dtype).as_subclass(OnGpu)
+    with torch.autocast("cuda", torch.float16):
+        BiLSTM(6, 3)(x, Layout.of([3, 2]))
+    assert seen == [(False, torch.float32)]
 
 
 def test_the_cell_is_the_textbooks() -> None:

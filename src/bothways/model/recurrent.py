@@ -37,8 +37,17 @@ class BiLSTM(nn.Module):
     def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, "tokens hidden"]:
         """Each sequence is read by itself."""
         order, sizes = by_time(layout)
-        packed, _ = self.lstm(PackedSequence(x[order], sizes))
-        return torch.empty_like(packed.data).index_copy(0, order, packed.data)
+        found = read(self.lstm, PackedSequence(x[order], sizes))
+        return torch.empty_like(found).index_copy(0, order, found)
+
+
+def read(lstm: nn.LSTM, given: PackedSequence) -> Float[Tensor, "tokens hidden"]:
+    """What an LSTM gives; on a GPU without autocast, which gives cuDNN's fp16, whatever it was asked for: gradients vanish."""
+    if not given.data.is_cuda:
+        return lstm(given)[0].data  # type: ignore[no-any-return]
+    with torch.autocast("cuda", enabled=False):
+        x = given.data.to(next(lstm.parameters()).dtype)
+        return lstm(PackedSequence(x, given.batch_sizes))[0].data  # type: ignore[no-any-return]
 
 
 def by_time(layout: Layout, back: bool = False) -> Order:

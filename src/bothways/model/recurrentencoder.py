@@ -12,9 +12,6 @@ Source: Devlin et al. 2018, figure 3; Peters et al. 2018; the projection is that
 
 from __future__ import annotations
 
-import contextlib
-from contextlib import AbstractContextManager
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -25,7 +22,7 @@ from bothways.core.batch import Batch
 from bothways.model.dropout import Dropout
 from bothways.model.encoder import Encoder, Hidden
 from bothways.model.init import initialise
-from bothways.model.recurrent import Order, by_time
+from bothways.model.recurrent import Order, by_time, read
 from bothways.model.recurrentconfig import RecurrentConfig
 
 
@@ -62,8 +59,7 @@ class RecurrentBlock(nn.Module):
 
     def _read(self, lstm: nn.LSTM, given: PackedSequence) -> PackedSequence:
         x = self.dropout(given.data)
-        with _in_its_own_precision(x):
-            y = lstm(PackedSequence(x.to(lstm.weight_ih_l0.dtype) if x.is_cuda else x, given.batch_sizes))[0].data
+        y = read(lstm, PackedSequence(x, given.batch_sizes))
         return PackedSequence(x + y if self.residual else y, given.batch_sizes)
 
 
@@ -108,11 +104,6 @@ class RecurrentEncoder(nn.Module):
 
 
 AnyEncoder = Encoder | RecurrentEncoder
-
-
-def _in_its_own_precision(x: Tensor) -> AbstractContextManager[object]:
-    """On a GPU without autocast, which gives cuDNN's LSTMs fp16, whatever it was asked for; gradients would vanish there."""
-    return torch.autocast("cuda", enabled=False) if x.is_cuda else contextlib.nullcontext()
 
 
 def _lstm(config: RecurrentConfig) -> nn.LSTM:
