@@ -165,6 +165,14 @@ def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(length: int, 
     assert held[True] < held[False] / 6
 
 
+@pytest.mark.parametrize(("name", "grows"), [("bert-base-chinese", False), ("deberta-xlarge", True)])
+def test_a_gpu_keeps_no_probabilities(name: str, grows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels compute them again, and need as much of each token however long its sequence is."""
+    monkeypatch.setattr(operations, "resolve_precision", lambda *_: torch.bfloat16)
+    short, long = (kept_floats(SHAPES[name], length, torch.device("cuda")) for length in (16, 64))
+    assert (long > short) == grows
+
+
 def test_evaluation_computes_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, batch = Encoder(SMALL), batch_for(SMALL)
     encoder.recompute = True

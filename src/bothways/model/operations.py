@@ -162,7 +162,7 @@ def kept_floats(config: ModelConfig, length: int, device: torch.device, recomput
     """Numbers that the backward pass needs of each token in sequences of this length, by estimate.
 
     Where blocks are computed again, that is the input of each, and all that one of them keeps. The library's own attention
-    (`kernels.is_compiled`) keeps no probabilities.
+    (`kernels.is_compiled`) keeps no probabilities where all see all; nor do a GPU's kernels, without disentangled positions.
     """
     if isinstance(config, RecurrentConfig):
         # Per layer and direction: gates, cells before and after their activation, what was read, dropped and given.
@@ -171,11 +171,13 @@ def kept_floats(config: ModelConfig, length: int, device: torch.device, recomput
     # Per block: inputs of the norms, of the matrix products and of the dropouts; the probabilities and their mask, and queries,
     # keys and values once more in their rectangles, unless attention is the library's own.
     shape = (device, resolve_precision("auto", device), config.width // config.heads, length)
-    own = not isinstance(config.position, Disentangled) and is_compiled(*shape, config.dropout.attention, learning=True)
-    patterns = [config.pattern(layer) for layer in range(config.depth)]
-    attention = [
-        0.0 if own and sees_all(each, length) else 4.0 * config.width + 2 * config.heads * seen(each, length)
-        for each in patterns
-    ]
+    plain = not isinstance(config.position, Disentangled)
+    own = plain and is_compiled(*shape, config.dropout.attention, learning=True)
+    fused = plain and device.type != "cpu"
+    attention = []
+    for pattern in (config.pattern(layer) for layer in range(config.depth)):
+        whole = sees_all(pattern, length)
+        shares = 0.0 if fused and whole else 2 * config.heads * seen(pattern, length)
+        attention.append(0.0 if own and whole else 4.0 * config.width + shares)
     blocks = [12.0 * config.width + 2 * config.inner + each for each in attention]
     return (config.steps - 1) * config.width + max(blocks) if recompute else sum(blocks) * (config.steps // config.depth)
