@@ -78,9 +78,14 @@ def test_a_torch_without_these_probes_is_asked_nothing(cpu_of, monkeypatch):
     assert not has_bf16(CPU)
 
 
-def test_cuda_is_asked_without_emulation(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+def test_that_gpu_is_asked_which_is_meant(monkeypatch):
+    """From Ampere on they multiply bf16; torch emulates it on older ones, and tells of the current one alone."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5) if device.index == 1 else (8, 0))
     assert has_bf16(CUDA)
+    assert not has_bf16(torch.device("cuda:1"))
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert has_bf16(torch.device("cuda:1"))
 
 
 def test_bf16_without_hardware_is_refused(monkeypatch):

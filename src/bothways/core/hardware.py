@@ -50,9 +50,12 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 in hardware: for a CPU, AVX512-BF16, AMX or the bf16 instructions of Arm."""
+    """Whether the device multiplies bf16 in hardware: for a CPU, AVX512-BF16, AMX or the bf16 instructions of Arm.
+
+    NVIDIA's do from Ampere on. torch's own answer is for the current device, whichever is asked for.
+    """
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
     return _has_onednn() and not _BF16_FLAGS.isdisjoint(_cpu_flags())
 
 
