@@ -5,6 +5,7 @@ A user's mistake is one message on stderr and exit status 2, never a traceback.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -65,6 +66,7 @@ def main() -> None:
     """Run the command line; exits with 0, 2 (a mistake of the user's) or 130 (interrupted)."""
     try:
         app([_at_home(word) for word in sys.argv[1:]], result_action="return_value")
+        sys.stdout.flush()  # here, where a refusal is caught
     except BothwaysError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -79,3 +81,9 @@ def main() -> None:
     except BrokenPipeError:
         # The reader of our output, `head` say, has what it wanted. Closing quietly is what it expects.
         sys.stderr.close()
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        print(f"error: the output cannot be written: {error.strerror}\n  Make room where it goes.", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes as it ends
+        sys.exit(2)

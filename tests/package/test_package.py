@@ -116,6 +116,23 @@ def test_every_command_shows_its_help() -> None:
         assert "Usage: bothways" in done.stdout
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_that_the_output_goes_to_is_one_message(unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "bothways", "describe", "bert-tiny"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.stderr.startswith("error: the output cannot be written: No space left on device\n")
+    assert done.stderr.count("\n") == 2
+    assert done.returncode == 2
+
+
 def test_a_mistake_is_one_message_and_status_2() -> None:
     words = [sys.executable, "-m", "bothways", "corpus", "inspect", "no-such-folder"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
