@@ -165,6 +165,12 @@ def test_signs_of_training(loss: float, usual: float | None, signs: int) -> None
     assert len(signs_of_training(loss, {} if usual is None else {"loss": usual})) == signs
 
 
+def test_a_loss_that_is_a_little_lower_is_not_said_not_to_be() -> None:
+    assert signs_of_training(0.6772, {"loss": 0.6908}) == (
+        "its training loss, 0.6772, is hardly below that of the best constant answer, 0.6908",
+    )
+
+
 def test_a_task_without_a_baseline_of_its_own_knows_none() -> None:
     plain = Definition[str, str]()
     assert plain.baseline([], []) == {}

@@ -110,7 +110,8 @@ def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
     usual = baseline.get("loss")
     if usual is None or usual <= 0 or loss < (1 - LEARNED) * usual:
         return ()
-    return (f"its training loss, {loss:.4f}, is not below that of the best constant answer, {usual:.4f}",)
+    below = "hardly" if loss < usual else "not"
+    return (f"its training loss, {loss:.4f}, is {below} below that of the best constant answer, {usual:.4f}",)
 
 
 def _said(answer: Hashable) -> str:
