@@ -85,6 +85,11 @@ def test_questions_without_an_answer() -> None:
     assert hard.what.startswith("there are dev questions without an answer, but no training question is")
 
 
+def test_where_no_question_has_an_answer_there_is_nothing_to_learn() -> None:
+    findings = check([NONE], [OTHER])
+    assert [finding.what for finding in findings if finding.severity == "error"] == ["no training question has an answer"]
+
+
 def test_questions_that_training_and_dev_data_share() -> None:
     (finding,) = check([GOOD], [replace(GOOD, id="z", where="d.json:z"), OTHER])
     assert (finding.check, finding.severity) == ("overlap", "warning")

@@ -93,7 +93,9 @@ def _check_impossible(train: Many[Question], dev: Many[Question], threshold: flo
             if some
         ]
         findings.append(Finding("balance", "note", f"no answer is right for {' and '.join(shares)}"))
-    if counts[0] and not counts[1] and threshold is None:
+    if counts[0] == len(train):
+        findings.append(Finding("labels", "error", "no training question has an answer", fix="Give questions that have one."))
+    elif counts[0] and not counts[1] and threshold is None:
         what = (
             "training questions without an answer, but no such dev questions: the threshold is not chosen, every question gets"
         )
