@@ -157,6 +157,8 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 1)
     (finding,) = check_machine(LOAD, tmp_path, CPU)
     assert (finding.check, finding.severity, finding.where) == ("disk", "error", str(tmp_path))
+    monkeypatch.setattr(preflight, "disk_free", lambda folder: 2**18)
+    assert check_machine(LOAD, tmp_path, CPU)[0].what == "3 checkpoints and the model take 6.4 MiB, but 0.2 MiB are free"
 
 
 @pytest.mark.parametrize(("share", "expected"), [(1.01, []), (0.99, [("memory", "warning")]), (0.0, [("memory", "error")])])

@@ -241,4 +241,4 @@ def _check_memory(load: Load, device: torch.device) -> list[Finding]:
 
 
 def _size(count: int | float) -> str:
-    return f"{count / 2**30:,.1f} GiB"
+    return f"{count / 2**20:,.1f} MiB"
