@@ -80,6 +80,11 @@ def test_a_folder_is_described_with_what_loading_it_would_do(capsys: pytest.Capt
     assert rows(text)["label head"][1] == str(3 * 16 + 3)
 
 
+def test_of_a_run_the_model_is_described(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = folder_of(peer("MegatronBert", "ForSequenceClassification"), tmp_path / "run" / "model")
+    assert described(capsys, str(folder.parent)).replace(str(folder.parent), str(folder)) == described(capsys, str(folder))
+
+
 def test_a_folder_of_an_unknown_class_is_described_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
     change_settings(folder, architectures=["BertLMHeadModel"])

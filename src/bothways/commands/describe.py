@@ -24,7 +24,8 @@ def describe(model: str, /, *, length: int = 128) -> None:
     Parameters
     ----------
     model
-        A preset (bert-base), a model folder, or an id on the Hugging Face Hub, of which only config.json is fetched.
+        A preset (bert-base), a model folder, the folder of a run, or an id on the Hugging Face Hub, of which only config.json
+        is fetched.
     length
         Tokens of a sequence, for the count of operations.
     """
@@ -94,12 +95,12 @@ def _folder(model: str, local: bool) -> _Found:
     from bothways.families.catalogue import PRESETS
     from bothways.interop.folder import plan_model
     from bothways.interop.heads import heads_of
-    from bothways.interop.hub import CONFIG_FILES, resolve
+    from bothways.interop.hub import CONFIG_FILES, model_folder, resolve
     from bothways.interop.settings import read_settings, with_names
     from bothways.interop.weights import open_weights
 
     try:
-        folder = resolve(model, CONFIG_FILES)
+        folder = resolve(model_folder(model), CONFIG_FILES)
     except FolderError as error:
         near = difflib.get_close_matches(model, PRESETS, n=1)
         raise FolderError(
