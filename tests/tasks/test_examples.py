@@ -131,7 +131,10 @@ def test_labels_of_any_type_are_texts(tmp_path: Path, value: object, label: str 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "t", "label": [1]}, r"a\.jsonl:2: column 'label' holds list, not a label"),
+        (
+            {"text": "t", "label": [1]},
+            r"a\.jsonl:2: column 'label' holds list, not a label\n.*for the task multilabel a list of labels",
+        ),
         ({"text": 3, "label": 1}, r"a\.jsonl:2: column 'text' holds int, not text"),
         ({"text": "a \ud83d", "label": 1}, r"a\.jsonl:2: column 'text' holds U\+D83D at character 2, half of a surrogate pair"),
         ({"text": "a", "label": "\udc00"}, r"a\.jsonl:2: column 'label' holds U\+DC00 at character 0"),

@@ -208,7 +208,8 @@ def label_of(value: Any, column: str, where: str) -> str | None:
         case str():
             return value.strip() or None
         case _:
-            raise DataError(f"column {column!r} holds {type(value).__name__}, not a label", where=where, fix=_HOW)
+            fix = "Give one label, for the task multilabel a list of labels, or name another column: --label NAME."
+            raise DataError(f"column {column!r} holds {type(value).__name__}, not a label", where=where, fix=fix)
 
 
 def is_absent(value: Any) -> bool:
