@@ -235,6 +235,7 @@ def test_it_is_chosen_where_all_see_all(
     turn = Turn.of(layout.positions, 16, 10_000.0)
     found = kernels.attend(qkv, View.of(layout, pattern, turn), rate)
     assert called == ([] if chosen is None else [chosen])
+    assert (layout.slots == layout.tokens) == (chosen is not None or cut is EQUAL)  # no rectangle is made for the kernel
     if chosen and rate == 0:
         torch.testing.assert_close(found.double(), formula(turn(qkv), LONG), rtol=2e-5, atol=3e-6)
 

@@ -155,6 +155,12 @@ class Layout:
             start, first = result[-1].stop, last + 1
         return result
 
+    @property
+    def slots(self) -> int:
+        """Tokens and padding of the rectangles, where somebody needed them; else, tokens."""
+        made: list[Rectangle] | None = vars(self).get("rectangles")
+        return self.tokens if made is None else sum(part.rows * part.longest for part in made)
+
     def even(self, beyond: int) -> list[Rectangle]:
         """The rectangles; one with a sequence longer than `beyond` is cut where lengths change, so that it has no padding."""
         result, lengths = list[Rectangle](), iter(self.lengths)

@@ -50,7 +50,7 @@ def attend_packed(qkv: Float[Tensor, "tokens 3 heads d"], view: View) -> Float[T
 
     (q, k, v), bounds, longest = qkv.unbind(1), view.layout.bounds, view.layout.longest
     with sdpa_kernel(BACKENDS):
-        found = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=_reach(view.parts[0].pattern))
+        found = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=_reach(view.pattern))
     return cast(Tensor, found)
 
 

@@ -101,17 +101,19 @@ class Part:
 class View:
     """Attributes:
     layout: the geometry of the batch.
-    parts: its rectangles, and what tokens see in each.
+    pattern: which tokens see which.
     turn: the rotary positions; none without them.
     distances: those of disentangled positions; none without them.
     named: the global tokens of a window; none where it has none.
+    draw: as in `Part`.
     """
 
     layout: Layout
-    parts: tuple[Part, ...]
+    pattern: Pattern
     turn: Turn | None = None
     distances: Distances | None = None
     named: Bool[Tensor, " tokens"] | None = None
+    draw: Draw | None = None
 
     @classmethod
     def of(
@@ -123,13 +125,17 @@ class View:
         everywhere: Bool[Tensor, " tokens"] | None = None,
         draw: Draw | None = None,
     ) -> View:
-        """The view of a pattern. `everywhere`: the global tokens that the batch names. `draw`: as in `Part`."""
-        device = layout.positions.device
-        rectangles = layout.even(pattern.dense) if isinstance(pattern, Blocks) else layout.rectangles
-        chosen = [_everywhere(pattern, part, everywhere, device) for part in rectangles]
-        parts = (Part(part, pattern, device, those, draw) for part, those in zip(rectangles, chosen, strict=True))
+        """The view of a pattern. `everywhere`: the global tokens that the batch names, which only some windows heed."""
         named = everywhere if isinstance(pattern, Window) and pattern.everywhere else None
-        return cls(layout, tuple(parts), turn, distances, named)
+        return cls(layout, pattern, turn, distances, named, draw)
+
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The rectangles of the layout, and what tokens see in each; made for who needs them."""
+        layout, pattern, device = self.layout, self.pattern, self.layout.positions.device
+        rectangles = layout.even(pattern.dense) if isinstance(pattern, Blocks) else layout.rectangles
+        chosen = [_everywhere(pattern, part, self.named, device) for part in rectangles]
+        return tuple(Part(part, pattern, device, those, self.draw) for part, those in zip(rectangles, chosen, strict=True))
 
     @property
     def everywhere(self) -> bool:
@@ -139,15 +145,14 @@ class View:
     @functools.cached_property
     def flexible(self) -> FlexWindow:
         """The window with its global tokens as one mask of blocks; made once a batch, for all layers that share this view."""
-        pattern = self.parts[0].pattern
         assert self.named is not None
-        assert isinstance(pattern, Window)
-        return FlexWindow(self.layout, pattern.radius, self.named)
+        assert isinstance(self.pattern, Window)
+        return FlexWindow(self.layout, self.pattern.radius, self.named)
 
     @functools.cached_property
     def full(self) -> bool:
         """Whether every token sees all of its own sequence."""
-        return all(sees_all(part.pattern, part.rectangle.longest) for part in self.parts)
+        return sees_all(self.pattern, self.layout.longest)
 
     @property
     def masks(self) -> tuple[Tensor | None, ...]:
@@ -179,7 +184,7 @@ def _everywhere(
 ) -> Everywhere | None:
     """The global tokens of a rectangle: those that the batch names, or of two blocks; where all see all, none is set apart."""
     match pattern:
-        case Window(everywhere=True) if named is not None:
+        case Window() if named is not None:
             return Everywhere.of(part.pad(named))
         case Blocks(size) if part.longest > pattern.dense:
             return ends(part, size, device)

@@ -27,7 +27,7 @@ class Scores:
     """Attributes:
     losses: mean per target by name, in nats; none of weight 0.
     accuracies: share of targets predicted right, for the losses that count hits.
-    padding: share of the padded rectangles that holds no token.
+    padding: share of what attention was computed on that holds no token (`Layout.slots`).
     """
 
     losses: Mapping[str, float] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Meter:
         self._sums = sums if self._sums is None else self._sums + sums
         self._weights = {name: self._weights.get(name, 0.0) + weight for name, weight in weights.items()}
         self._counts["tokens"] += batch.layout.tokens
-        self._counts["slots"] += sum(part.rows * part.longest for part in batch.layout.rectangles)
+        self._counts["slots"] += batch.layout.slots
 
     def close(self, progress: Progress, norm: Float[Tensor, ""], rate: float) -> None:
         """End a step: the progress after it, its gradient norm on the device, its learning rate."""
