@@ -443,13 +443,19 @@ def test_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert len(held) == 20
     assert sorted([*train, *held]) == list(range(200))
     assert held.tolist() == sorted(held) == corpus.split(0.1, 7)[1].tolist() != corpus.split(0.1, 8)[1].tolist()
-    for share, size in ((1e-9, 1), (1 - 1e-9, 199)):
+    for share, size in ((1e-9, 2), (1 - 1e-9, 198)):
         assert len(corpus.split(share, 0)[1]) == size
     often = np.bincount(np.concatenate([corpus.split(0.25, seed)[1] for seed in range(400)]), minlength=200)
     assert abs(often - 100).max() < 5 * np.sqrt(400 * 0.25 * 0.75)
     for share in (0.0, 1.0, -0.1, 1.5, float("nan")):
         with pytest.raises(ConfigError, match="held_out: must lie between 0 and 1"):
             corpus.split(share, 0)
+
+
+@pytest.mark.parametrize(("documents", "held"), [(2, 1), (3, 1), (4, 2), (20, 2), (149, 2)])
+def test_two_documents_are_held_out_where_two_stay(tmp_path: Path, tokenizer: Tokenizer, documents: int, held: int) -> None:
+    corpus = build([Document(f"The cat {number}.", "d") for number in range(documents)], tokenizer, tmp_path, workers=1)
+    assert [len(side) for side in corpus.split(0.01, 0)] == [documents - held, held]
 
 
 def test_one_document_cannot_be_split(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -118,7 +118,9 @@ class Corpus:
         return [self.tokens[start:end].astype(np.int32) for start, end in itertools.pairwise(edges)]
 
     def split(self, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ids of the documents to train on and of those held out, ascending, with at least one on each side.
+        """Ids of the documents to train on and of those held out, ascending.
+
+        On each side is at least one; of four or more documents two, as next sentence prediction wants them.
 
         Args:
             share: of the documents, to hold out.
@@ -136,7 +138,8 @@ class Corpus:
             what = f"{len(self)} documents cannot be split into some to train on and some to hold out"
             fix = "Give more documents; in a .txt file a blank line ends one (see the boundary setting)."
             raise DataError(what, where=self.folder, fix=fix)
-        count = min(max(round(share * len(self)), 1), len(self) - 1)
+        least = 2 if len(self) >= 4 else 1
+        count = min(max(round(share * len(self)), least), len(self) - least)
         held = np.zeros(len(self), dtype=np.bool_)
         held[rng(seed, "held-out").choice(len(self), count, replace=False, shuffle=False)] = True
         return np.flatnonzero(~held), np.flatnonzero(held)

@@ -112,7 +112,7 @@ class CorpusSource:
             raise DataError(
                 "next sentence prediction draws its random segments from other documents, and only one document has text",
                 where="segments",
-                fix="Give more documents (a blank line ends one in a .txt file), or use full_sentences segments.",
+                fix="Give four documents or more (a blank line ends one in a .txt file), or use full_sentences segments.",
             )
 
     def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:
