@@ -149,7 +149,8 @@ def _check(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[st
         part, fix = "the encoder", AGAIN
     else:
         lacking = sorted(kind for kind in kinds if kind in heads)
-        part, fix = f"the head {' and '.join(lacking)}", f"To start it at random, ask for it: fresh={lacking}."
+        part = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
+        fix = f"To start at random what is missing: fresh={','.join(lacking)} (in Python fresh={lacking})."
     raise FolderError(f"does not hold {part} of this model: {'; '.join(report.faults)}", where=file, fix=fix)
 
 
