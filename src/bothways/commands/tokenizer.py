@@ -83,7 +83,7 @@ def train(
     Parameters
     ----------
     inputs
-        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst), folders, globs or hub:owner/name.
+        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders, globs or hub:owner/name.
     out
         The folder to write; it must not exist, or be empty.
     kind
@@ -144,7 +144,7 @@ def report(inputs: Inputs, *, tokenizer: Path, ceiling: float = 20, examples: in
     Parameters
     ----------
     inputs
-        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst), folders, globs or hub:owner/name.
+        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders, globs or hub:owner/name.
     tokenizer
         A folder, a tokenizer.json or a vocab.txt.
     ceiling
