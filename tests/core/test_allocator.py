@@ -87,11 +87,11 @@ def test_nothing_is_asked_for_that_counts_at_once():
 
 
 @glibc
-def test_under_strict_accounting_all_counts(monkeypatch, tmp_path):
+def test_under_strict_accounting_all_counts_and_where_nobody_tells(monkeypatch, tmp_path):
     monkeypatch.setattr(allocator, "_OVERCOMMIT", tmp_path / "setting")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
-    counted = []
+    counted = [allocator._is_counted()]
     for setting in ("0", "1", "2"):
         allocator._OVERCOMMIT.write_text(f"{setting}\n")
         counted.append(allocator._is_counted())
-    assert counted == [False, False, True]
+    assert counted == [True, False, False, True]

@@ -54,11 +54,12 @@ def _ask_for_large_pages(libc: ctypes.CDLL, size: int) -> None:
 
 
 def _is_counted() -> bool:
-    """Whether memory counts, against a limit of this process or of all, before it is touched."""
+    """Whether memory counts, against a limit of this process or of all, before it is touched; yes where nobody tells."""
     import resource  # of Unix alone, as is all of this
 
     limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-    return any(each != resource.RLIM_INFINITY for each in limits) or _OVERCOMMIT.read_text(encoding="ascii").strip() == "2"
+    strict = not _OVERCOMMIT.exists() or _OVERCOMMIT.read_text(encoding="ascii").strip() == "2"
+    return strict or any(each != resource.RLIM_INFINITY for each in limits)
 
 
 def give_back(device: torch.device) -> None:
