@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,7 +48,7 @@ def test_operations_are_those_of_the_matrices() -> None:
 
 
 class Noted:
-    """A competitor that does nothing."""
+    """A process that does nothing."""
 
     turns: ClassVar[list[tuple[str, str]]] = []
     ended: ClassVar[list[tuple[str, str]]] = []
@@ -66,7 +67,7 @@ class Noted:
 
 
 def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "Competitor", Noted)
+    monkeypatch.setattr(recipe, "ContenderProcess", Noted)
     monkeypatch.setattr(recipe, "has_bf16", lambda _: True)
     timings = recipe.race(TINY, 3, CPU)
     every = [(name, precision) for name in ("bothways", "transformers") for precision in ("fp32", "bf16")]
@@ -74,7 +75,7 @@ def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Noted.ended == every
     assert [(timing.contender, timing.precision) for timing in timings] == every
     assert timings[1].rounds == (2.0, 6.0, 10.0)
-    assert timings[1].memory == 98
+    assert timings[1].memory == 90  # what it has held at last is the most
     assert len(contenders(torch.device("cuda"))) == 4
 
 
@@ -108,21 +109,46 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("name", ["nobody", "transformers"])
 def test_a_process_that_ends_is_said(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    competitor = recipe.Competitor(name, TINY, "fp32", CPU)
+    process = recipe.ContenderProcess(name, TINY, "fp32", CPU)
     if name != "nobody":
-        competitor.ready()
-        competitor.end()
-        competitor._process.join()
-    with pytest.raises(ResourceError, match=rf"(?s){name} in fp32 came to no end.*bothways bench small"):
-        competitor.turn()
+        process.ready()
+        process.end()
+        process._process.join()
+    with pytest.raises(
+        ResourceError,
+        match=rf"(?s){name} in fp32 came to no end with 3 × 20 tokens of tiny: too little memory.*bothways bench small",
+    ):
+        process.turn()
     assert ("KeyError: 'nobody'" in capfd.readouterr().err) == (name == "nobody")
+
+
+def test_too_little_memory_ends_a_process_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(recipe.signal, "signal", lambda *_: None)
+    monkeypatch.setitem(recipe.CONTENDERS, "full", full)
+    ours, theirs = multiprocessing.Pipe()
+    recipe._take_turns(theirs, "full", TINY, "fp32", CPU, 1)
+    theirs.close()
+    with pytest.raises(EOFError):
+        ours.recv()
+
+
+def test_where_the_system_tells_of_no_memory_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    assert recipe.high_water_mark(CPU) > 2**20
+    monkeypatch.setattr(recipe, "open", nowhere, raising=False)
+    assert recipe.high_water_mark(CPU) is None
 
 
 def test_processes_end_with_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Noted) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recipe, "Competitor", Noted)
+    monkeypatch.setattr(recipe, "ContenderProcess", Noted)
     monkeypatch.setattr(Noted, "turn", fail)
     Noted.ended.clear()
     with pytest.raises(KeyboardInterrupt):

@@ -48,7 +48,7 @@ def bench(
                 f"{row.against_default:.2f}",
                 f"{row.against_same:.2f}",
                 f"{row.share_of_gemm:.0%}",
-                f"{timing.memory / 2**20:,.0f} MiB",
+                "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
             )
         console.print(table)
         console.print("× default: against transformers in fp32, its default; × same: in the same precision", style="dim")

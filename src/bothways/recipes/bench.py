@@ -34,13 +34,13 @@ from bothways.recipes.contenders import CONTENDERS, Workload, contenders, make_b
 class Timing:
     """Attributes:
     rounds: seconds of an update in each, after one that is not counted.
-    memory: the most bytes that its process has held.
+    memory: the most bytes that its process has held; none where the system does not tell.
     """
 
     contender: str
     precision: Precision
     rounds: tuple[float, ...]
-    memory: int
+    memory: int | None
 
     @property
     def median(self) -> float:
@@ -48,7 +48,7 @@ class Timing:
         return statistics.median(self.rounds)
 
 
-class Competitor:
+class ContenderProcess:
     """A contender in a process of its own, so that no setting of one, such as how memory is taken, serves another.
 
     Args:
@@ -59,7 +59,7 @@ class Competitor:
     """
 
     def __init__(self, name: str, work: Workload, precision: Precision, device: torch.device) -> None:
-        self.name, self.precision = name, precision
+        self.name, self.precision, self._work = name, precision, work
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         given = (theirs, name, work, precision, device, torch.get_num_threads())
@@ -71,7 +71,7 @@ class Competitor:
         """Wait until it has built what it needs."""
         self._told()
 
-    def turn(self) -> tuple[float, int]:
+    def turn(self) -> tuple[float, int | None]:
         """Two updates: seconds of the second, and the most bytes that the process has held so far."""
         with contextlib.suppress(BrokenPipeError):  # then there is nothing to be told, either
             self._connection.send(None)
@@ -86,14 +86,15 @@ class Competitor:
         try:
             return self._connection.recv()
         except (EOFError, OSError) as error:
-            what = f"{self.name} in {self.precision} came to no end: there was too little memory, or what stands above"
+            work = f"{self._work.rows} × {self._work.length} tokens of {self._work.name}"
+            what = f"{self.name} in {self.precision} came to no end with {work}: too little memory, or what stands above"
             raise ResourceError(what, fix="Choose a smaller one: bothways bench small.") from error
 
 
 def _take_turns(
     connection: Connection, name: str, work: Workload, precision: Precision, device: torch.device, threads: int
 ) -> None:
-    """A competitor's process: a turn whenever it is asked for."""
+    """What the process does: a turn whenever it is asked for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks says that it was interrupted
     torch.set_num_threads(threads)
     with contextlib.suppress(torch.OutOfMemoryError):
@@ -118,30 +119,35 @@ def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
         ResourceError: one has ended before: the device has not the memory, or an error, whose traceback has been printed.
     """
     precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
-    taken: dict[Competitor, list[tuple[float, int]]] = {}
+    taken: dict[ContenderProcess, list[tuple[float, int | None]]] = {}
     try:
         for name, precision in itertools.product(contenders(device), precisions):
-            taken[Competitor(name, work, precision, device)] = []
-        for competitor in taken:
-            competitor.ready()
+            taken[ContenderProcess(name, work, precision, device)] = []
+        for process in taken:
+            process.ready()
         for _ in range(rounds):
-            for competitor, turns in taken.items():
-                turns.append(competitor.turn())
+            for process, turns in taken.items():
+                turns.append(process.turn())
     finally:
-        for competitor in taken:
-            competitor.end()
+        for process in taken:
+            process.end()
     return [
-        Timing(each.name, each.precision, tuple(seconds for seconds, _ in turns), max(most for _, most in turns))
-        for each, turns in taken.items()
+        Timing(each.name, each.precision, tuple(seconds for seconds, _ in turns), turns[-1][1]) for each, turns in taken.items()
     ]
 
 
-def high_water_mark(device: torch.device) -> int:
-    """Bytes that this process has held at most; of a GPU's memory, in tensors. (getrusage would count its parent's, too.)"""
+def high_water_mark(device: torch.device) -> int | None:
+    """Bytes that this process has held at most; of a GPU's memory, in tensors; none where the system does not tell.
+
+    (getrusage would count its parent's, too.)
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with open("/proc/self/status", encoding="ascii") as file:
-        (line,) = (line for line in file if line.startswith("VmHWM"))
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            (line,) = (line for line in file if line.startswith("VmHWM"))
+    except FileNotFoundError:
+        return None
     return int(line.split()[1]) * 1024
 
 
