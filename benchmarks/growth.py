@@ -30,18 +30,19 @@ import torch
 from harness import machine
 from numpy.typing import NDArray
 
-from bothways.core.allocator import tune_allocator
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.core.learner import Cursor
-from bothways.data.segments import CorpusSource, NextSentence
+from bothways.core.source import Cursor
+from bothways.data.corpus_source import CorpusSource, NextSentence
+from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.heads import Masked, Model, Pooled
-from bothways.objectives.losses import cross_entropy
+from bothways.model.head_config import MaskedHead, PoolerHead
+from bothways.model.model import Model
 from bothways.report.html import write_html
-from bothways.report.sections import Curves, Line, Report, Table
+from bothways.report.sections import Curves, Line, Report, TableSection
+from bothways.runtime.allocator import tune_allocator
 from bothways.text.template import Gap, Template
-from bothways.training.optim import AdamW, build, update
+from bothways.training.optimizers import AdamW, build_optimizer, update
 
 BASE = EncoderConfig(4000, 128, 2, 2, 512, dropout=Dropouts(0.0, 0.0))
 TOKENS, LENGTH = 2048, 64
@@ -52,7 +53,8 @@ SIZES = {
     "depth": (1, 2, 4, 8),
 }
 START, BETWEEN, END = (
-    Gap(np.array([id], dtype=np.int32), np.array([segment], dtype=np.int8)) for id, segment in ((2, 0), (3, 0), (3, 1))
+    Gap(np.array([id], dtype=np.int32), np.array([segment], dtype=np.int8))
+    for id, segment in ((2, 0), (3, 0), (3, 1))
 )
 DOCUMENTS = (1_000, 10_000, 100_000, 1_000_000)
 
@@ -112,10 +114,16 @@ def figures(axis: str, size: int, budget: float) -> Iterator[Figure]:
 def works(config: EncoderConfig, tokens: int, length: int) -> dict[str, Callable[[], object]]:
     """A training step and a prediction."""
     torch.manual_seed(0)
-    model, layout = Model(config, (Masked(), Pooled())), Layout.of([length] * (tokens // length))
+    model, layout = (
+        Model(config, (MaskedHead(), PoolerHead())),
+        Layout.of([length] * (tokens // length)),
+    )
     ids = torch.randint(5, config.vocab, (tokens,))
-    batch, places = Batch(ids, torch.zeros_like(ids), layout), torch.randperm(tokens)[: tokens * 15 // 100]
-    optimiser = build(AdamW(), model.named_parameters())
+    batch, places = (
+        Batch(ids, torch.zeros_like(ids), layout),
+        torch.randperm(tokens)[: tokens * 15 // 100],
+    )
+    optimiser = build_optimizer(AdamW(), model.named_parameters())
 
     def train() -> None:
         x = model.train().encoder(batch, only=places).last[places]
@@ -144,11 +152,19 @@ def planning(documents: int, budget: float) -> Iterator[Figure]:
     sentences = np.concatenate([[0], rng.integers(5, 41, 10 * documents).cumsum()])
     # Plans are made of offsets: no token is read.
     tokens = np.broadcast_to(np.uint16(7), int(sentences[-1]))
-    corpus = Arrays(tokens, sentences.astype(np.uint64), np.arange(0, 10 * documents + 1, 10, dtype=np.uint64))
+    corpus = Arrays(
+        tokens, sentences.astype(np.uint64), np.arange(0, 10 * documents + 1, 10, dtype=np.uint64)
+    )
     some = min(20_000, documents)
 
     def read(count: int) -> None:
-        source = CorpusSource(corpus, Template(START, BETWEEN, START, BETWEEN, END), NextSentence(128), np.arange(documents), 0)
+        source = CorpusSource(
+            corpus,
+            Template(START, BETWEEN, START, BETWEEN, END),
+            NextSentence(128),
+            np.arange(documents),
+            0,
+        )
         for _, _ in zip(range(count), source.read(Cursor()), strict=False):
             pass
 
@@ -158,8 +174,13 @@ def planning(documents: int, budget: float) -> Iterator[Figure]:
 
 def slopes(works: dict[str, list[Figure]]) -> dict[str, float]:
     """Of log seconds over log size, by least squares; for what is as much work at each size, or as much for each token."""
-    several = {work: found for work, found in works.items() if len(found) > 1 and work != "planning"}
-    logs = {work: np.log([[figure.size, figure.seconds] for figure in found]).T for work, found in several.items()}
+    several = {
+        work: found for work, found in works.items() if len(found) > 1 and work != "planning"
+    }
+    logs = {
+        work: np.log([[figure.size, figure.seconds] for figure in found]).T
+        for work, found in several.items()
+    }
     return {work: round(float(np.polyfit(x, y, 1)[0]), 2) for work, (x, y) in logs.items()}
 
 
@@ -177,16 +198,21 @@ def page(found: list[Figure], where: str) -> Report:
     for axis, works in groups(found).items():
         rated = {work: some for work, some in works.items() if work != "first plan"}
         unit = "plans a second" if "planning" in rated else "tokens a second"
-        lines = [Line(work, [f.size for f in some], [round(f.rate) for f in some]) for work, some in rated.items()]
+        lines = [
+            Line(work, [f.size for f in some], [round(f.rate) for f in some])
+            for work, some in rated.items()
+        ]
         charts.append(Curves(f"By {axis}", axis, unit, lines))
         rows += [[work, axis, value] for work, value in slopes(works).items()]
-    table = Table("Slopes of log time over log size", ("work", "size", "slope"), rows)
+    table = TableSection("Slopes of log time over log size", ("work", "size", "slope"), rows)
     headline = "Time is linear in the tokens of a batch where the slope is 1"
     return Report("How speed grows", headline, "Each size by itself.", [table, *charts], where)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("growth"))
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, os.cpu_count() or 1}))
     parser.add_argument("--seconds", type=float, default=1.0)
@@ -196,12 +222,23 @@ def main() -> None:
     cases = [(axis, size) for axis, sizes in SIZES.items() for size in sizes]
     found = list[Figure]()
     with options.out.with_suffix(".jsonl").open("w", encoding="utf8") as file:
-        for axis, size in [*cases, *(("documents", n) for n in DOCUMENTS), *(("threads", n) for n in options.threads)]:
-            work = planning(size, options.seconds) if axis == "documents" else figures(axis, size, options.seconds)
+        for axis, size in [
+            *cases,
+            *(("documents", n) for n in DOCUMENTS),
+            *(("threads", n) for n in options.threads),
+        ]:
+            work = (
+                planning(size, options.seconds)
+                if axis == "documents"
+                else figures(axis, size, options.seconds)
+            )
             for figure in work:
                 found.append(figure)
                 file.write(json.dumps(dataclasses.asdict(figure)) + "\n")
-                print(f"{figure.axis:14}{figure.size:10,}  {figure.work:12}{figure.rate:14,.0f} a second", flush=True)
+                print(
+                    f"{figure.axis:14}{figure.size:10,}  {figure.work:12}{figure.rate:14,.0f} a second",
+                    flush=True,
+                )
     where = machine(("torch", "numpy"))
     write_html(page(found, where), options.out.with_suffix(".html"))
     for axis, works in groups(found).items():

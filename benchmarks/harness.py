@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from bothways.model import native
+from bothways.kernels import library as native
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,18 @@ def clocks() -> tuple[float, float]:
     return time.process_time() + times.children_user + times.children_system, time.perf_counter()
 
 
-def interleaved(contenders: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1) -> dict[str, Rounds]:
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1
+) -> dict[str, Rounds]:
     """Each contender once a round; the first `warm` rounds are not counted."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for number in range(warm + rounds):
         for name, work in contenders.items():
             start = clocks()
             work()
-            processor, clock = (after - before for before, after in zip(start, clocks(), strict=True))
+            processor, clock = (
+                after - before for before, after in zip(start, clocks(), strict=True)
+            )
             if number >= warm:
                 taken[name].append((processor, clock))
     return {name: Rounds(*map(tuple, zip(*pairs, strict=True))) for name, pairs in taken.items()}
@@ -110,13 +114,15 @@ def machine(packages: Iterable[str]) -> str:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             found.append(f"no {name}")
-    return f"{processor()}, {os.cpu_count()} cores, {native.describe()}; Python {platform.python_version()}, {', '.join(found)}"
+    return f"{processor()}, {os.cpu_count()} cores, {native.describe_kernels()}; Python {platform.python_version()}, {', '.join(found)}"
 
 
 def processor() -> str:
     """The processor's name, as far as it can be found."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+            return next(
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()

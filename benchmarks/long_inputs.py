@@ -27,11 +27,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bothways.attention.patterns import Blocks, Full, Pattern, Window
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import preset
-from bothways.model.config import Blocks, Dropouts, EncoderConfig, Full, Learned, Pattern, Window
-from bothways.model.heads import Masked, Model
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.head_config import MaskedHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
 
 SMALL = {"width": 128, "depth": 2, "heads": 2, "inner": 512, "vocab": 1000}
 FIRST = 2048
@@ -50,12 +53,16 @@ def shapes(base: bool) -> dict[str, EncoderConfig]:
     for name, pattern in windows.items():
         shape = preset("bigbird-roberta-base")
         assert isinstance(shape, EncoderConfig)
-        plain = replace(shape, patterns=(pattern,), dropout=Dropouts(0.0, 0.0), position=Learned(32_768))
+        plain = replace(
+            shape, patterns=(pattern,), dropout=Dropouts(0.0, 0.0), position=Learned(32_768)
+        )
         found[name] = plain if base else replace(plain, **SMALL)
     return found
 
 
-def measured(config: EncoderConfig, length: int, device: torch.device) -> tuple[list[float], list[float]]:
+def measured(
+    config: EncoderConfig, length: int, device: torch.device
+) -> tuple[list[float], list[float]]:
     """Seconds and MiB of a forward pass and of a training step."""
     model, batch, places = _prepared(config, length, device)
 
@@ -73,11 +80,17 @@ def measured(config: EncoderConfig, length: int, device: torch.device) -> tuple[
     return [seconds for seconds, _ in pairs], [memory for _, memory in pairs]
 
 
-def _prepared(config: EncoderConfig, length: int, device: torch.device) -> tuple[Model, Batch, Tensor]:
+def _prepared(
+    config: EncoderConfig, length: int, device: torch.device
+) -> tuple[Model, Batch, Tensor]:
     torch.manual_seed(0)
     ids, everywhere = torch.randint(5, config.vocab, (length,)), torch.arange(length) == 0
     batch = Batch(ids, torch.zeros_like(ids), Layout.of([length]), {}, everywhere).to(device)
-    return Model(config, (Masked(),)).to(device), batch, torch.randperm(length)[: length * 15 // 100].to(device)
+    return (
+        Model(config, (MaskedHead(),)).to(device),
+        batch,
+        torch.randperm(length)[: length * 15 // 100].to(device),
+    )
 
 
 def _best(run: Callable[[], None], device: torch.device) -> tuple[float, float]:
@@ -132,7 +145,11 @@ def apart(config: EncoderConfig, length: int) -> tuple[list[float], list[float]]
 
 def exponent(lengths: list[int], values: list[float]) -> float:
     """The slope in logarithms, by least squares."""
-    kept = [(length, value) for length, value in zip(lengths, values, strict=True) if length >= FIRST and value > 0]
+    kept = [
+        (length, value)
+        for length, value in zip(lengths, values, strict=True)
+        if length >= FIRST and value > 0
+    ]
     if len(kept) < 2:
         return math.nan
     x, y = np.log(np.array(kept)).T
@@ -140,8 +157,12 @@ def exponent(lengths: list[int], values: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384]
+    )
     parser.add_argument("--whole", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -149,16 +170,26 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     device = torch.device(given.device)
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {given.threads} threads, fp32, {device}")
+    print(
+        f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {given.threads} threads, fp32, {device}"
+    )
     print(f"{'':12}{'tokens':>8}{'forward s':>12}{'step s':>10}{'forward MiB':>13}{'step MiB':>10}")
     for name, config in shapes(given.base).items():
         lengths, rows = [n for n in given.lengths if name != "full" or n <= given.whole], []
         for length in lengths:
-            seconds, memory = measured(config, length, device) if device.type == "cuda" else apart(config, length)
+            seconds, memory = (
+                measured(config, length, device) if device.type == "cuda" else apart(config, length)
+            )
             rows.append([*seconds, *memory])
-            print(f"{name:12}{length:8}{seconds[0]:12.3f}{seconds[1]:10.3f}{memory[0]:13.0f}{memory[1]:10.0f}", flush=True)
+            print(
+                f"{name:12}{length:8}{seconds[0]:12.3f}{seconds[1]:10.3f}{memory[0]:13.0f}{memory[1]:10.0f}",
+                flush=True,
+            )
         slopes = [exponent(lengths, [row[column] for row in rows]) for column in range(4)]
-        print(f"{name:12}{'exponent':>8}{slopes[0]:12.2f}{slopes[1]:10.2f}{slopes[2]:13.2f}{slopes[3]:10.2f}", flush=True)
+        print(
+            f"{name:12}{'exponent':>8}{slopes[0]:12.2f}{slopes[1]:10.2f}{slopes[2]:13.2f}{slopes[3]:10.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

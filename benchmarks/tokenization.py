@@ -46,13 +46,18 @@ def blocks(texts: list[str]) -> Iterator[list[str]]:
 
 def encode_batch(tokenizer: Tokenizer, texts: list[str]) -> list[Ids]:
     """What a user of tokenizers writes."""
-    encodings = (tokenizer.backend.encode_batch(block, add_special_tokens=False) for block in blocks(texts))
+    encodings = (
+        tokenizer.backend.encode_batch(block, add_special_tokens=False) for block in blocks(texts)
+    )
     return [np.array(encoding.ids, dtype=np.int32) for block in encodings for encoding in block]
 
 
 def encode_batch_fast(tokenizer: Tokenizer, texts: list[str]) -> list[Ids]:
     """The same, without offsets."""
-    encodings = (tokenizer.backend.encode_batch_fast(block, add_special_tokens=False) for block in blocks(texts))
+    encodings = (
+        tokenizer.backend.encode_batch_fast(block, add_special_tokens=False)
+        for block in blocks(texts)
+    )
     return [np.array(encoding.ids, dtype=np.int32) for block in encodings for encoding in block]
 
 
@@ -69,22 +74,34 @@ CONTENDERS: dict[str, Encode] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text", help=".txt, .docs or .jsonl, also compressed")
     parser.add_argument("tokenizer", help="a folder, tokenizer.json or vocab.txt")
-    parser.add_argument("--megabytes", type=float, default=20, help="millions of characters to read")
+    parser.add_argument(
+        "--megabytes", type=float, default=20, help="millions of characters to read"
+    )
     parser.add_argument("--split", choices=["lines", "sentences"], default="sentences")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     tokenizer = Tokenizer.load(options.tokenizer)
     texts = read_texts(options.text, options.megabytes * 1e6, options.split)
     same = all(map(np.array_equal, ours(tokenizer, texts), encode_batch(tokenizer, texts)))
-    works = {name: functools.partial(encode, tokenizer, texts) for name, encode in CONTENDERS.items()}
-    lines = against(interleaved(works, options.rounds, warm=0), "tokenizers encode_batch", threads=1)
+    works = {
+        name: functools.partial(encode, tokenizer, texts) for name, encode in CONTENDERS.items()
+    }
+    lines = against(
+        interleaved(works, options.rounds, warm=0), "tokenizers encode_batch", threads=1
+    )
     characters = sum(map(len, texts)) / 1e6
-    print(f"{len(texts):,} {options.split}, {characters:.1f} M characters, ids {'equal' if same else 'DIFFERENT'}")
+    print(
+        f"{len(texts):,} {options.split}, {characters:.1f} M characters, ids {'equal' if same else 'DIFFERENT'}"
+    )
     for line in lines:
-        print(f"{line.name:30}{line.seconds:7.2f} s {characters / line.seconds:7.2f} M characters/s   {span(line.speed)}")
+        print(
+            f"{line.name:30}{line.seconds:7.2f} s {characters / line.seconds:7.2f} M characters/s   {span(line.speed)}"
+        )
     print(f"one core of {machine(['tokenizers', 'numpy'])}")
 
 

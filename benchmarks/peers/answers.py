@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, DataCollatorWithPadding
 
-from bothways.recipes.labelled import Labelled
-from bothways.tasks.squad import Question
+from bothways.finetuning.data import LabelledData
+from bothways.tasks.question_answering.examples import Question
 from peers.peer import Peer, Plan, Trained, train
 
 OVERLAP, N_BEST, LONGEST = 128, 20, 30
@@ -28,21 +28,32 @@ CONTEXT = 1
 """What the tokenizer calls the second text of a pair."""
 
 
-def answers(data: Labelled, plan: Plan) -> Trained:
+def answers(data: LabelledData, plan: Plan) -> Trained:
     """A text for each question."""
     tokenizer = AutoTokenizer.from_pretrained(plan.folder)
-    windows, asked = (_windows(tokenizer, examples, plan.length) for examples in (data.train_examples, data.dev_examples))
-    rows = [_row(windows, place) | _target(windows, place, data.train_examples) for place in range(len(windows["input_ids"]))]
+    windows, asked = (
+        _windows(tokenizer, examples, plan.length)
+        for examples in (data.train_examples, data.dev_examples)
+    )
+    rows = [
+        _row(windows, place) | _target(windows, place, data.train_examples)
+        for place in range(len(windows["input_ids"]))
+    ]
 
     def model() -> Any:
         return AutoModelForQuestionAnswering.from_pretrained(plan.folder)
 
     places = range(len(asked["input_ids"]))
-    scores, seconds, tokens = train(model, rows, [_row(asked, place) for place in places], plan, DataCollatorWithPadding)
+    scores, seconds, tokens = train(
+        model, rows, [_row(asked, place) for place in places], plan, DataCollatorWithPadding
+    )
     owned: list[list[int]] = [[] for _ in data.dev_examples]
     for place in places:
         owned[asked["overflow_to_sample_mapping"][place]].append(place)
-    said = [_best(example.context, asked, own, scores) for example, own in zip(data.dev_examples, owned, strict=True)]
+    said = [
+        _best(example.context, asked, own, scores)
+        for example, own in zip(data.dev_examples, owned, strict=True)
+    ]
     return Trained(said, seconds, tokens)
 
 
@@ -87,8 +98,12 @@ def _best(text: str, windows: Any, own: Many[int], scores: Many[NDArray[np.float
         starts, ends = scores[0][place], scores[1][place]
         allowed = {at for at, owner in enumerate(owners) if owner == CONTEXT}
         for first in (at for at in _most(starts) if at in allowed):
-            for last in (at for at in _most(ends) if at in allowed and first <= at < first + LONGEST):
-                found.append((float(starts[first] + ends[last]), offsets[first][0], offsets[last][1]))
+            for last in (
+                at for at in _most(ends) if at in allowed and first <= at < first + LONGEST
+            ):
+                found.append(
+                    (float(starts[first] + ends[last]), offsets[first][0], offsets[last][1])
+                )
     ordered = sorted(found, key=lambda span: -span[0])[:N_BEST]
     return next((text[start:end] for _, start, end in ordered if start < end), "empty")
 
@@ -101,7 +116,10 @@ def _most(scores: NDArray[np.float32]) -> list[int]:
 def score_answers(examples: Many[Question], said: list[Any], metric: str) -> float:
     """Mean over the questions of the F1, or the exact match, with the nearest right answer."""
     formula = {"f1": _f1, "em": lambda found, right: float(_words(found) == _words(right))}[metric]
-    nearest = [max(formula(text, right) for right, _ in example.answers) for example, text in zip(examples, said, strict=True)]
+    nearest = [
+        max(formula(text, right) for right, _ in example.answers)
+        for example, text in zip(examples, said, strict=True)
+    ]
     return float(np.mean(nearest))
 
 

@@ -10,22 +10,24 @@ from numpy.typing import NDArray
 from transformers import AutoModelForMultipleChoice
 from transformers.data.data_collator import DataCollatorForMultipleChoice
 
-from bothways.recipes.labelled import Labelled
-from bothways.tasks.task import Input
+from bothways.finetuning.data import LabelledData
+from bothways.tasks.task_learner import EncodedExample
 from peers.peer import Peer, Plan, Rows, Trained, train
 
 
-def choices(data: Labelled, plan: Plan) -> Trained:
+def choices(data: LabelledData, plan: Plan) -> Trained:
     """The place of an ending for each question."""
 
     def model() -> Any:
         return AutoModelForMultipleChoice.from_pretrained(plan.folder)
 
-    scores, seconds, tokens = train(model, _rows(data.train), _rows(data.dev), plan, DataCollatorForMultipleChoice)
+    scores, seconds, tokens = train(
+        model, _rows(data.train), _rows(data.dev), plan, DataCollatorForMultipleChoice
+    )
     return Trained(scores.argmax(1).tolist(), seconds, tokens)
 
 
-def _rows(inputs: Many[Input]) -> Rows:
+def _rows(inputs: Many[EncodedExample]) -> Rows:
     """Ids and segments of each choice, and the place of the right one."""
     return [
         {
@@ -45,7 +47,9 @@ def _parts(values: NDArray[Any], lengths: Many[int]) -> list[list[int]]:
 def score_choices(examples: Many[Any], said: list[Any], metric: str) -> float:
     """The share that is right."""
     assert metric == "accuracy"
-    return float(np.mean([example.label == place for example, place in zip(examples, said, strict=True)]))
+    return float(
+        np.mean([example.label == place for example, place in zip(examples, said, strict=True)])
+    )
 
 
 CHOICES = Peer(choices, lambda prediction: prediction.index, score_choices)

@@ -10,31 +10,33 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
-from bothways.recipes.labelled import Labelled
-from bothways.tasks.task import Input
+from bothways.finetuning.data import LabelledData
+from bothways.tasks.task_learner import EncodedExample
 from peers.peer import Peer, Plan, Rows, Trained, train
 
 
-def classes(data: Labelled, plan: Plan) -> Trained:
+def classes(data: LabelledData, plan: Plan) -> Trained:
     """A label for each text."""
     logits, seconds, tokens = _train(data, plan)
     return Trained([data.labels[place] for place in logits.argmax(1)], seconds, tokens)
 
 
-def numbers(data: Labelled, plan: Plan) -> Trained:
+def numbers(data: LabelledData, plan: Plan) -> Trained:
     """A number for each text: with one output, transformers learns squared errors."""
     logits, seconds, tokens = _train(data, plan)
     return Trained(logits[:, 0].tolist(), seconds, tokens)
 
 
-def _train(data: Labelled, plan: Plan) -> tuple[Any, float, int]:
+def _train(data: LabelledData, plan: Plan) -> tuple[Any, float, int]:
     def model() -> Any:
-        return AutoModelForSequenceClassification.from_pretrained(plan.folder, num_labels=len(data.labels))
+        return AutoModelForSequenceClassification.from_pretrained(
+            plan.folder, num_labels=len(data.labels)
+        )
 
     return train(model, _rows(data.train), _rows(data.dev), plan, DataCollatorWithPadding)
 
 
-def _rows(inputs: Many[Input]) -> Rows:
+def _rows(inputs: Many[EncodedExample]) -> Rows:
     """Ids, segments and label of each example."""
     sequences = [sequence for item in inputs for sequence in item.sequences]
     return [
@@ -60,7 +62,11 @@ def score_classes(examples: Many[Any], said: list[Any], metric: str) -> float:
 
 def score_numbers(examples: Many[Any], said: list[Any], metric: str) -> float:
     """By scipy."""
-    return float({"pearson": pearsonr, "spearman": spearmanr}[metric]([float(e.label) for e in examples], said).statistic)
+    return float(
+        {"pearson": pearsonr, "spearman": spearmanr}[metric](
+            [float(e.label) for e in examples], said
+        ).statistic
+    )
 
 
 CLASSES = Peer(classes, lambda prediction: prediction.label, score_classes, padded=128)

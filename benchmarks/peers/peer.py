@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
 
-from bothways.recipes.labelled import Labelled
+from bothways.finetuning.data import LabelledData
 
 RATE, BATCH = 5e-5, 32
 
@@ -70,7 +70,7 @@ class Peer:
         padded: to how many tokens transformers' example for the task pads by default; none pads to the longest of the batch.
     """
 
-    theirs: Callable[[Labelled, Plan], Trained]
+    theirs: Callable[[LabelledData, Plan], Trained]
     said: Callable[[Any], Any]
     score: Callable[[Many[Any], list[Any], str], float]
     padded: int | None = None
@@ -109,7 +109,11 @@ def train(
         begin = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - begin
-        return trainer.predict(asked).predictions, seconds, round(plan.epochs * sum(map(_tokens, rows)))
+        return (
+            trainer.predict(asked).predictions,
+            seconds,
+            round(plan.epochs * sum(map(_tokens, rows))),
+        )
 
 
 def _tokens(row: dict[str, Any]) -> int:

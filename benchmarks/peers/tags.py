@@ -12,26 +12,37 @@ import numpy as np
 from seqeval.metrics import f1_score
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
-from bothways.core.batch import IGNORED
-from bothways.recipes.labelled import Labelled
-from bothways.tasks.task import Input
+from bothways.core.targets import IGNORED
+from bothways.finetuning.data import LabelledData
+from bothways.tasks.task_learner import EncodedExample
 from peers.peer import Peer, Plan, Rows, Trained, train
 
 
-def tags(data: Labelled, plan: Plan) -> Trained:
+def tags(data: LabelledData, plan: Plan) -> Trained:
     """A tag for each word."""
 
     def model() -> Any:
-        return AutoModelForTokenClassification.from_pretrained(plan.folder, num_labels=len(data.labels))
+        return AutoModelForTokenClassification.from_pretrained(
+            plan.folder, num_labels=len(data.labels)
+        )
 
     asked = _rows(data.dev)
-    logits, seconds, tokens = train(model, _rows(data.train), asked, plan, DataCollatorForTokenClassification)
+    logits, seconds, tokens = train(
+        model, _rows(data.train), asked, plan, DataCollatorForTokenClassification
+    )
     places = [np.flatnonzero(np.array(row["labels"]) != IGNORED) for row in asked]
-    found = iter([data.labels[label] for label in row[at].argmax(1)] for row, at in zip(logits, places, strict=True))
-    return Trained([tuple(tag for _ in item.sequences for tag in next(found)) for item in data.dev], seconds, tokens)
+    found = iter(
+        [data.labels[label] for label in row[at].argmax(1)]
+        for row, at in zip(logits, places, strict=True)
+    )
+    return Trained(
+        [tuple(tag for _ in item.sequences for tag in next(found)) for item in data.dev],
+        seconds,
+        tokens,
+    )
 
 
-def _rows(inputs: Many[Input]) -> Rows:
+def _rows(inputs: Many[EncodedExample]) -> Rows:
     """Ids, segments and, at the first token of each word, its tag."""
     rows = []
     for sequence in (sequence for item in inputs for sequence in item.sequences):
@@ -46,7 +57,13 @@ def _rows(inputs: Many[Input]) -> Rows:
 def score_tags(examples: Many[Any], said: list[Any], metric: str) -> float:
     """F1 of entities by seqeval, as conlleval counts them."""
     assert metric == "f1"
-    return float(f1_score([list(example.tags) for example in examples], [list(found) for found in said], zero_division=0))
+    return float(
+        f1_score(
+            [list(example.tags) for example in examples],
+            [list(found) for found in said],
+            zero_division=0,
+        )
+    )
 
 
 TAGS = Peer(tags, lambda prediction: prediction.tags, score_tags)

@@ -27,29 +27,71 @@ app = App(
     help="From raw text to a deployed bidirectional encoder: BERT and its family, end to end.",
     suppress_keyboard_interrupt=False,  # `main` says what became of it
 )
-tokenizer = App(name="tokenizer", help="Train a vocabulary, encode with it, report how well it fits a text.")
+tokenizer = App(
+    name="tokenizer", help="Train a vocabulary, encode with it, report how well it fits a text."
+)
 corpus = App(name="corpus", help="Build a memory-mapped corpus from text, and look into it.")
 app.command(tokenizer)
 app.command(corpus)
 
 for group, name, home, summary in (
-    (app, "quickstart", "quickstart:quickstart", "See BERT's claim hold on this machine, in five minutes."),
-    (tokenizer, "train", "tokenizer:train", "Train a WordPiece, byte-level BPE or Unigram vocabulary."),
+    (
+        app,
+        "quickstart",
+        "quickstart:quickstart",
+        "See BERT's claim hold on this machine, in five minutes.",
+    ),
+    (
+        tokenizer,
+        "train",
+        "tokenizer:train",
+        "Train a WordPiece, byte-level BPE or Unigram vocabulary.",
+    ),
     (tokenizer, "encode", "tokenizer:encode", "Encode lines of text to ids, tokens and offsets."),
-    (tokenizer, "report", "tokenizer:report", "Report unknown rate, fertility and coverage on a text."),
+    (
+        tokenizer,
+        "report",
+        "tokenizer:report",
+        "Report unknown rate, fertility and coverage on a text.",
+    ),
     (corpus, "build", "corpus:build", "Build a corpus: documents, sentences, token ids."),
     (corpus, "inspect", "corpus:inspect", "Show a corpus' counts, lengths and some documents."),
-    (app, "pretrain", "pretrain:pretrain", "Pre-train with masked LM and next sentence prediction."),
+    (
+        app,
+        "pretrain",
+        "pretrain:pretrain",
+        "Pre-train with masked LM and next sentence prediction.",
+    ),
     (app, "finetune", "finetune:finetune", "Fine-tune a model folder on labelled data."),
     (app, "evaluate", "evaluate:evaluate", "Score a fine-tuned model on labelled data."),
     (app, "predict", "predict:predict", "Predict labels with probabilities, as JSON lines."),
-    (app, "features", "features:features", "Tag words with a BiLSTM on a frozen encoder's vectors."),
+    (
+        app,
+        "features",
+        "features:features",
+        "Tag words with a BiLSTM on a frozen encoder's vectors.",
+    ),
     (app, "embed", "embed:embed", "Make a vector of each text, into .npy, .parquet or .jsonl."),
-    (app, "reproduce", "reproduce:reproduce", "Run the paper's experiments, measured beside published."),
+    (
+        app,
+        "reproduce",
+        "reproduce:reproduce",
+        "Run the paper's experiments, measured beside published.",
+    ),
     (app, "search", "search:search", "Fine-tune over a grid of settings, keep the best model."),
     (app, "compare", "compare:compare", "Compare two fine-tuned models: is the difference chance?"),
-    (app, "convert", "convert:convert", "Make a model folder of a TensorFlow checkpoint of Google's."),
-    (app, "describe", "describe:describe", "Show a model's configuration and count its parameters part by part."),
+    (
+        app,
+        "convert",
+        "convert:convert",
+        "Make a model folder of a TensorFlow checkpoint of Google's.",
+    ),
+    (
+        app,
+        "describe",
+        "describe:describe",
+        "Show a model's configuration and count its parameters part by part.",
+    ),
     (app, "bench", "bench:bench", "Measure this machine against transformers."),
 ):
     group.command(f"bothways.commands.{home}", name=name, help=summary)
@@ -71,7 +113,9 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's; without importing it for every command
+        if (
+            type(error).__name__ != "OutOfMemoryError"
+        ):  # torch's; without importing it for every command
             raise
         print(f"error: {_OUT_OF_MEMORY}", file=sys.stderr)
         sys.exit(2)
@@ -84,6 +128,11 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        print(f"error: the output cannot be written: {error.strerror}\n  Make room where it goes.", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes as it ends
+        print(
+            f"error: the output cannot be written: {error.strerror}\n  Make room where it goes.",
+            file=sys.stderr,
+        )
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for what Python still flushes as it ends
         sys.exit(2)

@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BeforeValidator
 
-from bothways.core import config as configs
+from bothways.core.config import reader as configs
+from bothways.core.config.toml import read_toml, write_toml
 from bothways.core.errors import ConfigError
-from bothways.core.toml import read_toml, write_toml
-from bothways.data.segments import FullSentences
+from bothways.data.corpus_source import FullSentences
 from bothways.model.config import EncoderConfig, PreNorm
-from bothways.recipes.settings import Phase, PretrainConfig, modern
-from bothways.training.optim import BertAdam
-from bothways.training.schedule import Constant, Linear
-from bothways.training.state import Epochs, Hours, Steps
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern
+from bothways.training.durations import Epochs, Hours, Steps
+from bothways.training.optimizers import BertAdam
+from bothways.training.schedules import Constant, Linear
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,12 +49,18 @@ durations = (
     | table("hours", count=positive)
 )
 optimisers = st.sampled_from(["adamw", "bert_adam"]).flatmap(
-    lambda kind: table(kind, lr=positive, betas=st.lists(rates, min_size=2, max_size=2), eps=positive, decay=rates)
+    lambda kind: table(
+        kind, lr=positive, betas=st.lists(rates, min_size=2, max_size=2), eps=positive, decay=rates
+    )
 )
-schedules = st.sampled_from(["linear", "google_linear", "constant"]).flatmap(lambda kind: table(kind, warmup=rates | durations))
+schedules = st.sampled_from(["linear", "google_linear", "constant"]).flatmap(
+    lambda kind: table(kind, warmup=rates | durations)
+)
 trapezoids = table("trapezoid", warmup=rates | durations, decay=rates | durations)
 names = st.text(min_size=1).filter(lambda text: text != "none")
-bests = st.fixed_dictionaries({"metric": names, "direction": st.sampled_from(["lowest", "highest"])})
+bests = st.fixed_dictionaries(
+    {"metric": names, "direction": st.sampled_from(["lowest", "highest"])}
+)
 trainings = st.fixed_dictionaries(
     {
         "until": durations,
@@ -97,8 +103,13 @@ maskings = st.fixed_dictionaries(
     }
 )
 lengths = st.integers(5, 10**4)
-segments = table("next_sentence", length=lengths, short=rates) | table("full_sentences", length=lengths, cross=st.booleans())
-phases = [[{"length": 128, "share": 1}], [{"length": 128, "share": 0.9}, {"length": 512, "share": 0.1}]]
+segments = table("next_sentence", length=lengths, short=rates) | table(
+    "full_sentences", length=lengths, cross=st.booleans()
+)
+phases = [
+    [{"length": 128, "share": 1}],
+    [{"length": 128, "share": 0.9}, {"length": 512, "share": 0.1}],
+]
 pretrainings = st.fixed_dictionaries(
     {
         "encoder": encoders,
@@ -123,9 +134,13 @@ def test_a_configuration_is_what_its_toml_and_its_json_say(tree: dict[str, objec
 
 @settings(max_examples=40, deadline=None)
 @given(pretrainings, pretrainings)
-def test_fingerprints_are_equal_where_configurations_are(tree: dict[str, object], other: dict[str, object]) -> None:
+def test_fingerprints_are_equal_where_configurations_are(
+    tree: dict[str, object], other: dict[str, object]
+) -> None:
     one, two = configs.read(PretrainConfig, tree), configs.read(PretrainConfig, other)
-    assert configs.fingerprint(one) == configs.fingerprint(configs.read(PretrainConfig, configs.to_dict(one)))
+    assert configs.fingerprint(one) == configs.fingerprint(
+        configs.read(PretrainConfig, configs.to_dict(one))
+    )
     assert (configs.fingerprint(one) == configs.fingerprint(two)) == (one == two)
 
 
@@ -144,13 +159,20 @@ def _without_none(value: object) -> object:
             return value
 
 
-@given(st.dictionaries(st.text(), plain | st.lists(plain) | st.dictionaries(st.text(), plain | st.lists(plain))))
+@given(
+    st.dictionaries(
+        st.text(), plain | st.lists(plain) | st.dictionaries(st.text(), plain | st.lists(plain))
+    )
+)
 def test_toml_is_read_as_it_was_written(tree: dict[str, object]) -> None:
     assert tomllib.loads(write_toml(tree)) == _without_none(tree)
 
 
 def test_tables_in_lists_in_tables_are_written() -> None:
-    tree = {"a b": {"rows": [{"x": 1, "sub": {"y": []}}, {"x": 2}], "z": -math.inf}, "plain": '\x7f\n"é😀'}
+    tree = {
+        "a b": {"rows": [{"x": 1, "sub": {"y": []}}, {"x": 2}], "z": -math.inf},
+        "plain": '\x7f\n"é😀',
+    }
     assert tomllib.loads(write_toml(tree)) == tree
 
 
@@ -163,9 +185,14 @@ def load(*overrides: str) -> PretrainConfig:
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('seed = 1\nviews = 3\n[training]\nuntil = "2 epochs"\nschedule = "constant"\n[encoder]\ndepth = 5\n')
+    file.write_text(
+        'seed = 1\nviews = 3\n[training]\nuntil = "2 epochs"\nschedule = "constant"\n[encoder]\ndepth = 5\n'
+    )
     config = configs.load(
-        PretrainConfig, base=BASE, file=file, overrides=["seed=2", "training.schedule.warmup=5 steps", "encoder.depth=6"]
+        PretrainConfig,
+        base=BASE,
+        file=file,
+        overrides=["seed=2", "training.schedule.warmup=5 steps", "encoder.depth=6"],
     )
     assert config.seed == 2
     assert config.views == 3
@@ -179,16 +206,22 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
     ("override", "expected"),
     [
         ("encoder.depth=6", lambda c: c.encoder.depth == 6),
-        ("training.optimiser.lr=3e-5", lambda c: c.training.optimiser == dataclasses.replace(BASE.training.optimiser, lr=3e-5)),
+        (
+            "training.optimiser.lr=3e-5",
+            lambda c: c.training.optimiser == dataclasses.replace(BASE.training.optimiser, lr=3e-5),
+        ),
         ("training.optimiser=bert_adam", lambda c: c.training.optimiser == BertAdam()),
         ("training.optimiser.kind=bert_adam", lambda c: c.training.optimiser == BertAdam()),
         ("training.optimiser.betas=0.8, 0.9", lambda c: c.training.optimiser.betas == (0.8, 0.9)),
         ("training.optimiser.betas=[0.8, 0.9]", lambda c: c.training.optimiser.betas == (0.8, 0.9)),
         ("training.clip_norm=none", lambda c: c.training.clip_norm is None),
         ("training.schedule.warmup=0.25", lambda c: c.training.schedule == Linear(0.25)),
-        ("training.schedule.warmup=30 minutes", lambda c: c.training.schedule == Linear(Hours(0.5))),
+        (
+            "training.schedule.warmup=30 minutes",
+            lambda c: c.training.schedule == Linear(Hours(0.5)),
+        ),
         ("training.until=30 seconds", lambda c: c.training.until == Hours(30 / 3600)),
-        ("phases.0.length=64", lambda c: c.phases == (Phase(64),)),
+        ("phases.0.length=64", lambda c: c.phases == (PretrainPhase(64),)),
         ("segments.kind=full_sentences", lambda c: c.segments == FullSentences()),
         ("encoder.order=pre", lambda c: c.encoder.order == PreNorm()),
         ("batch=examples", None),
@@ -215,7 +248,11 @@ def test_of_two_overrides_the_later_holds() -> None:
     [
         ("lenght = 3", [], "run.toml: lenght: unknown key"),
         ("[training]\nclip = 1", ["training.ema=0.9"], "run.toml: training.clip: unknown key"),
-        ("[training.schedule]\nwarmup = 'soon'", ["training.until=2 epochs"], "run.toml: training.schedule.warmup: "),
+        (
+            "[training.schedule]\nwarmup = 'soon'",
+            ["training.until=2 epochs"],
+            "run.toml: training.schedule.warmup: ",
+        ),
         ('batch = "examples"', ["seed=1"], "run.toml: batch.n: is missing"),
         ("views = 3", ["seed=x"], "seed: 'x' is given"),
         ("seed = 1", ["seed=x"], "seed: 'x' is given"),
@@ -236,7 +273,7 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("phases = [{length = 32, share = 0.5}, {length = 64, share = 0.5}]\n")
     config = configs.load(PretrainConfig, base=BASE, file=file, overrides=["phases.1.length=48"])
-    assert config.phases == (Phase(32, 0.5), Phase(48, 0.5))
+    assert config.phases == (PretrainPhase(32, 0.5), PretrainPhase(48, 0.5))
     with pytest.raises(ConfigError, match=r"^phases\.2: there are items 0 to 1"):
         configs.load(PretrainConfig, base=BASE, file=file, overrides=["phases.2.length=48"])
 
@@ -244,21 +281,48 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.optimiser.decai=1", r"training\.optimiser\.decai: unknown key 'decai'; did you mean decay\?"),
+        (
+            "training.optimiser.decai=1",
+            r"training\.optimiser\.decai: unknown key 'decai'; did you mean decay\?",
+        ),
         ("zzz=1", r"^zzz: unknown key 'zzz'\n  Known here: encoder, training"),
-        ("training.optimiser.kind=adam", r"training\.optimiser\.kind: unknown kind 'adam'; did you mean adamw\?"),
-        ("training.optimiser=adam", r"training\.optimiser: 'adam' is given, but it must be a table of kind adamw, bert_adam"),
+        (
+            "training.optimiser.kind=adam",
+            r"training\.optimiser\.kind: unknown kind 'adam'; did you mean adamw\?",
+        ),
+        (
+            "training.optimiser=adam",
+            r"training\.optimiser: 'adam' is given, but it must be a table of kind adamw, bert_adam",
+        ),
         ("encoder.depth=six", r"^encoder\.depth: 'six' is given, but it must be a whole number"),
         ("encoder.depth=2.5", r"^encoder\.depth: '2\.5' is given, but it must be a whole number"),
         ("encoder.depth=none", r"^encoder\.depth: 'none' is given"),
-        ("encoder.dropout.hidden=1.5", r"^encoder\.dropout\.hidden: must lie in \[0, 1\), not 1\.5"),
-        ("encoder.heads=7", r"^encoder\.heads: width 64 cannot be divided among 7 heads\n  Use a number"),
+        (
+            "encoder.dropout.hidden=1.5",
+            r"^encoder\.dropout\.hidden: must lie in \[0, 1\), not 1\.5",
+        ),
+        (
+            "encoder.heads=7",
+            r"^encoder\.heads: width 64 cannot be divided among 7 heads\n  Use a number",
+        ),
         ("encoder=3", r"^encoder: '3' is given, but it must be a table"),
-        ("training.until=3 parsecs", r"^training\.until: '3 parsecs' is no duration\n  Write a number and one of"),
+        (
+            "training.until=3 parsecs",
+            r"^training\.until: '3 parsecs' is no duration\n  Write a number and one of",
+        ),
         ("training.until.count=0", r"^training\.until: 0 .* is no duration"),
-        ("training.precision=fp8", r"^training\.precision: 'fp8' is given, but it must be one of auto, fp32, bf16"),
-        ("training.clip_norm=x", r"^training\.clip_norm: 'x' is given, but it must be a number or none"),
-        ("training.optimiser.betas=0.9", r"^training\.optimiser\.betas: '0\.9' is given, but it must be a list of 2, each a n"),
+        (
+            "training.precision=fp8",
+            r"^training\.precision: 'fp8' is given, but it must be one of auto, fp32, bf16",
+        ),
+        (
+            "training.clip_norm=x",
+            r"^training\.clip_norm: 'x' is given, but it must be a number or none",
+        ),
+        (
+            "training.optimiser.betas=0.9",
+            r"^training\.optimiser\.betas: '0\.9' is given, but it must be a list of 2, each a n",
+        ),
         ("phases.1.length=64", r"^phases\.1: there are 1 items, counted from 0"),
         ("phases.0.length=100000", r"^phases\.0\.length: sequences of 100000 tokens are longer"),
         ("phases.0.share=0.5", r"^phases: the shares add up to 0\.5"),
@@ -276,7 +340,9 @@ def test_mistakes_name_their_path(override: str, message: str) -> None:
 def test_what_has_no_default_is_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"^encoder: is missing: it must be a table"):
         configs.load(PretrainConfig)
-    with pytest.raises(ConfigError, match=r"^encoder\.vocab: is missing: it must be a whole number"):
+    with pytest.raises(
+        ConfigError, match=r"^encoder\.vocab: is missing: it must be a whole number"
+    ):
         configs.load(PretrainConfig, overrides=["encoder.depth=2"])
 
 
@@ -312,7 +378,9 @@ class Halved:
 
 
 def test_a_union_without_a_kind_asks_for_it() -> None:
-    with pytest.raises(ConfigError, match=r"^side\.kind: is missing: it must be one of left, right"):
+    with pytest.raises(
+        ConfigError, match=r"^side\.kind: is missing: it must be one of left, right"
+    ):
         configs.read(Holder, {"side": {"size": 3}})
     assert configs.read(Holder, {"side": {"size": 4}}, base=Holder(Left(3))) == Holder(Left(4))
     assert configs.read(Holder, {"side": "right"}, base=Holder(Left(3))) == Holder(Right())
@@ -320,15 +388,25 @@ def test_a_union_without_a_kind_asks_for_it() -> None:
 
 def test_values_that_are_objects_already_stay() -> None:
     holder = Holder(Left(1), Path("a/b"), ("x", "y"), {"z": 1.0})
-    assert configs.read(Holder, {"side": Left(1), "path": "a/b", "names": "x, y", "table": {"z": 1}}) == holder
+    assert (
+        configs.read(Holder, {"side": Left(1), "path": "a/b", "names": "x, y", "table": {"z": 1}})
+        == holder
+    )
     assert configs.read(Holder, configs.to_dict(holder)) == holder
 
 
 def test_a_member_that_cannot_be_read_from_its_own_text_is_written_as_a_table() -> None:
     holder = Halved(Left(6))
     assert configs.to_dict(holder) == {"side": {"size": 6, "kind": "left"}}
-    assert configs.read(Halved, {"side": "12"}) == configs.read(Halved, configs.to_dict(holder)) == holder
-    with pytest.raises(ConfigError, match=r"^side: 'left' is given, but it must be a number|^side\.size: is missing"):
+    assert (
+        configs.read(Halved, {"side": "12"})
+        == configs.read(Halved, configs.to_dict(holder))
+        == holder
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"^side: 'left' is given, but it must be a number|^side\.size: is missing",
+    ):
         configs.read(Halved, {"side": "left"})
 
 

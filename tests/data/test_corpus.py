@@ -21,19 +21,35 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bothways.commands import corpus as commands
-from bothways.core.claim import claim
 from bothways.core.errors import ConfigError, DataError, ResourceError
+from bothways.core.folder_lock import lock_folder
 from bothways.data import corpus as corpus_module
-from bothways.data import shards
-from bothways.data.corpus import WORK, Corpus, Stage, build
-from bothways.data.documents import Document, read_documents
-from bothways.data.join import first_occurrences
-from bothways.data.lengths import length_percentiles
+from bothways.data import encode_shards as shards
+from bothways.data.corpus import WORK, Corpus, Stage, build_corpus
+from bothways.data.documents import read_documents
+from bothways.data.length_percentiles import length_percentiles
 from bothways.data.manifest import MANIFEST
+from bothways.data.merge_shards import first_occurrences
+from bothways.data.readers import Document
 from bothways.data.sentences import split_sentences
 from bothways.text.tokenizer import Tokenizer
 
-WORDS = ["the", "cat", "dog", "sat", "ran", "mat", "house", "unhappiness", "don't", "3.5", "U.S.", "Ünïcode", "数学", "，"]
+WORDS = [
+    "the",
+    "cat",
+    "dog",
+    "sat",
+    "ran",
+    "mat",
+    "house",
+    "unhappiness",
+    "don't",
+    "3.5",
+    "U.S.",
+    "Ünïcode",
+    "数学",
+    "，",
+]
 
 
 @pytest.fixture(scope="session")
@@ -66,10 +82,15 @@ def some_documents(count: int, seed: int = 0) -> list[Document]:
     draw = random.Random(seed)
 
     def sentence() -> str:
-        return " ".join(draw.choices(WORDS, k=draw.randint(1, 12))).capitalize() + draw.choice([".", "!", "。"])
+        return " ".join(draw.choices(WORDS, k=draw.randint(1, 12))).capitalize() + draw.choice(
+            [".", "!", "。"]
+        )
 
     def text() -> str:
-        return "\n".join(" ".join(sentence() for _ in range(draw.randint(0, 4))) for _ in range(draw.randint(1, 3)))
+        return "\n".join(
+            " ".join(sentence() for _ in range(draw.randint(0, 4)))
+            for _ in range(draw.randint(1, 3))
+        )
 
     return [Document(text(), f"document {i}") for i in range(count)]
 
@@ -78,12 +99,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
-def plain(documents: Iterable[Document], tokenizer: Tokenizer, min_tokens: int = 1) -> list[list[list[int]]]:
+def plain(
+    documents: Iterable[Document], tokenizer: Tokenizer, min_tokens: int = 1
+) -> list[list[list[int]]]:
     """The same by the slow road: the backend on one sentence after the other, a set for what was seen."""
     result, seen = [], set[str]()
     for document in documents:
         sentences = split_sentences(document.text, "auto")
-        ids = [tokenizer.backend.encode(sentence, add_special_tokens=False).ids for sentence in sentences]
+        ids = [
+            tokenizer.backend.encode(sentence, add_special_tokens=False).ids
+            for sentence in sentences
+        ]
         key = "\n".join(sentences)
         if sum(map(len, ids)) >= min_tokens and key not in seen:
             seen.add(key)
@@ -92,7 +118,9 @@ def plain(documents: Iterable[Document], tokenizer: Tokenizer, min_tokens: int =
 
 
 def as_lists(corpus: Corpus) -> list[list[list[int]]]:
-    return [[ids.tolist() for ids in corpus.sentences_of(document)] for document in range(len(corpus))]
+    return [
+        [ids.tolist() for ids in corpus.sentences_of(document)] for document in range(len(corpus))
+    ]
 
 
 # What is in a corpus
@@ -100,16 +128,27 @@ def as_lists(corpus: Corpus) -> list[list[list[int]]]:
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("min_tokens", [1, 30])
-def test_it_holds_the_ids_of_the_plain_pipeline(tmp_path: Path, tokenizer: Tokenizer, min_tokens: int) -> None:
+def test_it_holds_the_ids_of_the_plain_pipeline(
+    tmp_path: Path, tokenizer: Tokenizer, min_tokens: int
+) -> None:
     documents = some_documents(300)
-    documents += [documents[5], Document(documents[7].text.replace("\n", "\r\n  "), "the same but for white space")]
-    corpus = build(documents, tokenizer, tmp_path / "c", min_tokens=min_tokens, workers=1)
+    documents += [
+        documents[5],
+        Document(documents[7].text.replace("\n", "\r\n  "), "the same but for white space"),
+    ]
+    corpus = build_corpus(documents, tokenizer, tmp_path / "c", min_tokens=min_tokens, workers=1)
     expected = plain(documents, tokenizer, min_tokens)
     assert as_lists(corpus) == expected
     counts = corpus.manifest.counts
     assert (counts.documents, counts.sentences) == (len(expected), sum(map(len, expected)))
-    assert counts.tokens == len(corpus.tokens) == sum(len(ids) for document in expected for ids in document)
-    short = sum(sum(map(len, document)) < min_tokens for document in plain_with_all(documents, tokenizer))
+    assert (
+        counts.tokens
+        == len(corpus.tokens)
+        == sum(len(ids) for document in expected for ids in document)
+    )
+    short = sum(
+        sum(map(len, document)) < min_tokens for document in plain_with_all(documents, tokenizer)
+    )
     assert counts.short == short > 0
     assert counts.documents + counts.duplicates + counts.short == len(documents)
     assert counts.duplicates >= 1
@@ -122,15 +161,28 @@ def plain_with_all(documents: list[Document], tokenizer: Tokenizer) -> list[list
 
 
 def test_decoded_it_is_the_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    corpus = build([Document("The cat. A dog\nsat", "d")], tokenizer, tmp_path, workers=1)
+    corpus = build_corpus([Document("The cat. A dog\nsat", "d")], tokenizer, tmp_path, workers=1)
     assert [tokenizer.decode(ids) for ids in corpus.sentences_of(0)] == ["the cat.", "a dog", "sat"]
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     assert (shards.token_type(2**16), shards.token_type(2**16 + 1)) == ("uint16", "uint32")
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"x{i}" for i in range(2**16)), "last"]
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(f"x{i}" for i in range(2**16)),
+        "last",
+    ]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens))
-    corpus = build([Document("last x7", "d")], Tokenizer.load(tmp_path / "vocab.txt"), tmp_path / "c", workers=1)
+    corpus = build_corpus(
+        [Document("last x7", "d")],
+        Tokenizer.load(tmp_path / "vocab.txt"),
+        tmp_path / "c",
+        workers=1,
+    )
     assert corpus.tokens.dtype == np.uint32
     assert corpus.tokens.tolist() == [2**16 + 5, 12]
 
@@ -143,9 +195,11 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
         (["\ud800 cat"], (1, 1, 1)),
     ],
 )
-def test_next_to_nothing(tmp_path: Path, tokenizer: Tokenizer, texts: list[str], expected: tuple[int, int, int]) -> None:
+def test_next_to_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, texts: list[str], expected: tuple[int, int, int]
+) -> None:
     documents = [Document(text, "d") for text in texts]
-    counts = build(documents, tokenizer, tmp_path, workers=2).manifest.counts
+    counts = build_corpus(documents, tokenizer, tmp_path, workers=2).manifest.counts
     assert (counts.documents, counts.sentences, counts.tokens) == expected
     assert counts.documents + counts.short == len(texts)
     assert len(Corpus.open(tmp_path)) == counts.documents
@@ -154,18 +208,25 @@ def test_next_to_nothing(tmp_path: Path, tokenizer: Tokenizer, texts: list[str],
 @given(hnp.arrays(np.uint8, st.tuples(st.integers(0, 60), st.just(2)), elements=st.integers(0, 3)))
 def test_first_occurrences(few: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
     digests = np.zeros((len(few), 16), dtype=np.uint8)
-    digests[:, 0], digests[:, 15] = few[:, 0] * 80, few[:, 1]  # several parts, and digests that differ in one word alone
+    digests[:, 0], digests[:, 15] = (
+        few[:, 0] * 80,
+        few[:, 1],
+    )  # several parts, and digests that differ in one word alone
     rows = [bytes(row) for row in digests]
-    assert first_occurrences(digests).tolist() == [rows.index(row) == i for i, row in enumerate(rows)]
+    assert first_occurrences(digests).tolist() == [
+        rows.index(row) == i for i, row in enumerate(rows)
+    ]
 
 
 @given(st.lists(st.integers(0, 9)), st.lists(st.floats(0, 100), min_size=1, max_size=4))
 def test_percentiles(lengths: list[int], points: list[float]) -> None:
     offsets = np.cumsum([0, *lengths]).astype(np.uint64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bothways.data.lengths._CHUNK", 3)
+        patch.setattr("bothways.data.length_percentiles._CHUNK", 3)
         found = length_percentiles(offsets, points)
-    assert found == (np.percentile(lengths, points, method="inverted_cdf").tolist() if lengths else [])
+    assert found == (
+        np.percentile(lengths, points, method="inverted_cdf").tolist() if lengths else []
+    )
 
 
 # The same bytes
@@ -175,7 +236,7 @@ def test_percentiles(lengths: list[int], points: list[float]) -> None:
 def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, tokenizer: Tokenizer) -> None:
     documents = some_documents(200)
     for workers in (1, 2, 3):
-        build(documents, tokenizer, tmp_path / str(workers), workers=workers)
+        build_corpus(documents, tokenizer, tmp_path / str(workers), workers=workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "3")
     assert set(contents(tmp_path / "1")) == {
         *("manifest.json", "tokens.bin", "sentences.bin", "documents.bin"),
@@ -199,17 +260,32 @@ build(read_documents([text]), Tokenizer.load(tokenizer), out, workers=int(worker
 
 
 def write_jsonl(path: Path, documents: list[Document]) -> Path:
-    path.write_text("".join(json.dumps({"text": document.text}) + "\n" for document in documents), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({"text": document.text}) + "\n" for document in documents),
+        encoding="utf-8",
+    )
     return path
 
 
 @pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize(("workers", "last_words"), [(1, "encoding"), (2, "encoding"), (1, "joining")])
-def test_a_killed_build_goes_on(tmp_path: Path, tokenizer: Tokenizer, workers: int, last_words: str) -> None:
+@pytest.mark.parametrize(
+    ("workers", "last_words"), [(1, "encoding"), (2, "encoding"), (1, "joining")]
+)
+def test_a_killed_build_goes_on(
+    tmp_path: Path, tokenizer: Tokenizer, workers: int, last_words: str
+) -> None:
     text, out = write_jsonl(tmp_path / "a.jsonl", some_documents(200)), tmp_path / "out"
     tokenizer.save(tmp_path / "tokenizer")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SCRIPT, str(text), str(tmp_path / "tokenizer"), str(out), str(workers)]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        str(text),
+        str(tmp_path / "tokenizer"),
+        str(out),
+        str(workers),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         heard = 0
@@ -229,9 +305,9 @@ def test_a_killed_build_goes_on(tmp_path: Path, tokenizer: Tokenizer, workers: i
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus_module, "store", watch)
-        build(read_documents([str(text)]), tokenizer, out, workers=1)
+        build_corpus(read_documents([str(text)]), tokenizer, out, workers=1)
     assert not {path.name for path in kept} & set(made), "what was done is not done again"
-    build(read_documents([str(text)]), tokenizer, tmp_path / "fresh", workers=1)
+    build_corpus(read_documents([str(text)]), tokenizer, tmp_path / "fresh", workers=1)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
@@ -245,32 +321,44 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, tokenizer: Tokenizer, workers
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(documents, tokenizer, tmp_path / "a", workers=workers, on_progress=interrupt)
+        build_corpus(documents, tokenizer, tmp_path / "a", workers=workers, on_progress=interrupt)
     assert not (tmp_path / "a" / MANIFEST).exists()
     seen: list[Stage] = []
-    build(documents, tokenizer, tmp_path / "a", workers=workers, on_progress=lambda stage, *_: seen.append(stage))
-    build(documents, tokenizer, tmp_path / "b", workers=workers)
+    build_corpus(
+        documents,
+        tokenizer,
+        tmp_path / "a",
+        workers=workers,
+        on_progress=lambda stage, *_: seen.append(stage),
+    )
+    build_corpus(documents, tokenizer, tmp_path / "b", workers=workers)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert seen.count(Stage.ENCODING) == seen.count(Stage.JOINING) - 3
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_an_interrupted_build_may_be_turned_into_another(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_an_interrupted_build_may_be_turned_into_another(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
     def interrupt(stage: Stage, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(some_documents(200), tokenizer, tmp_path / "a", workers=1, on_progress=interrupt)
+        build_corpus(
+            some_documents(200), tokenizer, tmp_path / "a", workers=1, on_progress=interrupt
+        )
     others = some_documents(50, seed=1)
-    build(others, tokenizer, tmp_path / "a", language="en", workers=1)
-    build(others, tokenizer, tmp_path / "b", language="en", workers=1)
+    build_corpus(others, tokenizer, tmp_path / "a", language="en", workers=1)
+    build_corpus(others, tokenizer, tmp_path / "b", language="en", workers=1)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_building_again_does_nothing(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_building_again_does_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = some_documents(20)
     text = write_jsonl(tmp_path / "a.jsonl", documents)
-    build(read_documents([str(text)]), tokenizer, tmp_path / "c", workers=1)
+    build_corpus(read_documents([str(text)]), tokenizer, tmp_path / "c", workers=1)
     before = contents(tmp_path / "c")
     (tmp_path / "c" / WORK).mkdir()  # as a build leaves it that was killed after its manifest
 
@@ -279,17 +367,17 @@ def test_building_again_does_nothing(tmp_path: Path, tokenizer: Tokenizer, monke
 
     monkeypatch.setattr(corpus_module, "encode", refuse)
     reader = read_documents([str(text)])
-    build(reader, tokenizer, tmp_path / "c", workers=1)
+    build_corpus(reader, tokenizer, tmp_path / "c", workers=1)
     assert reader.position == 0, "unchanged files are not read"
     os.utime(text, ns=(1, 1))
-    build(read_documents([str(text)]), tokenizer, tmp_path / "c", workers=1)
-    build(documents, tokenizer, tmp_path / "c", workers=2)
+    build_corpus(read_documents([str(text)]), tokenizer, tmp_path / "c", workers=1)
+    build_corpus(documents, tokenizer, tmp_path / "c", workers=2)
     assert contents(tmp_path / "c") == before
 
 
 def test_a_corpus_is_not_overwritten_by_another(tmp_path: Path, tokenizer: Tokenizer) -> None:
     documents = some_documents(20)
-    build(documents, tokenizer, tmp_path / "c", workers=1)
+    build_corpus(documents, tokenizer, tmp_path / "c", workers=1)
     before = contents(tmp_path / "c")
     for others, settings, message in (
         (documents[1:], {}, "holds a corpus of other documents"),
@@ -297,7 +385,7 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path: Path, tokenizer: Token
         (documents, {"min_tokens": 9}, "min_tokens 1, not 9"),
     ):
         with pytest.raises(DataError, match=message):
-            build(others, tokenizer, tmp_path / "c", workers=1, **settings)
+            build_corpus(others, tokenizer, tmp_path / "c", workers=1, **settings)
     assert contents(tmp_path / "c") == before
 
 
@@ -307,25 +395,32 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path: Path, tokenizer: Token
 def test_settings_that_cannot_be(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for settings in ({"language": "english"}, {"min_tokens": 0}, {"workers": 0}):
         with pytest.raises(ConfigError):
-            build([], tokenizer, tmp_path / "c", **settings)
+            build_corpus([], tokenizer, tmp_path / "c", **settings)
     assert not (tmp_path / "c").exists()
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(DataError, match=r"is not empty, and not the folder of a corpus: it holds thesis\.tex"):
-        build([], tokenizer, tmp_path)
+    with pytest.raises(
+        DataError, match=r"is not empty, and not the folder of a corpus: it holds thesis\.tex"
+    ):
+        build_corpus([], tokenizer, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_folder_in_use(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with claim(tmp_path / "c"), pytest.raises(ResourceError, match=f"in use by process {os.getpid()}"):
-        build([], tokenizer, tmp_path / "c")
+    with (
+        lock_folder(tmp_path / "c"),
+        pytest.raises(ResourceError, match=f"in use by process {os.getpid()}"),
+    ):
+        build_corpus([], tokenizer, tmp_path / "c")
 
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("writes", [0, 3, 10**9])
-def test_a_full_disk(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+def test_a_full_disk(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
     documents, fsync, left = some_documents(200), os.fsync, [writes]
 
     def full(handle: int) -> None:
@@ -336,33 +431,44 @@ def test_a_full_disk(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.M
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceError, match=r"cannot be written: No space left on device\n.*what is done is kept"):
-        build(documents, tokenizer, tmp_path / "a", workers=1)
+    with pytest.raises(
+        ResourceError, match=r"cannot be written: No space left on device\n.*what is done is kept"
+    ):
+        build_corpus(documents, tokenizer, tmp_path / "a", workers=1)
     assert not (tmp_path / "a" / MANIFEST).exists()
-    assert not list((tmp_path / "a" / WORK).glob("*.bin")) + list((tmp_path / "a" / WORK).glob("*.partial"))
+    assert not list((tmp_path / "a" / WORK).glob("*.bin")) + list(
+        (tmp_path / "a" / WORK).glob("*.partial")
+    )
     monkeypatch.undo()
     monkeypatch.setattr(shards, "SHARD_CHARACTERS", 2000)
-    build(documents, tokenizer, tmp_path / "a", workers=1)
-    build(documents, tokenizer, tmp_path / "b", workers=1)
+    build_corpus(documents, tokenizer, tmp_path / "a", workers=1)
+    build_corpus(documents, tokenizer, tmp_path / "b", workers=1)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="cannot be written"):
-        build([], tokenizer, tmp_path / "file" / "c")
+        build_corpus([], tokenizer, tmp_path / "file" / "c")
 
 
 def test_errors_of_the_documents_come_through(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"text": \n')
     for workers in (1, 2):
         with pytest.raises(DataError, match=r"a\.jsonl:2: is not JSON"):
-            build(read_documents([str(tmp_path / "a.jsonl")]), tokenizer, tmp_path / "c", workers=workers)
+            build_corpus(
+                read_documents([str(tmp_path / "a.jsonl")]),
+                tokenizer,
+                tmp_path / "c",
+                workers=workers,
+            )
 
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("damage", [b"", b"PK\3\4 and more"])
-def test_a_shard_that_was_damaged_is_made_again(tmp_path: Path, tokenizer: Tokenizer, damage: bytes) -> None:
+def test_a_shard_that_was_damaged_is_made_again(
+    tmp_path: Path, tokenizer: Tokenizer, damage: bytes
+) -> None:
     documents = some_documents(100)
 
     def spoil(stage: Stage, done: int, total: int) -> None:
@@ -370,9 +476,9 @@ def test_a_shard_that_was_damaged_is_made_again(tmp_path: Path, tokenizer: Token
             found[0].write_bytes(damage)
 
     with pytest.raises(DataError, match="was damaged on the disk"):
-        build(documents, tokenizer, tmp_path / "a", workers=1, on_progress=spoil)
-    build(documents, tokenizer, tmp_path / "a", workers=1)
-    build(documents, tokenizer, tmp_path / "b", workers=1)
+        build_corpus(documents, tokenizer, tmp_path / "a", workers=1, on_progress=spoil)
+    build_corpus(documents, tokenizer, tmp_path / "a", workers=1)
+    build_corpus(documents, tokenizer, tmp_path / "b", workers=1)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
@@ -386,7 +492,9 @@ def spoiled(name: str, content: bytes | None) -> Any:
 def edited(**changes: Any) -> Any:
     def edit(folder: Path) -> None:
         tree = json.loads((folder / MANIFEST).read_text())
-        (folder / MANIFEST).write_text(json.dumps({key: value for key, value in (tree | changes).items() if value is not None}))
+        (folder / MANIFEST).write_text(
+            json.dumps({key: value for key, value in (tree | changes).items() if value is not None})
+        )
 
     return edit
 
@@ -404,13 +512,17 @@ def edited(**changes: Any) -> Any:
         (spoiled("sentences.bin", None), "sentences.bin: is missing"),
         (spoiled("tokens.bin", b"123"), "tokens.bin: has 3 bytes, and the manifest says"),
         (
-            lambda folder: spoiled("vocab.txt", (folder / "vocab.txt").read_bytes().replace(b"cat", b"dog"))(folder),
+            lambda folder: spoiled(
+                "vocab.txt", (folder / "vocab.txt").read_bytes().replace(b"cat", b"dog")
+            )(folder),
             "vocab.txt: was changed",
         ),
     ],
 )
-def test_a_folder_that_is_no_whole_corpus(tmp_path: Path, tokenizer: Tokenizer, spoil: Any, message: str) -> None:
-    build(some_documents(5), tokenizer, tmp_path, workers=1)
+def test_a_folder_that_is_no_whole_corpus(
+    tmp_path: Path, tokenizer: Tokenizer, spoil: Any, message: str
+) -> None:
+    build_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
     spoil(tmp_path)
     with pytest.raises(DataError) as caught:
         Corpus.open(tmp_path)
@@ -423,9 +535,11 @@ def test_no_folder(tmp_path: Path) -> None:
         Corpus.open(tmp_path / "nothing")
 
 
-def test_verify_reads_what_open_does_not(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reads_what_open_does_not(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bothways.data.manifest.check_file.__defaults__", (10,))
-    corpus = build(some_documents(5), tokenizer, tmp_path, workers=1)
+    corpus = build_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
     corpus.verify()
     changed = bytearray((tmp_path / "tokens.bin").read_bytes())
     changed[0] ^= 1
@@ -438,14 +552,23 @@ def test_verify_reads_what_open_does_not(tmp_path: Path, tokenizer: Tokenizer, m
 
 
 def test_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    corpus = build([Document(f"Number {i}.", "d") for i in range(200)], tokenizer, tmp_path, workers=1)
+    corpus = build_corpus(
+        [Document(f"Number {i}.", "d") for i in range(200)], tokenizer, tmp_path, workers=1
+    )
     train, held = corpus.split(0.1, 7)
     assert len(held) == 20
     assert sorted([*train, *held]) == list(range(200))
-    assert held.tolist() == sorted(held) == corpus.split(0.1, 7)[1].tolist() != corpus.split(0.1, 8)[1].tolist()
+    assert (
+        held.tolist()
+        == sorted(held)
+        == corpus.split(0.1, 7)[1].tolist()
+        != corpus.split(0.1, 8)[1].tolist()
+    )
     for share, size in ((1e-9, 2), (1 - 1e-9, 198)):
         assert len(corpus.split(share, 0)[1]) == size
-    often = np.bincount(np.concatenate([corpus.split(0.25, seed)[1] for seed in range(400)]), minlength=200)
+    often = np.bincount(
+        np.concatenate([corpus.split(0.25, seed)[1] for seed in range(400)]), minlength=200
+    )
     assert abs(often - 100).max() < 5 * np.sqrt(400 * 0.25 * 0.75)
     for share in (0.0, 1.0, -0.1, 1.5, float("nan")):
         with pytest.raises(ConfigError, match="held_out: must lie between 0 and 1"):
@@ -453,14 +576,21 @@ def test_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("documents", "held"), [(2, 1), (3, 1), (4, 2), (20, 2), (149, 2)])
-def test_two_documents_are_held_out_where_two_stay(tmp_path: Path, tokenizer: Tokenizer, documents: int, held: int) -> None:
-    corpus = build([Document(f"The cat {number}.", "d") for number in range(documents)], tokenizer, tmp_path, workers=1)
+def test_two_documents_are_held_out_where_two_stay(
+    tmp_path: Path, tokenizer: Tokenizer, documents: int, held: int
+) -> None:
+    corpus = build_corpus(
+        [Document(f"The cat {number}.", "d") for number in range(documents)],
+        tokenizer,
+        tmp_path,
+        workers=1,
+    )
     assert [len(side) for side in corpus.split(0.01, 0)] == [documents - held, held]
 
 
 def test_one_document_cannot_be_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="1 documents cannot be split"):
-        build([Document("A cat.", "d")], tokenizer, tmp_path, workers=1).split(0.5, 0)
+        build_corpus([Document("A cat.", "d")], tokenizer, tmp_path, workers=1).split(0.5, 0)
 
 
 # Memory
@@ -487,9 +617,21 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, tokenizer: Tokeniz
         text = tmp_path / f"{megabytes}.txt"
         count = megabytes * 2**20 // len(line)
         text.write_text("".join(f"Document {i}. {line}\n" for i in range(count)))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, "-c", MEASURE, str(text), str(tmp_path / "tokenizer"), str(tmp_path / f"c{megabytes}")]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        command = [
+            sys.executable,
+            "-c",
+            MEASURE,
+            str(text),
+            str(tmp_path / "tokenizer"),
+            str(tmp_path / f"c{megabytes}"),
+        ]
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
         peaks[megabytes] = int(done.stdout) * 1024
     assert peaks[30] - peaks[5] < 10 * 2**20  # what is written is 13 MiB more, what is read 25
 
@@ -498,7 +640,10 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, tokenizer: Tokeniz
 
 
 def test_the_commands_build_and_show(
-    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     tokenizer.save(tmp_path / "tokenizer")
@@ -512,7 +657,9 @@ def test_the_commands_build_and_show(
     assert "nothing to do" not in first.err
     assert "encoding" in first.err
     for shown in (first.out, second.out):
-        assert {tuple(row.split("│")[1:3]) for row in shown.splitlines() if "documents" in row} != set()
+        assert {
+            tuple(row.split("│")[1:3]) for row in shown.splitlines() if "documents" in row
+        } != set()
     commands.inspect(tmp_path / "c", documents=5, verify=True)
     shown = capsys.readouterr().out
     for expected in (
@@ -528,7 +675,10 @@ def test_the_commands_build_and_show(
 
 
 def test_the_command_says_how_to_go_on(
-    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupt(*_: Any, **__: Any) -> Iterator[None]:
         raise KeyboardInterrupt
@@ -537,16 +687,25 @@ def test_the_command_says_how_to_go_on(
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "a.txt").write_text("The cat sat.")
     with pytest.raises(KeyboardInterrupt):
-        commands.build(str(tmp_path / "a.txt"), tokenizer=tmp_path / "tokenizer", out=tmp_path / "c")
+        commands.build(
+            str(tmp_path / "a.txt"), tokenizer=tmp_path / "tokenizer", out=tmp_path / "c"
+        )
     assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    documents = [Document("One sentence.", "made:0"), Document("Two sentences. And more.", "made:1")]
+def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    documents = [
+        Document("One sentence.", "made:0"),
+        Document("Two sentences. And more.", "made:1"),
+    ]
     with pytest.raises(DataError, match=r"the inputs have no document\n"):
-        build([], tokenizer, tmp_path / "c", workers=1)
-    with pytest.raises(DataError, match="the inputs have no document with 99 tokens or more; 2 have fewer"):
-        build(documents, tokenizer, tmp_path / "c", min_tokens=99, workers=1)
+        build_corpus([], tokenizer, tmp_path / "c", workers=1)
+    with pytest.raises(
+        DataError, match="the inputs have no document with 99 tokens or more; 2 have fewer"
+    ):
+        build_corpus(documents, tokenizer, tmp_path / "c", min_tokens=99, workers=1)
     with pytest.raises(DataError):
         Corpus.open(tmp_path / "c")
-    assert len(build(documents, tokenizer, tmp_path / "c", workers=1)) == 2
+    assert len(build_corpus(documents, tokenizer, tmp_path / "c", workers=1)) == 2

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import DataError, ResourceError
-from bothways.data.documents import Boundary, Document, Origin, read_documents
-from bothways.data.readers import SNIFFED, unwrap
+from bothways.data.documents import Origin, read_documents
+from bothways.data.readers import SNIFFED, Boundary, Document, unwrap
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -54,10 +54,15 @@ def failure(path: Path | str, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_text_json_lines_and_wiki_extractor_files_compressed_or_not(tmp_path: Path, suffix: str) -> None:
+def test_text_json_lines_and_wiki_extractor_files_compressed_or_not(
+    tmp_path: Path, suffix: str
+) -> None:
     compress = COMPRESS[suffix]
     write(tmp_path / f"a.txt{suffix}", compress(TWO.encode()))
-    write(tmp_path / f"b.jsonl{suffix}", compress(b'{"text": "One.\\nTwo.", "n": 1}\n\n{"text": null}\n'))
+    write(
+        tmp_path / f"b.jsonl{suffix}",
+        compress(b'{"text": "One.\\nTwo.", "n": 1}\n\n{"text": null}\n'),
+    )
     write(tmp_path / f"wiki_00{suffix}", compress(WIKI.encode()))
     assert texts(tmp_path / f"a.txt{suffix}") == ["First line.\nSecond line.", "Another document."]
     assert texts(tmp_path / f"b.jsonl{suffix}") == ["One.\nTwo.", ""]
@@ -70,9 +75,16 @@ def test_wiki_extractors_names_tell_nothing_of_its_format(tmp_path: Path) -> Non
     expected = [Document("Cats sleep.\nThey eat.", ":2"), Document("Bare.", ":3")]
     for name, content in (("wiki_00", rows), ("wiki_01.gz", gzip.compress(rows))):
         path = write(tmp_path / name, content)
-        assert read(path) == [Document(document.text, f"{path}{document.where}") for document in expected]
-    assert "wiki_00:2: has no column 'body'; it has id, title, text" in failure(tmp_path / "wiki_00", column="body")
-    assert [document.where[-2:] for document in read(write(tmp_path / "wiki_02", "\n" + TWO))] == [":2", ":5"]
+        assert read(path) == [
+            Document(document.text, f"{path}{document.where}") for document in expected
+        ]
+    assert "wiki_00:2: has no column 'body'; it has id, title, text" in failure(
+        tmp_path / "wiki_00", column="body"
+    )
+    assert [document.where[-2:] for document in read(write(tmp_path / "wiki_02", "\n" + TWO))] == [
+        ":2",
+        ":5",
+    ]
     assert texts(write(tmp_path / "wiki_03", "\n")) == []
 
 
@@ -106,7 +118,9 @@ def test_without_a_blank_line_inside_each_line_is_a_document(tmp_path: Path) -> 
     assert texts(write(tmp_path / "a.txt", "\n\nOne.\nTwo.\n \t\n")) == ["One.", "Two."]
     assert texts(write(tmp_path / "a.txt", "One.\n \t\nTwo.\nThree.")) == ["One.", "Two.\nThree."]
     late = "x" * SNIFFED + "\nOne.\n\nTwo.\n"
-    assert texts(write(tmp_path / "a.txt", late))[1:] == ["One.", "Two."], "a blank line this late does not count"
+    assert texts(write(tmp_path / "a.txt", late))[1:] == ["One.", "Two."], (
+        "a blank line this late does not count"
+    )
     assert texts(write(tmp_path / "a.txt", late), boundary=Boundary.BLANK)[1:] == ["Two."]
 
 
@@ -117,7 +131,9 @@ def test_hard_wrapped_lines_are_joined_where_documents_have_paragraphs(tmp_path:
     assert texts(write(tmp_path / "a.txt", book), boundary=Boundary.FILE) == [joined]
     assert texts(write(tmp_path / "a.docs", f'<doc title="t">\n{book}</doc>\n')) == [joined]
     assert unwrap("a" * 101 + "\nNext") == "a" * 101 + "\nNext"
-    assert texts(write(tmp_path / "b.txt", book), boundary=Boundary.BLANK)[1].startswith(long + "\n"), "a line is a sentence"
+    assert texts(write(tmp_path / "b.txt", book), boundary=Boundary.BLANK)[1].startswith(
+        long + "\n"
+    ), "a line is a sentence"
 
 
 def test_line_ends_marks_and_nul_characters(tmp_path: Path) -> None:
@@ -148,7 +164,9 @@ def test_parquet_with_a_damaged_page(tmp_path: Path, compression: str) -> None:
     from pyarrow import parquet
 
     path, rows = tmp_path / "a.parquet", [f"Document {i}." for i in range(300)]
-    parquet.write_table(pa.table({"text": rows}), path, compression=compression, use_dictionary=False)
+    parquet.write_table(
+        pa.table({"text": rows}), path, compression=compression, use_dictionary=False
+    )
     content = path.read_bytes()
     begin = content.index(b"ment 0.")
     bad = write(tmp_path / "b.parquet", content[:begin] + b"\xff" * 100 + content[begin + 100 :])
@@ -179,7 +197,9 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert "hub:no/such: cannot be read: no such data set\n" in failure("hub:no/such")
     assert "scripts are no longer supported" in failure("hub:old/script")
-    assert "hub:a/b:row 1: has no column 'body'; it has text, n" in failure("hub:a/b", column="body")
+    assert "hub:a/b:row 1: has no column 'body'; it has text, n" in failure(
+        "hub:a/b", column="body"
+    )
     assert "not the name of a Hub data set" in failure("hub:a/b:c:d:e")
     assert "not the name of a Hub data set" in failure("hub:")
 
@@ -193,14 +213,23 @@ def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path: Path) ->
     assert texts(tmp_path) == ["a.jsonl", "b.txt", "sub/c.txt"]
     assert texts(tmp_path / "**" / "*.txt") == ["b.txt", "sub/c.txt"]
     inputs = [str(tmp_path / "sub"), str(tmp_path), str(tmp_path / "b.txt")]
-    assert [document.text for document in read_documents(inputs)] == ["sub/c.txt", "a.jsonl", "b.txt"]
+    assert [document.text for document in read_documents(inputs)] == [
+        "sub/c.txt",
+        "a.jsonl",
+        "b.txt",
+    ]
 
 
 def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
-    paths = [write(tmp_path / "a.txt", TWO), write(tmp_path / "b.txt.gz", gzip.compress(TWO.encode() * 100))]
+    paths = [
+        write(tmp_path / "a.txt", TWO),
+        write(tmp_path / "b.txt.gz", gzip.compress(TWO.encode() * 100)),
+    ]
     reader = read_documents([str(path) for path in paths], column="body", boundary=Boundary.BLANK)
     status = [path.stat() for path in paths]
-    assert reader.origins == tuple(Origin(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(paths, status, strict=True))
+    assert reader.origins == tuple(
+        Origin(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(paths, status, strict=True)
+    )
     assert reader.settings == {"column": "body", "boundary": "blank"}
     assert reader.total == sum(path.stat().st_size for path in paths)
     assert reader.position == 0
@@ -220,27 +249,67 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
         ("a.txt", codecs.BOM_UTF32_LE + "Text.\n".encode("utf-32-le"), "a.txt: is UTF-32 text"),
         ("a.pdf", b"x", "a.pdf: is of no known kind (suffix '.pdf')"),
         ("a.parquet.gz", b"x", "a.parquet.gz: is of no known kind"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2: is not JSON: Expecting value at column 10"),
-        ("a.jsonl", b'{"text": "a"}\n{"n": ' + b"1" * 4301 + b"}", "a.jsonl:2: holds a number with too many digits"),
-        ("a.jsonl", b'{"n": ' + b"[" * 200_000, "a.jsonl:1: holds a number with too many digits, or brackets too deep"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": \n',
+            "a.jsonl:2: is not JSON: Expecting value at column 10",
+        ),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"n": ' + b"1" * 4301 + b"}",
+            "a.jsonl:2: holds a number with too many digits",
+        ),
+        (
+            "a.jsonl",
+            b'{"n": ' + b"[" * 200_000,
+            "a.jsonl:1: holds a number with too many digits, or brackets too deep",
+        ),
         ("a.jsonl", b'["a"]\n', "a.jsonl:1: holds a JSON list, not an object"),
-        ("a.jsonl", b'\n{"body": "a", "id": 3}\n', "a.jsonl:2: has no column 'text'; it has body, id"),
+        (
+            "a.jsonl",
+            b'\n{"body": "a", "id": 3}\n',
+            "a.jsonl:2: has no column 'text'; it has body, id",
+        ),
         ("a.jsonl", b'{"text": "a"}\n{}\n', "a.jsonl:2: has no column 'text'; it has none"),
         ("a.jsonl", b'{"text": 3}\n', "a.jsonl:1: column 'text' holds int, not text"),
         ("a.docs", b"<doc id=1>\nText.\n", "a.docs:2: ends inside the <doc …> of line 1"),
-        ("a.docs", b"<doc id=1>\nText.\n<doc id=2>\n", "a.docs:3: begins before the one of line 1 has ended"),
-        ("a.docs", b"<doc id=1>\nText.\n</doc>\n\nMore.\n", "a.docs:5: is text outside of <doc …> and </doc>"),
+        (
+            "a.docs",
+            b"<doc id=1>\nText.\n<doc id=2>\n",
+            "a.docs:3: begins before the one of line 1 has ended",
+        ),
+        (
+            "a.docs",
+            b"<doc id=1>\nText.\n</doc>\n\nMore.\n",
+            "a.docs:5: is text outside of <doc …> and </doc>",
+        ),
         (
             "a.txt.gz",
             gzip.compress(TWO.encode() * 9999, mtime=0)[:-40],
             "a.txt.gz: the compressed file is damaged or cut short after line",
         ),
-        ("a.txt.gz", b"not gzip at all", "a.txt.gz: the compressed file is damaged or cut short after line 0"),
-        ("a.txt.xz", lzma.compress(TWO.encode() * 9999)[:-40], "a.txt.xz: the compressed file is damaged"),
+        (
+            "a.txt.gz",
+            b"not gzip at all",
+            "a.txt.gz: the compressed file is damaged or cut short after line 0",
+        ),
+        (
+            "a.txt.xz",
+            lzma.compress(TWO.encode() * 9999)[:-40],
+            "a.txt.xz: the compressed file is damaged",
+        ),
         ("a.txt.xz", b"not xz at all", "a.txt.xz: the compressed file is damaged"),
-        ("a.txt.bz2", bz2.compress(TWO.encode() * 9999)[:-9], "a.txt.bz2: the compressed file is damaged"),
+        (
+            "a.txt.bz2",
+            bz2.compress(TWO.encode() * 9999)[:-9],
+            "a.txt.bz2: the compressed file is damaged",
+        ),
         ("a.txt.bz2", b"not bz2 at all", "a.txt.bz2: the compressed file is damaged"),
-        ("a.txt.zst", zstandard.compress(TWO.encode() * 9999)[:-9], "a.txt.zst: the compressed file is damaged"),
+        (
+            "a.txt.zst",
+            zstandard.compress(TWO.encode() * 9999)[:-9],
+            "a.txt.zst: the compressed file is damaged",
+        ),
         ("a.txt.zst", b"not zstd at all", "a.txt.zst: the compressed file is damaged"),
     ],
 )
@@ -271,11 +340,13 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 read(path)
 
 
-def test_errors_of_the_disk_are_not_called_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_disk_are_not_called_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("bothways.data.streams._check_head", fail)
+    monkeypatch.setattr("bothways.data.text_io._check_head", fail)
     monkeypatch.setattr("pyarrow.parquet.ParquetFile", fail)
     for name in ("a.txt", "a.parquet"):
         with pytest.raises(ResourceError, match=rf"{name}: cannot be read: Input/output error"):
@@ -288,14 +359,18 @@ LINE = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_s
 
 
 @given(st.lists(st.lists(LINE, min_size=1), min_size=1))
-def test_documents_between_blank_lines_come_back(tmp_path_factory: pytest.TempPathFactory, documents: list[list[str]]) -> None:
+def test_documents_between_blank_lines_come_back(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[str]]
+) -> None:
     expected = ["\n".join(lines) for lines in documents]
     path = write(tmp_path_factory.getbasetemp() / "property.txt", "\n\n".join(expected))
     assert texts(path, boundary=Boundary.BLANK) == expected
 
 
 @given(st.lists(st.text()))
-def test_json_lines_come_back(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> None:
+def test_json_lines_come_back(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[str]
+) -> None:
     content = "".join(json.dumps({"text": text}) + "\n" for text in documents)
     path = write(tmp_path_factory.getbasetemp() / "property.jsonl", content or "\n")
     assert texts(path) == documents

@@ -18,18 +18,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from toy_template import TEMPLATE
 
-from bothways.core.batch import IGNORED
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.layout import Layout
-from bothways.core.learner import Cursor, Source
 from bothways.core.sequence import Sequence
-from bothways.data.listed import InOrder, ListSource, Shuffled
+from bothways.core.source import Cursor, Source
+from bothways.core.targets import IGNORED
+from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.data.corpus_source import CorpusSource, FullSentences, NextSentence
+from bothways.data.list_source import InOrder, ListSource, Shuffled
 from bothways.data.loader import Loader, Share, ahead, prefetch
-from bothways.data.masking import Masking, Vocabulary, mask
-from bothways.data.packing import Examples, Tokens
-from bothways.data.segments import CorpusSource, FullSentences, NextSentence
+from bothways.data.masking import Masking, Vocabulary, mask_tokens
+from toy_template import TEMPLATE
 
 SIZE = 400
 SPECIAL = np.isin(np.arange(SIZE), [0, 2, 3, 4])
@@ -37,7 +37,7 @@ VOCABULARY = Vocabulary(SPECIAL, np.zeros(SIZE, dtype=bool), 4)
 
 
 def masked(sequence, rng):
-    return mask(sequence, Masking(0.3), VOCABULARY, rng)
+    return mask_tokens(sequence, Masking(0.3), VOCABULARY, rng)
 
 
 def corpus_source(segments, views=None, documents=12):
@@ -54,7 +54,11 @@ def corpus_source(segments, views=None, documents=12):
 
 def list_source(lengths, order):
     return ListSource(
-        [Sequence(np.full(n, 5 + i, dtype=np.int32), np.zeros(n, dtype=np.int8)) for i, n in enumerate(lengths)], order
+        [
+            Sequence(np.full(n, 5 + i, dtype=np.int32), np.zeros(n, dtype=np.int8))
+            for i, n in enumerate(lengths)
+        ],
+        order,
     )
 
 
@@ -67,10 +71,21 @@ def sequences_of(batch):
     bounds = batch.layout.offsets.tolist()
     index, hidden = batch.targets["masked"].index.tolist(), batch.targets["masked"].ids.tolist()
     assert index == sorted(index)
-    labels = batch.targets["pair"].labels.tolist() if "pair" in batch.targets else [None] * (len(bounds) - 1)
+    labels = (
+        batch.targets["pair"].labels.tolist()
+        if "pair" in batch.targets
+        else [None] * (len(bounds) - 1)
+    )
     for (start, stop), label in zip(itertools.pairwise(bounds), labels, strict=True):
-        mine = tuple((at - start, old) for at, old in zip(index, hidden, strict=True) if start <= at < stop)
-        yield tuple(batch.ids[start:stop].tolist()), tuple(batch.segments[start:stop].tolist()), mine, label
+        mine = tuple(
+            (at - start, old) for at, old in zip(index, hidden, strict=True) if start <= at < stop
+        )
+        yield (
+            tuple(batch.ids[start:stop].tolist()),
+            tuple(batch.segments[start:stop].tolist()),
+            mine,
+            label,
+        )
 
 
 def is_void(sequence):
@@ -88,13 +103,16 @@ def steps_of(loader, count, cursor=Cursor()):  # noqa: B008
 
 
 @pytest.mark.parametrize("segments", [NextSentence(24), FullSentences(24)])
-@pytest.mark.parametrize("batch", [Examples(7), Tokens(130)])
+@pytest.mark.parametrize("batch", [ExampleBudget(7), TokenBudget(130)])
 def test_ranks_and_microbatches_leave_sequences_and_masks_as_they_are(segments, batch):
     source = corpus_source(segments)
     whole = steps_of(loader_of(source, batch), 25)
     assert whole[-1].cursor.epoch >= 2
     for world, budget in ((1, 1), (1, 10_000), (2, 60), (3, 40), (9, 30)):
-        ranks = [steps_of(loader_of(source, batch, budget=budget, rank=rank, world=world), 25) for rank in range(world)]
+        ranks = [
+            steps_of(loader_of(source, batch, budget=budget, rank=rank, world=world), 25)
+            for rank in range(world)
+        ]
         for expected, *step in zip(whole, *ranks, strict=True):
             assert contents(step) == contents([expected])
             assert len(contents(step)) == expected.sequences
@@ -109,7 +127,9 @@ def test_ranks_and_microbatches_leave_sequences_and_masks_as_they_are(segments, 
 
 def test_a_rank_without_a_sequence_has_the_shortest_one_without_weight():
     source = corpus_source(NextSentence(24))
-    ranks = [steps_of(loader_of(source, Examples(2), world=4, rank=rank), 15) for rank in range(4)]
+    ranks = [
+        steps_of(loader_of(source, ExampleBudget(2), world=4, rank=rank), 15) for rank in range(4)
+    ]
     for step in zip(*ranks, strict=True):
         (longer,), (shorter,), *empty = (list(sequences_of(s.microbatches[0])) for s in step)
         assert not is_void(longer)
@@ -130,12 +150,19 @@ def test_only_the_share_of_a_rank_is_built():
 
     lengths = [4, 9, 6, 3, 8, 7, 5]
     sequences = list_source(lengths, InOrder()).sequences
-    assert len(steps_of(loader_of(Counting(sequences, InOrder()), Examples(7), world=3, rank=1), 1)) == 1
+    assert (
+        len(
+            steps_of(
+                loader_of(Counting(sequences, InOrder()), ExampleBudget(7), world=3, rank=1), 1
+            )
+        )
+        == 1
+    )
     # By length: 1, 4, 5, 2, 6, 0, 3; the second of three takes the places 1 and 4.
     assert built == [4, 6]
 
 
-@pytest.mark.parametrize("batch", [Examples(5), Tokens(50)])
+@pytest.mark.parametrize("batch", [ExampleBudget(5), TokenBudget(50)])
 def test_a_step_ends_with_its_epoch_and_is_full_otherwise(batch):
     lengths = [3, 20, 7, 7, 11, 30, 3, 5, 60, 4, 8, 9]
     source = list_source(lengths, Shuffled(1))
@@ -149,7 +176,7 @@ def test_a_step_ends_with_its_epoch_and_is_full_otherwise(batch):
             assert seen == len(lengths)
             epoch, seen = epoch + 1, 0
             continue
-        if isinstance(batch, Examples):
+        if isinstance(batch, ExampleBudget):
             assert step.sequences == 5
         else:
             assert step.tokens <= 50 or step.sequences == 1
@@ -161,33 +188,48 @@ def test_a_step_ends_with_its_epoch_and_is_full_otherwise(batch):
 
 @functools.cache
 def uninterrupted(batch, world):
-    return steps_of(loader_of(corpus_source(NextSentence(24)), batch, rank=world - 1, world=world), 60)
+    return steps_of(
+        loader_of(corpus_source(NextSentence(24)), batch, rank=world - 1, world=world), 60
+    )
 
 
-@pytest.mark.parametrize("batch", [Examples(4), Tokens(70)])
+@pytest.mark.parametrize("batch", [ExampleBudget(4), TokenBudget(70)])
 @pytest.mark.parametrize("world", [1, 2])
 @given(start=st.integers(0, 54))
 @settings(max_examples=15, deadline=None)
 def test_a_resumed_run_reads_the_same_steps(batch, world, start):
     steps = uninterrupted(batch, world)
     cursor = steps[start - 1].cursor if start else Cursor()
-    again = steps_of(loader_of(corpus_source(NextSentence(24)), batch, rank=world - 1, world=world), 6, cursor)
+    again = steps_of(
+        loader_of(corpus_source(NextSentence(24)), batch, rank=world - 1, world=world), 6, cursor
+    )
     for expected, step in zip(steps[start : start + 6], again, strict=True):
-        assert (expected.cursor, expected.tokens, expected.epochs) == (step.cursor, step.tokens, step.epochs)
-        old, new = ([list(sequences_of(batch)) for batch in s.microbatches] for s in (expected, step))
+        assert (expected.cursor, expected.tokens, expected.epochs) == (
+            step.cursor,
+            step.tokens,
+            step.epochs,
+        )
+        old, new = (
+            [list(sequences_of(batch)) for batch in s.microbatches] for s in (expected, step)
+        )
         assert old == new
 
 
 def test_static_masks_repeat_with_the_views_and_dynamic_ones_never():
-    static = loader_of(corpus_source(FullSentences(24), views=2), Examples(500))
+    static = loader_of(corpus_source(FullSentences(24), views=2), ExampleBudget(500))
     steps = steps_of(static, 5)
     assert all(step.cursor == Cursor(epoch + 1) for epoch, step in enumerate(steps))
     epochs = [contents([step]) for step in steps]
     assert epochs[0] == epochs[2] == epochs[4]
     assert epochs[1] == epochs[3] != epochs[0]
-    dynamic = [contents([s]) for s in steps_of(loader_of(list_source([9] * 6, InOrder()), Examples(500)), 5)]
+    dynamic = [
+        contents([s])
+        for s in steps_of(loader_of(list_source([9] * 6, InOrder()), ExampleBudget(500)), 5)
+    ]
     assert len({tuple(epoch) for epoch in dynamic}) == 5
-    other_seed = contents(steps_of(loader_of(list_source([9] * 6, InOrder()), Examples(500), seed=10), 1))
+    other_seed = contents(
+        steps_of(loader_of(list_source([9] * 6, InOrder()), ExampleBudget(500), seed=10), 1)
+    )
     assert other_seed != dynamic[0]
 
 
@@ -196,7 +238,9 @@ def test_each_place_has_its_own_draws():
 
     class Blocks(ListSource):
         def read(self, cursor):
-            places = [Cursor(e, b, i) for e in range(2) for b in range(2) for i in range(4)] + [Cursor(2)]
+            places = [Cursor(e, b, i) for e in range(2) for b in range(2) for i in range(4)] + [
+                Cursor(2)
+            ]
             for place, after in itertools.pairwise(places):
                 assert place >= cursor
                 yield next(super().read(Cursor()))[0], after
@@ -205,25 +249,25 @@ def test_each_place_has_its_own_draws():
             return float(cursor.epoch)
 
     source = Blocks(list_source([60], InOrder()).sequences, InOrder())
-    steps = list(loader_of(source, Examples(1)).steps(Cursor()))
+    steps = list(loader_of(source, ExampleBudget(1)).steps(Cursor()))
     assert len({step for step in (contents([s])[0] for s in steps)}) == len(steps) == 16
 
 
 def test_an_epoch_for_evaluation_is_read_once_in_tight_batches():
     lengths = [random.Random(6).randint(3, 50) for _ in range(300)]
-    steps = list(loader_of(list_source(lengths, InOrder()), Examples(100), budget=200).epoch())
+    steps = list(loader_of(list_source(lengths, InOrder()), ExampleBudget(100), budget=200).epoch())
     assert [step.sequences for step in steps] == [100, 100, 100]
     assert sorted(len(ids) for ids, *_ in contents(steps)) == sorted(lengths)
     for step in steps:
         longest_first = [n for batch in step.microbatches for n in batch.layout.lengths]
         assert longest_first == sorted(longest_first, reverse=True)
-    later = list(loader_of(list_source(lengths, InOrder()), Examples(100)).epoch(3))
+    later = list(loader_of(list_source(lengths, InOrder()), ExampleBudget(100)).epoch(3))
     assert [step.cursor.epoch for step in later] == [3, 3, 4]
 
 
 def test_microbatches_have_room_for_a_token():
     with pytest.raises(ConfigError) as caught:
-        loader_of(list_source([3], InOrder()), Examples(1), budget=0)
+        loader_of(list_source([3], InOrder()), ExampleBudget(1), budget=0)
     assert caught.value.where == "microbatch_tokens"
 
 
@@ -241,7 +285,10 @@ def test_a_list_is_read_in_order_or_shuffled_by_epoch():
     assert len({tuple(epoch) for epoch in [*epochs, list(range(37))]}) == 4
     for at in (0, 1, 36, 37, 50, 100):
         cursor = stream[at - 1][1] if at else Cursor()
-        assert list(itertools.islice(list_source(lengths, Shuffled(2)).read(cursor), 111 - at)) == stream[at:]
+        assert (
+            list(itertools.islice(list_source(lengths, Shuffled(2)).read(cursor), 111 - at))
+            == stream[at:]
+        )
         assert source.epochs(cursor) == pytest.approx(at / 37)
     assert next(list_source(lengths, Shuffled(3)).read(Cursor())) != stream[0]
     assert all(plan.length == len(source.build(plan)) == lengths[plan.place] for plan, _ in stream)
@@ -351,7 +398,9 @@ def test_an_interrupt_while_waiting_ends_the_thread():
 
     usual = signal.signal(signal.SIGINT, handle)
     try:
-        threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        threading.Timer(
+            0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+        ).start()
         with pytest.raises(KeyboardInterrupt):
             next(prefetch(items(), 2))
     finally:
@@ -361,8 +410,8 @@ def test_an_interrupt_while_waiting_ends_the_thread():
 
 def test_steps_come_with_their_own_cursors_when_made_ahead():
     source = corpus_source(NextSentence(24))
-    plain = steps_of(loader_of(source, Examples(4)), 30)
-    made = itertools.islice(prefetch(loader_of(source, Examples(4)).steps(Cursor()), 8), 30)
+    plain = steps_of(loader_of(source, ExampleBudget(4)), 30)
+    made = itertools.islice(prefetch(loader_of(source, ExampleBudget(4)).steps(Cursor()), 8), 30)
     for expected, step in zip(plain, made, strict=True):
         assert step.cursor == expected.cursor
         assert contents([step]) == contents([expected])
@@ -370,8 +419,14 @@ def test_steps_come_with_their_own_cursors_when_made_ahead():
 
 def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(monkeypatch):
     pinned: list[Tensor] = []
-    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor.clone())
-    steps = [*itertools.islice(loader_of(corpus_source(NextSentence(24)), Examples(4)).steps(Cursor()), 2)]
+    monkeypatch.setattr(
+        Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor.clone()
+    )
+    steps = [
+        *itertools.islice(
+            loader_of(corpus_source(NextSentence(24)), ExampleBudget(4)).steps(Cursor()), 2
+        )
+    ]
     assert ahead(steps, torch.device("cpu")) is steps
     found = [*ahead(steps, torch.device("cuda"))]
     for step, same in zip(steps, found, strict=True):
@@ -392,7 +447,16 @@ def tensors(value: object) -> list[Tensor]:
     if isinstance(value, Mapping):
         return [tensor for part in value.values() for tensor in tensors(part)]
     if isinstance(value, Layout):
-        return [value.offsets, value.positions, value.owner, *(t for part in value.rectangles for t in tensors(part))]
+        return [
+            value.offsets,
+            value.positions,
+            value.owner,
+            *(t for part in value.rectangles for t in tensors(part)),
+        ]
     if dataclasses.is_dataclass(value):
-        return [tensor for field in dataclasses.fields(value) for tensor in tensors(getattr(value, field.name))]
+        return [
+            tensor
+            for field in dataclasses.fields(value)
+            for tensor in tensors(getattr(value, field.name))
+        ]
     return []

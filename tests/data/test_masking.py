@@ -11,11 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bothways.core.batch import LabelTargets
 from bothways.core.errors import ConfigError
-from bothways.core.seeds import rng
+from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
-from bothways.data.masking import AnyToken, Masking, OrdinaryToken, Tokens, Vocabulary, WholeWords, mask
+from bothways.core.targets import LabelTargets
+from bothways.data.masking import (
+    AnyToken,
+    Masking,
+    OrdinaryToken,
+    SingleTokens,
+    Vocabulary,
+    WholeWords,
+    mask_tokens,
+)
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 SIZE = 60
@@ -41,7 +49,10 @@ def some_sequence(draw):
         if draw.random() < 0.3:
             ids += draw.integers(40, SIZE, size=2).tolist()
         for _ in range(draw.integers(1, 30)):
-            ids += [int(draw.integers(5, 40)), *draw.integers(40, SIZE, size=max(0, draw.integers(-3, 4))).tolist()]
+            ids += [
+                int(draw.integers(5, 40)),
+                *draw.integers(40, SIZE, size=max(0, draw.integers(-3, 4))).tolist(),
+            ]
         ids.append(SEP)
     return sequence_of(*ids)
 
@@ -62,7 +73,7 @@ def words_of(ids):
 def plain_mask(ids, masking, r):
     """Google's procedure: {position: (what stood there, what stands there now)}."""
     words = words_of(ids)
-    if isinstance(masking.unit, Tokens):
+    if isinstance(masking.unit, SingleTokens):
         words = [[at] for word in words for at in word]
     r.shuffle(words)
     room = min(masking.most or len(ids), max(1, round(len(ids) * masking.rate)))
@@ -89,12 +100,25 @@ def masked_at(sequence):
 @pytest.mark.parametrize(
     ("length", "count"),
     # 1.5 → 2, 4.5 → 4, 7.5 → 8 and 10.5 → 10: halves go to the even number.
-    [(3, 1), (4, 1), (10, 2), (30, 4), (50, 8), (70, 10), (64, 10), (128, 19), (200, 20), (512, 20)],
+    [
+        (3, 1),
+        (4, 1),
+        (10, 2),
+        (30, 4),
+        (50, 8),
+        (70, 10),
+        (64, 10),
+        (128, 19),
+        (200, 20),
+        (512, 20),
+    ],
 )
-@pytest.mark.parametrize("unit", [Tokens(), WholeWords()])
+@pytest.mark.parametrize("unit", [SingleTokens(), WholeWords()])
 def test_the_number_of_predictions_is_googles(length, count, unit):
     masking = Masking(unit=unit, most=20)
-    masked = mask(sequence_of(CLS, *[7] * (length - 2), SEP), masking, vocabulary(), rng(1, "mask"))
+    masked = mask_tokens(
+        sequence_of(CLS, *[7] * (length - 2), SEP), masking, vocabulary(), rng(1, "mask")
+    )
     assert len(masked_at(masked)) == count == masking.count(length)
 
 
@@ -114,11 +138,14 @@ def test_without_a_limit_the_rate_holds_for_long_sequences():
 @settings(max_examples=200, deadline=None)
 def test_what_is_hidden_is_told_and_the_rest_is_left(seed, rate, most, words, anything):
     masking = Masking(
-        rate, WholeWords() if words else Tokens(), most=most, replacements=AnyToken() if anything else OrdinaryToken()
+        rate,
+        WholeWords() if words else SingleTokens(),
+        most=most,
+        replacements=AnyToken() if anything else OrdinaryToken(),
     )
     sequence = some_sequence(np.random.default_rng(seed))
     before = sequence.ids.copy()
-    masked = mask(sequence, masking, vocabulary(), rng(seed, "mask"))
+    masked = mask_tokens(sequence, masking, vocabulary(), rng(seed, "mask"))
     targets, ids = masked.targets["masked"], before.tolist()
     assert (sequence.ids == before).all()
     assert masked.ids.dtype == np.int32
@@ -136,7 +163,7 @@ def test_what_is_hidden_is_told_and_the_rest_is_left(seed, rate, most, words, an
         assert all(len(word) > left for word in words_of(ids) if chosen.isdisjoint(word))
     else:
         assert len(targets.index) == min(room, sum(map(len, words_of(ids))))
-    again = mask(sequence, masking, vocabulary(), rng(seed, "mask"))
+    again = mask_tokens(sequence, masking, vocabulary(), rng(seed, "mask"))
     assert (again.ids == masked.ids).all()
 
 
@@ -147,7 +174,7 @@ def test_fates_and_replacements_have_their_shares(mix, replacements):
     original = sequence_of(CLS, *[9] * 400, SEP)
     now = []
     for index in range(150):
-        masked = mask(original, masking, vocabulary(), rng(3, "mask", index=index))
+        masked = mask_tokens(original, masking, vocabulary(), rng(3, "mask", index=index))
         now += masked.ids[masked.targets["masked"].index].tolist()
     drawn = range(SIZE) if isinstance(replacements, AnyToken) else [UNKNOWN, *range(5, SIZE)]
     shares = np.zeros(SIZE)
@@ -161,57 +188,107 @@ def test_fates_and_replacements_have_their_shares(mix, replacements):
     assert len(expected) == 1 or stats.chisquare(counts[possible], expected).pvalue > SURE
 
 
-@pytest.mark.parametrize("unit", [Tokens(), WholeWords()])
+@pytest.mark.parametrize("unit", [SingleTokens(), WholeWords()])
 def test_positions_are_chosen_as_google_chooses_them(unit):
     """Which positions, how many, and which replacements, against the plain loops on one sequence with words of all sizes."""
     masking = Masking(0.2, unit, replacements=AnyToken())
-    ids = [CLS, 5, 6, 41, 42, 43, 7, 44, 8, 9, 10, 45, 46, 47, 48, 49, SEP, 11, 12, 50, UNKNOWN, 14, 51, 52, SEP]
+    ids = [
+        CLS,
+        5,
+        6,
+        41,
+        42,
+        43,
+        7,
+        44,
+        8,
+        9,
+        10,
+        45,
+        46,
+        47,
+        48,
+        49,
+        SEP,
+        11,
+        12,
+        50,
+        UNKNOWN,
+        14,
+        51,
+        52,
+        SEP,
+    ]
     draws, r = 12_000, random.Random(5)
     ours, plain = Counter(), Counter()
     for index in range(draws):
-        masked = mask(sequence_of(*ids), masking, vocabulary(), rng(7, "mask", index=index))
+        masked = mask_tokens(sequence_of(*ids), masking, vocabulary(), rng(7, "mask", index=index))
         targets = masked.targets["masked"]
         ours["count", len(targets.index)] += 1
         for at in targets.index.tolist():
-            fate = "mask" if masked.ids[at] == MASK else "kept" if masked.ids[at] == ids[at] else "random"
+            fate = (
+                "mask"
+                if masked.ids[at] == MASK
+                else "kept"
+                if masked.ids[at] == ids[at]
+                else "random"
+            )
             ours.update([("at", at), ("fate", fate)])
         done = plain_mask(ids, masking, r)
         plain["count", len(done)] += 1
         for at, (old, new) in done.items():
-            plain.update([("at", at), ("fate", "mask" if new == MASK else "kept" if new == old else "random")])
+            plain.update(
+                [
+                    ("at", at),
+                    ("fate", "mask" if new == MASK else "kept" if new == old else "random"),
+                ]
+            )
     assert ours.keys() == plain.keys()
     for kind in ("count", "at", "fate"):
-        table = np.array([[side[key] for key in sorted(plain) if key[0] == kind] for side in (ours, plain)])
+        table = np.array(
+            [[side[key] for key in sorted(plain) if key[0] == kind] for side in (ours, plain)]
+        )
         assert table.shape[1] == 1 or stats.chi2_contingency(table).pvalue > SURE, kind
 
 
 def test_pieces_after_a_separator_are_a_word_of_their_own():
     masking = Masking(0.01, WholeWords(), mask=1.0, random=0.0)
     sequence = sequence_of(CLS, 7, SEP, 41, SEP)
-    chosen = {tuple(masked_at(mask(sequence, masking, vocabulary(), rng(1, "mask", index=i)))) for i in range(50)}
+    chosen = {
+        tuple(masked_at(mask_tokens(sequence, masking, vocabulary(), rng(1, "mask", index=i))))
+        for i in range(50)
+    }
     assert chosen == {(1,), (3,)}
 
 
 def test_a_sequence_that_opens_with_a_continuation_is_masked():
     masking = Masking(0.9, WholeWords())
-    assert masked_at(mask(sequence_of(41, 42, SEP, 7, SEP), masking, vocabulary(), rng(1, "mask"))) == [0, 1, 3]
+    assert masked_at(
+        mask_tokens(sequence_of(41, 42, SEP, 7, SEP), masking, vocabulary(), rng(1, "mask"))
+    ) == [0, 1, 3]
 
 
-@pytest.mark.parametrize("unit", [Tokens(), WholeWords()])
+@pytest.mark.parametrize("unit", [SingleTokens(), WholeWords()])
 def test_special_tokens_alone_have_no_predictions(unit):
-    masked = mask(sequence_of(CLS, SEP, SEP), Masking(unit=unit), vocabulary(), rng(1, "mask"))
+    masked = mask_tokens(
+        sequence_of(CLS, SEP, SEP), Masking(unit=unit), vocabulary(), rng(1, "mask")
+    )
     assert masked_at(masked) == []
     assert masked.ids.tolist() == [CLS, SEP, SEP]
 
 
 def test_a_word_that_is_too_long_is_passed_over():
-    masked = mask(sequence_of(CLS, 7, 41, 42, SEP), Masking(unit=WholeWords()), vocabulary(), rng(1, "mask"))
+    masked = mask_tokens(
+        sequence_of(CLS, 7, 41, 42, SEP), Masking(unit=WholeWords()), vocabulary(), rng(1, "mask")
+    )
     assert masked_at(masked) == []
 
 
 def test_targets_that_are_there_stay():
     label = LabelTargets(np.array([1]))
-    masked = mask(sequence_of(CLS, 7, SEP, targets={"pair": label}), Masking(), vocabulary(), rng(1, "mask"))
+    masked = mask_tokens(
+        sequence_of(CLS, 7, SEP, targets={"pair": label}), Masking(), vocabulary(), rng(1, "mask")
+    )
     assert masked.targets["pair"] is label
     assert masked.targets.keys() == {"pair", "masked"}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.data.packing import Examples, Tokens, deal, fits, padding
+from bothways.data.batching import ExampleBudget, TokenBudget, deal, fits, padding
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=60)
 
@@ -28,7 +28,9 @@ def test_every_sequence_is_dealt_once_within_the_budget(lengths, world, budget):
         mine = list(itertools.chain(*microbatches))
         # Longest first, and of equal ones the earlier first.
         assert mine == sorted(mine, key=lambda place: (-lengths[place], place))
-    totals = [sum(lengths[place] for places in microbatches for place in places) for microbatches in ranks]
+    totals = [
+        sum(lengths[place] for places in microbatches for place in places) for microbatches in ranks
+    ]
     assert max(totals) - min(totals) <= max(lengths)
 
 
@@ -47,11 +49,11 @@ def test_dealing_by_hand():
 @pytest.mark.parametrize(
     ("batch", "sequences", "tokens", "answer"),
     [
-        (Examples(3), 3, 10**6, True),
-        (Examples(3), 4, 4, False),
-        (Tokens(100), 7, 100, True),
-        (Tokens(100), 7, 101, False),
-        (Tokens(100), 1, 500, True),
+        (ExampleBudget(3), 3, 10**6, True),
+        (ExampleBudget(3), 4, 4, False),
+        (TokenBudget(100), 7, 100, True),
+        (TokenBudget(100), 7, 101, False),
+        (TokenBudget(100), 1, 500, True),
     ],
 )
 def test_what_fits_in_a_step(batch, sequences, tokens, answer):
@@ -68,7 +70,7 @@ def test_padding_by_hand():
     assert two.rectangles == 0
 
 
-@pytest.mark.parametrize("kind", [Examples, Tokens])
+@pytest.mark.parametrize("kind", [ExampleBudget, TokenBudget])
 def test_an_empty_step_is_refused(kind):
     with pytest.raises(ConfigError) as caught:
         kind(0)

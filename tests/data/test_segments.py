@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from toy_template import TEMPLATE
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.learner import Cursor
-from bothways.data import selection
-from bothways.data.nextsentence import PairPlan
-from bothways.data.segments import CorpusSource, FullSentences, NextSentence
-from bothways.data.selection import Selection
+from bothways.core.source import Cursor
+from bothways.data import epoch_order as selection
+from bothways.data.corpus_source import CorpusSource, FullSentences, NextSentence
+from bothways.data.epoch_order import Selection
+from bothways.data.next_sentence import PairPlan
+from toy_template import TEMPLATE
 
 # A p-value below this at a fixed seed is a difference, not bad luck.
 SURE = 1e-3
@@ -55,7 +55,10 @@ def epoch_of(source, number=0):
 
 def some_sizes(seed, documents=150, most_sentences=12, longest=40):
     r = random.Random(seed)
-    return [[r.randint(1, longest) for _ in range(r.randint(1, most_sentences))] for _ in range(documents)]
+    return [
+        [r.randint(1, longest) for _ in range(r.randint(1, most_sentences))]
+        for _ in range(documents)
+    ]
 
 
 def plain_pairs(sizes, length, short, r):
@@ -136,11 +139,16 @@ def test_pairs_are_distributed_as_googles(longest, most_sentences):
     rows = [features(pairs, bounds, length - 3) for pairs in ours]
     expected = [features(pairs, bounds, length - 3) for pairs in plain]
     for name in rows[0]:
-        p = stats.ttest_ind([row[name] for row in rows], [row[name] for row in expected], equal_var=False).pvalue
+        p = stats.ttest_ind(
+            [row[name] for row in rows], [row[name] for row in expected], equal_var=False
+        ).pvalue
         # Not a number where the feature is the same in every pass.
         assert p > SURE or rows[0][name] == expected[0][name], name
     for size in (lambda p: p[1] - p[0], lambda p: p[3] - p[2], lambda p: p[1] - p[0] + p[3] - p[2]):
-        values = [np.concatenate([[size(pair) for pair in pairs] for pairs in side]) for side in (ours, plain)]
+        values = [
+            np.concatenate([[size(pair) for pair in pairs] for pairs in side])
+            for side in (ours, plain)
+        ]
         table = np.stack([np.bincount(v // 4, minlength=16) for v in values])
         assert stats.chi2_contingency(table[:, table.sum(0) > 10]).pvalue > SURE
 
@@ -162,7 +170,9 @@ def test_labels_tell_what_the_text_says():
     sizes = some_sizes(5)
     bounds = np.cumsum([0, *itertools.chain(*sizes)])
     owner = np.repeat(np.arange(len(sizes)), [sum(document) for document in sizes])
-    plans = [plan for epoch in range(5) for plan in epoch_of(source_of(sizes, NextSentence(64)), epoch)]
+    plans = [
+        plan for epoch in range(5) for plan in epoch_of(source_of(sizes, NextSentence(64)), epoch)
+    ]
     assert {plan.label for plan in plans} == {0, 1}
     for plan in plans:
         assert plan.a < plan.a_stop
@@ -197,7 +207,11 @@ def test_random_segments_start_anywhere_in_any_other_document():
     sizes = [[30], [5] * 10, [5] * 2, [5] * 3]
     source = source_of(sizes, NextSentence(63, 0.0))
     starts = Counter(p.b for epoch in range(1500) for p in epoch_of(source, epoch) if p.a < 30)
-    expected = {30 + 5 * s: 1500 / 3 / n for first, n in ((0, 10), (10, 2), (12, 3)) for s in range(first, first + n)}
+    expected = {
+        30 + 5 * s: 1500 / 3 / n
+        for first, n in ((0, 10), (10, 2), (12, 3))
+        for s in range(first, first + n)
+    }
     # Six sentences fill the room exactly: nothing is cut in front.
     assert starts.keys() == expected.keys()
     assert stats.chisquare([starts[s] for s in expected], list(expected.values())).pvalue > SURE
@@ -345,8 +359,13 @@ def test_any_place_can_be_returned_to(segments, start):
 def test_each_epoch_has_its_own_order_and_each_block_its_own_draws():
     with mock.patch.object(selection, "BLOCK", 40):
         source = source_of([[1] * 40] * 6, NextSentence(16, 0.5))
-        orders = [[source._selection.open(1, epoch, block).owners.item() for block in range(6)] for epoch in range(4)]
-        splits = Counter(tuple(plan.a % 40 for plan in source._plans(0, block)) for block in range(6))
+        orders = [
+            [source._selection.open(1, epoch, block).owners.item() for block in range(6)]
+            for epoch in range(4)
+        ]
+        splits = Counter(
+            tuple(plan.a % 40 for plan in source._plans(0, block)) for block in range(6)
+        )
     assert all(sorted(order) == list(range(6)) for order in orders)
     assert len({tuple(order) for order in orders}) == 4
     assert len(splits) == 6
@@ -359,7 +378,9 @@ def test_epochs_before_a_cursor_grow_steadily():
         before = [source.epochs(cursor) for _, cursor in stream]
     assert all(low < high for low, high in itertools.pairwise(before))
     assert all(
-        value == cursor.epoch for value, (_, cursor) in zip(before, stream, strict=True) if cursor == Cursor(cursor.epoch)
+        value == cursor.epoch
+        for value, (_, cursor) in zip(before, stream, strict=True)
+        if cursor == Cursor(cursor.epoch)
     )
     assert before[-1] > 2
 
@@ -373,7 +394,10 @@ def test_a_document_longer_than_a_block_is_read_in_parts(cross):
         plans = epoch_of(source)
         pairs = epoch_of(source_of([[1] * 100, [1] * 5], NextSentence(12)))
     assert max(len(block.starts) for block in opened) < 32
-    assert Counter(np.concatenate([block.starts for block in opened]).tolist()).most_common(1)[0][1] == 1
+    assert (
+        Counter(np.concatenate([block.starts for block in opened]).tolist()).most_common(1)[0][1]
+        == 1
+    )
     read = Counter(t for plan in plans for start, stop in plan.ranges for t in range(start, stop))
     assert read == Counter(range(200 + 15 + 16 + 34))
     # The parts of one document are still one document where a random segment has to come from another.
@@ -390,7 +414,9 @@ def test_empty_documents_are_passed_over():
 def test_a_million_documents_take_little_memory_and_time():
     documents = np.arange(0, 10_000_001, 10).astype(np.uint64)
     sentences = np.arange(0, 90_000_001, 9).astype(np.uint64)
-    corpus = SimpleNamespace(tokens=np.zeros(90_000_000, dtype=np.uint16), sentences=sentences, documents=documents)
+    corpus = SimpleNamespace(
+        tokens=np.zeros(90_000_000, dtype=np.uint16), sentences=sentences, documents=documents
+    )
     chosen = np.arange(1_000_000)
     tracemalloc.start()
     began = time.process_time()
@@ -445,7 +471,11 @@ def test_an_empty_sentence_is_named():
 
 def test_a_corpus_that_contradicts_itself_is_refused():
     good = corpus_of([[3, 4], [2]])
-    for name, value in (("tokens", good.tokens[:-1]), ("sentences", good.sentences[:-1]), ("documents", good.documents[:0])):
+    for name, value in (
+        ("tokens", good.tokens[:-1]),
+        ("sentences", good.sentences[:-1]),
+        ("documents", good.documents[:0]),
+    ):
         broken = SimpleNamespace(**{**vars(good), name: value})
         with pytest.raises(DataError, match="contradicts itself"):
             CorpusSource(broken, TEMPLATE, FullSentences(16), np.arange(2), 1)

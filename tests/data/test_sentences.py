@@ -34,7 +34,14 @@ def test_counts(language: str, text: str, expected: int) -> None:
 
 def test_paragraphs_first_and_single_spaces() -> None:
     text = "A heading\nThe  first\tone. The\u3000second.\r\n\r\n  last \u2028 one\x0cno"
-    assert split_sentences(text) == ["A heading", "The first one.", "The second.", "last", "one", "no"]
+    assert split_sentences(text) == [
+        "A heading",
+        "The first one.",
+        "The second.",
+        "last",
+        "one",
+        "no",
+    ]
 
 
 @given(st.text(), st.sampled_from(["en", "zh", "auto"]))
@@ -44,7 +51,12 @@ def test_no_character_is_lost_and_no_space_added(text: str, language: str) -> No
     assert all(sentence and sentence == " ".join(sentence.split()) for sentence in found)
 
 
-@given(st.lists(st.sampled_from(["The cat sat.", "Why not?", "No!", "a" * 70, "你好。", "x. y"]), min_size=20))
+@given(
+    st.lists(
+        st.sampled_from(["The cat sat.", "Why not?", "No!", "a" * 70, "你好。", "x. y"]),
+        min_size=20,
+    )
+)
 def test_nothing_is_lost_where_a_long_paragraph_is_cut(parts: list[str]) -> None:
     text = " ".join(parts)
     with pytest.MonkeyPatch.context() as patch:
@@ -102,9 +114,17 @@ def test_the_language_is_told_from_the_script(text: str, language: str) -> None:
 @given(st.text(st.sampled_from("ab 数豈𠀀あ。\n") | st.characters(exclude_categories=["Cs"])))
 def test_the_rule_is_the_one_in_the_docstring(text: str) -> None:
     sample = [c for c in text[:1000] if not c.isspace()]
-    chinese = [c for c in sample if unicodedata.name(c, "").startswith("CJK ") and "IDEOGRAPH" in unicodedata.name(c)]
-    if all(unicodedata.name(c, "") for c in sample):  # of unassigned code points the name does not tell
-        assert detect_language(text) == ("zh" if chinese and len(chinese) >= len(sample) / 5 else "en")
+    chinese = [
+        c
+        for c in sample
+        if unicodedata.name(c, "").startswith("CJK ") and "IDEOGRAPH" in unicodedata.name(c)
+    ]
+    if all(
+        unicodedata.name(c, "") for c in sample
+    ):  # of unassigned code points the name does not tell
+        assert detect_language(text) == (
+            "zh" if chinese and len(chinese) >= len(sample) / 5 else "en"
+        )
 
 
 @pytest.mark.parametrize("language", ["auto", "en", "zh", "yue"])

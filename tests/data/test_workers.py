@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bothways.core.errors import ResourceError
-from bothways.data.workers import map_in_order, usable_cores
+from bothways.data.process_pool import map_in_order, usable_cores
 
 
 def slow_square(number: int) -> int:
@@ -71,7 +71,11 @@ def test_what_the_parent_imports_from_the_current_folder_the_workers_import_too(
     (tmp_path / "of_the_user.py").write_text("def double(number): return 2 * number")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, ""])
-    assert list(map_in_order(importlib.import_module("of_the_user").double, range(3), 2)) == [0, 2, 4]
+    assert list(map_in_order(importlib.import_module("of_the_user").double, range(3), 2)) == [
+        0,
+        2,
+        4,
+    ]
 
 
 def test_large_jobs_and_results_do_not_block(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from bothways.core.errors import ConfigError, FolderError
 from bothways.families import bert
 from bothways.families.catalogue import PRESETS, family_for, family_named, preset
-from bothways.families.translation import ACTIVATIONS
-from bothways.model.config import Dropouts, EncoderConfig, Learned, PostNorm, PreNorm, Readout
+from bothways.families.config_rules import ACTIVATIONS
+from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
+from bothways.model.head_config import Readout
+from bothways.model.positions import Learned
 
 CLASSES = {"bert": transformers.BertConfig, "megatron-bert": transformers.MegatronBertConfig}
 FAMILIES = {"bert": bert.BERT, "megatron-bert": bert.MEGATRON_BERT}
@@ -60,11 +62,18 @@ def test_settings_go_there_and_back(model_type: str, seed: int) -> None:
 @pytest.mark.parametrize("model_type", CLASSES)
 def test_absent_settings_mean_what_they_mean_in_transformers(model_type: str) -> None:
     family, theirs = FAMILIES[model_type], CLASSES[model_type]()
-    assert family.translation.read({}, "config.json") == family.translation.read(theirs.to_dict(), "config.json")
+    assert family.translation.read({}, "config.json") == family.translation.read(
+        theirs.to_dict(), "config.json"
+    )
 
 
 def test_unknown_settings_are_left_out() -> None:
-    assert bert.BERT.translation.read({"gradient_checkpointing": True, "_name_or_path": "x"}, "config.json") == bert.base()
+    assert (
+        bert.BERT.translation.read(
+            {"gradient_checkpointing": True, "_name_or_path": "x"}, "config.json"
+        )
+        == bert.base()
+    )
 
 
 @pytest.mark.parametrize(("name", "activation"), sorted(ACTIVATIONS.items()))
@@ -72,7 +81,9 @@ def test_activations_are_the_functions_of_these_names(name: str, activation: str
     from bothways.model.block import activate
 
     x = torch.linspace(-6, 6, 999, dtype=torch.float64)
-    torch.testing.assert_close(activate(activation, x), transformers.activations.ACT2FN[name](x), rtol=0, atol=2e-7)
+    torch.testing.assert_close(
+        activate(activation, x), transformers.activations.ACT2FN[name](x), rtol=0, atol=2e-7
+    )
 
 
 def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
@@ -91,8 +102,14 @@ def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
             "position_embedding_type 'relative_key' has no counterpart here: it must be one of 'absolute'",
         ),
         ({"is_decoder": True}, "is_decoder True has no counterpart here: it must be one of False"),
-        ({"add_cross_attention": True}, "add_cross_attention True has no counterpart here: it must be one of False"),
-        ({"hidden_act": "mish"}, "hidden_act 'mish' has no counterpart here: it must be one of 'gelu', "),
+        (
+            {"add_cross_attention": True},
+            "add_cross_attention True has no counterpart here: it must be one of False",
+        ),
+        (
+            {"hidden_act": "mish"},
+            "hidden_act 'mish' has no counterpart here: it must be one of 'gelu', ",
+        ),
         ({"hidden_act": ["gelu"]}, "hidden_act ['gelu'] has no counterpart here"),
         ({"hidden_size": "768"}, "hidden_size must be a whole number, not '768'"),
         ({"hidden_size": 768.0}, "hidden_size must be a whole number, not 768.0"),
@@ -133,18 +150,27 @@ def test_presets_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> 
     config = preset(name)
     assert (config.depth, config.width, config.heads, config.inner, config.vocab) == shape
     assert config == dataclasses.replace(
-        bert.base(), **{key: getattr(config, key) for key in ("depth", "width", "heads", "inner", "vocab")}
+        bert.base(),
+        **{key: getattr(config, key) for key in ("depth", "width", "heads", "inner", "vocab")},
     )
 
 
 def test_every_preset_has_a_family_and_takes_another_vocabulary() -> None:
     without = {name for name, make in PRESETS.items() if family_for(make()) is None}
-    assert without == {"transformer-base", "transformer-big", "elmo-small", "elmo-medium", "elmo-original"}
+    assert without == {
+        "transformer-base",
+        "transformer-big",
+        "elmo-small",
+        "elmo-medium",
+        "elmo-original",
+    }
     assert bert.small(4000) == dataclasses.replace(bert.small(), vocab=4000)
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"there is no preset 'bert-bse'.*\n  Did you mean 'bert-base'"):
+    with pytest.raises(
+        ConfigError, match=r"there is no preset 'bert-bse'.*\n  Did you mean 'bert-base'"
+    ):
         preset("bert-bse")
     with pytest.raises(ConfigError, match="there is no preset 'xyz'"):
         preset("xyz")

@@ -18,11 +18,12 @@ from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
 from bothways.families.catalogue import family_for, preset
 from bothways.families.deberta import DEBERTA, DEBERTA_V2
-from bothways.interop.folder import load_model, save_model
-from bothways.interop.weights import open_weights
-from bothways.model.config import Disentangled, Learned, Own, Sinusoidal
-from bothways.model.heads import Choice, Labels, Masked, Model, Replaced
-from bothways.recipes.stability import level
+from bothways.finetuning.stability import level
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.weight_files import open_weights
+from bothways.model.head_config import ChoiceHead, LabelHead, MaskedHead, Own, ReplacedHead
+from bothways.model.model import Model
+from bothways.model.positions import Disentangled, Learned, Sinusoidal
 
 LENGTHS = [7, 11, 1, 9]
 TABLE = "deberta.embeddings.position_embeddings.weight"
@@ -31,7 +32,11 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 24, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
-LATER: dict[str, Any] = SMALL | {"position_buckets": 6, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+LATER: dict[str, Any] = SMALL | {
+    "position_buckets": 6,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+}
 
 
 def moved(model: Any) -> Any:
@@ -55,8 +60,13 @@ def published(folder: Path, stem: str, settings: dict[str, Any]) -> tuple[Any, n
     theirs, table = moved(cls(cls.config_class(**settings, legacy=False))), nn.Embedding(24, 16)
     theirs.save_pretrained(folder)
     raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k not in ("architectures", "legacy")}))
-    save_file({**load_file(folder / "model.safetensors"), TABLE: table.weight.detach()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in raw.items() if k not in ("architectures", "legacy")})
+    )
+    save_file(
+        {**load_file(folder / "model.safetensors"), TABLE: table.weight.detach()},
+        folder / "model.safetensors",
+    )
     return theirs, table
 
 
@@ -84,12 +94,18 @@ def logits_of(model: Model, batch: Batch) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("changes", [{}, {"position_buckets": -1, "share_att_key": False}, {"conv_kernel_size": 3}])
-def test_a_published_file_predicts_with_its_decoder(changes: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"position_buckets": -1, "share_att_key": False}, {"conv_kernel_size": 3}]
+)
+def test_a_published_file_predicts_with_its_decoder(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     """Equal in outputs and gradients to the decoder written out; written back in the same layout, tensor by tensor."""
     theirs, table = published(tmp_path / "theirs", "DebertaV2", LATER | changes)
     raw = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    (tmp_path / "theirs" / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": bool(changes)}))
+    (tmp_path / "theirs" / "config.json").write_text(
+        json.dumps(raw | {"tie_word_embeddings": bool(changes)})
+    )
     loaded = load_model(tmp_path / "theirs")
     assert set(loaded.model.heads) == {"masked"}
     assert not loaded.report.unused
@@ -113,10 +129,19 @@ def test_a_published_file_predicts_with_its_decoder(changes: dict[str, Any], tmp
     assert load_model(tmp_path / "ours").model.config == loaded.model.config
 
 
-@pytest.mark.parametrize(("positions", "reach", "buckets"), [(100, -1, 256), (128, -1, 256), (129, -1, 256), (24, 20, 46)])
-def test_few_positions_with_many_buckets(positions: int, reach: int, buckets: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("positions", "reach", "buckets"),
+    [(100, -1, 256), (128, -1, 256), (129, -1, 256), (24, 20, 46)],
+)
+def test_few_positions_with_many_buckets(
+    positions: int, reach: int, buckets: int, tmp_path: Path
+) -> None:
     """No distance is so large that buckets widen: outputs and the table's gradient for the longest input, and a short one."""
-    sized = {"max_position_embeddings": positions, "max_relative_positions": reach, "position_buckets": buckets}
+    sized = {
+        "max_position_embeddings": positions,
+        "max_relative_positions": reach,
+        "position_buckets": buckets,
+    }
     theirs = moved(transformers.DebertaV2Model(transformers.DebertaV2Config(**LATER | sized)))
     theirs.save_pretrained(tmp_path)
     mine = load_model(tmp_path).model
@@ -138,7 +163,9 @@ def test_version_1_is_published_so_too(tmp_path: Path) -> None:
     assert loaded.model.config.position == Disentangled(24, ("p2c", "c2p"), absolute="decoder")
     assert TABLE in loaded.report.loaded
     batch, _, _ = inputs()
-    plain = loaded.model.heads["masked"](loaded.model.encoder(batch).last, loaded.model.encoder.embedding.token.weight)
+    plain = loaded.model.heads["masked"](
+        loaded.model.encoder(batch).last, loaded.model.encoder.embedding.token.weight
+    )
     assert float((logits_of(loaded.model, batch) - plain).detach().abs().max()) > 0.1
 
 
@@ -170,7 +197,9 @@ def test_a_head_that_transformers_trained_has_no_decoder(tmp_path: Path) -> None
     loaded = load_model(tmp_path)
     assert loaded.report.unused == {TABLE: "the configuration has no place for it"}
     batch, padded, kept = inputs()
-    torch.testing.assert_close(logits_of(loaded.model, batch), theirs(**padded).logits[kept], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits_of(loaded.model, batch), theirs(**padded).logits[kept], rtol=0, atol=1e-5
+    )
 
 
 def add(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -185,7 +214,11 @@ def test_a_published_discriminator(tmp_path: Path) -> None:
     add(
         tmp_path / "theirs",
         {
-            **{f"mask_predictions.{part}.{k}": v for part, held in parts.items() for k, v in moved(held).state_dict().items()},
+            **{
+                f"mask_predictions.{part}.{k}": v
+                for part, held in parts.items()
+                for k, v in moved(held).state_dict().items()
+            },
             "deberta.embeddings.word_embeddings._weight": torch.zeros(50, 16),
             "ebd_decoder.weight": torch.zeros(3),
         },
@@ -207,13 +240,15 @@ def test_a_published_discriminator(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "bothways"
     again = load_model(tmp_path / "ours").model
     with torch.no_grad():
-        torch.testing.assert_close(again.heads["replaced"](again.encoder(batch).last, batch.layout), found)
+        torch.testing.assert_close(
+            again.heads["replaced"](again.encoder(batch).last, batch.layout), found
+        )
 
 
 def test_other_heads_leave_the_decoder_in_the_file(tmp_path: Path) -> None:
     """A classifier of a published file has no absolute positions, says what it left, and transformers agrees with it."""
     published(tmp_path / "theirs", "DebertaV2", LATER)
-    loaded = load_model(tmp_path / "theirs", [Labels(3)], fresh=["labels"])
+    loaded = load_model(tmp_path / "theirs", [LabelHead(3)], fresh=["labels"])
     reasons = set(loaded.report.unused.values())
     assert TABLE in loaded.report.unused
     assert reasons == {"the masked head was not asked for"}
@@ -223,25 +258,37 @@ def test_other_heads_leave_the_decoder_in_the_file(tmp_path: Path) -> None:
     )
     assert not any(report.values())
     batch, padded, _ = inputs()
-    torch.testing.assert_close(loaded.model.read("labels", batch), theirs(**padded).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        loaded.model.read("labels", batch), theirs(**padded).logits, rtol=0, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("heads", [(Choice(),), (Replaced(),)])
+@pytest.mark.parametrize("heads", [(ChoiceHead(),), (ReplacedHead(),)])
 def test_what_no_class_has_is_a_folder_of_our_own(heads: tuple[Any, ...], tmp_path: Path) -> None:
-    base = preset("deberta-base" if heads == (Choice(),) else "deberta-v3-xsmall")
+    base = preset("deberta-base" if heads == (ChoiceHead(),) else "deberta-v3-xsmall")
     model = Model(replace(base, vocab=9, width=16, depth=1, heads=2, inner=9), heads).eval()
     save_model(tmp_path / "ours", model)
     again = load_model(tmp_path / "ours").model
     assert again.config == model.config
-    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items()
+    )
 
 
 def test_a_decoder_with_an_output_layer_of_its_own_is_a_folder_of_our_own(tmp_path: Path) -> None:
     """transformers has neither layout for both."""
     base = preset("deberta-v3-xsmall")
-    config = replace(base, vocab=9, width=16, depth=1, heads=2, inner=9, readout=replace(base.readout, output="own"))
+    config = replace(
+        base,
+        vocab=9,
+        width=16,
+        depth=1,
+        heads=2,
+        inner=9,
+        readout=replace(base.readout, output="own"),
+    )
     assert family_for(config) is None
-    save_model(tmp_path, Model(config, (Masked(),)))
+    save_model(tmp_path, Model(config, (MaskedHead(),)))
     assert load_model(tmp_path).model.config == config
 
 
@@ -249,16 +296,33 @@ def test_a_decoder_with_an_output_layer_of_its_own_is_a_folder_of_our_own(tmp_pa
 def test_dropout_acts_where_theirs_does(stem: str, tmp_path: Path) -> None:
     """Draws for positions are the same for a whole batch, so a batch is one draw: moments over many of them."""
     cls = getattr(transformers, f"{stem}Model")
-    settings = (LATER if stem == "DebertaV2" else SMALL) | {"num_hidden_layers": 1, "conv_kernel_size": 3}
-    theirs = moved(cls(cls.config_class(**settings | {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3})))
+    settings = (LATER if stem == "DebertaV2" else SMALL) | {
+        "num_hidden_layers": 1,
+        "conv_kernel_size": 3,
+    }
+    theirs = moved(
+        cls(
+            cls.config_class(
+                **settings | {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
+            )
+        )
+    )
     theirs.save_pretrained(tmp_path)
     mine, (times, copies, length) = load_model(tmp_path).model.train(), (250, 8, 4)
     ids = torch.randint(4, 50, (length,))
-    batch = Batch(ids.repeat(copies), torch.zeros(copies * length, dtype=torch.int64), Layout.of([length] * copies))
+    batch = Batch(
+        ids.repeat(copies),
+        torch.zeros(copies * length, dtype=torch.int64),
+        Layout.of([length] * copies),
+    )
     padded, theirs = ids.repeat(copies, 1), theirs.train()
     with torch.no_grad():
-        found = torch.stack([mine.encoder(batch).last.view(copies, -1) for _ in range(times)]).double()
-        wanted = torch.stack([theirs(input_ids=padded).last_hidden_state.view(copies, -1) for _ in range(times)]).double()
+        found = torch.stack(
+            [mine.encoder(batch).last.view(copies, -1) for _ in range(times)]
+        ).double()
+        wanted = torch.stack(
+            [theirs(input_ids=padded).last_hidden_state.view(copies, -1) for _ in range(times)]
+        ).double()
     for power in (1, 2):
         a, b = (x.pow(power).mean(1) for x in (found, wanted))
         error = ((a.var(0) + b.var(0)) / times).sqrt()
@@ -267,7 +331,9 @@ def test_dropout_acts_where_theirs_does(stem: str, tmp_path: Path) -> None:
     torch.testing.assert_close(a.mean(), b.mean(), rtol=0.15, atol=0)
 
 
-@pytest.mark.parametrize("name", ["deberta-base", "deberta-v2-xlarge", "deberta-v3-xsmall", "mdeberta-v3-base"])
+@pytest.mark.parametrize(
+    "name", ["deberta-base", "deberta-v2-xlarge", "deberta-v3-xsmall", "mdeberta-v3-base"]
+)
 def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
     config = preset(name)
     family = family_for(config)
@@ -282,12 +348,18 @@ def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pos_att_type": ["p2p"]}, "pos_att_type ['p2p'] has no counterpart here: it must hold c2p, p2c or both"),
+        (
+            {"pos_att_type": ["p2p"]},
+            "pos_att_type ['p2p'] has no counterpart here: it must hold c2p, p2c or both",
+        ),
         ({"pos_att_type": 3}, "pos_att_type 3 has no counterpart here"),
         ({"pos_att_type": "c2p|c2p"}, "must hold c2p, p2c or both, once each"),
         ({"pos_att_type": None}, "must hold c2p, p2c or both, once each"),
         ({"relative_attention": False}, "without relative_attention, pos_att_type"),
-        ({"relative_attention": False, "pos_att_type": None}, "without relative_attention, pos_att_type"),
+        (
+            {"relative_attention": False, "pos_att_type": None},
+            "without relative_attention, pos_att_type",
+        ),
         ({"pooler_hidden_size": 8}, "pooler_hidden_size must be 16 as the rest says, not 8"),
         ({"attention_head_size": 4}, "attention_head_size must be 8 as the rest says, not 4"),
         ({"pooler_hidden_act": "mish"}, "pooler_hidden_act 'mish' has no counterpart"),
@@ -295,7 +367,10 @@ def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
         ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd 'batch_norm' has no counterpart"),
         ({"conv_kernel_size": 2}, "must be odd, not 2"),
         ({"position_buckets": 1}, "buckets: must be at least 2, not 1"),
-        ({"position_buckets": 45, "max_relative_positions": 20}, "must be below twice the distance 20 less 1 or at least 46"),
+        (
+            {"position_buckets": 45, "max_relative_positions": 20},
+            "must be below twice the distance 20 less 1 or at least 46",
+        ),
         ({"position_buckets": "6"}, "position_buckets must be a whole number, not '6'"),
     ],
 )
@@ -316,7 +391,11 @@ def test_a_file_without_settings_is_what_transformers_says_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"position": Sinusoidal()}, {"readout": replace(preset("deberta-v3-base").readout, choice=Own("relu"))}]
+    "changes",
+    [
+        {"position": Sinusoidal()},
+        {"readout": replace(preset("deberta-v3-base").readout, choice=Own("relu"))},
+    ],
 )
 def test_what_theirs_cannot_say_has_no_counterpart(changes: dict[str, Any]) -> None:
     assert DEBERTA_V2.translation.write(replace(preset("deberta-v3-base"), **changes)) is None
@@ -324,6 +403,6 @@ def test_what_theirs_cannot_say_has_no_counterpart(changes: dict[str, Any]) -> N
 
 def test_layers_of_rates_count_its_parts() -> None:
     config = replace(preset("deberta-v2-xlarge"), vocab=9, width=16, depth=2, heads=2, inner=9)
-    names = [name for name, _ in Model(config, (Masked(),)).named_parameters()]
+    names = [name for name, _ in Model(config, (MaskedHead(),)).named_parameters()]
     assert {level(name, 2) for name in names if ".relative." in name} == {0}
     assert {level(name, 2) for name in names if ".convolution." in name} == {1}

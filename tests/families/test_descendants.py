@@ -10,6 +10,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import Tensor, nn
+
+from bothways.core.batch import Batch
+from bothways.core.errors import FolderError
+from bothways.core.layout import Layout
+from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
+from bothways.families.family import Architecture, Family
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.head_config import ChoiceHead, Head, LabelHead, TagHead
+from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
 from drawn_settings import draw_settings
 from family_peers import (
     answers,
@@ -21,21 +32,16 @@ from family_peers import (
     outputs,
     peer,
 )
-from torch import Tensor, nn
-
-from bothways.core.batch import Batch
-from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
-from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
-from bothways.families.family import Architecture, Family
-from bothways.interop.folder import load_model, save_model
-from bothways.model.heads import Choice, Head, Labels, Model, Tags
-from bothways.model.ledger import ledger
 
 ELSEWHERE = ("bert", "megatron-bert", "longformer", "big_bird")
 """Tested in files of their own."""
 NEW = [family for family in FAMILIES if family.model_type not in ELSEWHERE]
-CASES = [(family, architecture) for family in NEW for architecture in family.architectures if not architecture.own]
+CASES = [
+    (family, architecture)
+    for family in NEW
+    for architecture in family.architectures
+    if not architecture.own
+]
 NAMES = [architecture.name for _, architecture in CASES]
 DROPPING = [
     (family, architecture)
@@ -51,65 +57,101 @@ CHOICES = 3
 """Of the sequences make up a question."""
 
 
-def inputs(theirs: nn.Module, seed: int) -> tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]:
+def inputs(
+    theirs: nn.Module, seed: int
+) -> tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]:
     """Sequences packed for us; for them padded, together in one rectangle."""
     generator = torch.Generator().manual_seed(seed)
     kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     ids = torch.randint(4, 50, kept.shape, generator=generator)
-    segments = torch.randint(max(1, getattr(theirs.config, "type_vocab_size", 1)), kept.shape, generator=generator)
-    return Batch(ids[kept], segments[kept], Layout.of(LENGTHS)), _read_by(theirs.config, ids, segments, kept)
+    segments = torch.randint(
+        max(1, getattr(theirs.config, "type_vocab_size", 1)), kept.shape, generator=generator
+    )
+    return Batch(ids[kept], segments[kept], Layout.of(LENGTHS)), _read_by(
+        theirs.config, ids, segments, kept
+    )
 
 
-def copies(theirs: nn.Module, count: int) -> tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]:
+def copies(
+    theirs: nn.Module, count: int
+) -> tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]:
     """One sequence many times over."""
     kept = torch.ones(count, 5, dtype=torch.bool)
-    ids, segments = torch.randint(4, 50, (5,)).expand_as(kept), torch.zeros_like(kept, dtype=torch.int64)
+    ids, segments = (
+        torch.randint(4, 50, (5,)).expand_as(kept),
+        torch.zeros_like(kept, dtype=torch.int64),
+    )
     layout = Layout.of([5] * count)
-    return Batch(ids.reshape(-1), segments.reshape(-1), layout), _read_by(theirs.config, ids, segments, kept)
+    return Batch(ids.reshape(-1), segments.reshape(-1), layout), _read_by(
+        theirs.config, ids, segments, kept
+    )
 
 
-def _read_by(config: Any, ids: Tensor, segments: Tensor, kept: Tensor) -> Callable[[nn.Module, Architecture], list[Tensor]]:
-    padded = {"input_ids": ids.masked_fill(~kept, config.pad_token_id or 0), "attention_mask": kept.long()}
+def _read_by(
+    config: Any, ids: Tensor, segments: Tensor, kept: Tensor
+) -> Callable[[nn.Module, Architecture], list[Tensor]]:
+    padded = {
+        "input_ids": ids.masked_fill(~kept, config.pad_token_id or 0),
+        "attention_mask": kept.long(),
+    }
     if config.model_type not in SEGMENTLESS:
         padded["token_type_ids"] = segments * kept
 
     def given(model: nn.Module, architecture: Architecture) -> list[Tensor]:
         rows = {name: value.view(-1, CHOICES, value.shape[-1]) for name, value in padded.items()}
-        return answers(model(**(rows if "choice" in architecture.heads else padded)), architecture, kept)
+        return answers(
+            model(**(rows if "choice" in architecture.heads else padded)), architecture, kept
+        )
 
     return given
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
-def test_every_class_equals_transformers(family: Family, architecture: Architecture, seed: int, tmp_path: Path) -> None:
+def test_every_class_equals_transformers(
+    family: Family, architecture: Architecture, seed: int, tmp_path: Path
+) -> None:
     assert_class_equals(family, architecture, seed, inputs, tmp_path)
 
 
 @pytest.mark.parametrize("seed", [5, 6])
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
-def test_a_folder_comes_back_as_it_was(family: Family, architecture: Architecture, seed: int, tmp_path: Path) -> None:
+def test_a_folder_comes_back_as_it_was(
+    family: Family, architecture: Architecture, seed: int, tmp_path: Path
+) -> None:
     read = {key for kind, (key, _) in family.dropouts.items() if kind in architecture.heads}
-    other = {key for key, _ in family.dropouts.values()} - read - {"classifier_dropout_prob"}  # of heads that are not here
+    other = (
+        {key for key, _ in family.dropouts.values()} - read - {"classifier_dropout_prob"}
+    )  # of heads that are not here
     assert_folder_comes_back(family, architecture, seed, tmp_path, other)
 
 
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
-def test_a_sequence_alone_is_a_sequence_in_a_batch(family: Family, architecture: Architecture, tmp_path: Path) -> None:
+def test_a_sequence_alone_is_a_sequence_in_a_batch(
+    family: Family, architecture: Architecture, tmp_path: Path
+) -> None:
     theirs = peer(family, architecture, 9)
     theirs.save_pretrained(tmp_path)
     assert_alone_as_in_a_batch(load_model(tmp_path).model, inputs(theirs, 9)[0])
 
 
-@pytest.mark.parametrize(("family", "architecture"), DROPPING, ids=[architecture.name for _, architecture in DROPPING])
-def test_dropout_acts_where_theirs_does(family: Family, architecture: Architecture, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "architecture"), DROPPING, ids=[architecture.name for _, architecture in DROPPING]
+)
+def test_dropout_acts_where_theirs_does(
+    family: Family, architecture: Architecture, tmp_path: Path
+) -> None:
     """In the encoder and in the head of every class."""
     theirs = peer(family, architecture, 3, dropout=0.3)
     batch, given = copies(theirs, COPIES)
     assert_drops_alike(theirs, batch, lambda model: given(model, architecture), COPIES, tmp_path)
 
 
-HEADS: tuple[Head, ...] = (Labels(3, dropout=0.4), Tags(3, dropout=0.4), Choice(dropout=0.4))
+HEADS: tuple[Head, ...] = (
+    LabelHead(3, dropout=0.4),
+    TagHead(3, dropout=0.4),
+    ChoiceHead(dropout=0.4),
+)
 ANSWERING = [
     (family, architecture, head)
     for family in FAMILIES
@@ -120,9 +162,13 @@ ANSWERING = [
 
 
 @pytest.mark.parametrize(
-    ("family", "architecture", "head"), ANSWERING, ids=[f"{family.model_type}-{head.kind}" for family, _, head in ANSWERING]
+    ("family", "architecture", "head"),
+    ANSWERING,
+    ids=[f"{family.model_type}-{head.kind}" for family, _, head in ANSWERING],
 )
-def test_a_heads_own_dropout_is_kept(family: Family, architecture: Architecture, head: Head, tmp_path: Path) -> None:
+def test_a_heads_own_dropout_is_kept(
+    family: Family, architecture: Architecture, head: Head, tmp_path: Path
+) -> None:
     """By transformers, too, where it has a setting for it."""
     config = family.translation.read(draw_settings(family.model_type, 3, dropout=0.1), "settings")
     save_model(tmp_path, Model(config, (head,)), extra={"threshold": 0.5})
@@ -133,13 +179,19 @@ def test_a_heads_own_dropout_is_kept(family: Family, architecture: Architecture,
         return
     theirs = getattr(transformers, architecture.name).from_pretrained(tmp_path)
     inside = {id(module) for module in theirs.base_model.modules()}
-    rates = {module.p for module in theirs.modules() if isinstance(module, nn.Dropout) and id(module) not in inside}
+    rates = {
+        module.p
+        for module in theirs.modules()
+        if isinstance(module, nn.Dropout) and id(module) not in inside
+    }
     assert (0.4 in rates) is (head.kind in family.dropouts)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.model_type for family in FAMILIES])
 def test_the_other_names_of_a_setting_are_those_of_transformers(family: Family) -> None:
-    assert family.translation.aliases == transformers.CONFIG_MAPPING[family.model_type].attribute_map
+    assert (
+        family.translation.aliases == transformers.CONFIG_MAPPING[family.model_type].attribute_map
+    )
 
 
 @pytest.mark.parametrize("model_type", ["distilbert", "gpt2", "openai-gpt"])
@@ -149,7 +201,11 @@ def test_settings_are_read_under_their_other_names(model_type: str, tmp_path: Pa
     peer(family, architecture, 4).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     settings = json.loads(file.read_text())
-    file.write_text(json.dumps(settings | {alias: settings[name] for alias, name in family.translation.aliases.items()}))
+    file.write_text(
+        json.dumps(
+            settings | {alias: settings[name] for alias, name in family.translation.aliases.items()}
+        )
+    )
     both = load_model(tmp_path).model.config
     names = {name: alias for alias, name in family.translation.aliases.items()}
     file.write_text(json.dumps({names.get(key, key): value for key, value in settings.items()}))
@@ -162,7 +218,9 @@ def test_settings_are_read_under_their_other_names(model_type: str, tmp_path: Pa
             assert_near(found, wanted)
     name, alias = next(iter(names.items()))
     file.write_text(json.dumps(settings | {alias: settings[name] + 1}))
-    with pytest.raises(FolderError, match=f"{name} is {settings[name]}, and {alias}, which is another name of it"):
+    with pytest.raises(
+        FolderError, match=f"{name} is {settings[name]}, and {alias}, which is another name of it"
+    ):
         load_model(tmp_path)
 
 
@@ -180,7 +238,7 @@ def test_settings_are_read_under_their_other_names(model_type: str, tmp_path: Pa
     ],
 )
 def test_published_sizes(name: str, count: int) -> None:
-    assert ledger(preset(name)).total == count
+    assert parameter_table(preset(name)).total == count
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -188,6 +246,8 @@ def test_the_ledger_counts_every_preset(name: str) -> None:
     config = preset(name)
     with torch.device("meta"):
         model = Model(config, ())
-    assert ledger(config).total == sum(parameter.numel() for parameter in model.parameters())
+    assert parameter_table(config).total == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
     ours = name.startswith(("elmo-", "transformer-"))  # saved as a folder of our own type
     assert (family_for(config) is None) is ours

@@ -13,9 +13,27 @@ from hypothesis import strategies as st
 from bothways.families.bert import BERT, MEGATRON_BERT
 from bothways.families.catalogue import FAMILIES
 from bothways.families.family import Family
-from bothways.families.keys import KeyTable, Place, Rename, Stack, Tie, Transpose, to_theirs
+from bothways.families.weight_names import (
+    KeyTable,
+    Rename,
+    Stack,
+    TensorPlacement,
+    Tie,
+    Transpose,
+    to_theirs,
+)
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
-from bothways.model.heads import Choice, Head, Labels, Masked, Model, Pair, Pooled, Span, Tags
+from bothways.model.head_config import (
+    ChoiceHead,
+    Head,
+    LabelHead,
+    MaskedHead,
+    PairHead,
+    PoolerHead,
+    SpanHead,
+    TagHead,
+)
+from bothways.model.model import Model
 
 TABLE = KeyTable(
     "net.",
@@ -46,7 +64,9 @@ def test_there_and_back_is_the_same(names: set[str]) -> None:
     state = {name: torch.randn(SHAPES[name]) for name in names}
     theirs = to_theirs(TABLE, state)
     places = {name: TABLE.place(name) for name in names}
-    back = {name: place.join([theirs[part] for part in place.names]) for name, place in places.items()}
+    back = {
+        name: place.join([theirs[part] for part in place.names]) for name, place in places.items()
+    }
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in names)
     again = to_theirs(TABLE, back)
@@ -73,11 +93,15 @@ def test_rules_follow_numbers_and_what_stands_below_a_module() -> None:
         "net.layer.1.conv.bias",
     }
     assert to_theirs(TABLE, state)["net.layer.1.conv.weight"].shape == (7, 2)
-    assert torch.equal(to_theirs(TABLE, state)["net.layer.1.k.weight"], state["blocks.1.qkv.weight"][2:4])
+    assert torch.equal(
+        to_theirs(TABLE, state)["net.layer.1.k.weight"], state["blocks.1.qkv.weight"][2:4]
+    )
 
 
 def test_copies_are_never_written_and_known_by_what_they_copy() -> None:
-    assert TABLE.ties == {"net.a.plain.weight": Tie("plain.weight", "decoder.weight", part="heads.out")}
+    assert TABLE.ties == {
+        "net.a.plain.weight": Tie("plain.weight", "decoder.weight", part="heads.out")
+    }
     assert isinstance(TABLE.origin("decoder.weight"), Tie)
 
 
@@ -104,27 +128,54 @@ def test_a_name_without_a_rule_is_our_mistake() -> None:
 
 
 def test_a_place_says_how_the_tensor_lies() -> None:
-    assert TABLE.place("plain.weight") == Place(Rename("plain", "net.a.plain"), ("net.a.plain.weight",))
+    assert TABLE.place("plain.weight") == TensorPlacement(
+        Rename("plain", "net.a.plain"), ("net.a.plain.weight",)
+    )
 
 
-HEADS: dict[str, Head] = {"masked": Masked(), "pooler": Pooled(), "pair": Pair(), "labels": Labels(2)}
-HEADS |= {"tags": Tags(2), "span": Span(), "choice": Choice()}
+HEADS: dict[str, Head] = {
+    "masked": MaskedHead(),
+    "pooler": PoolerHead(),
+    "pair": PairHead(),
+    "labels": LabelHead(2),
+}
+HEADS |= {"tags": TagHead(2), "span": SpanHead(), "choice": ChoiceHead()}
 ORDERS = {"bert": PostNorm(), "megatron-bert": PreNorm()}
-CASES = [(family, architecture) for family in (BERT, MEGATRON_BERT) for architecture in family.architectures]
+CASES = [
+    (family, architecture)
+    for family in (BERT, MEGATRON_BERT)
+    for architecture in family.architectures
+]
 
 
-@pytest.mark.parametrize(("family", "architecture"), CASES, ids=[architecture.name for _, architecture in CASES])
-def test_every_tensor_of_every_class_has_its_name_and_shape(family: Family, architecture: object) -> None:
+@pytest.mark.parametrize(
+    ("family", "architecture"), CASES, ids=[architecture.name for _, architecture in CASES]
+)
+def test_every_tensor_of_every_class_has_its_name_and_shape(
+    family: Family, architecture: object
+) -> None:
     """Theirs, as transformers makes it, against ours: nothing too much, nothing missing."""
-    config = EncoderConfig(vocab=30, width=8, depth=2, heads=2, inner=12, order=ORDERS[family.model_type])
+    config = EncoderConfig(
+        vocab=30, width=8, depth=2, heads=2, inner=12, order=ORDERS[family.model_type]
+    )
     stem = {"bert": "Bert", "megatron-bert": "MegatronBert"}[family.model_type]
     theirs_config = getattr(transformers, f"{stem}Config")(
-        vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12
+        vocab_size=30,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=12,
     )
     theirs = getattr(transformers, architecture.name)(theirs_config)
-    wanted = {family.keys.full_name(name): tuple(parameter.shape) for name, parameter in theirs.named_parameters()}
+    wanted = {
+        family.keys.full_name(name): tuple(parameter.shape)
+        for name, parameter in theirs.named_parameters()
+    }
     model = Model(config, [HEADS[kind] for kind in sorted(architecture.heads)])
-    found = {name: tuple(tensor.shape) for name, tensor in to_theirs(family.keys, model.state_dict()).items()}
+    found = {
+        name: tuple(tensor.shape)
+        for name, tensor in to_theirs(family.keys, model.state_dict()).items()
+    }
     assert found == wanted
     names = {name for name, _ in theirs.named_parameters()}
     assert architecture.bare == names.isdisjoint(wanted)
@@ -132,8 +183,12 @@ def test_every_tensor_of_every_class_has_its_name_and_shape(family: Family, arch
 
 def test_families_are_told_apart() -> None:
     assert len({family.model_type for family in FAMILIES}) == len(FAMILIES)
-    assert BERT.architecture_named(["Unknown", "BertForMaskedLM"]) == BERT.architecture_with(["masked"])
+    assert BERT.architecture_named(["Unknown", "BertForMaskedLM"]) == BERT.architecture_with(
+        ["masked"]
+    )
     assert BERT.architecture_named(["MegatronBertModel"]) is None
     assert MEGATRON_BERT.architecture_with([]) is None
-    assert len({architecture.heads for architecture in BERT.architectures}) == len(BERT.architectures)
+    assert len({architecture.heads for architecture in BERT.architectures}) == len(
+        BERT.architectures
+    )
     assert dataclasses.replace(BERT) == BERT

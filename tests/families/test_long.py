@@ -12,6 +12,25 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from bothways.attention.patterns import Blocks, Window
+from bothways.core.batch import Batch
+from bothways.core.errors import FolderError
+from bothways.core.layout import Layout
+from bothways.core.learner import Learner
+from bothways.families.bigbird import BIGBIRD
+from bothways.families.catalogue import preset
+from bothways.families.family import Architecture, Family
+from bothways.families.longformer import LONGFORMER
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import EncoderConfig
+from bothways.model.flops import forward_flops, seen
+from bothways.model.head_config import LabelHead, MaskedHead, SpanHead, TagHead
+from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
+from bothways.training.parallel import Replicated, replicate
 from drawn_settings import draw_settings
 from family_peers import (
     answers,
@@ -21,30 +40,19 @@ from family_peers import (
     assert_folder_comes_back,
     peer,
 )
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
-from bothways.core.batch import Batch
-from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
-from bothways.core.learner import Learner
-from bothways.families.bigbird import BIGBIRD
-from bothways.families.catalogue import preset
-from bothways.families.family import Architecture, Family
-from bothways.families.longformer import LONGFORMER
-from bothways.interop.folder import load_model, save_model
-from bothways.model.config import Blocks, EncoderConfig, Window
-from bothways.model.heads import Labels, Masked, Model, Span, Tags
-from bothways.model.ledger import ledger
-from bothways.model.operations import forward_flops, seen
-from bothways.training.parallel import Replicated, replicate
-
-CASES = [(family, architecture) for family in (LONGFORMER, BIGBIRD) for architecture in family.architectures]
+CASES = [
+    (family, architecture)
+    for family in (LONGFORMER, BIGBIRD)
+    for architecture in family.architectures
+]
 NAMES = [architecture.name for _, architecture in CASES]
 LENGTHS = [41, 7, 60, 1, 41, 28]
 
 
-def inputs(theirs: nn.Module, seed: int) -> tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]:
+def inputs(
+    theirs: nn.Module, seed: int
+) -> tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]:
     """Sequences packed for us; for them one after the other."""
     torch.manual_seed(seed)
     tokens, config = sum(LENGTHS), theirs.config
@@ -58,7 +66,9 @@ def inputs(theirs: nn.Module, seed: int) -> tuple[Batch, Callable[[nn.Module, Ar
             row = alone(model, batch, start, stop)
             if "choice" in architecture.heads:
                 row = {name: value[None] for name, value in row.items()}
-            parts.append(answers(model(**row), architecture, torch.ones(1, stop - start, dtype=torch.bool)))
+            parts.append(
+                answers(model(**row), architecture, torch.ones(1, stop - start, dtype=torch.bool))
+            )
         return [torch.cat(part) for part in zip(*parts, strict=True)]
 
     return batch, given
@@ -67,8 +77,13 @@ def inputs(theirs: nn.Module, seed: int) -> tuple[Batch, Callable[[nn.Module, Ar
 def alone(theirs: nn.Module, batch: Batch, start: int, stop: int) -> dict[str, Tensor]:
     if getattr(theirs.config, "attention_type", "") == "block_sparse":
         base = theirs if hasattr(theirs, "set_attention_type") else theirs.bert
-        base.set_attention_type("block_sparse")  # it stays with full attention after one short input
-    row = {"input_ids": batch.ids[None, start:stop], "token_type_ids": batch.segments[None, start:stop]}
+        base.set_attention_type(
+            "block_sparse"
+        )  # it stays with full attention after one short input
+    row = {
+        "input_ids": batch.ids[None, start:stop],
+        "token_type_ids": batch.segments[None, start:stop],
+    }
     if batch.everywhere is not None:
         row["global_attention_mask"] = batch.everywhere[None, start:stop].long()
     return row
@@ -76,18 +91,24 @@ def alone(theirs: nn.Module, batch: Batch, start: int, stop: int) -> dict[str, T
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
-def test_every_class_equals_transformers(family: Family, architecture: Architecture, seed: int, tmp_path: Path) -> None:
+def test_every_class_equals_transformers(
+    family: Family, architecture: Architecture, seed: int, tmp_path: Path
+) -> None:
     assert_class_equals(family, architecture, seed, inputs, tmp_path)
 
 
 @pytest.mark.parametrize("seed", [5, 6, 8])
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
-def test_a_folder_comes_back_as_it_was(family: Family, architecture: Architecture, seed: int, tmp_path: Path) -> None:
+def test_a_folder_comes_back_as_it_was(
+    family: Family, architecture: Architecture, seed: int, tmp_path: Path
+) -> None:
     assert_folder_comes_back(family, architecture, seed, tmp_path)
 
 
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
-def test_a_sequence_alone_is_a_sequence_in_a_batch(family: Family, architecture: Architecture, tmp_path: Path) -> None:
+def test_a_sequence_alone_is_a_sequence_in_a_batch(
+    family: Family, architecture: Architecture, tmp_path: Path
+) -> None:
     theirs = peer(family, architecture, 9)
     theirs.save_pretrained(tmp_path)
     assert_alone_as_in_a_batch(load_model(tmp_path).model.train(), inputs(theirs, 9)[0])
@@ -96,55 +117,110 @@ def test_a_sequence_alone_is_a_sequence_in_a_batch(family: Family, architecture:
 DROPPING = [
     ("LongformerModel", {"attention_window": 4}),
     ("BigBirdModel", {"block_size": 1, "num_random_blocks": 1}),
-    *((name, {"attention_window": 4} if "Long" in name else {"attention_type": "original_full"}) for name in NAMES),
+    *(
+        (name, {"attention_window": 4} if "Long" in name else {"attention_type": "original_full"})
+        for name in NAMES
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "settings"), DROPPING, ids=[f"{name}-{'-'.join(more)}" for name, more in DROPPING])
-def test_dropout_acts_where_theirs_does(name: str, settings: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"), DROPPING, ids=[f"{name}-{'-'.join(more)}" for name, more in DROPPING]
+)
+def test_dropout_acts_where_theirs_does(
+    name: str, settings: dict[str, object], tmp_path: Path
+) -> None:
     """In the encoder and in the head of every class."""
-    cls, (copies, length), (_, architecture) = getattr(transformers, name), (3000, 9), CASES[NAMES.index(name)]
-    common = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
-    more = {"max_position_embeddings": 20, "pad_token_id": 1, "sep_token_id": 2, "hidden_dropout_prob": 0.3}
+    cls, (copies, length), (_, architecture) = (
+        getattr(transformers, name),
+        (3000, 9),
+        CASES[NAMES.index(name)],
+    )
+    common = {
+        "vocab_size": 50,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 12,
+    }
+    more = {
+        "max_position_embeddings": 20,
+        "pad_token_id": 1,
+        "sep_token_id": 2,
+        "hidden_dropout_prob": 0.3,
+    }
     torch.manual_seed(1)
-    theirs = cls(cls.config_class(**common, **more, attention_probs_dropout_prob=0.3, initializer_range=0.5, **settings))
+    theirs = cls(
+        cls.config_class(
+            **common, **more, attention_probs_dropout_prob=0.3, initializer_range=0.5, **settings
+        )
+    )
     with torch.no_grad():
-        theirs.get_input_embeddings().weight[1] += 0.5  # that of the padding: else one logit is always 0
+        theirs.get_input_embeddings().weight[1] += (
+            0.5  # that of the padding: else one logit is always 0
+        )
     ids, named = torch.randint(4, 50, (length,)), torch.arange(length) < 2
-    batch = Batch(ids.repeat(copies), torch.zeros(copies * length, dtype=torch.int64), Layout.of([length] * copies))
-    row = {"input_ids": ids.repeat(copies, 1), "token_type_ids": torch.zeros(copies, length, dtype=torch.int64)}
+    batch = Batch(
+        ids.repeat(copies),
+        torch.zeros(copies * length, dtype=torch.int64),
+        Layout.of([length] * copies),
+    )
+    row = {
+        "input_ids": ids.repeat(copies, 1),
+        "token_type_ids": torch.zeros(copies, length, dtype=torch.int64),
+    }
     if "Longformer" in name:
         batch = Batch(batch.ids, batch.segments, batch.layout, {}, named.repeat(copies))
         row["global_attention_mask"] = named.long().repeat(copies, 1)
     if "choice" in architecture.heads:
         row = {key: value.view(-1, 3, length) for key, value in row.items()}
     kept = torch.ones(copies, length, dtype=torch.bool)
-    assert_drops_alike(theirs, batch, lambda model: answers(model(**row), architecture, kept), copies, tmp_path)
+    assert_drops_alike(
+        theirs, batch, lambda model: answers(model(**row), architecture, kept), copies, tmp_path
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("longformer-base-4096", {"vocab_size": 50_265, "max_position_embeddings": 4098, "type_vocab_size": 1}),
-        ("longformer-large-4096", {"vocab_size": 50_265, "max_position_embeddings": 4098, "type_vocab_size": 1}),
+        (
+            "longformer-base-4096",
+            {"vocab_size": 50_265, "max_position_embeddings": 4098, "type_vocab_size": 1},
+        ),
+        (
+            "longformer-large-4096",
+            {"vocab_size": 50_265, "max_position_embeddings": 4098, "type_vocab_size": 1},
+        ),
         ("bigbird-roberta-base", {}),
         ("bigbird-roberta-large", {}),
     ],
 )
 def test_published_sizes(name: str, settings: dict[str, int]) -> None:
-    large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-    cls = transformers.LongformerModel if name.startswith("longformer") else transformers.BigBirdModel
+    large = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    }
+    cls = (
+        transformers.LongformerModel if name.startswith("longformer") else transformers.BigBirdModel
+    )
     with torch.device("meta"):
-        theirs = cls(cls.config_class(**settings, **(large if "large" in name else {})), add_pooling_layer=False)
-    assert ledger(preset(name)).total == sum(parameter.numel() for parameter in theirs.parameters())
+        theirs = cls(
+            cls.config_class(**settings, **(large if "large" in name else {})),
+            add_pooling_layer=False,
+        )
+    assert parameter_table(preset(name)).total == sum(
+        parameter.numel() for parameter in theirs.parameters()
+    )
 
 
 @pytest.mark.parametrize("family", [LONGFORMER, BIGBIRD])
 def test_the_ledger_counts_every_option_and_head(family: Family, tmp_path: Path) -> None:
     for seed in range(6):
         config = family.translation.read(draw_settings(family.model_type, seed), "")
-        model = Model(config, (Masked(), Labels(3), Span()))
-        total = ledger(config, model.specification).total
+        model = Model(config, (MaskedHead(), LabelHead(3), SpanHead()))
+        total = parameter_table(config, model.specification).total
         assert total == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -160,7 +236,9 @@ def test_what_is_seen_in_blocks_is_what_theirs_attends_to(length: int) -> None:
     with torch.no_grad():
         for parameter in theirs.encoder.layer[0].attention.self.parameters():
             parameter.zero_()
-        shares = theirs.eval()(torch.full((1, length), 7), output_attentions=True).attentions[0][0, 0, :length, :length]
+        shares = theirs.eval()(torch.full((1, length), 7), output_attentions=True).attentions[0][
+            0, 0, :length, :length
+        ]
     # No query reads the second block twice, and the last block least of all.
     keys = 1 / torch.where(shares > 0, shares, torch.inf).amin(1)
     assert seen(pattern, length) == pytest.approx(float(keys.mean()), rel=1e-5)
@@ -180,7 +258,9 @@ def test_windows_that_are_none(window: object) -> None:
         LONGFORMER.translation.read(settings, "config.json")
 
 
-@pytest.mark.parametrize(("key", "value"), [("attention_type", "sparse"), ("block_size", 0), ("num_random_blocks", 0)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("attention_type", "sparse"), ("block_size", 0), ("num_random_blocks", 0)]
+)
 def test_blocks_that_are_none(key: str, value: object) -> None:
     with pytest.raises(FolderError):
         BIGBIRD.translation.read({key: value}, "config.json")
@@ -188,8 +268,10 @@ def test_blocks_that_are_none(key: str, value: object) -> None:
 
 def test_a_pooler_that_was_never_read_is_written_as_a_new_one(tmp_path: Path) -> None:
     """Where the folder has one, `test_a_folder_comes_back_as_it_was` finds it again. Equal models give equal files."""
-    config = BIGBIRD.translation.read(draw_settings("big_bird", 1) | {"hidden_size": 64, "initializer_range": 0.3}, "")
-    model = Model(config, (Masked(),))
+    config = BIGBIRD.translation.read(
+        draw_settings("big_bird", 1) | {"hidden_size": 64, "initializer_range": 0.3}, ""
+    )
+    model = Model(config, (MaskedHead(),))
     before = torch.get_rng_state()
     for name in ("once", "again"):
         save_model(tmp_path / name, model)
@@ -198,20 +280,24 @@ def test_a_pooler_that_was_never_read_is_written_as_a_new_one(tmp_path: Path) ->
     files = [load_file(tmp_path / name / "model.safetensors") for name in ("once", "again")]
     assert all(torch.equal(tensor, files[1][name]) for name, tensor in files[0].items())
     weight = files[0]["bert.pooler.weight"]
-    assert float(weight.std()) == pytest.approx(0.3 * 0.88, rel=0.1)  # of a normal distribution cut off at 2 σ
+    assert float(weight.std()) == pytest.approx(
+        0.3 * 0.88, rel=0.1
+    )  # of a normal distribution cut off at 2 σ
     assert not files[0]["bert.pooler.bias"].any()
     drawn = torch.rand(3)
     torch.set_rng_state(before)
     save_model(tmp_path / "third", model)
     assert torch.equal(torch.rand(3), drawn)
-    _, report = transformers.BigBirdForMaskedLM.from_pretrained(tmp_path / "once", output_loading_info=True)
+    _, report = transformers.BigBirdForMaskedLM.from_pretrained(
+        tmp_path / "once", output_loading_info=True
+    )
     assert not any(report.values())
 
 
 class Tagger(Learner):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.model = Model(config, (Tags(3),))
+        self.model = Model(config, (TagHead(3),))
 
     def forward(self, batch: Batch) -> Tensor:  # type: ignore[override]
         result: Tensor = self.model.heads["tags"](self.model.encoder(batch).last).sum()
@@ -230,7 +316,9 @@ def test_ranks_agree_on_batches_with_global_tokens_and_without(tmp_path: Path) -
     try:
         replica = replicate(learner, Replicated(0, 1, 0))
         for named in (None, torch.arange(9) == 0, None):
-            replica(Batch(torch.arange(9), torch.zeros(9, dtype=torch.int64), Layout.of([9]), {}, named)).backward()
+            replica(
+                Batch(torch.arange(9), torch.zeros(9, dtype=torch.int64), Layout.of([9]), {}, named)
+            ).backward()
             assert (wide.grad is None) == (named is None)
             learner.zero_grad()
     finally:

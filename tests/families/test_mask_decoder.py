@@ -18,8 +18,8 @@ from test_deberta import LENGTHS, SMALL, TABLE, inputs, logits_of, published
 from torch import Tensor
 
 from bothways.families.deberta import DEBERTA
-from bothways.families.keys import to_theirs
-from bothways.interop.folder import load_model
+from bothways.families.weight_names import to_theirs
+from bothways.hub.model_folder import load_model
 
 LAYER = "deberta.encoder.layer.{}"
 EPSILON = 1e-7
@@ -40,7 +40,9 @@ def gelu(x: Tensor) -> Tensor:
     return x * (1 + torch.erf(x / math.sqrt(2))) / 2
 
 
-def attended(w: Weights, layer: int, heads: int, reach: int, states: Tensor, queries: Tensor) -> Tensor:
+def attended(
+    w: Weights, layer: int, heads: int, reach: int, states: Tensor, queries: Tensor
+) -> Tensor:
     """Equation 4, head by head: softmax((Qc·Kc + Qc·Kr[δ] + Kc·Qr[δ]) / √3d) · V, with δ as in equation 3."""
     its, width = f"{LAYER.format(layer)}.attention.self", states.shape[1]
     d, places = width // heads, torch.arange(len(states))
@@ -58,7 +60,12 @@ def attended(w: Weights, layer: int, heads: int, reach: int, states: Tensor, que
         r_queries = dense(w, f"{its}.pos_q_proj", relative)[:, own]
         scores = torch.stack(
             [
-                torch.stack([q[i] @ k[j] + q[i] @ r_keys[delta[i, j]] + k[j] @ r_queries[delta[i, j]] for j in places])
+                torch.stack(
+                    [
+                        q[i] @ k[j] + q[i] @ r_keys[delta[i, j]] + k[j] @ r_queries[delta[i, j]]
+                        for j in places
+                    ]
+                )
                 for i in places
             ]
         )
@@ -66,9 +73,13 @@ def attended(w: Weights, layer: int, heads: int, reach: int, states: Tensor, que
     return torch.cat(given, -1)
 
 
-def block(w: Weights, layer: int, heads: int, reach: int, states: Tensor, queries: Tensor) -> Tensor:
+def block(
+    w: Weights, layer: int, heads: int, reach: int, states: Tensor, queries: Tensor
+) -> Tensor:
     its = LAYER.format(layer)
-    seen = dense(w, f"{its}.attention.output.dense", attended(w, layer, heads, reach, states, queries))
+    seen = dense(
+        w, f"{its}.attention.output.dense", attended(w, layer, heads, reach, states, queries)
+    )
     x = normed(w, f"{its}.attention.output.LayerNorm", queries + seen)
     inner = gelu(dense(w, f"{its}.intermediate.dense", x))
     return normed(w, f"{its}.output.LayerNorm", x + dense(w, f"{its}.output.dense", inner))
@@ -76,7 +87,10 @@ def block(w: Weights, layer: int, heads: int, reach: int, states: Tensor, querie
 
 def predicted(w: Weights, settings: dict[str, Any], ids: Tensor) -> Tensor:
     """One sequence → logits of every token."""
-    heads, most, depth = (settings[key] for key in ("num_attention_heads", "max_position_embeddings", "num_hidden_layers"))
+    heads, most, depth = (
+        settings[key]
+        for key in ("num_attention_heads", "max_position_embeddings", "num_hidden_layers")
+    )
     reach = settings.get("max_relative_positions", most)
     table = w["deberta.embeddings.word_embeddings.weight"]
     states = normed(w, "deberta.embeddings.LayerNorm", table[ids])
@@ -85,7 +99,11 @@ def predicted(w: Weights, settings: dict[str, Any], ids: Tensor) -> Tensor:
     queries = states + w[TABLE][: len(ids)]
     for _ in range(2):
         queries = block(w, depth - 1, heads, reach, states, queries)
-    x = normed(w, "lm_predictions.lm_head.LayerNorm", gelu(dense(w, "lm_predictions.lm_head.dense", queries)))
+    x = normed(
+        w,
+        "lm_predictions.lm_head.LayerNorm",
+        gelu(dense(w, "lm_predictions.lm_head.dense", queries)),
+    )
     return x @ table.T + w["lm_predictions.lm_head.bias"]
 
 
@@ -96,9 +114,15 @@ def test_version_1_decodes_by_the_formulas(changes: dict[str, Any], tmp_path: Pa
     settings = SMALL | changes
     published(tmp_path, "Deberta", settings)
     model = load_model(tmp_path).model.double()
-    w = {name: tensor.double().requires_grad_() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    w = {
+        name: tensor.double().requires_grad_()
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
     batch, _, _ = inputs()
-    found, wanted = logits_of(model, batch), torch.cat([predicted(w, settings, ids) for ids in batch.ids.split(LENGTHS)])
+    found, wanted = (
+        logits_of(model, batch),
+        torch.cat([predicted(w, settings, ids) for ids in batch.ids.split(LENGTHS)]),
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
     weights = torch.randn_like(wanted)
     (found * weights).sum().backward()

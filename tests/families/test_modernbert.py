@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from bothways.core.config import load, read, to_dict, to_toml
+from bothways.attention.patterns import Causal, Full, Window
+from bothways.core.config.reader import load, read, to_dict, to_toml
+from bothways.core.config.toml import write_toml
 from bothways.core.errors import FolderError
-from bothways.core.toml import write_toml
 from bothways.families import gpt, modernbert
 from bothways.families.catalogue import family_for, preset
 from bothways.families.gpt import GPT, GPT2
 from bothways.families.modernbert import MODERNBERT
-from bothways.interop.loading import plan_loading
-from bothways.model.config import Causal, Dropouts, EncoderConfig, Full, Learned, Rotary, Window
+from bothways.hub.load_report import plan_loading
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.positions import Learned, Rotary
 
 PUBLISHED: dict[str, Any] = {
     "attention_bias": False, "attention_dropout": 0.0, "classifier_activation": "gelu", "classifier_bias": False,
@@ -30,7 +32,11 @@ PUBLISHED: dict[str, Any] = {
 
 
 def test_the_published_settings_are_the_preset() -> None:
-    assert MODERNBERT.translation.read(PUBLISHED, "") == modernbert.base().canonical == modernbert.base()
+    assert (
+        MODERNBERT.translation.read(PUBLISHED, "")
+        == modernbert.base().canonical
+        == modernbert.base()
+    )
 
 
 def test_absent_settings_mean_what_transformers_means() -> None:
@@ -51,7 +57,10 @@ def test_other_depths_of_a_preset_keep_their_family(depth: int) -> None:
     config = replace(modernbert.base(), depth=depth)
     settings = MODERNBERT.translation.write(config)
     assert settings is not None
-    assert settings["layer_types"] == (["full_attention", "sliding_attention", "sliding_attention"] * 3)[:depth]
+    assert (
+        settings["layer_types"]
+        == (["full_attention", "sliding_attention", "sliding_attention"] * 3)[:depth]
+    )
     assert MODERNBERT.translation.read(settings, "").canonical == config.canonical
     assert family_for(config) is MODERNBERT
 
@@ -74,17 +83,35 @@ def test_what_theirs_cannot_say_has_no_counterpart(settings: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layer_types": ["full_attention"]}, "layer_types must name full_attention or sliding_attention for each of 22"),
+        (
+            {"layer_types": ["full_attention"]},
+            "layer_types must name full_attention or sliding_attention for each of 22",
+        ),
         ({"layer_types": ["linear_attention"] * 22}, "layer_types must name"),
         ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers must be at least 1, not 0"),
         ({"layer_types": [["full_attention"]] * 22}, "layer_types must name"),
-        ({"rope_parameters": [1]}, "rope_parameters must be a table for each kind of layers, not [1]"),
-        ({"rope_parameters": {"full_attention": 5}}, "rope_parameters must be a table for each kind"),
+        (
+            {"rope_parameters": [1]},
+            "rope_parameters must be a table for each kind of layers, not [1]",
+        ),
+        (
+            {"rope_parameters": {"full_attention": 5}},
+            "rope_parameters must be a table for each kind",
+        ),
         ({"rope_scaling": {"type": "yarn"}}, "rotary positions scaled by"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rotary positions scaled by 'yarn'"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": "1e4"}}}, "rope_theta must be a number"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            "rotary positions scaled by 'yarn'",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": "1e4"}}},
+            "rope_theta must be a number",
+        ),
         ({"classifier_pooling": "max"}, "classifier_pooling 'max' has no counterpart here"),
-        ({"norm_bias": "no"}, "norm_bias 'no' has no counterpart here: it must be one of True, False"),
+        (
+            {"norm_bias": "no"},
+            "norm_bias 'no' has no counterpart here: it must be one of True, False",
+        ),
         ({"num_attention_heads": 256}, "rotary positions turn pairs of features, but a head has 3"),
         ({"mlp_dropout": 1.5}, "encoder.mlp.dropout: must lie in [0, 1), not 1.5"),
     ],
@@ -96,7 +123,9 @@ def test_settings_without_a_counterpart_are_refused(settings: dict[str, Any], me
 
 
 def test_a_scaled_gpt_is_refused() -> None:
-    with pytest.raises(FolderError, match="scale_attn_by_inverse_layer_idx True has no counterpart"):
+    with pytest.raises(
+        FolderError, match="scale_attn_by_inverse_layer_idx True has no counterpart"
+    ):
         GPT2.translation.read({"scale_attn_by_inverse_layer_idx": True}, "")
 
 
@@ -113,7 +142,10 @@ def test_a_single_pattern_is_given_by_its_name() -> None:
 
 
 def test_tables_among_texts_are_written_in_line() -> None:
-    assert write_toml({"a": ["full", {"radius": 64, "kind": "window"}]}) == 'a = ["full", {radius = 64, kind = "window"}]\n'
+    assert (
+        write_toml({"a": ["full", {"radius": 64, "kind": "window"}]})
+        == 'a = ["full", {radius = 64, kind = "window"}]\n'
+    )
 
 
 def test_masks_in_old_files_are_no_weights() -> None:

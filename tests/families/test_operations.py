@@ -6,23 +6,36 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drawn_settings import draw_settings
-from family_peers import outputs
 from torch.utils.flop_counter import FlopCounterMode
 
 from batch_operations import batch_flops
+from bothways.attention.patterns import Causal, Full, Window
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import FAMILIES
 from bothways.families.family import Architecture, Family, HeadKind
-from bothways.model.config import Causal, EncoderConfig, Full, Window
-from bothways.model.heads import Choice, Head, Labels, Masked, Model, NextToken, Pair, Pooled, Replaced, Span, Tags
-from bothways.model.operations import forward_flops
+from bothways.model.config import EncoderConfig
+from bothways.model.flops import forward_flops
+from bothways.model.head_config import (
+    ChoiceHead,
+    Head,
+    LabelHead,
+    MaskedHead,
+    NextTokenHead,
+    PairHead,
+    PoolerHead,
+    ReplacedHead,
+    SpanHead,
+    TagHead,
+)
+from bothways.model.model import Model
+from drawn_settings import draw_settings
+from family_peers import outputs
 
 LENGTH, COPIES = 12, 3
 HEADS: dict[HeadKind, Head] = {
-    "masked": Masked(), "pooler": Pooled(), "pair": Pair(), "labels": Labels(3), "tags": Tags(4), "span": Span(),
-    "choice": Choice(), "replaced": Replaced(), "causal": NextToken(),
+    "masked": MaskedHead(), "pooler": PoolerHead(), "pair": PairHead(), "labels": LabelHead(3), "tags": TagHead(4), "span": SpanHead(),
+    "choice": ChoiceHead(), "replaced": ReplacedHead(), "causal": NextTokenHead(),
 }  # fmt: skip
 CASES = [(family, architecture) for family in FAMILIES for architecture in family.architectures]
 
@@ -33,12 +46,21 @@ def seen_by_all(config: EncoderConfig) -> float:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("family", "architecture"), CASES, ids=[architecture.name for _, architecture in CASES])
-def test_operations_are_those_that_torch_counts(family: Family, architecture: Architecture, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "architecture"), CASES, ids=[architecture.name for _, architecture in CASES]
+)
+def test_operations_are_those_that_torch_counts(
+    family: Family, architecture: Architecture, seed: int
+) -> None:
     """Windows reach over the whole sequence; of a causal product torch counts the masked half, too."""
     config = family.translation.read(draw_settings(family.model_type, seed), "settings")
-    wide = tuple(replace(pattern, radius=2 * LENGTH) if isinstance(pattern, Window) else pattern for pattern in config.patterns)
-    kinds = architecture.heads if architecture.bare else architecture.heads - {"pooler"}  # it comes with those that read it
+    wide = tuple(
+        replace(pattern, radius=2 * LENGTH) if isinstance(pattern, Window) else pattern
+        for pattern in config.patterns
+    )
+    kinds = (
+        architecture.heads if architecture.bare else architecture.heads - {"pooler"}
+    )  # it comes with those that read it
     config, heads = replace(config, patterns=wide), [HEADS[kind] for kind in kinds]
     model = Model(config, heads).eval()
     ids = torch.randint(4, config.vocab, (LENGTH * COPIES,))
@@ -46,7 +68,10 @@ def test_operations_are_those_that_torch_counts(family: Family, architecture: Ar
     batch = Batch(ids, torch.zeros_like(ids), Layout.of([LENGTH] * COPIES), everywhere=everywhere)
     with FlopCounterMode(display=False) as counter:
         outputs(model, batch)
-    computed = replace(config, patterns=tuple(Full() if isinstance(pattern, Causal) else pattern for pattern in wide))
+    computed = replace(
+        config,
+        patterns=tuple(Full() if isinstance(pattern, Causal) else pattern for pattern in wide),
+    )
     expected = forward_flops(computed, heads, LENGTH, predicted=1.0) * len(ids)
     expected += batch_flops(config, heads, LENGTH)
     assert counter.get_total_flops() == pytest.approx(expected + seen_by_all(config), rel=1e-9)

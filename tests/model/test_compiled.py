@@ -16,20 +16,30 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.model import block, dropout, residual
+from bothways.finetuning.config import finetune_adam
+from bothways.kernels import add_norm as residual
+from bothways.kernels import dropout
+from bothways.model import block
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.encoder import Encoder
-from bothways.recipes.computing import compute_as
-from bothways.recipes.method import adam
+from bothways.preflight.compute import compute_as
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # the tracer looks at it of every input
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute"
+)  # the tracer looks at it of every input
 BATCHES = ([5, 6], [9, 3, 8], [30], [4, 4, 4, 4])
-NAMES = ("bert-base-chinese", "albert-xxlarge-v2", "deberta-v2-xxlarge", "modernbert-large", "gpt2-xl")
+NAMES = (
+    "bert-base-chinese",
+    "albert-xxlarge-v2",
+    "deberta-v2-xxlarge",
+    "modernbert-large",
+    "gpt2-xl",
+)
 TRACED: tuple[tuple[Any, str], ...] = (
     (block.Block, "rest"), (block.FeedForward, "forward"), (block.FeedForward, "_down"), (block, "activate"),
     (block, "add_norm"), (residual, "dropout"), (dropout.Dropout, "forward"), (dropout, "dropout"),
 )  # fmt: skip
-COMPILED = dataclasses.replace(adam(), compiled=True)
+COMPILED = dataclasses.replace(finetune_adam(), compiled=True)
 
 
 @pytest.fixture
@@ -38,7 +48,9 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
     torch._dynamo.reset()
     for owner, name in TRACED:  # without the checks of types and shapes that tests run with
         monkeypatch.setattr(owner, name, inspect.unwrap(getattr(owner, name)))
-    monkeypatch.setattr(residual, "serves", lambda device: False)  # what is compiled is made of torch's operators
+    monkeypatch.setattr(
+        residual, "serves", lambda device: False
+    )  # what is compiled is made of torch's operators
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(block.Block.rest, dynamic=True, fullgraph=True, backend=counter)
     monkeypatch.setattr(block, "compiled_rest", lambda: compiled)
@@ -49,11 +61,17 @@ def encoder_of(name: str) -> Encoder:
     """Without dropout, whose random numbers a compiler does not trace on a CPU."""
     config = SHAPES[name]
     assert isinstance(config, EncoderConfig)
-    mlp = dataclasses.replace(config.mlp, dropout=0.0) if isinstance(config.mlp, Gated) else config.mlp
+    mlp = (
+        dataclasses.replace(config.mlp, dropout=0.0)
+        if isinstance(config.mlp, Gated)
+        else config.mlp
+    )
     return Encoder(dataclasses.replace(config, dropout=Dropouts(0.0, 0.0), mlp=mlp))
 
 
-def trained(encoder: Encoder, lengths: list[int], compiled: bool, only: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+def trained(
+    encoder: Encoder, lengths: list[int], compiled: bool, only: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
     for part in encoder.modules():
         if isinstance(part, block.Block):
             part.compiled = compiled
@@ -63,17 +81,25 @@ def trained(encoder: Encoder, lengths: list[int], compiled: bool, only: Tensor |
     encoder.zero_grad()
     found = encoder(Batch(ids, torch.zeros_like(ids), layout, {}, everywhere), only=only).last
     (found * torch.randn(found.shape, generator=rng)).sum().backward()
-    return found.detach(), {name: x.grad for name, x in encoder.named_parameters() if x.grad is not None}
+    return found.detach(), {
+        name: x.grad for name, x in encoder.named_parameters() if x.grad is not None
+    }
 
 
-@pytest.mark.parametrize(("name", "recompute"), [*((name, False) for name in NAMES), (NAMES[0], True)])
-def test_compiled_is_what_it_is_without(name: str, recompute: bool, counter: CompileCounterWithBackend) -> None:
+@pytest.mark.parametrize(
+    ("name", "recompute"), [*((name, False) for name in NAMES), (NAMES[0], True)]
+)
+def test_compiled_is_what_it_is_without(
+    name: str, recompute: bool, counter: CompileCounterWithBackend
+) -> None:
     encoder = encoder_of(name).train()
     encoder.recompute = recompute
     traces = []
     for lengths in BATCHES:
         for only in (None, torch.tensor([0, sum(lengths) - 1])):
-            usual, compiled = (trained(encoder, lengths, compiled, only) for compiled in (False, True))
+            usual, compiled = (
+                trained(encoder, lengths, compiled, only) for compiled in (False, True)
+            )
             torch.testing.assert_close(compiled, usual, rtol=0, atol=1e-6)
         traces.append(counter.frame_count)
     assert 0 < traces[0] == traces[-1]
@@ -86,15 +112,20 @@ def test_a_copy_computes_with_weights_of_its_own(counter: CompileCounterWithBack
     with torch.no_grad():
         other.blocks[1].attention.out.weight.zero_()
     assert torch.equal(trained(encoder, [5, 6], True, None)[0], before)
-    assert torch.equal(trained(other, [5, 6], True, None)[0], trained(other, [5, 6], False, None)[0])
+    assert torch.equal(
+        trained(other, [5, 6], True, None)[0], trained(other, [5, 6], False, None)[0]
+    )
     assert not torch.equal(trained(other, [5, 6], True, None)[0], before)
 
 
 def test_a_gpu_alone_is_given_compiled_blocks() -> None:
     encoder = encoder_of(NAMES[0])
-    with pytest.raises(ConfigError, match=r"training\.compiled: is for the blocks of a Transformer on a GPU, not .* on cpu"):
+    with pytest.raises(
+        ConfigError,
+        match=r"training\.compiled: is for the blocks of a Transformer on a GPU, not .* on cpu",
+    ):
         compute_as(encoder, COMPILED, torch.device("cpu"))
     compute_as(encoder, COMPILED, torch.device("cuda"))
     assert all(part.compiled for part in encoder.modules() if isinstance(part, block.Block))
-    compute_as(encoder, adam(), torch.device("cuda"))
+    compute_as(encoder, finetune_adam(), torch.device("cuda"))
     assert not any(part.compiled for part in encoder.modules() if isinstance(part, block.Block))

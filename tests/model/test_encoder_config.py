@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bothways.attention.patterns import Blocks, Full, Window
 from bothways.core.errors import ConfigError
-from bothways.model.config import Blocks, Disentangled, Dropouts, EncoderConfig, Full, Gated, Learned, Readout, Rotary, Window
-from bothways.model.heads import Labels, NextToken, build_head
+from bothways.model.config import Dropouts, EncoderConfig, Gated
+from bothways.model.head_config import LabelHead, NextTokenHead, Readout
+from bothways.model.model import build_head
+from bothways.model.positions import Disentangled, Learned, Rotary
 
 
 @pytest.mark.parametrize(
@@ -28,8 +31,14 @@ from bothways.model.heads import Labels, NextToken, build_head
         ({"pad": 50}, "encoder.pad: id 50 is not in the vocabulary of 50"),
         ({"pad": -1}, "encoder.pad: id -1 is not in the vocabulary of 50"),
         ({"patterns": ()}, "encoder.patterns: must hold at least one pattern"),
-        ({"patterns": (Blocks(),), "position": Disentangled()}, "encoder.patterns: distances between tokens are scored"),
-        ({"patterns": (Window(4, everywhere=True),), "position": Disentangled()}, "encoder.patterns: distances between"),
+        (
+            {"patterns": (Blocks(),), "position": Disentangled()},
+            "encoder.patterns: distances between tokens are scored",
+        ),
+        (
+            {"patterns": (Window(4, everywhere=True),), "position": Disentangled()},
+            "encoder.patterns: distances between",
+        ),
         (
             {"position": Rotary(), "width": 12, "heads": 4},
             "encoder.heads: rotary positions turn pairs of features, but a head has 3",
@@ -41,45 +50,76 @@ def test_a_setting_that_cannot_be_is_refused(settings: dict[str, float], message
         EncoderConfig(**{"vocab": 50, **settings})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "rate"), [("hidden", 1.0), ("hidden", float("nan")), ("attention", -0.1), ("embedding", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("hidden", 1.0), ("hidden", float("nan")), ("attention", -0.1), ("embedding", 1.0)],
+)
 def test_a_rate_that_cannot_be_is_refused(name: str, rate: float) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"encoder.dropout.{name}: must lie in [0, 1), not {rate}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"encoder.dropout.{name}: must lie in [0, 1), not {rate}")
+    ):
         Dropouts(**{name: rate})  # type: ignore[arg-type]
 
 
 def test_positions_must_be_some() -> None:
-    with pytest.raises(ConfigError, match=re.escape("encoder.position.most: must be at least 1, not 0")):
+    with pytest.raises(
+        ConfigError, match=re.escape("encoder.position.most: must be at least 1, not 0")
+    ):
         Learned(0)
-    with pytest.raises(ConfigError, match=re.escape("encoder.position.most: must be at least 1, not 0")):
+    with pytest.raises(
+        ConfigError, match=re.escape("encoder.position.most: must be at least 1, not 0")
+    ):
         Rotary(0)
-    with pytest.raises(ConfigError, match=re.escape("encoder.position.bases: must be numbers above 1, not (1.0,)")):
+    with pytest.raises(
+        ConfigError, match=re.escape("encoder.position.bases: must be numbers above 1, not (1.0,)")
+    ):
         Rotary(bases=(1.0,))
 
 
 def test_parts_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match=re.escape("encoder.patterns.radius: must be at least 0, not -1")):
+    with pytest.raises(
+        ConfigError, match=re.escape("encoder.patterns.radius: must be at least 0, not -1")
+    ):
         Window(-1)
-    with pytest.raises(ConfigError, match=re.escape("encoder.mlp.dropout: must lie in [0, 1), not 1.0")):
+    with pytest.raises(
+        ConfigError, match=re.escape("encoder.mlp.dropout: must lie in [0, 1), not 1.0")
+    ):
         Gated(1.0)
-    with pytest.raises(ConfigError, match=re.escape("encoder.embedding: the head predicts with the embedding, 4 features")):
-        build_head(EncoderConfig(50, embedding=4), NextToken())
-    own = build_head(EncoderConfig(50, embedding=4, readout=Readout(output="own")), NextToken())
+    with pytest.raises(
+        ConfigError,
+        match=re.escape("encoder.embedding: the head predicts with the embedding, 4 features"),
+    ):
+        build_head(EncoderConfig(50, embedding=4), NextTokenHead())
+    own = build_head(EncoderConfig(50, embedding=4, readout=Readout(output="own")), NextTokenHead())
     assert own(torch.ones(3, 768), torch.ones(50, 4)).shape == (3, 50)
 
 
 def test_patterns_and_bases_go_round_and_equal_encoders_have_one_canonical_form() -> None:
-    config = EncoderConfig(50, depth=5, patterns=(Full(), Window(2)), position=Rotary(9, (7.0, 3.0, 3.0)))
-    assert [config.pattern(layer) for layer in range(5)] == [Full(), Window(2), Full(), Window(2), Full()]
+    config = EncoderConfig(
+        50, depth=5, patterns=(Full(), Window(2)), position=Rotary(9, (7.0, 3.0, 3.0))
+    )
+    assert [config.pattern(layer) for layer in range(5)] == [
+        Full(),
+        Window(2),
+        Full(),
+        Window(2),
+        Full(),
+    ]
     assert [config.base(layer) for layer in range(5)] == [7, 3, 3, 7, 3]
     assert EncoderConfig(50).base(0) is None
-    longer = replace(config, patterns=(Full(), Window(2)) * 4, position=Rotary(9, (7.0, 3.0, 3.0, 7.0, 3.0, 8.0)))
+    longer = replace(
+        config, patterns=(Full(), Window(2)) * 4, position=Rotary(9, (7.0, 3.0, 3.0, 7.0, 3.0, 8.0))
+    )
     assert longer.canonical == config.canonical == config
     assert replace(longer, depth=6).canonical != replace(config, depth=6).canonical
 
 
 @pytest.mark.parametrize(
-    ("count", "dropout", "message"), [(0, None, "count: must be"), (2, 1.0, "dropout: must lie in [0, 1)")]
+    ("count", "dropout", "message"),
+    [(0, None, "count: must be"), (2, 1.0, "dropout: must lie in [0, 1)")],
 )
-def test_a_label_head_that_cannot_be_is_refused(count: int, dropout: float | None, message: str) -> None:
+def test_a_label_head_that_cannot_be_is_refused(
+    count: int, dropout: float | None, message: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"heads.labels.{message}")):
-        Labels(count, dropout)
+        LabelHead(count, dropout)

@@ -11,22 +11,27 @@ import torch
 from scipy import stats
 from torch import nn
 
+from bothways.kernels.dropout import Dropout, dropout, keep_mask
 from bothways.model.config import Dropouts, EncoderConfig, PreNorm
-from bothways.model.dropout import Dropout, dropout, keep_mask
-from bothways.model.heads import Labels, Masked, Model, Pair, Pooled
+from bothways.model.head_config import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.model import Model
 
 SIGMA = 0.03
-HEADS = (Masked(), Pooled(), Pair(), Labels(4))
+HEADS = (MaskedHead(), PoolerHead(), PairHead(), LabelHead(4))
 
 
 def started(**settings: object) -> Model:
     torch.manual_seed(3)
-    config = EncoderConfig(vocab=300, width=64, depth=2, heads=4, inner=100, initial_range=SIGMA, **settings)  # type: ignore[arg-type]
+    config = EncoderConfig(
+        vocab=300, width=64, depth=2, heads=4, inner=100, initial_range=SIGMA, **settings
+    )  # type: ignore[arg-type]
     return Model(config, HEADS)
 
 
 @pytest.mark.parametrize("settings", [{}, {"order": PreNorm()}], ids=["post", "pre"])
-def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(settings: dict[str, object]) -> None:
+def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(
+    settings: dict[str, object],
+) -> None:
     model = started(**settings)
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     assert len(norms) == 2 * 2 + 1 + 1
@@ -45,16 +50,21 @@ def test_two_models_start_differently_and_a_seed_starts_equal_ones() -> None:
     first, second = started().state_dict(), started().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
     other = Model(started().config, HEADS).state_dict()
-    assert not torch.equal(other["encoder.embedding.token.weight"], first["encoder.embedding.token.weight"])
+    assert not torch.equal(
+        other["encoder.embedding.token.weight"], first["encoder.embedding.token.weight"]
+    )
 
 
 def test_heads_are_where_they_were_asked_for() -> None:
     assert set(started().heads) == {"masked", "pooler", "pair", "labels"}
-    assert set(Model(started().config, [Pooled()]).heads) == {"pooler"}
+    assert set(Model(started().config, [PoolerHead()]).heads) == {"pooler"}
     config = EncoderConfig(vocab=9, width=8, depth=1, heads=1, inner=8, dropout=Dropouts(0.25))
-    rates = [Model(config, [Labels(2, rate)]).heads["labels"].dropout.rate for rate in (None, 0.0, 0.5)]
+    rates = [
+        Model(config, [LabelHead(2, rate)]).heads["labels"].dropout.rate
+        for rate in (None, 0.0, 0.5)
+    ]
     assert rates == [0.25, 0.0, 0.5]
-    assert Model(config, [Pair()]).heads["pair"].dropout.rate == 0
+    assert Model(config, [PairHead()]).heads["pair"].dropout.rate == 0
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -69,7 +79,9 @@ def test_dropout_keeps_the_expectation_and_drops_the_rate(rate: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 1 - 2**-16])
-def test_of_all_draws_that_there_can_be_exactly_the_rate_is_dropped(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_all_draws_that_there_can_be_exactly_the_rate_is_dropped(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Each:
         def __init__(self, seed: int) -> None:
             pass
@@ -80,7 +92,9 @@ def test_of_all_draws_that_there_can_be_exactly_the_rate_is_dropped(rate: float,
     monkeypatch.setattr(np.random, "SFC64", Each)
     mask = keep_mask(torch.empty(2**16), rate, 1)
     assert int((mask == 0).sum()) == round(rate * 2**16)
-    assert mask.unique().tolist() == pytest.approx([0.0, 2**16 / (2**16 - round(rate * 2**16))], rel=1e-7)
+    assert mask.unique().tolist() == pytest.approx(
+        [0.0, 2**16 / (2**16 - round(rate * 2**16))], rel=1e-7
+    )
 
 
 def test_neighbouring_draws_are_independent() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bothways.core.layout import EQUAL, LOOSE, Cut, Layout, cut_to_predict
+from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy, cut_to_predict
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 30), st.integers(200, 400)), min_size=1, max_size=12)
 
@@ -15,15 +15,23 @@ LENGTHS = st.lists(st.one_of(st.integers(1, 30), st.integers(200, 400)), min_siz
 @given(LENGTHS)
 def test_offsets_positions_and_owners_agree(lengths: list[int]) -> None:
     layout = Layout.of(lengths)
-    assert (layout.sequences, layout.tokens, layout.longest) == (len(lengths), sum(lengths), max(lengths))
+    assert (layout.sequences, layout.tokens, layout.longest) == (
+        len(lengths),
+        sum(lengths),
+        max(lengths),
+    )
     assert layout.lengths == lengths
     assert layout.offsets.tolist() == [sum(lengths[:at]) for at in range(len(lengths) + 1)]
-    tokens = [(owner, position) for owner, length in enumerate(lengths) for position in range(length)]
+    tokens = [
+        (owner, position) for owner, length in enumerate(lengths) for position in range(length)
+    ]
     assert list(zip(layout.owner.tolist(), layout.positions.tolist(), strict=True)) == tokens
 
 
-@given(LENGTHS, st.sampled_from([LOOSE, EQUAL, Cut(small=0)]))
-def test_rectangles_cover_all_tokens_once_and_are_tight(lengths: list[int], cut: Cut) -> None:
+@given(LENGTHS, st.sampled_from([LOOSE, EQUAL, RectanglePolicy(small=0)]))
+def test_rectangles_cover_all_tokens_once_and_are_tight(
+    lengths: list[int], cut: RectanglePolicy
+) -> None:
     layout = Layout.of(lengths, cut)
     assert layout.slots == layout.tokens
     assert sum(part.rows * part.longest for part in layout.rectangles) == layout.slots

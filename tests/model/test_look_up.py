@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from bothways.model.embedding import look_up
 
 
-def gradients(table: nn.Embedding, ids: Tensor, factors: list[Tensor], by_hand: bool) -> Tensor | None:
+def gradients(
+    table: nn.Embedding, ids: Tensor, factors: list[Tensor], by_hand: bool
+) -> Tensor | None:
     """Of Σ rows·a + Σ (b·tableᵀ)·c, where there is b; twice, added up."""
     table.zero_grad()
     for _ in range(2):
@@ -26,7 +28,12 @@ def gradients(table: nn.Embedding, ids: Tensor, factors: list[Tensor], by_hand: 
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 40), st.booleans(), st.sampled_from([torch.float64, torch.float32]), st.integers(0, 2**31))
+@given(
+    st.integers(0, 40),
+    st.booleans(),
+    st.sampled_from([torch.float64, torch.float32]),
+    st.integers(0, 2**31),
+)
 def test_the_gradient_is_torchs(tokens: int, whole: bool, dtype: torch.dtype, seed: int) -> None:
     torch.manual_seed(seed)
     table, ids = nn.Embedding(9, 5, dtype=dtype), torch.randint(0, 9, (tokens,))

@@ -7,23 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
 from torch import Tensor, nn
 
-from bothways.core.batch import LabelTargets, TokenTargets
+from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
+from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import Head, Labels, Masked, Model, Pair, Pooled
-from bothways.objectives.pretraining import Pretraining
+from bothways.model.head_config import Head, LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.model import Model
+from bothways.objectives.masked_lm import MaskedLMLearner
 
 LENGTHS = [7, 20, 19, 1, 17, 3, 20]
 TOLERANCE = 1e-5
 CLASSES: dict[str, tuple[Head, ...]] = {
-    "Model": (Pooled(),),
-    "ForPreTraining": (Masked(), Pooled(), Pair()),
-    "ForMaskedLM": (Masked(),),
-    "ForNextSentencePrediction": (Pooled(), Pair()),
-    "ForSequenceClassification": (Pooled(), Labels(3)),
+    "Model": (PoolerHead(),),
+    "ForPreTraining": (MaskedHead(), PoolerHead(), PairHead()),
+    "ForMaskedLM": (MaskedHead(),),
+    "ForNextSentencePrediction": (PoolerHead(), PairHead()),
+    "ForSequenceClassification": (PoolerHead(), LabelHead(3)),
 }
 
 
@@ -31,7 +32,11 @@ def outputs(model: Model, text: Input) -> dict[str, Tensor]:
     """What their class of the same heads returns, by the names it has there."""
     x, heads = model.encoder(text.batch).last, model.heads
     pooled = heads["pooler"](x, text.batch.layout) if "pooler" in heads else None
-    result = {} if "masked" not in heads else {"masked": heads["masked"](x, model.encoder.embedding.token.weight)}
+    result = (
+        {}
+        if "masked" not in heads
+        else {"masked": heads["masked"](x, model.encoder.embedding.token.weight)}
+    )
     if "pair" in heads:
         result["pair"] = heads["pair"](pooled)
     if "labels" in heads:
@@ -45,7 +50,10 @@ def peer_outputs(model: nn.Module, text: Input) -> dict[str, Tensor]:
         case "BertModel":
             return {"hidden": theirs.last_hidden_state[text.kept], "pooled": theirs.pooler_output}
         case "BertForPreTraining":
-            return {"masked": theirs.prediction_logits[text.kept], "pair": theirs.seq_relationship_logits}
+            return {
+                "masked": theirs.prediction_logits[text.kept],
+                "pair": theirs.seq_relationship_logits,
+            }
         case "BertForMaskedLM":
             return {"masked": theirs.logits[text.kept]}
         case "BertForNextSentencePrediction":
@@ -61,13 +69,17 @@ def pair_of_models(config: EncoderConfig, name: str, seed: int) -> tuple[Model, 
 
 
 def assert_near(found: Tensor, wanted: Tensor, floor: float = 1.0) -> None:
-    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE * max(float(wanted.abs().max()), floor))
+    torch.testing.assert_close(
+        found, wanted, rtol=0, atol=TOLERANCE * max(float(wanted.abs().max()), floor)
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("order", ["post", "pre"])
-def test_evaluation_equals_transformers_with_dropout_configured(order: str, name: str, seed: int) -> None:
+def test_evaluation_equals_transformers_with_dropout_configured(
+    order: str, name: str, seed: int
+) -> None:
     config = draw_config(seed, order, dropout=0.3, attention_dropout=0.2)
     mine, theirs = pair_of_models(config, name, seed)
     text = draw_input(config, LENGTHS, seed)
@@ -81,7 +93,9 @@ def test_evaluation_equals_transformers_with_dropout_configured(order: str, name
 @pytest.mark.parametrize("seed", range(10, 13))
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("order", ["post", "pre"])
-def test_training_without_dropout_equals_transformers_forward_and_gradients(order: str, name: str, seed: int) -> None:
+def test_training_without_dropout_equals_transformers_forward_and_gradients(
+    order: str, name: str, seed: int
+) -> None:
     config = draw_config(seed, order)
     mine, theirs = pair_of_models(config, name, seed)
     text = draw_input(config, LENGTHS, seed)
@@ -96,8 +110,14 @@ def test_training_without_dropout_equals_transformers_forward_and_gradients(orde
 
 def compare_gradients(mine: Model, theirs: nn.Module) -> None:
     found = gradients(mine)
-    prefix = "" if any(name.startswith("bert.") for name, _ in theirs.named_parameters()) else "bert."
-    wanted = {prefix + name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
+    prefix = (
+        "" if any(name.startswith("bert.") for name, _ in theirs.named_parameters()) else "bert."
+    )
+    wanted = {
+        prefix + name: parameter.grad
+        for name, parameter in theirs.named_parameters()
+        if parameter.grad is not None
+    }
     assert found.keys() == wanted.keys()
     # The key's bias has no influence at all: its gradient is rounding, measured against that of the whole.
     largest = max(float(gradient.abs().max()) for gradient in wanted.values())
@@ -110,7 +130,9 @@ def test_pretraining_losses_equal_transformers(order: str) -> None:
     config = draw_config(5, order)
     mine, theirs = pair_of_models(config, "ForPreTraining", 5)
     text = draw_input(config, LENGTHS)
-    labels = torch.where(torch.rand(text.kept.shape) < 0.3, text.padded["input_ids"], -100).masked_fill(~text.kept, -100)
+    labels = torch.where(
+        torch.rand(text.kept.shape) < 0.3, text.padded["input_ids"], -100
+    ).masked_fill(~text.kept, -100)
     labels[:, 0] = -100  # [CLS] is never masked
     pairs = torch.tensor([0, 1, 1, 0, 1, 0, 0])
     wanted = theirs.train()(**text.padded, labels=labels, next_sentence_label=pairs)
@@ -119,7 +141,7 @@ def test_pretraining_losses_equal_transformers(order: str) -> None:
     index = (labels[text.kept] != -100).nonzero()[:, 0]
     targets = {"masked": TokenTargets(index, labels[text.kept][index]), "pair": LabelTargets(pairs)}
     none = np.zeros(config.vocab, dtype=bool)
-    learner = Pretraining(mine.train(), Masking(), Vocabulary(none, none, 1))
+    learner = MaskedLMLearner(mine.train(), Masking(), Vocabulary(none, none, 1))
     losses = learner(replace(text.batch, targets=targets))
     weights = learner.weights(replace(text.batch, targets=targets))
     assert weights == {"masked": float(len(index)), "pair": float(len(pairs))}

@@ -13,10 +13,11 @@ from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.families.catalogue import preset
-from bothways.model.config import EncoderConfig, Learned, Sinusoidal
+from bothways.model.config import EncoderConfig
 from bothways.model.embedding import positions, sinusoids
-from bothways.model.heads import Model
-from bothways.model.ledger import ledger
+from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
+from bothways.model.positions import Learned, Sinusoidal
 
 
 @pytest.mark.parametrize("width", [6, 7])
@@ -42,7 +43,9 @@ def test_rows_before_the_first_position_are_passed_over() -> None:
 def test_fixed_positions_are_no_parameters() -> None:
     config = EncoderConfig(11, 8, 1, 2, 8, position=Sinusoidal(9))
     model = Model(config, ())
-    assert ledger(config).total == sum(parameter.numel() for parameter in model.parameters())
+    assert parameter_table(config).total == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
     assert not any("position" in name for name in model.state_dict())
 
 
@@ -50,7 +53,9 @@ def test_fixed_positions_are_no_parameters() -> None:
 def test_no_position_at_all_is_refused(position: type) -> None:
     with pytest.raises(ConfigError, match=r"^encoder\.position\.most: must be at least 1, not 0"):
         position(0)
-    with pytest.raises(ConfigError, match=r"^encoder\.position\.offset: must be at least 0, not -1"):
+    with pytest.raises(
+        ConfigError, match=r"^encoder\.position\.offset: must be at least 0, not -1"
+    ):
         Learned(4, offset=-1)
 
 
@@ -60,7 +65,9 @@ def test_the_first_transformer_is_torchs() -> None:
     config = replace(preset("transformer-base"), vocab=30, width=12, depth=2, heads=3, inner=20)
     assert isinstance(config, EncoderConfig)
     encoder = Model(config, ()).encoder.double().eval()
-    layer = nn.TransformerEncoderLayer(12, 3, 20, layer_norm_eps=1e-6, batch_first=True, dtype=torch.float64)
+    layer = nn.TransformerEncoderLayer(
+        12, 3, 20, layer_norm_eps=1e-6, batch_first=True, dtype=torch.float64
+    )
     theirs = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     for block, other in zip(encoder.blocks, theirs.layers, strict=True):
         pairs = [
@@ -75,10 +82,17 @@ def test_the_first_transformer_is_torchs() -> None:
             for mine, its in pairs:
                 its.copy_(mine.add_(torch.randn_like(mine) * 0.3))
     ids = torch.randint(30, (2, 7))
-    waves = torch.tensor([[wave(place, feature, 12) for feature in range(12)] for place in range(7)], dtype=torch.float64)
+    waves = torch.tensor(
+        [[wave(place, feature, 12) for feature in range(12)] for place in range(7)],
+        dtype=torch.float64,
+    )
     given = encoder.embedding.token(ids) * math.sqrt(12) + waves
-    found = encoder(Batch(ids.flatten(), torch.zeros(14, dtype=torch.int64), Layout.of([7, 7]))).last
-    torch.testing.assert_close(found, theirs(given).flatten(0, 1), rtol=1e-6, atol=1e-6)  # positions are of fp32
+    found = encoder(
+        Batch(ids.flatten(), torch.zeros(14, dtype=torch.int64), Layout.of([7, 7]))
+    ).last
+    torch.testing.assert_close(
+        found, theirs(given).flatten(0, 1), rtol=1e-6, atol=1e-6
+    )  # positions are of fp32
 
 
 def wave(place: int, feature: int, width: int) -> float:

@@ -10,17 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from bothways.attention.dispatch import is_compiled
+from bothways.attention.patterns import Blocks, Full, Window
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import PRESETS, preset
-from bothways.model import block, operations
-from bothways.model.config import Blocks, Disentangled, Dropouts, EncoderConfig, Full, Gated, Rotary, Sharing, Window
+from bothways.finetuning.mixout import mix_out
+from bothways.model import block
+from bothways.model import flops as operations
+from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
 from bothways.model.encoder import Encoder
-from bothways.model.heads import Model, token_head
-from bothways.model.kernels import is_compiled
-from bothways.model.mixout import mix_out
-from bothways.model.operations import kept_floats
-from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
+from bothways.model.flops import kept_floats
+from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.model import Model, token_head
+from bothways.model.positions import Disentangled, Rotary
 
 LENGTHS = [70, 9, 70, 21, 1]
 SMALL = EncoderConfig(50, 16, 3, 2, 24, dropout=Dropouts(0.2, 0.3))
@@ -28,13 +31,21 @@ SMALL = EncoderConfig(50, 16, 3, 2, 24, dropout=Dropouts(0.2, 0.3))
 
 def shrunk(config: ModelConfig) -> ModelConfig:
     """The family's own structure in a small size, with dropout wherever it has some."""
-    if isinstance(config, RecurrentConfig):
+    if isinstance(config, LSTMConfig):
         return replace(config, vocab=50, projection=8, cells=12, depth=3, dropout=0.2)
     patterns = tuple(_small(pattern) for pattern in config.patterns)
     mlp = replace(config.mlp, dropout=0.2) if isinstance(config.mlp, Gated) else config.mlp
     dropout = replace(config.dropout, hidden=0.2, attention=0.3)
     embedding = None if config.embedding is None else 8
-    sizes: dict[str, Any] = {"vocab": 50, "width": 16, "depth": 3, "heads": 2, "inner": 24, "embedding": embedding, "pad": 0}
+    sizes: dict[str, Any] = {
+        "vocab": 50,
+        "width": 16,
+        "depth": 3,
+        "heads": 2,
+        "inner": 24,
+        "embedding": embedding,
+        "pad": 0,
+    }
     position = config.position
     if isinstance(position, Disentangled) and position.convolution is not None:
         position = replace(position, convolution=replace(position.convolution, groups=2))
@@ -62,12 +73,18 @@ SHAPES: dict[str, ModelConfig] = {name: shrunk(preset(name)) for name in DISTINC
 
 def batch_for(config: ModelConfig) -> Batch:
     layout = Layout.of(LENGTHS)
-    ids = torch.randint(4, config.vocab, (layout.tokens,), generator=torch.Generator().manual_seed(3))
-    everywhere = layout.positions == 0 if isinstance(config, EncoderConfig) and config.everywhere else None
+    ids = torch.randint(
+        4, config.vocab, (layout.tokens,), generator=torch.Generator().manual_seed(3)
+    )
+    everywhere = (
+        layout.positions == 0 if isinstance(config, EncoderConfig) and config.everywhere else None
+    )
     return Batch(ids, torch.zeros_like(ids), layout, {}, everywhere)
 
 
-def trained(model: Model, recompute: bool, run: Callable[[Model], Tensor]) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
+def trained(
+    model: Model, recompute: bool, run: Callable[[Model], Tensor]
+) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
     """The loss, all gradients, and the next number that torch's generator would have drawn."""
     model.encoder.recompute = recompute
     torch.manual_seed(5)
@@ -87,8 +104,12 @@ def assert_equal(model: Model, run: Callable[[Model], Tensor]) -> None:
         assert gradient is None or found is None or torch.equal(gradient, found), name
 
 
-@pytest.mark.parametrize("config", [SMALL, replace(SMALL, mlp=Gated(0.2)), replace(SMALL, activation="silu")], ids=repr)
-def test_activations_computed_again_change_nothing(config: EncoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "config", [SMALL, replace(SMALL, mlp=Gated(0.2)), replace(SMALL, activation="silu")], ids=repr
+)
+def test_activations_computed_again_change_nothing(
+    config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of the feed-forward layer alone, as in large batches, and within blocks that are computed again."""
     model, batch = Model(config, ()).train(), batch_for(config)
     mix_out(model, 0.3)
@@ -108,8 +129,16 @@ def test_losses_gradients_and_draws_are_bit_equal(config: ModelConfig) -> None:
     only = torch.tensor([0, 80, 99])
     weights = torch.randn(3, model.encoder.width)
     for asked in (None, only):
-        assert_equal(model, lambda model, asked=asked: (model.encoder(batch, only=asked).last[only] * weights).sum())  # type: ignore[misc]
-    assert_equal(model, lambda model: sum((x * x).sum() for x in model.encoder(batch, keep_layers=True).layers))  # type: ignore[misc]
+        assert_equal(
+            model,
+            lambda model, asked=asked: (
+                model.encoder(batch, only=asked).last[only] * weights
+            ).sum(),
+        )  # type: ignore[misc]
+    assert_equal(
+        model,
+        lambda model: sum((x * x).sum() for x in model.encoder(batch, keep_layers=True).layers),
+    )  # type: ignore[misc]
 
 
 def test_mixout_frozen_parts_and_autocast_too() -> None:
@@ -131,7 +160,10 @@ def square(model: Model) -> Tensor:
 
 def kept(model: Model, batch: Batch) -> int:
     """Numbers held for the backward pass, of which each is counted once, weights left out."""
-    weights, sizes = {p.untyped_storage().data_ptr() for p in model.parameters()}, dict[int, tuple[int, Tensor]]()
+    weights, sizes = (
+        {p.untyped_storage().data_ptr() for p in model.parameters()},
+        dict[int, tuple[int, Tensor]](),
+    )
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
@@ -146,7 +178,9 @@ def kept(model: Model, batch: Batch) -> int:
 
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("length", [32, 64])
-def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It leaves room in each block, for 4 vectors more than attention of the library's own keeps, for 6 more than torch's.
 
     What it leaves out are two vectors of the embedding, and numbers that each token has a few of: ids, moments of the norms.
@@ -161,12 +195,18 @@ def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(length: int, 
         model.encoder.recompute = recompute
         held[recompute] = kept(model, batch) / layout.tokens
         forecast = kept_floats(config, length, ids.device, recompute)
-        assert forecast - held[recompute] == pytest.approx((room * blocks - 2) * 64, abs=10 + 10 * blocks)
+        assert forecast - held[recompute] == pytest.approx(
+            (room * blocks - 2) * 64, abs=10 + 10 * blocks
+        )
     assert held[True] < held[False] / 6
 
 
-@pytest.mark.parametrize(("name", "grows"), [("bert-base-chinese", False), ("deberta-xlarge", True)])
-def test_a_gpu_keeps_no_probabilities(name: str, grows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "grows"), [("bert-base-chinese", False), ("deberta-xlarge", True)]
+)
+def test_a_gpu_keeps_no_probabilities(
+    name: str, grows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its kernels compute them again, and need as much of each token however long its sequence is."""
     monkeypatch.setattr(operations, "resolve_precision", lambda *_: torch.bfloat16)
     short, long = (kept_floats(SHAPES[name], length, torch.device("cuda")) for length in (16, 64))

@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.model.layers import LayerChoice, LayerConcat, LayerSum, build_mix, chosen_layers
-from bothways.model.recurrent import BiLSTM, by_time
+from bothways.model.layer_mix import LayerChoice, LayerConcat, LayerSum, build_mix, chosen_layers
+from bothways.model.lstm import BiLSTM, by_time
 
 
 @settings(deadline=None, max_examples=30)
@@ -35,7 +35,9 @@ def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_reads_in_the_precision_of_the_weights(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_reads_in_the_precision_of_the_weights(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Autocast would give cuDNN's LSTMs fp16, whatever it was asked for."""
     seen = []
 
@@ -102,7 +104,9 @@ def test_choices_are_those_of_table_7() -> None:
     }
 
 
-@pytest.mark.parametrize(("choice", "depth"), [("concat_last_four", 3), ("weighted_last_four", 3), ("second_to_last", 1)])
+@pytest.mark.parametrize(
+    ("choice", "depth"), [("concat_last_four", 3), ("weighted_last_four", 3), ("second_to_last", 1)]
+)
 def test_a_shallow_encoder_has_no_four_last_layers(choice: LayerChoice, depth: int) -> None:
     with pytest.raises(ConfigError, match=f"needs more blocks than the encoder's {depth}"):
         chosen_layers(choice, depth)
@@ -118,9 +122,14 @@ def test_weighted_sum_begins_as_the_mean_and_learns() -> None:
         mix.weights.copy_(torch.tensor([0.0, 1.0, -2.0, 0.5]))
         mix.scale.fill_(3.0)
     shares = np.exp([0.0, 1.0, -2.0, 0.5]) / np.exp([0.0, 1.0, -2.0, 0.5]).sum()
-    np.testing.assert_allclose(mix(x).detach().numpy(), 3 * np.einsum("tlw,l->tw", x.numpy(), shares), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        mix(x).detach().numpy(), 3 * np.einsum("tlw,l->tw", x.numpy(), shares), rtol=1e-4, atol=1e-5
+    )
     mix(x).square().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in mix.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.abs().sum() > 0
+        for parameter in mix.parameters()
+    )
 
 
 def test_concatenation_keeps_the_layers_apart() -> None:

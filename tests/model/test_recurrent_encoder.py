@@ -11,22 +11,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from bothways.attention.patterns import Causal
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 from bothways.families.catalogue import family_for, preset
-from bothways.model.config import Causal, Dropouts, EncoderConfig
-from bothways.model.heads import BiLM, Choice, Labels, Masked, Model, NextToken, Pooled, Replaced, Span, Tags
-from bothways.model.ledger import ledger
-from bothways.model.operations import forward_flops
-from bothways.model.recurrent import by_time
-from bothways.model.recurrentconfig import RecurrentConfig
-from bothways.model.recurrentencoder import RecurrentEncoder
-from bothways.objectives.language import LanguageModelling
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.flops import forward_flops
+from bothways.model.head_config import (
+    BiLMHead,
+    ChoiceHead,
+    LabelHead,
+    MaskedHead,
+    NextTokenHead,
+    PoolerHead,
+    ReplacedHead,
+    SpanHead,
+    TagHead,
+)
+from bothways.model.lstm import by_time
+from bothways.model.lstm_config import LSTMConfig
+from bothways.model.lstm_encoder import LSTMEncoder
+from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
+from bothways.objectives.causal_lm import CausalLMLearner
 
 VOCAB = 20
-SMALL = RecurrentConfig(VOCAB, projection=5, cells=7, depth=3, dropout=0.0, initial_range=1.0)
+SMALL = LSTMConfig(VOCAB, projection=5, cells=7, depth=3, dropout=0.0, initial_range=1.0)
 
 
 def batch_of(lengths: list[int], seed: int = 0) -> Batch:
@@ -34,23 +46,25 @@ def batch_of(lengths: list[int], seed: int = 0) -> Batch:
     return Batch(ids, torch.zeros_like(ids), Layout.of(lengths))
 
 
-def moved(config: RecurrentConfig, seed: int = 0) -> RecurrentEncoder:
+def moved(config: LSTMConfig, seed: int = 0) -> LSTMEncoder:
     torch.manual_seed(seed)
-    encoder = RecurrentEncoder(config)
+    encoder = LSTMEncoder(config)
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     return encoder
 
 
-def reference(encoder: RecurrentEncoder, batch: Batch) -> list[Tensor]:
+def reference(encoder: LSTMEncoder, batch: Batch) -> list[Tensor]:
     """Every layer by torch's LSTM on a padded batch; the way back reads rows that were turned round, token by token."""
     rows = list(batch.ids.split(batch.layout.lengths))
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     kept = torch.arange(padded.shape[1]) < torch.tensor(batch.layout.lengths)[:, None]
 
     def turned(x: Tensor) -> Tensor:
-        return nn.utils.rnn.pad_sequence([row[mask].flip(0) for row, mask in zip(x, kept, strict=True)], batch_first=True)
+        return nn.utils.rnn.pad_sequence(
+            [row[mask].flip(0) for row, mask in zip(x, kept, strict=True)], batch_first=True
+        )
 
     def read(lstm: nn.LSTM, x: Tensor) -> Tensor:
         result: Tensor = lstm(x.transpose(0, 1))[0].transpose(0, 1)
@@ -76,7 +90,7 @@ def reference(encoder: RecurrentEncoder, batch: Batch) -> list[Tensor]:
 def test_layers_and_gradients_are_those_of_padded_lstms(
     lengths: list[int], projection: int, more: int, depth: int, seed: int
 ) -> None:
-    config = RecurrentConfig(VOCAB, projection, projection + more, depth, dropout=0.0)
+    config = LSTMConfig(VOCAB, projection, projection + more, depth, dropout=0.0)
     encoder, batch = moved(config, seed).double(), batch_of(lengths, seed)
     found, wanted = encoder(batch, keep_layers=True), reference(encoder, batch)
     assert len(found.layers) == len(wanted) == depth + 1
@@ -86,7 +100,9 @@ def test_layers_and_gradients_are_those_of_padded_lstms(
     weights = torch.randn_like(wanted[-1])
     parameters = list(encoder.parameters())
     gradients = torch.autograd.grad((found.last * weights).sum(), parameters)
-    for mine, theirs in zip(gradients, torch.autograd.grad((wanted[-1] * weights).sum(), parameters), strict=True):
+    for mine, theirs in zip(
+        gradients, torch.autograd.grad((wanted[-1] * weights).sum(), parameters), strict=True
+    ):
         torch.testing.assert_close(mine, theirs)
         assert theirs.abs().sum() > 0 or max(lengths) == 1  # then nothing is remembered
 
@@ -124,7 +140,9 @@ def test_the_cell_is_the_textbooks_with_a_projection() -> None:
         w = {name: value.detach().numpy() for name, value in lstm.named_parameters()}
         h, c, result = np.zeros(5), np.zeros(7), []
         for row in rows:
-            gates = w["weight_ih_l0"] @ row + w["bias_ih_l0"] + w["weight_hh_l0"] @ h + w["bias_hh_l0"]
+            gates = (
+                w["weight_ih_l0"] @ row + w["bias_ih_l0"] + w["weight_hh_l0"] @ h + w["bias_hh_l0"]
+            )
             i, f, g, o = np.split(gates, 4)
             c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
             h = w["weight_hr_l0"] @ (np.tanh(c) / (1 + np.exp(-o)))
@@ -152,58 +170,72 @@ def test_dropout_is_before_every_lstm_and_only_in_training() -> None:
 
 
 def test_forget_gates_start_open() -> None:
-    lstm = RecurrentEncoder(SMALL).blocks[1].back
+    lstm = LSTMEncoder(SMALL).blocks[1].back
     bias = lstm.bias_ih_l0.detach() + lstm.bias_hh_l0.detach()
     assert bias.tolist() == [0.0] * 7 + [1.0] * 7 + [0.0] * 14
     assert float(lstm.weight_hh_l0.detach().abs().max()) <= 7**-0.5
 
 
-HEADS = (BiLM(), Labels(3), Tags(4), Span(), Choice())
-
-
-@pytest.mark.parametrize("config", [SMALL, replace(SMALL, cells=5), replace(preset("elmo-small"), vocab=90)])
-def test_the_ledger_counts_to_the_last_parameter(config: RecurrentConfig) -> None:
-    with torch.device("meta"):
-        model = Model(config, HEADS)
-    assert ledger(config, HEADS).total == sum(parameter.numel() for parameter in model.parameters())
+HEADS = (BiLMHead(), LabelHead(3), TagHead(4), SpanHead(), ChoiceHead())
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("elmo-original", 91_255_808), ("elmo-medium", 26_753_536), ("elmo-small", 8_658_176)]
+    "config", [SMALL, replace(SMALL, cells=5), replace(preset("elmo-small"), vocab=90)]
+)
+def test_the_ledger_counts_to_the_last_parameter(config: LSTMConfig) -> None:
+    with torch.device("meta"):
+        model = Model(config, HEADS)
+    assert parameter_table(config, HEADS).total == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("elmo-original", 91_255_808), ("elmo-medium", 26_753_536), ("elmo-small", 8_658_176)],
 )
 def test_presets_have_their_sizes_and_no_family(name: str, count: int) -> None:
     config = preset(name)
-    assert ledger(config).total == count
+    assert parameter_table(config).total == count
     assert family_for(config) is None
 
 
 def test_operations_are_two_for_each_weight_of_a_matrix() -> None:
     with torch.device("meta"):
-        matrices = [p for p in RecurrentEncoder(SMALL).blocks.parameters() if p.dim() == 2]
+        matrices = [p for p in LSTMEncoder(SMALL).blocks.parameters() if p.dim() == 2]
     encoder = 2 * sum(p.numel() for p in matrices)
     assert forward_flops(SMALL, (), 10) == encoder
     # Each half is multiplied with the embedding.
-    assert forward_flops(SMALL, (BiLM(),), 10) == encoder + 2 * 2 * 5 * VOCAB
+    assert forward_flops(SMALL, (BiLMHead(),), 10) == encoder + 2 * 2 * 5 * VOCAB
 
 
 def test_a_head_of_whole_sequences_reads_the_mean() -> None:
     torch.manual_seed(1)
-    model, batch = Model(SMALL, (Labels(3),)).eval(), batch_of([3, 5])
+    model, batch = Model(SMALL, (LabelHead(3),)).eval(), batch_of([3, 5])
     x = model.encoder(batch).last
     head = model.heads["labels"]
     means = torch.stack([part.mean(0) for part in x.split([3, 5])])
-    torch.testing.assert_close(model.read("labels", batch), head.dense(torch.tanh(head.inner(means))))
+    torch.testing.assert_close(
+        model.read("labels", batch), head.dense(torch.tanh(head.inner(means)))
+    )
 
 
-@pytest.mark.parametrize("head", [Masked(), Pooled(), Replaced(), NextToken()])
-def test_heads_of_a_transformer_are_refused(head: Masked | Pooled | Replaced | NextToken) -> None:
-    with pytest.raises(ConfigError, match=f"^heads: the head '{head.kind}' reads one vector that knows both sides"):
+@pytest.mark.parametrize("head", [MaskedHead(), PoolerHead(), ReplacedHead(), NextTokenHead()])
+def test_heads_of_a_transformer_are_refused(
+    head: MaskedHead | PoolerHead | ReplacedHead | NextTokenHead,
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^heads: the head '{head.kind}' reads one vector that knows both sides"
+    ):
         Model(SMALL, (head,))
 
 
 def test_a_transformer_has_no_head_of_both_directions() -> None:
-    with pytest.raises(ConfigError, match=r"^heads: the head 'bilm' reads two directions (.|\n)* with the head 'masked'"):
-        Model(EncoderConfig(VOCAB, 8, 1, 2, 8), (BiLM(),))
+    with pytest.raises(
+        ConfigError,
+        match=r"^heads: the head 'bilm' reads two directions (.|\n)* with the head 'masked'",
+    ):
+        Model(EncoderConfig(VOCAB, 8, 1, 2, 8), (BiLMHead(),))
 
 
 @pytest.mark.parametrize(
@@ -224,13 +256,16 @@ def test_shapes_that_cannot_be_are_refused(changes: dict[str, float], said: str)
 
 def sequences(lengths: list[int]) -> list[Sequence]:
     draw = np.random.default_rng(3)
-    return [Sequence(draw.integers(VOCAB, size=n, dtype=np.int32), np.zeros(n, np.int8)) for n in lengths]
+    return [
+        Sequence(draw.integers(VOCAB, size=n, dtype=np.int32), np.zeros(n, np.int8))
+        for n in lengths
+    ]
 
 
 def test_the_objective_is_the_likelihood_of_neighbours_from_one_side_each() -> None:
     torch.manual_seed(2)
-    model = Model(SMALL, (BiLM(),)).double().eval()
-    learner, given = LanguageModelling(model), sequences([4, 1, 6])
+    model = Model(SMALL, (BiLMHead(),)).double().eval()
+    learner, given = CausalLMLearner(model), sequences([4, 1, 6])
     with torch.no_grad():
         model.heads["bilm"].bias.normal_()
     batch = pack([learner.prepare(sequence, np.random.default_rng(0)) for sequence in given])
@@ -239,7 +274,9 @@ def test_the_objective_is_the_likelihood_of_neighbours_from_one_side_each() -> N
     totals = {"next": 0.0, "previous": 0.0}
     for sequence in given:
         ids = torch.from_numpy(sequence.ids).long()
-        x = reference(model.encoder, Batch(ids, torch.zeros_like(ids), Layout.of([len(ids)])))[-1].detach()
+        x = reference(model.encoder, Batch(ids, torch.zeros_like(ids), Layout.of([len(ids)])))[
+            -1
+        ].detach()
         ahead, back = ((part @ matrix.T + bias).log_softmax(-1) for part in x.split(5, -1))
         for at in range(len(ids) - 1):
             totals["next"] -= float(ahead[at, ids[at + 1]])
@@ -252,10 +289,12 @@ def test_the_objective_is_the_likelihood_of_neighbours_from_one_side_each() -> N
 def test_from_left_to_right_the_objective_is_gpts() -> None:
     torch.manual_seed(2)
     config = EncoderConfig(VOCAB, 8, 2, 2, 8, patterns=(Causal(),), dropout=Dropouts(0.0, 0.0))
-    learner, given = LanguageModelling(Model(config, (NextToken(),))), sequences([5])
+    learner, given = CausalLMLearner(Model(config, (NextTokenHead(),))), sequences([5])
     batch = pack([learner.prepare(sequence, np.random.default_rng(0)) for sequence in given])
     losses = learner(batch)
     assert losses.keys() == {"next"}
-    logits = learner.model.heads["causal"](learner.model.encoder(batch).last, learner.model.encoder.embedding.token.weight)
+    logits = learner.model.heads["causal"](
+        learner.model.encoder(batch).last, learner.model.encoder.embedding.token.weight
+    )
     wanted = nn.functional.cross_entropy(logits[:-1], batch.ids[1:], reduction="sum")
     torch.testing.assert_close(losses["next"].total, wanted)

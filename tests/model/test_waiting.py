@@ -8,13 +8,15 @@ import pytest
 import torch
 from test_recompute import LENGTHS, SHAPES
 
-from bothways.core.batch import Batch, LabelTargets, TokenTargets
+from bothways.attention import dispatch as kernels
+from bothways.core.batch import Batch
 from bothways.core.layout import Layout
+from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.data.masking import Masking, Vocabulary
-from bothways.model import kernels
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.heads import Masked, Model, Pair, Pooled, token_head
-from bothways.objectives.pretraining import Pretraining
+from bothways.model.head_config import MaskedHead, PairHead, PoolerHead
+from bothways.model.model import Model, token_head
+from bothways.objectives.masked_lm import MaskedLMLearner
 
 META = torch.device("meta")
 
@@ -30,7 +32,9 @@ def batch_of() -> Batch:
     return Batch(ids, torch.zeros_like(ids), layout, targets)
 
 
-@pytest.mark.parametrize("name", [name for name, config in SHAPES.items() if isinstance(config, EncoderConfig)])
+@pytest.mark.parametrize(
+    "name", [name for name, config in SHAPES.items() if isinstance(config, EncoderConfig)]
+)
 def test_an_encoder_of_any_family(name: str) -> None:
     config = SHAPES[name]
     model = Model(config, (token_head(config),)).to(META).train()
@@ -51,8 +55,11 @@ def test_an_encoder_that_reads_packed_sequences(name: str, monkeypatch: pytest.M
 
 def test_berts_pretraining() -> None:
     none = torch.zeros(50, dtype=torch.bool).numpy()
-    model = Model(SHAPES["bert-base-chinese"], (Masked(), Pooled(), Pair())).to(META)
-    learner, batch = Pretraining(model, Masking(), Vocabulary(none, none, 1)).train(), batch_of()
+    model = Model(SHAPES["bert-base-chinese"], (MaskedHead(), PoolerHead(), PairHead())).to(META)
+    learner, batch = (
+        MaskedLMLearner(model, Masking(), Vocabulary(none, none, 1)).train(),
+        batch_of(),
+    )
     assert learner.weights(batch) == {"masked": 3.0, "pair": 5.0}
     losses = learner(batch.to(META))
     torch.stack([loss.total for loss in losses.values()]).sum().backward()

@@ -8,17 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from bothways.core.batch import IGNORED
-from bothways.objectives.losses import choice_cross_entropy, cross_entropy, weighed_cross_entropy
-from bothways.objectives.multilabel import binary_cross_entropy
-from bothways.objectives.regression import squared_error
+from bothways.core.targets import IGNORED
+from bothways.kernels.cross_entropy import cross_entropy
+from bothways.objectives.losses import (
+    binary_cross_entropy,
+    choice_cross_entropy,
+    squared_error,
+    weighted_cross_entropy,
+)
 
 SEEDS = st.integers(0, 999)
 
 
 @settings(max_examples=30, deadline=None)
-@given(rows=st.integers(1, 30), classes=st.integers(1, 9), smoothing=st.sampled_from([0.0, 0.1, 0.7]), seed=SEEDS)
-def test_weighed_and_smoothed_cross_entropy_is_torchs(rows: int, classes: int, smoothing: float, seed: int) -> None:
+@given(
+    rows=st.integers(1, 30),
+    classes=st.integers(1, 9),
+    smoothing=st.sampled_from([0.0, 0.1, 0.7]),
+    seed=SEEDS,
+)
+def test_weighed_and_smoothed_cross_entropy_is_torchs(
+    rows: int, classes: int, smoothing: float, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, classes, dtype=torch.float64, generator=generator) * 5
     labels = torch.randint(classes, (rows,), generator=generator)
@@ -26,23 +37,29 @@ def test_weighed_and_smoothed_cross_entropy_is_torchs(rows: int, classes: int, s
     weights = torch.rand(classes, dtype=torch.float64, generator=generator) + 0.1
     mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     kept = labels[labels != IGNORED]
-    found = weighed_cross_entropy(mine, labels, weights, smoothing).total / weights[kept].sum()
+    found = weighted_cross_entropy(mine, labels, weights, smoothing).total / weights[kept].sum()
     mean = F.cross_entropy(theirs, labels, weights, ignore_index=IGNORED, label_smoothing=smoothing)
     torch.testing.assert_close(found, mean)
     found.backward()
     mean.backward()
     torch.testing.assert_close(mine.grad, theirs.grad)
-    hits = weighed_cross_entropy(mine, labels, weights, smoothing).hits
+    hits = weighted_cross_entropy(mine, labels, weights, smoothing).hits
     assert int(hits) == int((logits.argmax(1) == labels).sum())
 
 
 def test_equal_weights_without_smoothing_are_the_plain_loss() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(9, 4), torch.tensor([0, 1, 2, 3, IGNORED, 0, 1, IGNORED, 2])
-    plain, weighed = cross_entropy(logits, labels), weighed_cross_entropy(logits, labels, torch.ones(4))
+    plain, weighed = (
+        cross_entropy(logits, labels),
+        weighted_cross_entropy(logits, labels, torch.ones(4)),
+    )
     torch.testing.assert_close(weighed.total, plain.total)
     assert int(weighed.hits) == int(plain.hits)
-    assert weighed_cross_entropy(logits.bfloat16(), labels, torch.ones(4), 0.1).total.dtype == torch.float32
+    assert (
+        weighted_cross_entropy(logits.bfloat16(), labels, torch.ones(4), 0.1).total.dtype
+        == torch.float32
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -64,7 +81,9 @@ def test_choices_are_a_softmax_over_each_question(counts: list[int], seed: int) 
     found.total.backward()
     if wanted.requires_grad:
         wanted.backward()
-    torch.testing.assert_close(mine.grad, torch.zeros_like(scores) if theirs.grad is None else theirs.grad)
+    torch.testing.assert_close(
+        mine.grad, torch.zeros_like(scores) if theirs.grad is None else theirs.grad
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -84,8 +103,15 @@ def test_squared_error_is_torchs(rows: int, seed: int) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(rows=st.integers(1, 20), labels=st.integers(1, 6), scale=st.sampled_from([1.0, 200.0]), seed=SEEDS)
-def test_binary_cross_entropy_is_the_formula(rows: int, labels: int, scale: float, seed: int) -> None:
+@given(
+    rows=st.integers(1, 20),
+    labels=st.integers(1, 6),
+    scale=st.sampled_from([1.0, 200.0]),
+    seed=SEEDS,
+)
+def test_binary_cross_entropy_is_the_formula(
+    rows: int, labels: int, scale: float, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, labels, dtype=torch.float64, generator=generator) * scale
     truth = torch.randint(2, (rows, labels), generator=generator).double()
@@ -105,4 +131,7 @@ def test_binary_cross_entropy_is_the_formula(rows: int, labels: int, scale: floa
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sums_are_in_single_precision_or_finer(dtype: torch.dtype) -> None:
     assert squared_error(torch.ones(3, dtype=dtype), torch.ones(3)).total.dtype == torch.float32
-    assert binary_cross_entropy(torch.ones(3, 2, dtype=dtype), torch.ones(3, 2)).total.dtype == torch.float32
+    assert (
+        binary_cross_entropy(torch.ones(3, 2, dtype=dtype), torch.ones(3, 2)).total.dtype
+        == torch.float32
+    )

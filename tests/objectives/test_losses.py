@@ -10,12 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from bothways.core.batch import IGNORED
-from bothways.model import native
+from bothways.core.targets import IGNORED
+from bothways.kernels import library as native
+from bothways.kernels.cross_entropy import cross_entropy
 from bothways.objectives import losses
-from bothways.objectives.losses import cross_entropy
 
-compiled = pytest.mark.skipif(not native.serves(torch.device("cpu")), reason="no compiled kernels here")
+compiled = pytest.mark.skipif(
+    not native.serves(torch.device("cpu")), reason="no compiled kernels here"
+)
 
 
 @pytest.fixture(params=["torch", pytest.param("compiled", marks=compiled)], autouse=True)
@@ -25,7 +27,9 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(losses, "serves", lambda device: False)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     rows=st.integers(0, 40),
     classes=st.integers(1, 70),
@@ -46,7 +50,9 @@ def test_in_every_type_it_is_the_formula(
     found = cross_entropy(mine, labels)
     wanted = F.cross_entropy(reference, labels, reduction="sum", ignore_index=IGNORED)
     torch.testing.assert_close(found.total.double(), wanted, rtol=1e-5, atol=1e-5)
-    assert int(found.hits) == (int(((logits.argmax(1) == labels) & (labels != IGNORED)).sum()) if rows else 0)
+    assert int(found.hits) == (
+        int(((logits.argmax(1) == labels) & (labels != IGNORED)).sum()) if rows else 0
+    )
     (found.total * 3).backward()
     (wanted * 3).backward()
     assert mine.grad is not None
@@ -73,7 +79,9 @@ def test_a_number_that_is_not_finite_spoils_its_row_alone() -> None:
     assert logits.grad[1].isfinite().all()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     rows=st.integers(0, 40),
     classes=st.integers(1, 30),
@@ -96,7 +104,11 @@ def test_sum_gradient_and_hits_equal_torch(
         found = cross_entropy(mine, labels)
     wanted = F.cross_entropy(reference, labels, reduction="sum", ignore_index=IGNORED)
     torch.testing.assert_close(found.total, wanted)
-    assert int(found.hits) == int(((logits.argmax(1) == labels) & (labels != IGNORED)).sum()) if rows else int(found.hits) == 0
+    assert (
+        int(found.hits) == int(((logits.argmax(1) == labels) & (labels != IGNORED)).sum())
+        if rows
+        else int(found.hits) == 0
+    )
     # Scaled, since a loss is one term of a sum.
     (found.total * 3).backward()
     (wanted * 3).backward()
@@ -117,7 +129,9 @@ def test_half_precision_logits_are_summed_in_single() -> None:
     labels = torch.randint(50, (300,))
     loss = cross_entropy(logits, labels)
     assert loss.total.dtype == torch.float32
-    torch.testing.assert_close(loss.total, F.cross_entropy(logits.detach().float(), labels, reduction="sum"))
+    torch.testing.assert_close(
+        loss.total, F.cross_entropy(logits.detach().float(), labels, reduction="sum")
+    )
     loss.total.backward()
     assert logits.grad.dtype == torch.bfloat16
 
@@ -146,5 +160,7 @@ def test_the_factor_of_a_gradient_in_bf16_is_not_rounded_before() -> None:
 
 @pytest.mark.parametrize("labels", [4, 9])
 def test_as_many_labels_as_rows_are_needed(labels: int) -> None:
-    with pytest.raises(ValueError, match=rf"\[8, 5\] need as many labels as rows, not \[{labels}\]"):
+    with pytest.raises(
+        ValueError, match=rf"\[8, 5\] need as many labels as rows, not \[{labels}\]"
+    ):
         inspect.unwrap(cross_entropy)(torch.randn(8, 5), torch.zeros(labels, dtype=torch.int64))

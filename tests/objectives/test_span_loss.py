@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from bothways.core.batch import SpanTargets
 from bothways.core.layout import Layout
-from bothways.objectives.spans import span_loss
+from bothways.core.targets import SpanTargets
+from bothways.objectives.losses import span_loss
 
 
 @settings(max_examples=50, deadline=None)
@@ -19,13 +19,17 @@ from bothways.objectives.spans import span_loss
     learned=st.floats(0, 1),
     seed=st.integers(0, 999),
 )
-def test_sum_gradient_and_hits_equal_those_of_each_one(lengths: list[int], scale: float, learned: float, seed: int) -> None:
+def test_sum_gradient_and_hits_equal_those_of_each_one(
+    lengths: list[int], scale: float, learned: float, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     layout = Layout.of(lengths)
     scores = torch.randn(layout.tokens, 2, dtype=torch.float64, generator=generator) * scale
     places = [torch.randint(length, (2,), generator=generator) for length in lengths]
     weight = (torch.rand(len(lengths), generator=generator) < learned).float()
-    start, end = (torch.stack([place[side] for place in places]) + layout.offsets[:-1] for side in (0, 1))
+    start, end = (
+        torch.stack([place[side] for place in places]) + layout.offsets[:-1] for side in (0, 1)
+    )
     mine, reference = scores.clone().requires_grad_(), scores.clone().requires_grad_()
     found = span_loss(mine, layout, SpanTargets(start, end, weight))
     wanted, hits = reference.sum() * 0, 0

@@ -17,9 +17,13 @@ from bothways.cli import app
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
-PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+)
 CHINESE = sorted((GUIDE / "zh").rglob("*.md"))
-PAIRS = [(ROOT / "README.md", ROOT / "README.zh.md")] + [(GUIDE / page.relative_to(GUIDE / "zh"), page) for page in CHINESE]
+PAIRS = [(ROOT / "README.md", ROOT / "README.zh.md")] + [
+    (GUIDE / page.relative_to(GUIDE / "zh"), page) for page in CHINESE
+]
 every_page = pytest.mark.parametrize("page", PAGES, ids=str)
 
 
@@ -46,7 +50,9 @@ def named(node: ast.expr, names: dict[str, Any]) -> Any:
 
 @every_page
 def test_python_examples_import_what_there_is_and_call_it_rightly(page: Path) -> None:
-    tree = ast.parse("\n".join(text for language, text in fences(ROOT / page) if language == "python"))
+    tree = ast.parse(
+        "\n".join(text for language, text in fences(ROOT / page) if language == "python")
+    )
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names: dict[str, Any] = {}
     exec(compile(ast.Module(imports, []), str(page), "exec"), names)
@@ -74,8 +80,16 @@ def test_each_python_example_imports_what_it_uses(page: Path) -> None:
             if isinstance(node, ast.Import | ast.ImportFrom)
             for alias in node.names
         }
-        known |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        known |= {node.arg for node in nodes if isinstance(node, ast.arg)} | PLACEHOLDERS | set(dir(builtins))
+        known |= {
+            node.id
+            for node in nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        known |= (
+            {node.arg for node in nodes if isinstance(node, ast.arg)}
+            | PLACEHOLDERS
+            | set(dir(builtins))
+        )
         assert {node.id for node in nodes if isinstance(node, ast.Name)} <= known
 
 
@@ -85,8 +99,14 @@ def test_no_python_example_writes_into_a_folder_of_the_command_lines(page: Path)
     made = {line[line.index("--out") + 1].rstrip("/") for line in words if "--out" in line}
     for text in (text for language, text in fences(ROOT / page) if language == "python"):
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-        writing = [call for call in calls if ast.unparse(call.func).split(".")[-1] in {"Path", "save", "save_model", "build"}]
-        written = {arg.value for call in writing for arg in call.args if isinstance(arg, ast.Constant)}
+        writing = [
+            call
+            for call in calls
+            if ast.unparse(call.func).split(".")[-1] in {"Path", "save", "save_model", "build"}
+        ]
+        written = {
+            arg.value for call in writing for arg in call.args if isinstance(arg, ast.Constant)
+        }
         assert made.isdisjoint(str(place).rstrip("/") for place in written)
 
 
@@ -110,7 +130,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_both_languages_show_the_same_examples(english: Path, chinese: Path) -> None:
     assert list(commands(english)) == list(commands(chinese))
     both = [
-        [ast.dump(ast.parse(text)) for language, text in fences(page) if language == "python"] for page in (english, chinese)
+        [ast.dump(ast.parse(text)) for language, text in fences(page) if language == "python"]
+        for page in (english, chinese)
     ]
     assert both[0] == both[1]
 
@@ -127,7 +148,9 @@ def test_both_languages_name_the_same_commands(english: Path, chinese: Path) -> 
 
 
 def test_every_page_of_the_guide_is_in_both_languages_and_has_examples() -> None:
-    english = {page.relative_to(GUIDE) for page in GUIDE.rglob("*.md")} - {page.relative_to(GUIDE) for page in CHINESE}
+    english = {page.relative_to(GUIDE) for page in GUIDE.rglob("*.md")} - {
+        page.relative_to(GUIDE) for page in CHINESE
+    }
     assert english == {page.relative_to(GUIDE / "zh") for page in CHINESE}
     assert sum(len(list(commands(ROOT / page))) for page in PAGES) > 100
     assert sum(language == "python" for page in PAGES for language, _ in fences(ROOT / page)) > 30

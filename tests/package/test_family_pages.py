@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bothways.core.config import load, to_toml
-from bothways.core.difference import difference
+from bothways.core.config.diff import config_difference
+from bothways.core.config.reader import load, to_toml
 from bothways.families.catalogue import FAMILIES, PRESETS, preset
 from bothways.model.config import EncoderConfig
-from bothways.model.ledger import ledger
+from bothways.model.parameters import parameter_table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 ENGLISH, CHINESE = (sorted((GUIDE / language / "families").glob("*.md")) for language in ("", "zh"))
@@ -21,19 +21,27 @@ PAGES = [*ENGLISH, *CHINESE, *OVERVIEWS]
 
 def blocks(page: Path) -> dict[str, list[str]]:
     """Lines of configuration by the preset that the first line names."""
-    found = re.findall(r"^```toml\n# (\S+)\n(.*?)^```$", page.read_text("utf8"), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^```toml\n# (\S+)\n(.*?)^```$", page.read_text("utf8"), re.MULTILINE | re.DOTALL
+    )
     return {name: lines.splitlines() for name, lines in found}
 
 
 def settings(name: str) -> list[str]:
     """What makes BERT-base the preset; all of it, where that is no encoder of this kind, as ELMo's is not."""
     config = preset(name)
-    return difference(config, preset("bert-base")) if isinstance(config, EncoderConfig) else to_toml(config).splitlines()
+    return (
+        config_difference(config, preset("bert-base"))
+        if isinstance(config, EncoderConfig)
+        else to_toml(config).splitlines()
+    )
 
 
 def sizes(page: Path) -> dict[str, list[str]]:
     """The cells of the table of sizes, by preset."""
-    found = re.findall(r"^\| `(\S+)` \| (\d+ × \d+) \| ([\d,]+) \|$", page.read_text("utf8"), re.MULTILINE)
+    found = re.findall(
+        r"^\| `(\S+)` \| (\d+ × \d+) \| ([\d,]+) \|$", page.read_text("utf8"), re.MULTILINE
+    )
     return {name: cells for name, *cells in found}
 
 
@@ -45,13 +53,15 @@ def test_a_page_says_what_the_presets_are(page: Path) -> None:
         assert lines == settings(name)
     for name, cells in sizes(page).items():
         config = preset(name)
-        assert cells == [f"{config.depth} × {config.width}", f"{ledger(config).total:,}"]
+        assert cells == [f"{config.depth} × {config.width}", f"{parameter_table(config).total:,}"]
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if isinstance(preset(name), EncoderConfig)])
+@pytest.mark.parametrize(
+    "name", [name for name in PRESETS if isinstance(preset(name), EncoderConfig)]
+)
 def test_the_lines_make_the_preset_of_bert(name: str, tmp_path: Path) -> None:
     base, wanted = preset("bert-base"), preset(name)
-    (tmp_path / "lines.toml").write_text("\n".join(difference(wanted, base)))
+    (tmp_path / "lines.toml").write_text("\n".join(config_difference(wanted, base)))
     assert load(EncoderConfig, base=base, file=tmp_path / "lines.toml") == wanted
 
 

@@ -7,7 +7,9 @@ import pytest
 from bothways import cli
 
 
-def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(*words: object) -> None:
         raise KeyboardInterrupt
 

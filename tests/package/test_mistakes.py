@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 
 from bothways import cli
-from bothways.commands.interrupted import stop_saved
+from bothways.commands.resuming import stop_saved
 from bothways.core.errors import BothwaysError, DataError, ResourceError
-from bothways.data.documents import Document
-from bothways.recipes.quickstart_data import labelled_examples
-from bothways.recipes.search import parse_grid
+from bothways.data.readers import Document
+from bothways.quickstart.labelled_data import labelled_examples
+from bothways.sweeps.grid import parse_grid
 
 NO_RUN = "typo: --resume is given, but there is no such folder"
 
@@ -24,19 +24,41 @@ NO_RUN = "typo: --resume is given, but there is no such folder"
     ("line", "message"),
     [
         (["bench", "--rounds", "0"], r"rounds: must be at least 1, not 0"),
-        (["convert", "nobody/model", "--out", "x", "--window", "512"], r"nobody/model: no such folder\n.*hf download"),
+        (
+            ["convert", "nobody/model", "--out", "x", "--window", "512"],
+            r"nobody/model: no such folder\n.*hf download",
+        ),
         (["pretrain", "corpus", "--out", "typo", "--resume"], NO_RUN),
         (["finetune", "m", "d.tsv", "--out", "typo", "--resume"], NO_RUN),
         (
-            ["search", "m", "d.tsv", "--dev", "d.tsv", "--grid", "seed=1,2", "--out", "typo", "--resume"],
+            [
+                "search",
+                "m",
+                "d.tsv",
+                "--dev",
+                "d.tsv",
+                "--grid",
+                "seed=1,2",
+                "--out",
+                "typo",
+                "--resume",
+            ],
             r"typo: --resume is given, but there is no such folder",
         ),
-        (["finetune", "m", "d.tsv", "training.patience=3"], r"training\.patience: patience needs development data"),
+        (
+            ["finetune", "m", "d.tsv", "training.patience=3"],
+            r"training\.patience: patience needs development data",
+        ),
         (["embed", "m", "d.tsv", "--out", "none/v.npy"], r"none/v\.npy: has no folder to lie in"),
-        (["evaluate", "model", "data.tsv", "--report", "none/x.html"], r"none/x\.html: has no folder to lie in"),
+        (
+            ["evaluate", "model", "data.tsv", "--report", "none/x.html"],
+            r"none/x\.html: has no folder to lie in",
+        ),
     ],
 )
-def test_a_mistake_is_one_message(line: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_one_message(
+    line: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BothwaysError, match=message):
         cli.app(line, result_action="return_value")
@@ -45,7 +67,16 @@ def test_a_mistake_is_one_message(line: list[str], message: str, tmp_path: Path,
 @pytest.mark.parametrize(
     "line",
     [
-        ["tokenizer", "encode", "other.txt", "mine.txt", "--tokenizer", "vocabulary", "--out", "mine.txt"],
+        [
+            "tokenizer",
+            "encode",
+            "other.txt",
+            "mine.txt",
+            "--tokenizer",
+            "vocabulary",
+            "--out",
+            "mine.txt",
+        ],
         ["tokenizer", "encode", "other.txt", "--tokenizer", "mine.txt", "--out", "./mine.txt"],
         ["tokenizer", "encode", "mine.txt", "--tokenizer", "vocabulary", "--out", "link.txt"],
         ["embed", "model", "mine.txt", "--out", "sub/../mine.txt"],
@@ -53,7 +84,9 @@ def test_a_mistake_is_one_message(line: list[str], message: str, tmp_path: Path,
         ["convert", "sub", "--out", "sub/.", "--window", "512"],
     ],
 )
-def test_no_input_is_written_over(line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_input_is_written_over(
+    line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "sub").mkdir()
@@ -65,11 +98,15 @@ def test_no_input_is_written_over(line: list[str], tmp_path: Path, monkeypatch: 
 
 
 def test_a_quote_that_stays_open_is_named() -> None:
-    with pytest.raises(BothwaysError, match=r"grid: \"training.until='2 epochs\" has a quote that stays open"):
+    with pytest.raises(
+        BothwaysError, match=r"grid: \"training.until='2 epochs\" has a quote that stays open"
+    ):
         parse_grid("training.until='2 epochs")
 
 
-def test_a_gpu_without_memory_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_without_memory_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -78,7 +115,9 @@ def test_a_gpu_without_memory_is_no_traceback(monkeypatch: pytest.MonkeyPatch, c
         cli.main()
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert said.startswith("error: the GPU has no memory left for this\n  In training, halve microbatch_tokens")
+    assert said.startswith(
+        "error: the GPU has no memory left for this\n  In training, halve microbatch_tokens"
+    )
 
 
 def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +137,15 @@ def test_a_sorted_file_gives_both_labels_to_train_and_to_test(tmp_path: Path) ->
 
 def test_chinese_text_asks_for_labels() -> None:
     document = Document("今天天气很好，我们去公园散步。", "a.txt")
-    with pytest.raises(DataError, match=r"swaps words between blanks, and Chinese has none\n.*--labels FILE"):
+    with pytest.raises(
+        DataError, match=r"swaps words between blanks, and Chinese has none\n.*--labels FILE"
+    ):
         labelled_examples([document] * 30, [document] * 30, None, 60)
 
 
-@pytest.mark.parametrize(("word", "path"), [("~/run", "/home/me/run"), ("--out=~/run", "--out=/home/me/run")])
+@pytest.mark.parametrize(
+    ("word", "path"), [("~/run", "/home/me/run"), ("--out=~/run", "--out=/home/me/run")]
+)
 def test_the_home_folder_is_found_where_the_shell_leaves_it_to_us(
     word: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from bothways.cli import app
 from bothways.commands import features, finetune
-from bothways.commands.metrics import metric_table
-from bothways.core.console import say
-from bothways.recipes.series import Outcome, Series
-from bothways.text.train import WordPiece, train
+from bothways.commands.tables import metric_table
+from bothways.core.terminal import say
+from bothways.sweeps.runs import Series, SweepOutcome
+from bothways.text.trainers import WordPiece, train_tokenizer
 
 METRICS = {"f1": 0.25, "f1/[/x]": 1.0}
 
@@ -25,7 +25,9 @@ def shown(printed: object) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=200)
     console.print(printed)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    rows = [line.strip().replace("┃", "│")[1:-1].split("│") for line in lines if line.strip()[0] in "│┃"]
+    rows = [
+        line.strip().replace("┃", "│")[1:-1].split("│") for line in lines if line.strip()[0] in "│┃"
+    ]
     return [[cell.strip() for cell in row] for row in rows]
 
 
@@ -39,7 +41,11 @@ def test_a_table_of_metrics_of_several_models() -> None:
     table = metric_table("a [/b]", {"fp32": METRICS, "int8": {"f1": 0.5, "f1/[/x]": 0.0}})
     assert table.title is not None
     assert str(table.title) == "a [/b]"
-    assert shown(table) == [["metric", "fp32", "int8"], ["f1", "0.2500", "0.5000"], ["f1/[/x]", "1.0000", "0.0000"]]
+    assert shown(table) == [
+        ["metric", "fp32", "int8"],
+        ["f1", "0.2500", "0.5000"],
+        ["f1/[/x]", "1.0000", "0.0000"],
+    ]
     assert shown(metric_table("", {"value": {"tokens": 195}}))[1] == ["tokens", "195.0000"]
     plain = metric_table("", {"": METRICS}, "", lambda name, value: f"{value:.0%}")
     assert shown(plain)[1:] == [["f1", "25%"], ["f1/[/x]", "100%"]]
@@ -49,17 +55,35 @@ def test_types_of_entities_may_have_brackets() -> None:
     done: Any = SimpleNamespace(layers="weighted_all", metrics=METRICS, shares=(0.75, 0.25))
     rows = [["share of layer 1 of 2", "0.7500"], ["share of layer 2 of 2", "0.2500"]]
     assert shown(features._table(done))[1:] == [["f1", "0.2500"], ["f1/[/x]", "1.0000"], *rows]
-    series = Series((Outcome("lr[/x]", METRICS, (), "f1/[/x]", "highest"),))
-    assert shown(finetune._series_table(series))[:2] == [["run", "f1/[/x]", "failed"], ["lr[/x] (best)", "1.0000", ""]]
+    series = Series((SweepOutcome("lr[/x]", METRICS, (), "f1/[/x]", "highest"),))
+    assert shown(finetune._series_table(series))[:2] == [
+        ["run", "f1/[/x]", "failed"],
+        ["lr[/x] (best)", "1.0000", ""],
+    ]
 
 
-def test_folders_may_have_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_may_have_brackets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("a cat sat\n\na dog ran\n")
-    train(["a cat sat", "a dog ran"], WordPiece(60)).save("tokenizer")
-    line = ["corpus", "build", "text.txt", "--tokenizer", "tokenizer", "--out", "c[/x]", "--workers", "1"]
+    train_tokenizer(["a cat sat", "a dog ran"], WordPiece(60)).save("tokenizer")
+    line = [
+        "corpus",
+        "build",
+        "text.txt",
+        "--tokenizer",
+        "tokenizer",
+        "--out",
+        "c[/x]",
+        "--workers",
+        "1",
+    ]
     app(line, result_action="return_value")
     app(line, result_action="return_value")
     assert "\nc[/x] holds the corpus of these inputs already;" in f"\n{capsys.readouterr().err}"
-    app(["tokenizer", "train", "text.txt", "--size", "60", "--out", "t[/x]"], result_action="return_value")
+    app(
+        ["tokenizer", "train", "text.txt", "--size", "60", "--out", "t[/x]"],
+        result_action="return_value",
+    )
     assert capsys.readouterr().err.startswith("t[/x]: ")

@@ -14,36 +14,56 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from bothways.core.errors import ResourceError
-from bothways.report import figures
-from bothways.report.figures import draw
+from bothways.report import charts as figures
+from bothways.report.charts import draw
 from bothways.report.html import to_html, write_html
 from bothways.report.sections import (
-    Comparison,
+    ComparisonChart,
     Confusion,
     Curves,
     Details,
-    Example,
-    Examples,
-    Guess,
+    ExampleSection,
     KeyFigure,
     KeyFigures,
     Line,
     Marked,
     Prose,
     Report,
+    ReportExample,
+    ReportGuess,
     Scatter,
-    Table,
-    readable,
+    TableSection,
+    readable_number,
 )
 from bothways.report.terminal import show, sparkline
 
 HOSTILE = "<script>alert('x')</script> & $x^2$"
-COMPARISON = Comparison(
-    "Which wins?", "accuracy", {"pre-trained": [0.75, 0.77, 0.79], f"scratch {HOSTILE}": [0.5]}, {"coin": 0.5}, percent=True
+COMPARISON = ComparisonChart(
+    "Which wins?",
+    "accuracy",
+    {"pre-trained": [0.75, 0.77, 0.79], f"scratch {HOSTILE}": [0.5]},
+    {"coin": 0.5},
+    percent=True,
 )
-CURVES = Curves("Loss curve", "tokens", "nats", [Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])], {"unigram": 6.47})
-CONFUSION = Confusion("Mixed up", ["yes", HOSTILE], [[12345, 1], [2, 7]], note="a note to confusions")
-SCATTER = Scatter("A cloud", "true", "predicted", [0.0, 1.0], [0.5, 0.75], ((0, 0), (1, 1)), note="a note to a cloud")
+CURVES = Curves(
+    "Loss curve",
+    "tokens",
+    "nats",
+    [Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])],
+    {"unigram": 6.47},
+)
+CONFUSION = Confusion(
+    "Mixed up", ["yes", HOSTILE], [[12345, 1], [2, 7]], note="a note to confusions"
+)
+SCATTER = Scatter(
+    "A cloud",
+    "true",
+    "predicted",
+    [0.0, 1.0],
+    [0.5, 0.75],
+    ((0, 0), (1, 1)),
+    note="a note to a cloud",
+)
 REPORT = Report(
     title="A title",
     headline=f"It works {HOSTILE}",
@@ -52,16 +72,37 @@ REPORT = Report(
         KeyFigures([KeyFigure("accuracy", "77.0 %", "± 2.0")]),
         COMPARISON,
         CURVES,
-        Curves("Share curve", "tokens", "share", [Line("one point", [1], [0.25])], percent=True, note="a note to curves"),
-        Table("Stages", ["stage", "seconds"], [["read", 12.5], ["all", 12345]], total=True, note="a note to a table"),
+        Curves(
+            "Share curve",
+            "tokens",
+            "share",
+            [Line("one point", [1], [0.25])],
+            percent=True,
+            note="a note to curves",
+        ),
+        TableSection(
+            "Stages",
+            ["stage", "seconds"],
+            [["read", 12.5], ["all", 12345]],
+            total=True,
+            note="a note to a table",
+        ),
         CONFUSION,
         SCATTER,
-        Examples(
+        ExampleSection(
             "Filled",
-            [Example(["the ", Marked("[MASK]"), " sat"], "cat", [Guess("cat", 0.5, True), Guess(HOSTILE, 0.25, False)])],
+            [
+                ReportExample(
+                    ["the ", Marked("[MASK]"), " sat"],
+                    "cat",
+                    [ReportGuess("cat", 0.5, True), ReportGuess(HOSTILE, 0.25, False)],
+                )
+            ],
         ),
         Prose("Why", ["First paragraph.", "Second paragraph."]),
-        Details("More", [Table("Settings", ["name", "value"], [["width", 256], ["empty", None]])]),
+        Details(
+            "More", [TableSection("Settings", ["name", "value"], [["width", 256], ["empty", None]])]
+        ),
     ],
     colophon="made by a test",
 )
@@ -120,7 +161,10 @@ def test_page_marks_the_right_answer_alone_and_has_the_counts_row_by_row():
     page = to_html(REPORT)
     assert re.findall(r'<li class="right"[^>]*><span>(\w+)', page) == ["cat"]
     assert re.findall(r'<li style="--share: (.*?)%">', page) == ["25.0"]
-    assert '<th scope="row">yes</th><td class="number">12,345</td><td class="number">1</td></tr>' in page
+    assert (
+        '<th scope="row">yes</th><td class="number">12,345</td><td class="number">1</td></tr>'
+        in page
+    )
 
 
 def test_page_needs_nothing_else_and_runs_nothing_foreign():
@@ -151,35 +195,64 @@ def axes_of(draw_in, chart):
 
 def test_a_confusion_is_as_dark_as_its_share_of_the_row():
     axes = axes_of(figures._draw_confusion, Confusion("", ["a", "b"], [[3, 1], [0, 4]]))
-    shares = {(square.get_x() + 0.5, square.get_y() + 0.5): square.get_alpha() for square in axes.patches}
+    shares = {
+        (square.get_x() + 0.5, square.get_y() + 0.5): square.get_alpha() for square in axes.patches
+    }
     assert shares == pytest.approx({(0, 0): 0.525, (1, 0): 0.175, (0, 1): 0.0, (1, 1): 0.7})
-    assert {text.xy: text.get_text() for text in axes.texts} == {(0, 0): "3", (1, 0): "1", (0, 1): "0", (1, 1): "4"}
+    assert {text.xy: text.get_text() for text in axes.texts} == {
+        (0, 0): "3",
+        (1, 0): "1",
+        (0, 1): "0",
+        (1, 1): "4",
+    }
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "true")
     assert axes.get_ylim() == (1.5, -0.5)  # the first row is the upper one
 
 
 def test_a_cloud_has_its_points_and_its_line():
     points, line = axes_of(
-        figures._draw_scatter, Scatter("", "true", "predicted", [1, 2, 3], [4, 6, 5], ((0, 1), (2, 3)))
+        figures._draw_scatter,
+        Scatter("", "true", "predicted", [1, 2, 3], [4, 6, 5], ((0, 1), (2, 3))),
     ).lines
     assert [list(values) for values in points.get_data()] == [[1, 2, 3], [4, 6, 5]]
     assert [list(values) for values in line.get_data()] == [[0, 2], [1, 3]]
 
 
 def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():
-    axes = axes_of(figures._draw_comparison, Comparison("", "m", {"a": [1.0, 2.0, 6.0], "b": [4.0]}, {"coin": 0.5}))
+    axes = axes_of(
+        figures._draw_comparison,
+        ComparisonChart("", "m", {"a": [1.0, 2.0, 6.0], "b": [4.0]}, {"coin": 0.5}),
+    )
     spread = np.std([1, 2, 6], ddof=1)
-    bands = [(band.get_x(), band.get_width(), band.get_y() + band.get_height() / 2) for band in axes.patches]
+    bands = [
+        (band.get_x(), band.get_width(), band.get_y() + band.get_height() / 2)
+        for band in axes.patches
+    ]
     assert bands == [pytest.approx((3 - spread, 2 * spread, 0)), pytest.approx((4, 0, 1))]
-    assert [list(line.get_xdata()) for line in axes.lines] == [[3, 3], [1, 2, 6], [4, 4], [4], [0.5, 0.5]]
+    assert [list(line.get_xdata()) for line in axes.lines] == [
+        [3, 3],
+        [1, 2, 6],
+        [4, 4],
+        [4],
+        [0.5, 0.5],
+    ]
 
 
 def test_curves_have_their_points_and_short_numbers_at_the_axis():
     axes = axes_of(figures._draw_curves, CURVES)
-    assert [list(values) for values in axes.lines[0].get_data()] == [[0, 10_000, 20_000], [6.5, 5.0, 4.25]]
+    assert [list(values) for values in axes.lines[0].get_data()] == [
+        [0, 10_000, 20_000],
+        [6.5, 5.0, 4.25],
+    ]
     assert list(axes.lines[1].get_ydata()) == [6.47, 6.47]
     short = axes.xaxis.get_major_formatter()
-    assert [short(value, 0) for value in (0.0, 500.0, 1e3, 2.5e6, 1e9)] == ["0", "500", "1 k", "2.5 M", "1 G"]
+    assert [short(value, 0) for value in (0.0, 500.0, 1e3, 2.5e6, 1e9)] == [
+        "0",
+        "500",
+        "1 k",
+        "2.5 M",
+        "1 G",
+    ]
 
 
 def test_confusion_of_many_labels_is_a_picture_without_figures():
@@ -218,17 +291,26 @@ def test_terminal_shows_the_same_figures_but_no_details():
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_mean_and_spread_are_numpys(values):
-    comparison = Comparison("", "", {"a": values})
+    comparison = ComparisonChart("", "", {"a": values})
     assert comparison.mean("a") == pytest.approx(np.mean(values))
-    assert comparison.spread("a") == pytest.approx(np.std(values, ddof=1) if len(values) > 1 else 0.0, abs=1e-9)
+    assert comparison.spread("a") == pytest.approx(
+        np.std(values, ddof=1) if len(values) > 1 else 0.0, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(3, "3"), (1234567, "1,234,567"), (0.123456, "0.1235"), (98765.4, "98,765.4"), (2.0, "2"), (-1.5, "-1.5")],
+    [
+        (3, "3"),
+        (1234567, "1,234,567"),
+        (0.123456, "0.1235"),
+        (98765.4, "98,765.4"),
+        (2.0, "2"),
+        (-1.5, "-1.5"),
+    ],
 )
 def test_numbers_are_readable(value, text):
-    assert readable(value) == text
+    assert readable_number(value) == text
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))

@@ -19,32 +19,52 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from toy_task import WORDS, make_text, make_tokenizer
 
-from bothways.core import config as configs
-from bothways.core.batch import SpanTargets, pack
+from bothways.core.batch import pack
+from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
-from bothways.model.config import Dropouts, EncoderConfig, Learned
-from bothways.model.heads import Model
-from bothways.model.heads import Span as SpanHead
-from bothways.recipes import labelled
-from bothways.recipes.labelled import examine
-from bothways.tasks.answer import Answer, Answering
+from bothways.core.targets import SpanTargets
+from bothways.finetuning import data as labelled
+from bothways.finetuning.data import examine
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.head_config import SpanHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
 from bothways.tasks.predictions import AnswerPrediction
-from bothways.tasks.squad import Question, QuestionColumns
-from bothways.tasks.task import Pace, evaluate, grouped, predict, predict_encoded
-from bothways.text.specials import Specials
+from bothways.tasks.question_answering.examples import Question, QuestionColumns
+from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
+from bothways.tasks.task_learner import (
+    PredictConfig,
+    evaluate_task,
+    grouped,
+    predict,
+    predict_encoded,
+)
+from bothways.text.special_tokens import Specials
 from bothways.text.tokenizer import Tokenizer
+from toy_task import WORDS, make_text, make_tokenizer
 
-LENGTH, ALWAYS = 24, Answering()
+LENGTH, ALWAYS = 24, QuestionAnsweringTask()
 
 
-def make_task(folder: Path, definition: Answering = ALWAYS, length: int = LENGTH, dropout: float = 0.1) -> Answer:
+def make_task(
+    folder: Path,
+    definition: QuestionAnsweringTask = ALWAYS,
+    length: int = LENGTH,
+    dropout: float = 0.1,
+) -> QuestionAnswerer:
     torch.manual_seed(3)
     tokenizer = make_tokenizer(folder)
     config = EncoderConfig(
-        tokenizer.size, 16, 2, 2, 32, position=Learned(64), initial_range=0.3, dropout=Dropouts(dropout, dropout)
+        tokenizer.size,
+        16,
+        2,
+        2,
+        32,
+        position=Learned(64),
+        initial_range=0.3,
+        dropout=Dropouts(dropout, dropout),
     )
     return definition.task(Model(config, definition.heads((), None)), tokenizer, (), length)
 
@@ -59,7 +79,11 @@ def make_questions(count: int, seed: int = 0, longest: int = 40) -> list[Questio
         start = len(" ".join(words[:first])) + (first > 0)
         answers = () if number % 3 == 2 else ((answer, start),)
         question = make_text(draw, 8)
-        questions.append(Question(f"q{number}", question, " ".join(words), answers, not answers, f"made:{number}"))
+        questions.append(
+            Question(
+                f"q{number}", question, " ".join(words), answers, not answers, f"made:{number}"
+            )
+        )
     return questions
 
 
@@ -69,7 +93,14 @@ def targets_of(sequence: Sequence) -> tuple[int, int, float]:
     return int(targets.start[0]), int(targets.end[0]), float(targets.weight[0])
 
 
-def google(question: list[int], context: list[int], span: tuple[int, int] | None, length: int, stride: int, query: int):  # type: ignore[no-untyped-def]
+def google(
+    question: list[int],
+    context: list[int],
+    span: tuple[int, int] | None,
+    length: int,
+    stride: int,
+    query: int,
+):  # type: ignore[no-untyped-def]
     """convert_examples_to_features of run_squad.py: ids, segments, start and end of each window."""
     question = question[:query]
     room, start = length - len(question) - 3, 0
@@ -87,11 +118,16 @@ def google(question: list[int], context: list[int], span: tuple[int, int] | None
 
 
 def test_questions_become_what_google_feeds(tmp_path: Path) -> None:
-    tokenizer, definition = make_tokenizer(tmp_path), Answering(query=5, stride=6)
+    tokenizer, definition = make_tokenizer(tmp_path), QuestionAnsweringTask(query=5, stride=6)
     questions = make_questions(60)
     vocabulary = {word: tokenizer.id(word) for word in WORDS}
-    for question, item in zip(questions, definition.encode(questions, tokenizer, (), 20), strict=True):
-        query, context = ([vocabulary[word] for word in text.split()] for text in (question.question, question.context))
+    for question, item in zip(
+        questions, definition.encode(questions, tokenizer, (), 20), strict=True
+    ):
+        query, context = (
+            [vocabulary[word] for word in text.split()]
+            for text in (question.question, question.context)
+        )
         span = None
         for text, start in question.answers:
             first = len(question.context[:start].split())
@@ -116,19 +152,21 @@ def test_what_is_not_known_has_no_weight(tmp_path: Path) -> None:
         (("at be", 11),): (5, 6, 1.0),  # the tokens that share a character
     }
     for known, expected in answers.items():
-        (item,) = Answering().encode([Question("q", "dog", context, known)], tokenizer, (), 20)
+        (item,) = QuestionAnsweringTask().encode(
+            [Question("q", "dog", context, known)], tokenizer, (), 20
+        )
         assert targets_of(item.sequences[0]) == expected
 
 
 def test_an_answer_with_white_space_before_it_is_looked_for_behind_that(tmp_path: Path) -> None:
     question = Question("q", "dog", "bee   bee", (("   bee", 3),))
-    (item,) = Answering().encode([question], make_tokenizer(tmp_path), (), 20)
+    (item,) = QuestionAnsweringTask().encode([question], make_tokenizer(tmp_path), (), 20)
     assert targets_of(item.sequences[0]) == (4, 4, 1.0)
 
 
 def test_a_long_question_leaves_half_to_the_context(tmp_path: Path) -> None:
     question = Question("q", "ape " * 50, "bee " * 9)
-    (item,) = Answering().encode([question], make_tokenizer(tmp_path), (), 13)
+    (item,) = QuestionAnsweringTask().encode([question], make_tokenizer(tmp_path), (), 13)
     assert [len(sequence) for sequence in item.sequences] == [13, 12]
     assert item.cut == 45
 
@@ -137,15 +175,19 @@ def test_a_long_question_leaves_half_to_the_context(tmp_path: Path) -> None:
 def test_losses_and_gradients_equal_those_of_transformers(tmp_path: Path, training: bool) -> None:
     from transformers import AutoModelForQuestionAnswering
 
-    from bothways.interop.folder import save_model
+    from bothways.hub.model_folder import save_model
 
     task = make_task(tmp_path / "tokenizer", dropout=0.0).train(training)
     save_model(tmp_path / "model", task.model, task.tokenizer)
-    theirs, report = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "model", output_loading_info=True)
+    theirs, report = AutoModelForQuestionAnswering.from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
     theirs.train(training)
     assert type(theirs).__name__ == "BertForQuestionAnswering"
     assert not any(report.values())
-    sequences = [sequence for item in task.encode(make_questions(8, seed=9)) for sequence in item.sequences]
+    sequences = [
+        sequence for item in task.encode(make_questions(8, seed=9)) for sequence in item.sequences
+    ]
     batch = pack(sequences)
     assert len(sequences) > 12
     assert task.weights(batch) == {"span": float(len(sequences))}
@@ -154,8 +196,12 @@ def test_losses_and_gradients_equal_those_of_transformers(tmp_path: Path, traini
     alone = []
     for sequence in sequences:
         start, end, _ = (torch.tensor([place]) for place in targets_of(sequence))
-        ids, segments = (torch.from_numpy(part).long()[None] for part in (sequence.ids, sequence.segments))
-        output = theirs(input_ids=ids, token_type_ids=segments, start_positions=start, end_positions=end)
+        ids, segments = (
+            torch.from_numpy(part).long()[None] for part in (sequence.ids, sequence.segments)
+        )
+        output = theirs(
+            input_ids=ids, token_type_ids=segments, start_positions=start, end_positions=end
+        )
         total = total + output.loss
         alone.append(torch.stack([output.start_logits[0], output.end_logits[0]], 1))
     torch.testing.assert_close(task.scores(batch), torch.cat(alone), atol=2e-5, rtol=1e-4)
@@ -173,15 +219,22 @@ def test_losses_and_gradients_equal_those_of_transformers(tmp_path: Path, traini
 
 
 def test_predictions_are_those_of_each_question_alone_and_in_order(tmp_path: Path) -> None:
-    task, questions = make_task(tmp_path, Answering(stride=5, threshold=0.0)), make_questions(60, seed=3)
+    task, questions = (
+        make_task(tmp_path, QuestionAnsweringTask(stride=5, threshold=0.0)),
+        make_questions(60, seed=3),
+    )
     alone = [next(predict(task, [question]))[1] for question in questions]
-    for pace in (Pace(), Pace(tokens=40), Pace(window=7)):
+    for pace in (PredictConfig(), PredictConfig(tokens=40), PredictConfig(window=7)):
         results = list(predict(task, questions, pace))
         assert [question for question, _ in results] == questions
         for (_, found), expected in zip(results, alone, strict=True):
             assert found.spans[0].score == pytest.approx(expected.spans[0].score, abs=1e-4)
             assert found.confidence == pytest.approx(expected.confidence, abs=1e-4)
-            assert (found.id, found.text, found.start) == (expected.id, expected.text, expected.start)
+            assert (found.id, found.text, found.start) == (
+                expected.id,
+                expected.text,
+                expected.start,
+            )
 
 
 def ideal(sequences: tuple[Sequence, ...]) -> list[np.ndarray]:
@@ -189,7 +242,11 @@ def ideal(sequences: tuple[Sequence, ...]) -> list[np.ndarray]:
     outputs = []
     for sequence in sequences:
         start, end, _ = targets_of(sequence)
-        scores = np.random.default_rng(len(sequence)).uniform(-1, 0, (len(sequence), 2)).astype(np.float32)
+        scores = (
+            np.random.default_rng(len(sequence))
+            .uniform(-1, 0, (len(sequence), 2))
+            .astype(np.float32)
+        )
         scores[start, 0] = scores[end, 1] = 9.0
         outputs.append(scores)
     return outputs
@@ -206,7 +263,13 @@ LETTERS = [
 @st.composite
 def texts(draw: st.DrawFn) -> tuple[str, int, int]:
     """A context of words in any script, and the first and the last character of some of them."""
-    words = draw(st.lists(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=4).map("".join), min_size=1, max_size=14))
+    words = draw(
+        st.lists(
+            st.lists(st.sampled_from(LETTERS), min_size=1, max_size=4).map("".join),
+            min_size=1,
+            max_size=14,
+        )
+    )
     context, places = "", []
     for word in words:
         context += draw(st.sampled_from(["", " ", "  ", "\n", "\u00a0"]))
@@ -221,8 +284,19 @@ def texts(draw: st.DrawFn) -> tuple[str, int, int]:
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
     """WordPiece cased and uncased, byte-level BPE and Unigram, each with every letter."""
     folder = tmp_path_factory.mktemp("scripts")
-    letters = sorted({character for letter in LETTERS for character in (*letter, *letter.lower())} - {"\u200f", "\u200d"})
-    tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters))
+    letters = sorted(
+        {character for letter in LETTERS for character in (*letter, *letter.lower())}
+        - {"\u200f", "\u200d"}
+    )
+    tokens = (
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+    )
     made = [make_tokenizer(folder / str(lower), tokens, lower) for lower in (True, False)]
     return [*made, byte_level(), unigram(letters)]
 
@@ -232,7 +306,10 @@ def byte_level() -> Tokenizer:
     from tokenizers import decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: id for id, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *alphabet])}
+    vocab = {
+        token: id
+        for id, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *alphabet])
+    }
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -244,7 +321,9 @@ def unigram(letters: list[str]) -> Tokenizer:
     from tokenizers import models, pre_tokenizers
 
     pieces = [(token, 0.0) for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")]
-    backend = tokenizers.Tokenizer(models.Unigram([*pieces, ("▁", -2.0), *((letter, -3.0) for letter in letters)], unk_id=1))
+    backend = tokenizers.Tokenizer(
+        models.Unigram([*pieces, ("▁", -2.0), *((letter, -3.0) for letter in letters)], unk_id=1)
+    )
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     return Tokenizer(backend, Specials(0, 1, 2, 3, 4))
 
@@ -252,16 +331,26 @@ def unigram(letters: list[str]) -> Tokenizer:
 @settings(max_examples=120, deadline=None)
 @given(texts(), st.integers(0, 3), st.integers(6, 40), st.integers(1, 12), st.integers(1, 12))
 def test_every_answer_is_found_again(
-    scripts: list[Tokenizer], drawn: tuple[str, int, int], which: int, length: int, stride: int, longest: int
+    scripts: list[Tokenizer],
+    drawn: tuple[str, int, int],
+    which: int,
+    length: int,
+    stride: int,
+    longest: int,
 ) -> None:
     """An answer that is in a window, and not too long, is the best span by far; what it lacks is what no token has."""
     context, start, end = drawn
-    definition, tokenizer = Answering(query=3, stride=stride, longest=longest), scripts[which]
+    definition, tokenizer = (
+        QuestionAnsweringTask(query=3, stride=stride, longest=longest),
+        scripts[which],
+    )
     question = Question("q", "a", context, ((context[start:end], start),))
     (item,) = definition.encode([question], tokenizer, (), length)
     (encoded,) = tokenizer.encode_with_offsets([context])
     own = [place for place, (a, b) in enumerate(encoded.offsets.tolist()) if b > start and a < end]
-    inside = [targets_of(sequence)[:2] for sequence in item.sequences if targets_of(sequence)[0] > 0]
+    inside = [
+        targets_of(sequence)[:2] for sequence in item.sequences if targets_of(sequence)[0] > 0
+    ]
     for sequence in item.sequences:
         first, last, _ = targets_of(sequence)
         assert first == 0 or sequence.ids[first : last + 1].tolist() == encoded.ids[own].tolist()
@@ -296,7 +385,7 @@ SCORES = outputs_of((1.0, 1.0), (0, 0), (0, 0), (3, 1), (0, 2.5), (2, 3.5), (-9,
 
 
 def test_predictions_have_their_probabilities(tmp_path: Path) -> None:
-    task = make_task(tmp_path, Answering(n_best=4))
+    task = make_task(tmp_path, QuestionAnsweringTask(n_best=4))
     found = task.decode(ONE, SCORES)
     assert [(span.text, span.start, span.end, span.score) for span in found.spans] == [
         ("ape bee ape", 0, 11, 6.5),
@@ -304,16 +393,22 @@ def test_predictions_have_their_probabilities(tmp_path: Path) -> None:
         ("ape", 8, 11, 5.5),
     ]  # the fourth best is the other "ape" (4), which is that text again
     weights = np.exp([6.5, 5.5, 5.5])
-    assert [span.probability for span in found.spans] == pytest.approx((weights / weights.sum()).tolist())
+    assert [span.probability for span in found.spans] == pytest.approx(
+        (weights / weights.sum()).tolist()
+    )
     assert (found.id, found.text, found.start, found.end) == ("q7", "ape bee ape", 0, 11)
     assert found.confidence == found.spans[0].probability
     assert found.null_difference == 2.0 - 6.5
     assert task.grade(ONE, found) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("threshold", "text"), [(-4.6, ""), (-4.5, "ape bee ape"), (0.0, "ape bee ape")])
-def test_no_answer_is_given_above_the_threshold(tmp_path: Path, threshold: float, text: str) -> None:
-    task = make_task(tmp_path, Answering(threshold=threshold))
+@pytest.mark.parametrize(
+    ("threshold", "text"), [(-4.6, ""), (-4.5, "ape bee ape"), (0.0, "ape bee ape")]
+)
+def test_no_answer_is_given_above_the_threshold(
+    tmp_path: Path, threshold: float, text: str
+) -> None:
+    task = make_task(tmp_path, QuestionAnsweringTask(threshold=threshold))
     found = task.decode(ONE, SCORES)
     assert found.text == text
     assert found.best == "ape bee ape"
@@ -327,7 +422,7 @@ def test_no_answer_is_given_above_the_threshold(tmp_path: Path, threshold: float
 
 
 def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path: Path) -> None:
-    task = make_task(tmp_path, Answering(stride=2), length=8)
+    task = make_task(tmp_path, QuestionAnsweringTask(stride=2), length=8)
     question = Question("q", "dog", "ape bee cat dog elk fox", (), True)
     outputs = [np.zeros((8, 2), dtype=np.float32), np.zeros((8, 2), dtype=np.float32)]
     outputs[0][0], outputs[1][0] = (1.0, 4.0), (-3.0, 1.0)
@@ -337,14 +432,16 @@ def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path: Path) -> 
 
 
 def test_longer_answers_are_not_given(tmp_path: Path) -> None:
-    found = make_task(tmp_path, Answering(longest=2)).decode(ONE, SCORES)
+    found = make_task(tmp_path, QuestionAnsweringTask(longest=2)).decode(ONE, SCORES)
     assert (found.text, found.spans[0].score) == ("ape bee", 5.5)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.5])
 @pytest.mark.parametrize("context", ["", "  ", "\u200d"])
-def test_a_context_without_a_token_has_no_answer(tmp_path: Path, context: str, threshold: float | None) -> None:
-    task = make_task(tmp_path, Answering(threshold=threshold))
+def test_a_context_without_a_token_has_no_answer(
+    tmp_path: Path, context: str, threshold: float | None
+) -> None:
+    task = make_task(tmp_path, QuestionAnsweringTask(threshold=threshold))
     ((_, found),) = predict(task, [Question("q", "", context)])
     assert found == AnswerPrediction("q", "", None, None, 1.0, 0.0, ())
     assert found.best == ""
@@ -356,14 +453,14 @@ def test_the_threshold_is_chosen_where_questions_have_no_answer(tmp_path: Path) 
     metrics = task.score(iter(results))
     tuned = task.tuned(iter(results))
     assert tuned == dataclasses.replace(task.definition, threshold=metrics["threshold_best"])
-    assert configs.read(Answering, configs.to_dict(tuned)) == tuned
+    assert configs.read(QuestionAnsweringTask, configs.to_dict(tuned)) == tuned
     task.definition = tuned
-    after = evaluate(task, questions)
+    after = evaluate_task(task, questions)
     assert after["f1"] == pytest.approx(metrics["f1_best"]) == pytest.approx(after["f1_best"])
     assert metrics["f1"] < after["f1"]
     assert task.tuned(predict(task, questions)) == tuned
     answered = [question for question in questions if question.answers]
-    task.definition = Answering()
+    task.definition = QuestionAnsweringTask()
     assert task.tuned(predict(task, answered)) is task.definition
     assert task.score(predict(task, answered)).keys() == {"em", "f1", "f1_best"}
 
@@ -371,13 +468,13 @@ def test_the_threshold_is_chosen_where_questions_have_no_answer(tmp_path: Path) 
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     with pytest.raises(DataError, match=r"^a\.json:q: it is not known what is right"):
-        evaluate(task, [Question("q", "ape", "bee", where="a.json:q")])
+        evaluate_task(task, [Question("q", "ape", "bee", where="a.json:q")])
     with pytest.raises(DataError, match="no question to score"):
-        evaluate(task, [])
+        evaluate_task(task, [])
 
 
 def test_what_the_task_asks_of_a_model() -> None:
-    definition = Answering()
+    definition = QuestionAnsweringTask()
     assert definition.heads((), None) == (SpanHead(),)
     assert definition.labels([ONE]) == ()
     assert definition.texts(ONE) == ("dog", CONTEXT)
@@ -391,12 +488,16 @@ def test_what_the_task_asks_of_a_model() -> None:
 def test_settings_of_nothing_are_refused(name: str) -> None:
     changes: dict[str, Any] = {name: 0}
     with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
-        Answering(**changes)
+        QuestionAnsweringTask(**changes)
 
 
 def test_what_no_answer_reaches() -> None:
-    none, definition = Question("q", "dog", CONTEXT, (), True), Answering()
-    assert definition.baseline([], [ONE, none, none, none]) == {"f1": 0.75, "em": 0.75, "f1_best": 0.75}
+    none, definition = Question("q", "dog", CONTEXT, (), True), QuestionAnsweringTask()
+    assert definition.baseline([], [ONE, none, none, none]) == {
+        "f1": 0.75,
+        "em": 0.75,
+        "f1_best": 0.75,
+    }
     assert definition.baseline([], [ONE]) == definition.baseline([], [none]) == {}
     assert definition.answer(AnswerPrediction("q", "ape", 0, 3, 1.0, 0.0, ())) == "ape"
 
@@ -404,8 +505,8 @@ def test_what_no_answer_reaches() -> None:
 def test_a_table_is_read_with_the_columns_asked_for(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"frage": "dog", "context": "ape", "answers": "ape"}\n')
     asked = QuestionColumns(question="frage")
-    reading = Answering().read(str(tmp_path / "rows.jsonl"), asked)
-    assert reading.definition == Answering(asked)
+    reading = QuestionAnsweringTask().read(str(tmp_path / "rows.jsonl"), asked)
+    assert reading.definition == QuestionAnsweringTask(asked)
     assert [question.question for question in reading.examples] == ["dog"]
     again = reading.definition.read(str(tmp_path / "rows.jsonl"), labelled=False)
     assert [question.annotated for question in again.examples] == [False]
@@ -413,7 +514,11 @@ def test_a_table_is_read_with_the_columns_asked_for(tmp_path: Path) -> None:
 
 def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(tmp_path)
-    questions = [Question(f"{n}", f"what {n}", context, (), True) for n in range(4) for context in ("the cat", "a dog runs")]
+    questions = [
+        Question(f"{n}", f"what {n}", context, (), True)
+        for n in range(4)
+        for context in ("the cat", "a dog runs")
+    ]
     seen, real = list[str](), Tokenizer.encode_with_offsets
 
     def counting(self: Tokenizer, texts: Any) -> Any:
@@ -424,13 +529,29 @@ def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list(predict(task, questions))) == len(questions)
     assert sorted(seen) == ["a dog runs", "the cat"]
     seen.clear()
-    inputs = task.definition.encode(questions, task.tokenizer, (), LENGTH)  # and where the task itself did not encode them
+    inputs = task.definition.encode(
+        questions, task.tokenizer, (), LENGTH
+    )  # and where the task itself did not encode them
     fresh = make_task(tmp_path)
     assert len(predict_encoded(fresh, questions[::2], inputs[::2])) == 4
     assert sorted(seen) == ["a dog runs", "the cat", "the cat"]
     seen.clear()
-    assert len(list(predict(make_task(tmp_path), sorted(questions, key=lambda q: q.context), Pace(window=3)))) == 8
-    assert sorted(seen) == ["a dog runs", "the cat"]  # though windows part the questions on one context
+    assert (
+        len(
+            list(
+                predict(
+                    make_task(tmp_path),
+                    sorted(questions, key=lambda q: q.context),
+                    PredictConfig(window=3),
+                )
+            )
+        )
+        == 8
+    )
+    assert sorted(seen) == [
+        "a dog runs",
+        "the cat",
+    ]  # though windows part the questions on one context
     seen.clear()
     monkeypatch.setattr(labelled, "ENCODED", 3)
     examine(task.definition, task.tokenizer, sorted(questions, key=lambda q: q.context), [], LENGTH)

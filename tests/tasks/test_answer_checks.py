@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bothways.tasks.answer import Answering
-from bothways.tasks.preflight import Finding
-from bothways.tasks.squad import Question
+from bothways.core.finding import Finding
+from bothways.tasks.question_answering.examples import Question
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
 CONTEXT = "The cat sat on the mat. The cat slept."
 GOOD = Question("a", "Who sat?", CONTEXT, (("cat", 4),), False, "t.json:a")
@@ -14,7 +14,11 @@ OTHER = Question("a", "Who slept?", CONTEXT, (("cat", 28),), False, "d.json:a")
 NONE = Question("n", "Who flew?", CONTEXT, (), True, "t.json:n")
 
 
-def check(train: list[Question], dev: list[Question], definition: Answering = Answering()) -> list[Finding]:  # noqa: B008
+def check(
+    train: list[Question],
+    dev: list[Question],
+    definition: QuestionAnsweringTask = QuestionAnsweringTask(),  # noqa: B008
+) -> list[Finding]:
     return definition.check(train, dev)
 
 
@@ -24,9 +28,16 @@ def test_nothing_is_said_of_good_data() -> None:
 
 
 def test_rows_that_cannot_be_used() -> None:
-    train = [GOOD, replace(GOOD, where="t.json:again"), replace(GOOD, id="e", question=" "), replace(GOOD, id="f", context="")]
+    train = [
+        GOOD,
+        replace(GOOD, where="t.json:again"),
+        replace(GOOD, id="e", question=" "),
+        replace(GOOD, id="f", context=""),
+    ]
     findings = check(train, [replace(OTHER, answers=())])
-    assert [(finding.check, finding.severity) for finding in findings[:4]] == [("rows", "error")] * 4
+    assert [(finding.check, finding.severity) for finding in findings[:4]] == [
+        ("rows", "error")
+    ] * 4
     assert [finding.what for finding in findings[:4]] == [
         "1 questions have an empty question: t.json:a",
         "1 questions have an empty context: t.json:a",
@@ -41,10 +52,13 @@ def test_answers_that_are_not_where_they_should_be() -> None:
     anywhere = replace(GOOD, id="d", answers=((" cat ", 3), ("dog", 1)))
     nowhere = replace(GOOD, id="e", answers=(("cat", -1),))
     skipped, shifted, lost = check(
-        [GOOD, away, moved, anywhere, nowhere], [replace(OTHER, id="z", answers=(("cow", 4),)), OTHER]
+        [GOOD, away, moved, anywhere, nowhere],
+        [replace(OTHER, id="z", answers=(("cow", 4),)), OTHER],
     )
     assert (skipped.check, skipped.severity, skipped.fix) == ("labels", "warning", None)
-    assert skipped.what.startswith("1 of 5 training questions have an answer that does not stand in their context, and are not")
+    assert skipped.what.startswith(
+        "1 of 5 training questions have an answer that does not stand in their context, and are not"
+    )
     assert skipped.what.endswith("not learned from: t.json:b ('dog')")
     assert shifted.severity == "note"
     assert shifted.what.startswith("1 training answers do not begin where it is said; the nearest")
@@ -54,19 +68,31 @@ def test_answers_that_are_not_where_they_should_be() -> None:
         "warning",
         "1 of 2 dev questions have no answer that stands in their context, and count all the same: d.json:a ('cow')",
     )
-    (refused,) = check([GOOD, away], [], Answering(unfound="error"))
-    assert (refused.severity, refused.fix) == ("error", "Mend these answers, or set task.unfound=skip.")
+    (refused,) = check([GOOD, away], [], QuestionAnsweringTask(unfound="error"))
+    assert (refused.severity, refused.fix) == (
+        "error",
+        "Mend these answers, or set task.unfound=skip.",
+    )
 
 
 def test_where_no_answer_stands_in_its_context_there_is_nothing_to_learn() -> None:
-    away, settings = replace(GOOD, id="b", where="t.json:b", answers=(("dog", 4),)), (Answering(), Answering(unfound="error"))
+    away, settings = (
+        replace(GOOD, id="b", where="t.json:b", answers=(("dog", 4),)),
+        (QuestionAnsweringTask(), QuestionAnsweringTask(unfound="error")),
+    )
     for definition in settings:
         (refused,) = check([away], [], definition)
-        assert (refused.severity, refused.fix) == ("error", "Mend these answers: there is nothing else to learn.")
+        assert (refused.severity, refused.fix) == (
+            "error",
+            "Mend these answers: there is nothing else to learn.",
+        )
         assert refused.what == (
             "1 of 1 training questions have an answer that does not stand in their context: t.json:b ('dog')"
         )
-    assert [finding.severity for finding in check([away, NONE], [], Answering(threshold=0.0))] == ["warning", "note"]
+    assert [
+        finding.severity
+        for finding in check([away, NONE], [], QuestionAnsweringTask(threshold=0.0))
+    ] == ["warning", "note"]
     several = replace(OTHER, answers=(("dog", 4), ("cat", 28)))  # one of them can be given
     assert check([GOOD], [several]) == []
 
@@ -75,23 +101,38 @@ def test_questions_without_an_answer() -> None:
     other = replace(NONE, question="Who barked?")
     (note,) = check([GOOD, NONE], [OTHER, other])
     assert note == Finding(
-        "balance", "note", "no answer is right for 50.0% of the training questions and 50.0% of the dev questions"
+        "balance",
+        "note",
+        "no answer is right for 50.0% of the training questions and 50.0% of the dev questions",
     )
     for dev in ([], [OTHER]):
         _, warning = check([GOOD, NONE], dev)
-        assert (warning.check, warning.severity, warning.where) == ("labels", "warning", "task.threshold")
-        assert [finding.severity for finding in check([GOOD, NONE], dev, Answering(threshold=0.0))] == ["note"]
+        assert (warning.check, warning.severity, warning.where) == (
+            "labels",
+            "warning",
+            "task.threshold",
+        )
+        assert [
+            finding.severity
+            for finding in check([GOOD, NONE], dev, QuestionAnsweringTask(threshold=0.0))
+        ] == ["note"]
     _, hard = check([GOOD], [OTHER, other])
-    assert hard.what.startswith("there are dev questions without an answer, but no training question is")
+    assert hard.what.startswith(
+        "there are dev questions without an answer, but no training question is"
+    )
 
 
 def test_where_no_question_has_an_answer_there_is_nothing_to_learn() -> None:
     findings = check([NONE], [OTHER])
-    assert [finding.what for finding in findings if finding.severity == "error"] == ["no training question has an answer"]
+    assert [finding.what for finding in findings if finding.severity == "error"] == [
+        "no training question has an answer"
+    ]
 
 
 def test_questions_that_training_and_dev_data_share() -> None:
     (finding,) = check([GOOD], [replace(GOOD, id="z", where="d.json:z"), OTHER])
     assert (finding.check, finding.severity) == ("overlap", "warning")
-    assert finding.what == "1 of 2 dev questions are in the training data too, word for word: d.json:z"
+    assert (
+        finding.what == "1 of 2 dev questions are in the training data too, word for word: d.json:z"
+    )
     assert check([GOOD], [replace(OTHER, question=GOOD.question, context=f"{CONTEXT} So.")]) == []

@@ -9,49 +9,74 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from parity import batch_of, check_gradients, check_sum, make_theirs, padded
 from sklearn.metrics import accuracy_score, log_loss
-from toy_task import VOCABULARY, make_text, make_tokenizer
 
 from bothways.core.errors import DataError
-from bothways.model.config import Dropouts, EncoderConfig, Learned
-from bothways.model.heads import Model
-from bothways.tasks.choice import Choose, MultipleChoice
-from bothways.tasks.choice_examples import NO_COLUMNS, ChoiceColumns, ChoiceExample
-from bothways.tasks.classify import Classification
-from bothways.tasks.examples import Example
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.tasks.choice.examples import NO_COLUMNS, ChoiceColumns, ChoiceExample
+from bothways.tasks.choice.task import ChoiceTask, Chooser
+from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.predictions import ChoicePrediction
-from bothways.tasks.task import Pace, evaluate, predict
+from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
+from bothways.tasks.text_examples import TextExample
+from parity import batch_of, check_gradients, check_sum, make_theirs, padded
+from toy_task import VOCABULARY, make_text, make_tokenizer
 
 
-def make_chooser(folder: Path, length: int = 16) -> Choose:
+def make_chooser(folder: Path, length: int = 16) -> Chooser:
     torch.manual_seed(8)
-    config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=Dropouts(0.0, 0.0))
-    definition = MultipleChoice()
-    return definition.task(Model(config, definition.heads((), None)), make_tokenizer(folder), (), length)
+    config = EncoderConfig(
+        len(VOCABULARY),
+        16,
+        2,
+        2,
+        32,
+        position=Learned(24),
+        initial_range=0.3,
+        dropout=Dropouts(0.0, 0.0),
+    )
+    definition = ChoiceTask()
+    return definition.task(
+        Model(config, definition.heads((), None)), make_tokenizer(folder), (), length
+    )
 
 
-def make_questions(count: int, choices: tuple[int, ...] = (2, 3, 4, 5), seed: int = 0) -> list[ChoiceExample]:
+def make_questions(
+    count: int, choices: tuple[int, ...] = (2, 3, 4, 5), seed: int = 0
+) -> list[ChoiceExample]:
     draw = random.Random(seed)
     made = []
     for number in range(count):
         endings = tuple(make_text(draw, 9) for _ in range(draw.choice(choices)))
-        made.append(ChoiceExample(make_text(draw, 12), endings, draw.randrange(len(endings)), f"made:{number}"))
+        made.append(
+            ChoiceExample(
+                make_text(draw, 12), endings, draw.randrange(len(endings)), f"made:{number}"
+            )
+        )
     return made
 
 
 def test_every_choice_is_a_pair_as_classification_makes_it(tmp_path: Path) -> None:
     tokenizer, examples = make_tokenizer(tmp_path), make_questions(30)
-    for example, made in zip(examples, MultipleChoice().encode(examples, tokenizer, (), 12), strict=True):
-        pairs = Classification().encode([Example(example.context, end) for end in example.endings], tokenizer, (), 12)
+    for example, made in zip(
+        examples, ChoiceTask().encode(examples, tokenizer, (), 12), strict=True
+    ):
+        pairs = ClassificationTask().encode(
+            [TextExample(example.context, end) for end in example.endings], tokenizer, (), 12
+        )
         (sequence,) = made.sequences
         expected = [pair.sequences[0] for pair in pairs]
         assert sequence.ids.tolist() == [id for part in expected for id in part.ids]
         assert sequence.segments.tolist() == [id for part in expected for id in part.segments]
         assert sequence.parts == tuple(map(len, expected))
-        assert (made.tokens, made.cut) == (sum(pair.tokens for pair in pairs), sum(pair.cut for pair in pairs))
-    assert MultipleChoice().texts(examples[0]) == (examples[0].context, *examples[0].endings)
-    assert MultipleChoice().labels(examples) == ()
+        assert (made.tokens, made.cut) == (
+            sum(pair.tokens for pair in pairs),
+            sum(pair.cut for pair in pairs),
+        )
+    assert ChoiceTask().texts(examples[0]) == (examples[0].context, *examples[0].endings)
+    assert ChoiceTask().labels(examples) == ()
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -62,11 +87,16 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     sequences = [item.sequences[0] for item in inputs]
     parts = [part for s in sequences for part in torch.from_numpy(s.ids).long().split(s.parts)]
     sides = [part for s in sequences for part in torch.from_numpy(s.segments).long().split(s.parts)]
-    ids, segments, mask = (padded(rows).unflatten(0, (7, 4)) for rows in (parts, sides, [torch.ones_like(p) for p in parts]))
+    ids, segments, mask = (
+        padded(rows).unflatten(0, (7, 4))
+        for rows in (parts, sides, [torch.ones_like(p) for p in parts])
+    )
     labels = torch.tensor([e.label for e in examples])
     expected = theirs(input_ids=ids, token_type_ids=segments, attention_mask=mask, labels=labels)
     loss = task(batch_of(inputs))["label"]
-    torch.testing.assert_close(task.scores(batch_of(inputs)), expected.logits.flatten(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        task.scores(batch_of(inputs)), expected.logits.flatten(), rtol=1e-4, atol=1e-5
+    )
     assert task.weights(batch_of(inputs)) == {"label": 7.0}
     assert int(loss.hits) == int((expected.logits.argmax(1) == labels).sum())
     assert loss.total.item() / 7 == pytest.approx(expected.loss.item(), rel=1e-5)
@@ -82,23 +112,27 @@ def test_a_batch_is_the_sum_of_its_questions(tmp_path: Path) -> None:
     check_sum(task, inputs)
 
 
-def test_predictions_are_those_of_each_question_alone_and_scored_as_by_sklearn(tmp_path: Path) -> None:
+def test_predictions_are_those_of_each_question_alone_and_scored_as_by_sklearn(
+    tmp_path: Path,
+) -> None:
     task, examples = make_chooser(tmp_path), make_questions(40, seed=2)
     alone = [next(predict(task, [example]))[1] for example in examples]
-    for pace in (Pace(), Pace(tokens=60, window=7), Pace(tokens=1)):
+    for pace in (PredictConfig(), PredictConfig(tokens=60, window=7), PredictConfig(tokens=1)):
         for (example, made), expected in zip(predict(task, examples, pace), alone, strict=True):
             assert made.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
             assert made.index == int(np.argmax(expected.probabilities))
             assert made.ending == example.endings[made.index]
             assert sum(made.probabilities) == pytest.approx(1)
-    found, right = evaluate(task, iter(examples)), [e.label for e in examples]
+    found, right = evaluate_task(task, iter(examples)), [e.label for e in examples]
     losses = [
-        log_loss([e.label], [m.probabilities], labels=range(len(e.endings))) for e, m in zip(examples, alone, strict=True)
+        log_loss([e.label], [m.probabilities], labels=range(len(e.endings)))
+        for e, m in zip(examples, alone, strict=True)
     ]
     assert found == pytest.approx(
-        {"accuracy": accuracy_score(right, [m.index for m in alone]), "loss": np.mean(losses)}, rel=1e-4
+        {"accuracy": accuracy_score(right, [m.index for m in alone]), "loss": np.mean(losses)},
+        rel=1e-4,
     )
-    assert {*MultipleChoice().directions(())} == {*found}
+    assert {*ChoiceTask().directions(())} == {*found}
     grades = [task.grade(e, made) for e, made in zip(examples, alone, strict=True)]
     assert np.mean(grades) == pytest.approx(found["accuracy"])
     assert ChoicePrediction(1, "b", (1 / 3, 2 / 3)).to_json() == {
@@ -109,17 +143,26 @@ def test_predictions_are_those_of_each_question_alone_and_scored_as_by_sklearn(t
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     task = make_chooser(tmp_path)
     with pytest.raises(DataError, match=r"^c:2: has no label, so it cannot be scored"):
-        evaluate(task, [ChoiceExample("ape", ("bee", "cat"), None, "c:2")])
+        evaluate_task(task, [ChoiceExample("ape", ("bee", "cat"), None, "c:2")])
     for label in (2, -1):
-        with pytest.raises(DataError, match=rf"^c:3: label {label} is the place of none of the 2 endings"):
-            evaluate(task, [ChoiceExample("ape", ("bee", "cat"), label, "c:3")])
+        with pytest.raises(
+            DataError, match=rf"^c:3: label {label} is the place of none of the 2 endings"
+        ):
+            evaluate_task(task, [ChoiceExample("ape", ("bee", "cat"), label, "c:3")])
     with pytest.raises(DataError, match=r"^c:4: has no ending to choose from"):
         task.encode([ChoiceExample("ape", (), None, "c:4")])
     with pytest.raises(DataError, match="no example to score"):
-        evaluate(task, [])
+        evaluate_task(task, [])
 
 
-SWAG = {"sent1": "An ape sits.", "sent2": "It", "ending0": "eats.", "ending1": "sleeps.", "ending2": "sings.", "label": 1}
+SWAG = {
+    "sent1": "An ape sits.",
+    "sent2": "It",
+    "ending0": "eats.",
+    "ending1": "sleeps.",
+    "ending2": "sings.",
+    "label": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -152,27 +195,35 @@ def test_columns_are_guessed_where_that_is_clear(
 ) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text(json.dumps(row))
-    reading = MultipleChoice().read(str(source))
-    assert reading.definition == MultipleChoice(columns)
+    reading = ChoiceTask().read(str(source))
+    assert reading.definition == ChoiceTask(columns)
     (found,) = reading.examples
-    assert (found.context, found.endings, found.label) == (example.context, example.endings, example.label)
+    assert (found.context, found.endings, found.label) == (
+        example.context,
+        example.endings,
+        example.label,
+    )
     assert found.where == f"{source}:1"
-    (bare,) = MultipleChoice(columns).read(str(source), labelled=False).examples
+    (bare,) = ChoiceTask(columns).read(str(source), labelled=False).examples
     assert (bare.endings, bare.label) == (example.endings, None)
 
 
 def test_columns_by_name_and_by_number(tmp_path: Path) -> None:
     source = tmp_path / "codah.tsv"
-    source.write_text("o\tA boy runs. He\tsmiles\tfalls\tsings\teats\t0\ni\tThe sun\tis hot\tis wet\tis cold\tis blue\t1\n")
+    source.write_text(
+        "o\tA boy runs. He\tsmiles\tfalls\tsings\teats\t0\ni\tThe sun\tis hot\tis wet\tis cold\tis blue\t1\n"
+    )
     asked = ChoiceColumns("1", None, ("2", "3", "4", "5"), "6")
-    first, second = MultipleChoice().read(str(source), asked).examples
-    assert first == ChoiceExample("A boy runs. He", ("smiles", "falls", "sings", "eats"), 0, f"{source}:1")
+    first, second = ChoiceTask().read(str(source), asked).examples
+    assert first == ChoiceExample(
+        "A boy runs. He", ("smiles", "falls", "sings", "eats"), 0, f"{source}:1"
+    )
     assert second.label == 1
-    assert len(list(MultipleChoice(asked).read(str(source)).examples)) == 2  # as in training
+    assert len(list(ChoiceTask(asked).read(str(source)).examples)) == 2  # as in training
     assert str(asked) == "context = '1', label = '6', endings = '2', '3', '4', '5'"
     swag = tmp_path / "swag.csv"
     swag.write_text(",sent1,sent2,ending0,ending1,label\n0,An ape sits.,It,eats.,sleeps.,1\n")
-    (whole,) = MultipleChoice().read(str(swag), ChoiceColumns("sent1")).examples
+    (whole,) = ChoiceTask().read(str(swag), ChoiceColumns("sent1")).examples
     assert whole.endings == ("eats.", "sleeps.")  # no continuation was asked for
 
 
@@ -182,7 +233,7 @@ def test_questions_from_the_standard_input_are_json_lines(monkeypatch: pytest.Mo
 
     line = json.dumps({"context": "c", "endings": ["a", "b"]}).encode() + b"\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line)))
-    (example,) = MultipleChoice().read("-", labelled=False).examples
+    (example,) = ChoiceTask().read("-", labelled=False).examples
     assert example == ChoiceExample("c", ("a", "b"), None, "standard input:1")
 
 
@@ -190,15 +241,31 @@ def test_questions_from_the_standard_input_are_json_lines(monkeypatch: pytest.Mo
     ("row", "asked", "message"),
     [
         (SWAG, ChoiceColumns("text"), r"a\.jsonl: has no column 'text'; it has sent1, "),
-        (SWAG | {"label": "two"}, NO_COLUMNS, r"a\.jsonl:1: column 'label' holds 'two', which is no place of an ending"),
+        (
+            SWAG | {"label": "two"},
+            NO_COLUMNS,
+            r"a\.jsonl:1: column 'label' holds 'two', which is no place of an ending",
+        ),
         (SWAG | {"ending1": 3}, NO_COLUMNS, r"a\.jsonl:1: column 'ending1' holds int, not text"),
         (SWAG | {"answer": 3}, NO_COLUMNS, "several columns may hold the label"),
         (SWAG | {"choices": ["a"]}, NO_COLUMNS, "several columns may hold the endings"),
         ({"context": "c", "label": 1}, NO_COLUMNS, "no column is called like an ending"),
         ({"text": "c", "endings": []}, NO_COLUMNS, "no column is called like a context"),
-        ({"ctx": "c", "question": "c", "endings": []}, NO_COLUMNS, "several columns may hold the context"),
-        ({"ctx": "c", "endings": "a", "label": 0}, NO_COLUMNS, "column 'endings' holds str, not a list of texts"),
-        ({"ctx": "c", "endings": [1], "label": 0}, NO_COLUMNS, "column 'endings' holds list, not a list of texts"),
+        (
+            {"ctx": "c", "question": "c", "endings": []},
+            NO_COLUMNS,
+            "several columns may hold the context",
+        ),
+        (
+            {"ctx": "c", "endings": "a", "label": 0},
+            NO_COLUMNS,
+            "column 'endings' holds str, not a list of texts",
+        ),
+        (
+            {"ctx": "c", "endings": [1], "label": 0},
+            NO_COLUMNS,
+            "column 'endings' holds list, not a list of texts",
+        ),
     ],
 )
 def test_files_that_cannot_be_read_are_refused(
@@ -206,13 +273,13 @@ def test_files_that_cannot_be_read_are_refused(
 ) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     with pytest.raises(DataError, match=message):
-        list(MultipleChoice().read(str(tmp_path / "a.jsonl"), asked).examples)
+        list(ChoiceTask().read(str(tmp_path / "a.jsonl"), asked).examples)
 
 
 def test_the_usual_place_is_what_one_answers_without_reading() -> None:
     train, dev = make_questions(30, seed=3), make_questions(20, seed=4)
     usual = np.bincount([e.label for e in train]).argmax()
-    baseline = MultipleChoice().baseline(train, dev)
+    baseline = ChoiceTask().baseline(train, dev)
     assert baseline["accuracy"] == np.mean([e.label == usual for e in dev])
     assert baseline["loss"] == pytest.approx(np.mean([np.log(len(e.endings)) for e in dev]))
-    assert MultipleChoice().answer(ChoicePrediction(1, "b", (0.1, 0.9))) == 1
+    assert ChoiceTask().answer(ChoicePrediction(1, "b", (0.1, 0.9))) == 1

@@ -11,15 +11,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_task import VOCABULARY, make_examples, make_task, make_text, make_tokenizer
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
-from bothways.tasks.classify import Classification, Classify, truncated
-from bothways.tasks.definition import Definition
-from bothways.tasks.examples import Example
+from bothways.tasks.classification.task import ClassificationTask, Classifier, truncated
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.task import Pace, Task, evaluate, predict
+from bothways.tasks.task import Task
+from bothways.tasks.task_learner import PredictConfig, TaskLearner, evaluate_task, predict
+from bothways.tasks.text_examples import TextExample
+from toy_task import VOCABULARY, make_examples, make_task, make_text, make_tokenizer
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
@@ -37,10 +37,20 @@ def ids_of(text: str) -> list[int]:
 def test_examples_become_what_google_feeds(tmp_path: Path) -> None:
     tokenizer, draw = make_tokenizer(tmp_path), random.Random(1)
     labels, length = ("x", "y", "z"), 12
-    examples = [*make_examples(60), Example("", "", "x"), Example("ape", None, None), Example("APE yak", "zebu bee", "y")]
+    examples = [
+        *make_examples(60),
+        TextExample("", "", "x"),
+        TextExample("ape", None, None),
+        TextExample("APE yak", "zebu bee", "y"),
+    ]
     draw.shuffle(examples)
-    for example, made in zip(examples, Classification().encode(examples, tokenizer, labels, length), strict=True):
-        a, b = ids_of(example.text.lower()), None if example.text_b is None else ids_of(example.text_b.lower())
+    for example, made in zip(
+        examples, ClassificationTask().encode(examples, tokenizer, labels, length), strict=True
+    ):
+        a, b = (
+            ids_of(example.text.lower()),
+            None if example.text_b is None else ids_of(example.text_b.lower()),
+        )
         tokens = len(a) + len(b or [])
         if b is None:
             a = a[: length - 2]
@@ -57,18 +67,22 @@ def test_examples_become_what_google_feeds(tmp_path: Path) -> None:
 
 def test_a_strange_label_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^dev\.tsv:7: label 'w' is none of the model's: x, y"):
-        Classification().encode([Example("ape", None, "w", "dev.tsv:7")], make_tokenizer(tmp_path), ("x", "y"), 8)
+        ClassificationTask().encode(
+            [TextExample("ape", None, "w", "dev.tsv:7")], make_tokenizer(tmp_path), ("x", "y"), 8
+        )
 
 
 @pytest.mark.parametrize("length", [4, 25])
 def test_lengths_that_the_model_cannot_have_are_refused(tmp_path: Path, length: int) -> None:
-    with pytest.raises(ConfigError, match=rf"^length: must be from 5 to the encoder's 24 positions, not {length}"):
+    with pytest.raises(
+        ConfigError, match=rf"^length: must be from 5 to the encoder's 24 positions, not {length}"
+    ):
         make_task(tmp_path, length=length)
 
 
 def test_losses_are_sums_of_cross_entropies(tmp_path: Path) -> None:
     task = make_task(tmp_path, dropout=0.0)
-    examples = [*make_examples(9), Example("ape", None, None)]
+    examples = [*make_examples(9), TextExample("ape", None, None)]
     batch = pack([sequence for item in task.encode(examples) for sequence in item.sequences])
     assert task.weights(batch) == {"label": 9.0}
     loss = task(batch)["label"]
@@ -88,17 +102,21 @@ def test_losses_are_sums_of_cross_entropies(tmp_path: Path) -> None:
 def test_logits_equal_those_of_transformers(tmp_path: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
-    from bothways.interop.folder import save_model
+    from bothways.hub.model_folder import save_model
 
     task = make_task(tmp_path / "tokenizer", labels=("x", "y", "z"))
     save_model(tmp_path / "model", task.model, task.tokenizer, labels=task.labels)
-    theirs, report = BertForSequenceClassification.from_pretrained(tmp_path / "model", output_loading_info=True)
+    theirs, report = BertForSequenceClassification.from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
     assert not any(report.values())
     assert isinstance(theirs.config, BertConfig)
     assert theirs.config.id2label == {0: "x", 1: "y", 2: "z"}
     for item in task.eval().encode(make_examples(24)):
         (sequence,) = item.sequences
-        ids, segments = (torch.from_numpy(array).long()[None] for array in (sequence.ids, sequence.segments))
+        ids, segments = (
+            torch.from_numpy(array).long()[None] for array in (sequence.ids, sequence.segments)
+        )
         with torch.no_grad():
             expected = theirs(input_ids=ids, token_type_ids=segments).logits
             assert torch.allclose(task.logits(pack([sequence])), expected, atol=1e-5)
@@ -107,12 +125,20 @@ def test_logits_equal_those_of_transformers(tmp_path: Path) -> None:
 def test_predictions_are_those_of_each_example_alone_and_in_order(tmp_path: Path) -> None:
     task, examples = make_task(tmp_path), make_examples(120, seed=3)
     alone = [next(predict(task, [example]))[1] for example in examples]
-    for pace in (Pace(), Pace(tokens=40), Pace(tokens=1), Pace(window=7), Pace(tokens=60, window=50)):
+    for pace in (
+        PredictConfig(),
+        PredictConfig(tokens=40),
+        PredictConfig(tokens=1),
+        PredictConfig(window=7),
+        PredictConfig(tokens=60, window=50),
+    ):
         results = list(predict(task, examples, pace))
         assert [example for example, _ in results] == examples
         for (_, prediction), expected in zip(results, alone, strict=True):
             assert prediction.probabilities == pytest.approx(expected.probabilities, abs=1e-6)
-            assert prediction.label == max(expected.probabilities, key=expected.probabilities.__getitem__)
+            assert prediction.label == max(
+                expected.probabilities, key=expected.probabilities.__getitem__
+            )
 
 
 def test_predicting_leaves_the_mode_and_the_gradients_alone(tmp_path: Path) -> None:
@@ -132,9 +158,9 @@ def test_examples_are_read_as_they_are_needed(tmp_path: Path) -> None:
         draw = random.Random(0)
         while True:
             read.append(1)
-            yield Example(make_text(draw, 5), None, "x")
+            yield TextExample(make_text(draw, 5), None, "x")
 
-    stream = predict(task, endless(), Pace(window=4))
+    stream = predict(task, endless(), PredictConfig(window=4))
     for count in range(1, 11):
         next(stream)
         assert len(read) == 4 * math.ceil(count / 4)
@@ -143,49 +169,57 @@ def test_examples_are_read_as_they_are_needed(tmp_path: Path) -> None:
 def test_scores_are_of_all_predictions_in_one_pass(tmp_path: Path) -> None:
     task, examples = make_task(tmp_path), make_examples(300, seed=4)
     results = list(predict(task, examples))
-    metrics = evaluate(task, iter(examples), Pace(window=64))
+    metrics = evaluate_task(task, iter(examples), PredictConfig(window=64))
     right = [example.label == prediction.label for example, prediction in results]
-    losses = [-math.log(prediction.probabilities[str(example.label)]) for example, prediction in results]
+    losses = [
+        -math.log(prediction.probabilities[str(example.label)]) for example, prediction in results
+    ]
     assert metrics["accuracy"] == pytest.approx(np.mean(right))
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
     assert metrics.keys() == {"accuracy", "f1_macro", "mcc", "loss"}
-    assert "f1" in task_with_two(tmp_path).score([(Example("t", None, "x"), ClassPrediction("x", 0, {"x": 0.75, "y": 0.25}))])
+    assert "f1" in task_with_two(tmp_path).score(
+        [(TextExample("t", None, "x"), ClassPrediction("x", 0, {"x": 0.75, "y": 0.25}))]
+    )
 
 
-def task_with_two(folder: Path) -> Classify:
+def task_with_two(folder: Path) -> Classifier:
     return make_task(folder, labels=("x", "y"))
 
 
 def test_an_impossible_answer_costs_much_and_not_everything(tmp_path: Path) -> None:
-    result = task_with_two(tmp_path).score([(Example("t", None, "y"), ClassPrediction("x", 0, {"x": 1.0, "y": 0.0}))])
+    result = task_with_two(tmp_path).score(
+        [(TextExample("t", None, "y"), ClassPrediction("x", 0, {"x": 1.0, "y": 0.0}))]
+    )
     assert 100 < result["loss"] < math.inf
 
 
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     with pytest.raises(DataError, match=r"^a\.tsv:2: has no label, so it cannot be scored"):
-        evaluate(task, [Example("ape", None, None, "a.tsv:2")])
+        evaluate_task(task, [TextExample("ape", None, None, "a.tsv:2")])
     with pytest.raises(DataError, match=r"^a\.tsv:3: label 'w' is none"):
-        evaluate(task, [Example("ape", None, "w", "a.tsv:3")])
+        evaluate_task(task, [TextExample("ape", None, "w", "a.tsv:3")])
     with pytest.raises(DataError, match="no example to score"):
-        evaluate(task, [])
+        evaluate_task(task, [])
 
 
 def test_a_task_has_to_say_what_it_does(tmp_path: Path) -> None:
-    made, nothing = make_task(tmp_path), Definition[Example, ClassPrediction]()
-    task: Task[Example, ClassPrediction] = Task(nothing, made.model, made.tokenizer, made.labels, 16)
+    made, nothing = make_task(tmp_path), Task[TextExample, ClassPrediction]()
+    task: TaskLearner[TextExample, ClassPrediction] = TaskLearner(
+        nothing, made.model, made.tokenizer, made.labels, 16
+    )
     for call in (
         lambda: task.encode([]),
-        lambda: task.grade(Example(""), ClassPrediction("x", 0, {})),
+        lambda: task.grade(TextExample(""), ClassPrediction("x", 0, {})),
         lambda: nothing.read(""),
         lambda: nothing.labels([]),
         lambda: nothing.heads((), None),
         lambda: nothing.directions(()),
-        lambda: nothing.texts(Example("")),
+        lambda: nothing.texts(TextExample("")),
         lambda: nothing.check([], []),
         lambda: nothing.task(made.model, made.tokenizer, (), 16),
-        lambda: task.outputs(pack(make_task(tmp_path).encode([Example("ape")])[0].sequences)),
-        lambda: task.decode(Example(""), []),
+        lambda: task.outputs(pack(make_task(tmp_path).encode([TextExample("ape")])[0].sequences)),
+        lambda: task.decode(TextExample(""), []),
         lambda: task.score([]),
     ):
         with pytest.raises(NotImplementedError):
@@ -196,7 +230,7 @@ def test_a_task_has_to_say_what_it_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tokens", "window"])
 def test_a_pace_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
-        Pace(**{name: 0})
+        PredictConfig(**{name: 0})
 
 
 def test_predictions_as_json() -> None:

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from toy_masked import make_masked, make_masked_text
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.tasks.embed import Embedding
-from bothways.tasks.examples import Columns, Example
-from bothways.tasks.similarity import Agreement
-from bothways.tasks.task import Pace, evaluate, predict
+from bothways.tasks.sentence_embedding.sts import Agreement
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
+from bothways.tasks.text_examples import TextColumns, TextExample
+from toy_masked import make_masked, make_masked_text
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple:
 def layers_of(theirs: Any, tokenizer: Any, text: str, room: int = 22) -> list[np.ndarray]:
     """transformers' hidden states `(n, width)`, embeddings first."""
     ids = [2, *tokenizer.encode([text])[0].tolist()[:room], 3]
-    return [x[0].numpy() for x in theirs.bert(torch.tensor([ids]), output_hidden_states=True).hidden_states]
+    return [
+        x[0].numpy()
+        for x in theirs.bert(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    ]
 
 
 POOL = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0)}
@@ -38,20 +41,39 @@ POOL = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.m
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 @pytest.mark.parametrize(
-    ("layers", "combine"), [((-1,), "mean"), ((0,), "mean"), ((1, 2), "mean"), ((-2, -1), "concat"), ((-3, 1, 2), "concat")]
+    ("layers", "combine"),
+    [
+        ((-1,), "mean"),
+        ((0,), "mean"),
+        ((1, 2), "mean"),
+        ((-2, -1), "concat"),
+        ((-3, 1, 2), "concat"),
+    ],
 )
-def test_vectors_are_those_of_a_plain_loop(made: tuple, pooling: Any, layers: tuple[int, ...], combine: Any) -> None:
+def test_vectors_are_those_of_a_plain_loop(
+    made: tuple, pooling: Any, layers: tuple[int, ...], combine: Any
+) -> None:
     model, tokenizer, theirs = made
     draw = random.Random()
     texts = [make_masked_text(draw, longest, 0) for longest in (1, 5, 9, 3, 60)] + [""]
     for normalised, components in ((False, None), (True, None), (False, 5), (True, 20)):
-        definition = Embedding(pooling=pooling, layers=layers, combine=combine, normalised=normalised, components=components)
+        definition = SentenceEmbeddingTask(
+            pooling=pooling,
+            layers=layers,
+            combine=combine,
+            normalised=normalised,
+            components=components,
+        )
         task = definition.task(model, tokenizer, (), 24).train()
-        found = predict(task, [Example(text) for text in texts], Pace(tokens=30, window=4))
+        found = predict(
+            task, [TextExample(text) for text in texts], PredictConfig(tokens=30, window=4)
+        )
         for text, (example, prediction) in zip(texts, found, strict=True):
             assert example.text == text
             chosen = [layers_of(theirs, tokenizer, text)[layer] for layer in layers]
-            expected = POOL[pooling](np.concatenate(chosen, -1) if combine == "concat" else np.mean(chosen, 0))
+            expected = POOL[pooling](
+                np.concatenate(chosen, -1) if combine == "concat" else np.mean(chosen, 0)
+            )
             if normalised:
                 expected = expected / np.linalg.norm(expected)
             expected = expected[:components]
@@ -62,8 +84,13 @@ def test_vectors_are_those_of_a_plain_loop(made: tuple, pooling: Any, layers: tu
 
 def test_a_pair_is_two_vectors_and_a_cosine(made: tuple) -> None:
     model, tokenizer, _ = made
-    task = Embedding().task(model, tokenizer, (), 24)
-    pair, a, b = (p for _, p in predict(task, [Example("ape bee", "cats"), Example("ape bee"), Example("cats")]))
+    task = SentenceEmbeddingTask().task(model, tokenizer, (), 24)
+    pair, a, b = (
+        p
+        for _, p in predict(
+            task, [TextExample("ape bee", "cats"), TextExample("ape bee"), TextExample("cats")]
+        )
+    )
     np.testing.assert_allclose(pair.vectors, np.concatenate([a.vectors, b.vectors]), atol=1e-6)
     cosine = np.dot(*pair.vectors) / np.prod(np.linalg.norm(pair.vectors, axis=1))
     assert pair.cosine == pytest.approx(cosine, abs=1e-6)
@@ -72,13 +99,16 @@ def test_a_pair_is_two_vectors_and_a_cosine(made: tuple) -> None:
     written = np.array(a.to_json()["vector"], dtype=np.float32)
     assert (written == a.vectors[0]).all()
     with pytest.raises(ConfigError, match="no grade for each example"):
-        task.grade(Example("ape bee", "cats"), pair)
+        task.grade(TextExample("ape bee", "cats"), pair)
 
 
 def test_long_texts_are_cut_and_counted(made: tuple) -> None:
     _, tokenizer, _ = made
-    short, long, pair = Embedding().encode(
-        [Example("ape"), Example("ape " * 9), Example("ape " * 9, "bee " * 7)], tokenizer, (), 8
+    short, long, pair = SentenceEmbeddingTask().encode(
+        [TextExample("ape"), TextExample("ape " * 9), TextExample("ape " * 9, "bee " * 7)],
+        tokenizer,
+        (),
+        8,
     )
     assert [(item.tokens, item.cut) for item in (short, long, pair)] == [(1, 0), (9, 3), (16, 4)]
     assert [[len(s) for s in item.sequences] for item in (short, long, pair)] == [[3], [8], [8, 8]]
@@ -88,16 +118,21 @@ def test_pairs_are_scored_as_scipy_scores_them(made: tuple) -> None:
     model, tokenizer, _ = made
     draw = random.Random()
     examples = [
-        Example(make_masked_text(draw, 6, 0), make_masked_text(draw, 6, 0), str(draw.randrange(50) / 10)) for _ in range(30)
+        TextExample(
+            make_masked_text(draw, 6, 0), make_masked_text(draw, 6, 0), str(draw.randrange(50) / 10)
+        )
+        for _ in range(30)
     ]
-    task = Embedding(normalised=True).task(model, tokenizer, (), 24)
-    found = evaluate(task, examples, Pace(window=7))
+    task = SentenceEmbeddingTask(normalised=True).task(model, tokenizer, (), 24)
+    found = evaluate_task(task, examples, PredictConfig(window=7))
     predictions = [p for _, p in predict(task, examples)]
     cosines, scores = [p.cosine for p in predictions], [float(e.label or 0) for e in examples]
     assert found["pearson"] == pytest.approx(stats.pearsonr(cosines, scores).statistic, abs=1e-5)
     assert found["spearman"] == pytest.approx(stats.spearmanr(cosines, scores).statistic, abs=1e-5)
     rows = np.concatenate([p.vectors for p in predictions])
-    assert found["anisotropy"] == pytest.approx((rows @ rows.T)[~np.eye(60, dtype=bool)].mean(), abs=1e-5)
+    assert found["anisotropy"] == pytest.approx(
+        (rows @ rows.T)[~np.eye(60, dtype=bool)].mean(), abs=1e-5
+    )
 
 
 @settings(deadline=None, max_examples=40)
@@ -111,64 +146,82 @@ def test_anisotropy_is_the_mean_over_all_pairs_of_texts(pairs: int, cells: int, 
     for cell, found in enumerate(agreement.cells()):
         rows = vectors[:, :, cell].reshape(-1, 5).astype(np.float64)
         units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        assert found.anisotropy == pytest.approx((units @ units.T)[~np.eye(2 * pairs, dtype=bool)].mean(), abs=1e-6)
+        assert found.anisotropy == pytest.approx(
+            (units @ units.T)[~np.eye(2 * pairs, dtype=bool)].mean(), abs=1e-6
+        )
 
 
 def test_the_columns_of_sts_are_known(tmp_path: Path) -> None:
     """GLUE's file has quotes that are quotes, and columns that nobody asks for."""
     file = tmp_path / "sts.tsv"
-    file.write_text('index\tsource1\tsentence1\tsentence2\tscore\n0\tnone\tA "man\tA dog.\t2.500\n', encoding="utf8")
-    reading = Embedding().read(str(file))
-    assert reading.definition.columns == Columns("sentence1", "sentence2", "score")  # type: ignore[attr-defined]
-    assert list(reading.examples) == [Example('A "man', "A dog.", "2.500", f"{file}:2")]
-    (texts,) = Embedding().read(str(file), Columns("sentence2"), labelled=False).examples
+    file.write_text(
+        'index\tsource1\tsentence1\tsentence2\tscore\n0\tnone\tA "man\tA dog.\t2.500\n',
+        encoding="utf8",
+    )
+    reading = SentenceEmbeddingTask().read(str(file))
+    assert reading.definition.columns == TextColumns("sentence1", "sentence2", "score")  # type: ignore[attr-defined]
+    assert list(reading.examples) == [TextExample('A "man', "A dog.", "2.500", f"{file}:2")]
+    (texts,) = (
+        SentenceEmbeddingTask().read(str(file), TextColumns("sentence2"), labelled=False).examples
+    )
     assert (texts.text, texts.text_b, texts.label) == ("A dog.", None, None)
     other = tmp_path / "other.jsonl"
     other.write_text('{"a": "x", "b": "y", "gold": 3}\n')
-    (example,) = Embedding().read(str(other), Columns("a", "b", "gold")).examples
+    (example,) = SentenceEmbeddingTask().read(str(other), TextColumns("a", "b", "gold")).examples
     assert (example.text, example.text_b, example.label) == ("x", "y", "3")
 
 
 @pytest.mark.parametrize(
     ("example", "message"),
     [
-        (Example("a", None, "1", "f:2"), "^f:2: has one text, and a similarity is of two"),
-        (Example("a", "b", "good", "f:3"), "^f:3: the score 'good' is no number"),
-        (Example("a", "b", "inf", "f:3"), "^f:3: the score 'inf' is no number"),
-        (Example("a", "b", None, "f:4"), "^f:4: has no score"),
-        (Example("a", "b", "1", "f:5"), "^correlation needs two pairs or more, and there are 1"),
+        (TextExample("a", None, "1", "f:2"), "^f:2: has one text, and a similarity is of two"),
+        (TextExample("a", "b", "good", "f:3"), "^f:3: the score 'good' is no number"),
+        (TextExample("a", "b", "inf", "f:3"), "^f:3: the score 'inf' is no number"),
+        (TextExample("a", "b", None, "f:4"), "^f:4: has no score"),
+        (
+            TextExample("a", "b", "1", "f:5"),
+            "^correlation needs two pairs or more, and there are 1",
+        ),
     ],
 )
-def test_what_cannot_be_scored_is_refused(made: tuple, example: Example, message: str) -> None:
+def test_what_cannot_be_scored_is_refused(made: tuple, example: TextExample, message: str) -> None:
     model, tokenizer, _ = made
     with pytest.raises(DataError, match=message):
-        evaluate(Embedding().task(model, tokenizer, (), 24), [example])
+        evaluate_task(SentenceEmbeddingTask().task(model, tokenizer, (), 24), [example])
 
 
 def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made: tuple) -> None:
     model, tokenizer, _ = made
     for layer in (3, -4):
-        with pytest.raises(ConfigError, match=rf"^layers: the model has layers 0 \(the embeddings\) to 2, .* not {layer}"):
-            Embedding(layers=(-1, layer)).task(model, tokenizer, (), 24)
+        with pytest.raises(
+            ConfigError,
+            match=rf"^layers: the model has layers 0 \(the embeddings\) to 2, .* not {layer}",
+        ):
+            SentenceEmbeddingTask(layers=(-1, layer)).task(model, tokenizer, (), 24)
     with pytest.raises(ConfigError, match=r"^layers: must name at least one layer"):
-        Embedding(layers=())
+        SentenceEmbeddingTask(layers=())
     with pytest.raises(ConfigError, match=r"^components: must be at least 1, not 0"):
-        Embedding(components=0)
+        SentenceEmbeddingTask(components=0)
 
 
 def test_nothing_is_trained() -> None:
-    definition = Embedding()
-    assert definition.labels([Example("a", label="x")]) == ()
+    definition = SentenceEmbeddingTask()
+    assert definition.labels([TextExample("a", label="x")]) == ()
     assert definition.directions(()) == {"spearman": "highest", "pearson": "highest"}
     assert definition.metric in definition.directions(())
-    assert definition.check([Example("a")], []) == []
+    assert definition.check([TextExample("a")], []) == []
     assert definition.heads((), None) == ()
-    assert definition.texts(Example("a", "b")) == ("a", "b")
+    assert definition.texts(TextExample("a", "b")) == ("a", "b")
 
 
-def test_predictions_have_no_dropout_in_whatever_mode_and_keep_that_of_the_task(made: tuple) -> None:
+def test_predictions_have_no_dropout_in_whatever_mode_and_keep_that_of_the_task(
+    made: tuple,
+) -> None:
     model, tokenizer, _ = made
-    task, example = Embedding().task(model, tokenizer, (), 24), Example("some words")
+    task, example = (
+        SentenceEmbeddingTask().task(model, tokenizer, (), 24),
+        TextExample("some words"),
+    )
     expected = next(predict(task.eval(), [example]))[1].vectors
     for whole, inner in ((True, True), (False, True), (False, False)):
         task.train(whole)

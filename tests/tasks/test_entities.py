@@ -6,17 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.tasks.entities import TagCounts, types_of
-from bothways.tasks.schemes import as_labels, flaws, respell
+from bothways.tasks.tagging.metrics import TagCounts, types_of
+from bothways.tasks.tagging.schemes import as_labels, flaws, respell
 
 KINDS = ("LOC", "ORG", "PER")
 LABELS = ("O", *(f"{prefix}-{kind}" for kind in KINDS for prefix in "BI"))
 PAIRS = st.lists(
-    st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=10), min_size=1, max_size=8
+    st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=10),
+    min_size=1,
+    max_size=8,
 )
 
 
-def counted(truth: list[list[str]], predicted: list[list[str]], labels: tuple[str, ...] = LABELS) -> dict[str, float]:
+def counted(
+    truth: list[list[str]], predicted: list[list[str]], labels: tuple[str, ...] = LABELS
+) -> dict[str, float]:
     counts = TagCounts(labels, entities=True)
     for expected, found in zip(truth, predicted, strict=True):
         counts.add(expected, found, 0.5 * len(expected))
@@ -30,12 +34,17 @@ def test_scores_are_seqevals(sentences: list[list[tuple[str, str]]]) -> None:
     from seqeval.scheme import IOB2
 
     raw = [[tag for tag, _ in sentence] for sentence in sentences]
-    truth, predicted = [list(respell(tags, "iob2")) for tags in raw], [[tag for _, tag in sentence] for sentence in sentences]
+    truth, predicted = (
+        [list(respell(tags, "iob2")) for tags in raw],
+        [[tag for _, tag in sentence] for sentence in sentences],
+    )
     scores = counted(truth, predicted)
     theirs = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
     for name, metric in theirs.items():
         assert scores[name] == pytest.approx(metric(truth, predicted, zero_division=0))
-        assert scores[name] == pytest.approx(metric(raw, predicted, zero_division=0))  # conversion changes nothing
+        assert scores[name] == pytest.approx(
+            metric(raw, predicted, zero_division=0)
+        )  # conversion changes nothing
         strict = metric(truth, predicted, mode="strict", scheme=IOB2, zero_division=0)
         assert scores[f"{name}_strict"] == pytest.approx(strict)
         occurring = sorted({tag[2:] for tags in [*truth, *predicted] for tag in tags if tag != "O"})
@@ -50,9 +59,17 @@ def labels_of(prefixes: str) -> tuple[str, ...]:
     return ("O", *(f"{prefix}-{kind}" for kind in KINDS for prefix in prefixes))
 
 
-@pytest.mark.parametrize(("prefixes", "name"), [("BIES", "IOBES"), ("BILU", "BILOU"), ("IB", "IOB1"), ("BI", "IOB2")])
+@pytest.mark.parametrize(
+    ("prefixes", "name"), [("BIES", "IOBES"), ("BILU", "BILOU"), ("IB", "IOB1"), ("BI", "IOB2")]
+)
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=10), min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=10),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_strict_scores_are_seqevals_in_the_scheme_of_the_labels(
     prefixes: str, name: str, sentences: list[list[tuple[int, int]]]
 ) -> None:
@@ -60,18 +77,37 @@ def test_strict_scores_are_seqevals_in_the_scheme_of_the_labels(
     from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 
     labels = labels_of(prefixes)
-    drawn = [[[labels[place % len(labels)] for place in side] for side in zip(*some, strict=True)] for some in sentences]
-    truth, predicted = [list(as_labels(raw, labels)) for raw, _ in drawn], [tags for _, tags in drawn]
-    if name == "IOB1":  # where B is not needed, seqeval takes the words behind it for an entity without their first
+    drawn = [
+        [[labels[place % len(labels)] for place in side] for side in zip(*some, strict=True)]
+        for some in sentences
+    ]
+    truth, predicted = (
+        [list(as_labels(raw, labels)) for raw, _ in drawn],
+        [tags for _, tags in drawn],
+    )
+    if (
+        name == "IOB1"
+    ):  # where B is not needed, seqeval takes the words behind it for an entity without their first
         predicted = [sound_iob1(tags) for tags in predicted]
     scores = counted(truth, predicted, labels)
-    for rate, metric in {"f1": f1_score, "precision": precision_score, "recall": recall_score}.items():
-        theirs = metric(truth, predicted, mode="strict", scheme=getattr(scheme, name), zero_division=0)
+    for rate, metric in {
+        "f1": f1_score,
+        "precision": precision_score,
+        "recall": recall_score,
+    }.items():
+        theirs = metric(
+            truth, predicted, mode="strict", scheme=getattr(scheme, name), zero_division=0
+        )
         assert scores[f"{rate}_strict"] == pytest.approx(theirs)
     assert scores["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
     again = counted(truth, truth, labels)
     assert again["accuracy"] == 1
-    assert again["f1"] == again["f1_strict"] == again["recall_strict"] == float(any(tag != "O" for row in truth for tag in row))
+    assert (
+        again["f1"]
+        == again["f1_strict"]
+        == again["recall_strict"]
+        == float(any(tag != "O" for row in truth for tag in row))
+    )
 
 
 def sound_iob1(tags: list[str]) -> list[str]:
@@ -89,7 +125,9 @@ def sound_iob1(tags: list[str]) -> list[str]:
         ("O B-X I-X", "I-X I-X O"),
     ],
 )
-def test_entities_that_break_the_scheme_of_the_labels_are_not_strict(labels: str, predicted: str) -> None:
+def test_entities_that_break_the_scheme_of_the_labels_are_not_strict(
+    labels: str, predicted: str
+) -> None:
     tags, names = predicted.split(), tuple(labels.split())
     truth = list(as_labels(tags, names))
     scores = counted([truth], [tags], names)

@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.tasks.classify import Classification
-from bothways.tasks.definition import fingerprint
-from bothways.tasks.examples import NOT_NAMED, Columns, Example, in_order, label_names
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.task import examples_fingerprint
+from bothways.tasks.text_examples import NOT_NAMED, TextColumns, TextExample, in_order, label_names
 
 
 def read_examples(
-    source: str, columns: Columns = NOT_NAMED, *, usual: Columns = NOT_NAMED, labelled: bool = True
+    source: str,
+    columns: TextColumns = NOT_NAMED,
+    *,
+    usual: TextColumns = NOT_NAMED,
+    labelled: bool = True,
 ) -> SimpleNamespace:
-    reading = Classification(usual).read(source, columns, labelled=labelled)
+    reading = ClassificationTask(usual).read(source, columns, labelled=labelled)
     return SimpleNamespace(columns=reading.definition.columns, examples=reading.examples)  # type: ignore[attr-defined]
 
 
@@ -30,7 +34,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def write_columns(path: Path, *names: str) -> str:
-    path.write_text("\t".join(names) + "\n" + "\t".join(f"<{name}>" for name in names) + "\n", encoding="utf8")
+    path.write_text(
+        "\t".join(names) + "\n" + "\t".join(f"<{name}>" for name in names) + "\n", encoding="utf8"
+    )
     return str(path)
 
 
@@ -50,69 +56,92 @@ def test_columns_are_guessed_where_that_is_clear(
 ) -> None:
     source = write_columns(tmp_path / "a.tsv", *names)
     reading = read_examples(source)
-    assert reading.columns == Columns(text, text_b, label)
-    expected = Example(f"<{text}>", None if text_b is None else f"<{text_b}>", f"<{label}>", f"{source}:2")
+    assert reading.columns == TextColumns(text, text_b, label)
+    expected = TextExample(
+        f"<{text}>", None if text_b is None else f"<{text_b}>", f"<{label}>", f"{source}:2"
+    )
     assert list(reading.examples) == [expected]
     unlabelled = read_examples(source, labelled=False)
-    assert unlabelled.columns == Columns(text, text_b)
+    assert unlabelled.columns == TextColumns(text, text_b)
     assert [example.label for example in unlabelled.examples] == [None]
 
 
 def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path: Path) -> None:
-    usual = Columns("sentence1", "sentence2", "label")
+    usual = TextColumns("sentence1", "sentence2", "label")
     source = write_columns(tmp_path / "a.tsv", "sentence1", "sentence_2", "label")
     message = r"two texts are read, 'sentence1' and 'sentence2', and there are only sentence1, sentence_2, label\n  Name the"
     with pytest.raises(DataError, match=message):
         read_examples(source, usual=usual)
-    assert read_examples(source, Columns("sentence1", "sentence_2"), usual=usual).columns.text_b == "sentence_2"
+    assert (
+        read_examples(source, TextColumns("sentence1", "sentence_2"), usual=usual).columns.text_b
+        == "sentence_2"
+    )
     other = write_columns(tmp_path / "b.tsv", "premise", "hypothesis", "label")
-    assert read_examples(other, usual=usual).columns == Columns("premise", "hypothesis", "label")
+    assert read_examples(other, usual=usual).columns == TextColumns(
+        "premise", "hypothesis", "label"
+    )
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("text", "sentence", "label"), r"several columns may hold the text; there are text, sentence, label"),
+        (
+            ("text", "sentence", "label"),
+            r"several columns may hold the text; there are text, sentence, label",
+        ),
         (("text", "sentence1", "sentence2", "label"), "several columns may hold the text"),
-        (("words", "label"), r"no column is called like a text; there are words, label\n  Name the columns: --text NAME"),
+        (
+            ("words", "label"),
+            r"no column is called like a text; there are words, label\n  Name the columns: --text NAME",
+        ),
         (("text", "label", "class"), "several columns may hold the label"),
         (("text", "sentiment"), "no column is called like a label"),
     ],
 )
-def test_columns_that_are_not_clear_are_asked_for(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+def test_columns_that_are_not_clear_are_asked_for(
+    tmp_path: Path, names: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         read_examples(write_columns(tmp_path / "a.tsv", *names))
 
 
 def test_columns_by_name_and_by_number(tmp_path: Path) -> None:
     source = write_columns(tmp_path / "a.tsv", "x", "y", "z")
-    assert [e.text for e in read_examples(source, Columns("y", label="z")).examples] == ["<y>"]
-    (example, second) = read_examples(source, Columns("1", "0", "2")).examples
+    assert [e.text for e in read_examples(source, TextColumns("y", label="z")).examples] == ["<y>"]
+    (example, second) = read_examples(source, TextColumns("1", "0", "2")).examples
     assert (example.text, example.text_b, example.label) == ("y", "x", "z")
     assert second.where == f"{source}:2"
-    with pytest.raises(DataError, match=r"a\.tsv: has no column 'w'; it has x, y, z\n  Name the columns"):
-        read_examples(source, Columns("w", label="z"))
+    with pytest.raises(
+        DataError, match=r"a\.tsv: has no column 'w'; it has x, y, z\n  Name the columns"
+    ):
+        read_examples(source, TextColumns("w", label="z"))
     with pytest.raises(DataError, match=r"has no column '3'; it has 0, 1, 2"):
-        read_examples(source, Columns("3", label="1"))
+        read_examples(source, TextColumns("3", label="1"))
     with pytest.raises(DataError, match="has no column 'w'"):
-        read_examples(source, Columns("x", label="w"))
-    assert [e.text for e in read_examples(source, Columns("x", label="w"), labelled=False).examples] == ["<x>"]
+        read_examples(source, TextColumns("x", label="w"))
+    assert [
+        e.text for e in read_examples(source, TextColumns("x", label="w"), labelled=False).examples
+    ] == ["<x>"]
 
 
 def test_usual_columns_are_taken_where_the_table_has_them(tmp_path: Path) -> None:
-    usual = Columns("x", None, "z")
+    usual = TextColumns("x", None, "z")
     source = write_columns(tmp_path / "a.tsv", "text", "x", "z")
     assert read_examples(source, usual=usual).columns == usual
-    assert read_examples(source, Columns("text"), usual=usual).columns == Columns("text", None, "z")
+    assert read_examples(source, TextColumns("text"), usual=usual).columns == TextColumns(
+        "text", None, "z"
+    )
     other = write_columns(tmp_path / "b.tsv", "text", "label")
-    assert read_examples(other, usual=usual).columns == Columns("text", None, "label")
-    numbered = read_examples(write_columns(tmp_path / "c.tsv", "one", "two"), usual=Columns("1", None, "0"))
+    assert read_examples(other, usual=usual).columns == TextColumns("text", None, "label")
+    numbered = read_examples(
+        write_columns(tmp_path / "c.tsv", "one", "two"), usual=TextColumns("1", None, "0")
+    )
     assert [(e.text, e.label) for e in numbered.examples] == [("two", "one"), ("<two>", "<one>")]
 
 
 def test_a_second_text_needs_a_first() -> None:
     with pytest.raises(ConfigError, match=r"^columns\.text_b: is given without a first text"):
-        Columns(text_b="y")
+        TextColumns(text_b="y")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +165,14 @@ def test_labels_of_any_type_are_texts(tmp_path: Path, value: object, label: str 
             r"a\.jsonl:2: column 'label' holds list, not a label\n.*for the task multilabel a list of labels",
         ),
         ({"text": 3, "label": 1}, r"a\.jsonl:2: column 'text' holds int, not text"),
-        ({"text": "a \ud83d", "label": 1}, r"a\.jsonl:2: column 'text' holds U\+D83D at character 2, half of a surrogate pair"),
-        ({"text": "a", "label": "\udc00"}, r"a\.jsonl:2: column 'label' holds U\+DC00 at character 0"),
+        (
+            {"text": "a \ud83d", "label": 1},
+            r"a\.jsonl:2: column 'text' holds U\+D83D at character 2, half of a surrogate pair",
+        ),
+        (
+            {"text": "a", "label": "\udc00"},
+            r"a\.jsonl:2: column 'label' holds U\+DC00 at character 0",
+        ),
         ({"text": "t"}, r"a\.jsonl:2: the row has no column 'label'; it has text"),
         ({"label": 1}, r"a\.jsonl:2: the row has no column 'text'; it has label"),
     ],
@@ -156,7 +191,13 @@ def test_null_texts_are_empty(tmp_path: Path) -> None:
 def test_labels_are_in_the_order_of_numbers_then_of_texts() -> None:
     labels = ["10", "9", "-1", "b", "a", None, "9"]
     random.Random(0).shuffle(labels)
-    assert label_names(Example("t", label=label) for label in labels) == ("-1", "9", "10", "a", "b")
+    assert label_names(TextExample("t", label=label) for label in labels) == (
+        "-1",
+        "9",
+        "10",
+        "a",
+        "b",
+    )
 
 
 def test_labels_of_one_number_are_in_the_order_of_their_characters() -> None:
@@ -167,32 +208,38 @@ def test_labels_of_one_number_are_in_the_order_of_their_characters() -> None:
 
 
 def test_the_fingerprint_is_of_texts_and_labels_alone() -> None:
-    one, two = Example("a", None, "x", "file:1"), Example("a", "b", "x", "file:2")
+    one, two = TextExample("a", None, "x", "file:1"), TextExample("a", "b", "x", "file:2")
     lines = b'["a", null, "x"]\n["a", "b", "x"]\n'
-    assert fingerprint([one, two]) == hashlib.sha256(lines).hexdigest()
-    assert fingerprint([two, one]) != fingerprint([one, two])
-    assert fingerprint([Example("a", None, "x", "elsewhere:7"), two]) == fingerprint([one, two])
+    assert examples_fingerprint([one, two]) == hashlib.sha256(lines).hexdigest()
+    assert examples_fingerprint([two, one]) != examples_fingerprint([one, two])
+    assert examples_fingerprint(
+        [TextExample("a", None, "x", "elsewhere:7"), two]
+    ) == examples_fingerprint([one, two])
 
 
 @pytest.mark.parametrize(
     ("header", "columns", "remedy"),
     [
-        ("sentence\tlabel", Columns("0", None, "1"), "--text sentence --label label"),
-        ("question1\tquestion2", Columns("0", "1"), "--text question1 --text-b question2"),
+        ("sentence\tlabel", TextColumns("0", None, "1"), "--text sentence --label label"),
+        ("question1\tquestion2", TextColumns("0", "1"), "--text question1 --text-b question2"),
     ],
 )
-def test_a_header_is_no_example_where_columns_go_by_number(header: str, columns: Columns, remedy: str, tmp_path: Path) -> None:
+def test_a_header_is_no_example_where_columns_go_by_number(
+    header: str, columns: TextColumns, remedy: str, tmp_path: Path
+) -> None:
     file = tmp_path / "a.tsv"
     file.write_text(f"{header}\nThe text is good.\tlabel\n", encoding="utf8")
-    with pytest.raises(DataError, match=f"a.tsv:1: is a header, where columns go by number\n.*{remedy}"):
+    with pytest.raises(
+        DataError, match=f"a.tsv:1: is a header, where columns go by number\n.*{remedy}"
+    ):
         read_examples(str(file), columns, labelled=columns.label is not None)
     with pytest.raises(DataError, match="is a header"):  # a model that was trained on numbers
         read_examples(str(file), usual=columns, labelled=columns.label is not None)
     file.write_text("sentence\t1\nThe text is good.\t0\n", encoding="utf8")
-    assert next(read_examples(str(file), Columns("0", None, "1")).examples).text == "sentence"
+    assert next(read_examples(str(file), TextColumns("0", None, "1")).examples).text == "sentence"
     listed = write_rows(tmp_path / "a.jsonl", [{"0": ["text"], "1": "label"}])
     with pytest.raises(DataError, match="column '0' holds list, not text"):
-        next(read_examples(listed, Columns("0", None, "1")).examples)
+        next(read_examples(listed, TextColumns("0", None, "1")).examples)
 
 
 @pytest.mark.parametrize(("separator", "said"), [(";", "semicolons"), ("\t", "tabs")])

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from toy_masked import log_probabilities, make_masked, make_masked_text
-from toy_task import VOCABULARY
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.tasks.examples import Example
-from bothways.tasks.fill import Filling
-from bothways.tasks.task import Pace, evaluate, predict
+from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
+from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
+from toy_masked import log_probabilities, make_masked, make_masked_text
+from toy_task import VOCABULARY
 
 MASK = VOCABULARY.index("[MASK]")
 
@@ -37,15 +37,26 @@ def test_tokens_and_probabilities_are_those_of_transformers(made: tuple, trainin
     model, tokenizer, theirs = made
     draw = random.Random()
     texts = [make_masked_text(draw, 8, masks) for masks in (1, 1, 2, 3, 1, 4)]
-    task = Filling(top=6).task(model, tokenizer, (), 24).train(training)
-    found = [p for _, p in predict(task, [Example(text) for text in texts], Pace(tokens=40, window=4))]
+    task = MaskFillingTask(top=6).task(model, tokenizer, (), 24).train(training)
+    found = [
+        p
+        for _, p in predict(
+            task, [TextExample(text) for text in texts], PredictConfig(tokens=40, window=4)
+        )
+    ]
     assert task.training is training
     model.eval()
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend, mask_token="[MASK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=tokenizer.backend,
+        mask_token="[MASK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
     )
     fast.model_input_names = ["input_ids", "attention_mask"]
-    pipeline = transformers.pipeline("fill-mask", model=theirs, tokenizer=fast, top_k=6, device="cpu")
+    pipeline = transformers.pipeline(
+        "fill-mask", model=theirs, tokenizer=fast, top_k=6, device="cpu"
+    )
     for text, prediction in zip(texts, found, strict=True):
         logs = log_probabilities(theirs, fast(text)["input_ids"])
         places = [at for at, id in enumerate(fast(text)["input_ids"]) if id == MASK]
@@ -56,16 +67,26 @@ def test_tokens_and_probabilities_are_those_of_transformers(made: tuple, trainin
             order = np.argsort(-logs[place])[:6]
             assert [guess.token for guess in mask] == [VOCABULARY[id] for id in order]
             assert [guess.token for guess in mask] == [guess["token_str"].strip() for guess in row]
-            np.testing.assert_allclose([guess.probability for guess in mask], np.exp(logs[place][order]), rtol=1e-4)
-            np.testing.assert_allclose([guess.probability for guess in mask], [guess["score"] for guess in row], rtol=1e-4)
+            np.testing.assert_allclose(
+                [guess.probability for guess in mask], np.exp(logs[place][order]), rtol=1e-4
+            )
+            np.testing.assert_allclose(
+                [guess.probability for guess in mask], [guess["score"] for guess in row], rtol=1e-4
+            )
 
 
 def test_a_single_mask_is_filled_jointly_as_alone(made: tuple) -> None:
     model, tokenizer, _ = made
-    ((_, prediction),) = predict(Filling().task(model, tokenizer, (), 24), [Example("ape [MASK] cat")])
-    assert [f.tokens for f in prediction.fillings] == [(guess.token,) for guess in prediction.masks[0]]
+    ((_, prediction),) = predict(
+        MaskFillingTask().task(model, tokenizer, (), 24), [TextExample("ape [MASK] cat")]
+    )
+    assert [f.tokens for f in prediction.fillings] == [
+        (guess.token,) for guess in prediction.masks[0]
+    ]
     np.testing.assert_allclose(
-        [f.probability for f in prediction.fillings], [guess.probability for guess in prediction.masks[0]], rtol=1e-5
+        [f.probability for f in prediction.fillings],
+        [guess.probability for guess in prediction.masks[0]],
+        rtol=1e-5,
     )
 
 
@@ -73,7 +94,10 @@ def test_two_masks_together_are_the_best_of_all_pairs(made: tuple) -> None:
     """With a beam as wide as the vocabulary nothing is lost, so all pairs can be tried."""
     model, tokenizer, theirs = made
     width = len(VOCABULARY)
-    ((_, prediction),) = predict(Filling(top=width).task(model, tokenizer, (), 24), [Example("ape [MASK] cat [MASK] dog")])
+    ((_, prediction),) = predict(
+        MaskFillingTask(top=width).task(model, tokenizer, (), 24),
+        [TextExample("ape [MASK] cat [MASK] dog")],
+    )
     ids = [2, 5, MASK, 7, MASK, 8, 3]
     first = log_probabilities(theirs, ids)[2]
     pairs = {}
@@ -83,7 +107,9 @@ def test_two_masks_together_are_the_best_of_all_pairs(made: tuple) -> None:
         pairs |= {(VOCABULARY[a], VOCABULARY[b]): first[a] + second[b] for b in range(width)}
     best = sorted(pairs, key=lambda pair: -pairs[pair])[:width]
     assert [f.tokens for f in prediction.fillings] == best
-    np.testing.assert_allclose([math.log(f.probability) for f in prediction.fillings], [pairs[p] for p in best], atol=1e-4)
+    np.testing.assert_allclose(
+        [math.log(f.probability) for f in prediction.fillings], [pairs[p] for p in best], atol=1e-4
+    )
 
 
 def with_a_gap(tokenizer: Tokenizer) -> Tokenizer:
@@ -102,14 +128,22 @@ def test_a_row_without_a_token_is_never_chosen(gap: bool, tmp_path: Path) -> Non
     tokenizer = with_a_gap(tokenizer) if gap else tokenizer
     names = {id: tokenizer.token(id) for id in np.flatnonzero(tokenizer.named).tolist()}
     assert sorted(names.values()) == sorted(VOCABULARY)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend, mask_token="[MASK]", pad_token="[PAD]")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend, mask_token="[MASK]", pad_token="[PAD]"
+    )
     fast.model_input_names = ["input_ids", "attention_mask"]
-    pipeline = transformers.pipeline("fill-mask", model=theirs, tokenizer=fast, top_k=22, device="cpu")
-    task = Filling(top=16).task(model.eval(), tokenizer, (), 24)
-    ((_, single), (_, double)) = predict(task, [Example("ape [MASK] cat"), Example("ape [MASK] [MASK] dog")])
+    pipeline = transformers.pipeline(
+        "fill-mask", model=theirs, tokenizer=fast, top_k=22, device="cpu"
+    )
+    task = MaskFillingTask(top=16).task(model.eval(), tokenizer, (), 24)
+    ((_, single), (_, double)) = predict(
+        task, [TextExample("ape [MASK] cat"), TextExample("ape [MASK] [MASK] dog")]
+    )
     rows = [row for row in pipeline("ape [MASK] cat") if row["token"] in names]
     assert [guess.token for guess in single.masks[0]] == [names[row["token"]] for row in rows]
-    np.testing.assert_allclose([guess.probability for guess in single.masks[0]], [row["score"] for row in rows], rtol=1e-4)
+    np.testing.assert_allclose(
+        [guess.probability for guess in single.masks[0]], [row["score"] for row in rows], rtol=1e-4
+    )
     assert sum(row["score"] for row in rows) < 0.99
     ids = [2, 5, MASK, MASK, 8, 3]
     first, pairs = log_probabilities(theirs, ids)[2], {}
@@ -118,16 +152,22 @@ def test_a_row_without_a_token_is_never_chosen(gap: bool, tmp_path: Path) -> Non
         pairs |= {(name, other): first[a] + second[b] for b, other in names.items()}
     best = sorted(pairs, key=lambda pair: -pairs[pair])[:16]
     assert [f.tokens for f in double.fillings] == best
-    np.testing.assert_allclose([math.log(f.probability) for f in double.fillings], [pairs[p] for p in best], atol=1e-4)
-    with pytest.raises(ConfigError, match=r"^top: must be at most the 16 tokens of the vocabulary, not 17"):
-        Filling(top=17).task(model, tokenizer, (), 24)
+    np.testing.assert_allclose(
+        [math.log(f.probability) for f in double.fillings], [pairs[p] for p in best], atol=1e-4
+    )
+    with pytest.raises(
+        ConfigError, match=r"^top: must be at most the 16 tokens of the vocabulary, not 17"
+    ):
+        MaskFillingTask(top=17).task(model, tokenizer, (), 24)
 
 
 def test_fillings_of_many_masks_are_products_of_conditionals(made: tuple) -> None:
     model, tokenizer, theirs = made
     draw = random.Random()
-    examples = [Example(make_masked_text(draw, 6, masks)) for masks in (3, 4, 2)]
-    for example, prediction in predict(Filling(top=3).task(model, tokenizer, (), 24), examples):
+    examples = [TextExample(make_masked_text(draw, 6, masks)) for masks in (3, 4, 2)]
+    for example, prediction in predict(
+        MaskFillingTask(top=3).task(model, tokenizer, (), 24), examples
+    ):
         logs = [math.log(f.probability) for f in prediction.fillings]
         assert logs == sorted(logs, reverse=True)
         assert len({f.tokens for f in prediction.fillings}) == 3
@@ -145,8 +185,10 @@ def test_fillings_of_many_masks_are_products_of_conditionals(made: tuple) -> Non
 def test_the_text_stays_as_it_was_typed(made: tuple) -> None:
     """Only masks are replaced: case and white space stay, and a piece of a word joins the word before it."""
     model, tokenizer, _ = made
-    task = Filling(top=len(VOCABULARY)).task(model, tokenizer, (), 24)
-    ((_, single), (_, double)) = predict(task, [Example("  APE\t[MASK], Cat  "), Example("[MASK][MASK] Elk")])
+    task = MaskFillingTask(top=len(VOCABULARY)).task(model, tokenizer, (), 24)
+    ((_, single), (_, double)) = predict(
+        task, [TextExample("  APE\t[MASK], Cat  "), TextExample("[MASK][MASK] Elk")]
+    )
     texts = {f.tokens[0]: f.text for f in single.fillings}
     assert len(texts) == len(VOCABULARY)
     for token, text in texts.items():
@@ -159,7 +201,7 @@ def test_the_text_stays_as_it_was_typed(made: tuple) -> None:
 
 def test_a_long_text_is_cut_to_a_window_around_its_masks(made: tuple) -> None:
     model, tokenizer, _ = made
-    task = Filling().task(model, tokenizer, (), 12)
+    task = MaskFillingTask().task(model, tokenizer, (), 12)
     words = [VOCABULARY[5 + at % 10] for at in range(60)]
     for first, last, window in (
         (0, 3, (0, 10)),
@@ -169,38 +211,45 @@ def test_a_long_text_is_cut_to_a_window_around_its_masks(made: tuple) -> None:
         (20, 20, (15, 25)),
     ):
         masked = [("[MASK]" if at in (first, last) else word) for at, word in enumerate(words)]
-        (made_of,) = task.encode([Example(" ".join(masked))])
+        (made_of,) = task.encode([TextExample(" ".join(masked))])
         assert (made_of.tokens, made_of.cut) == (60, 50)
         ids = made_of.sequences[0].ids.tolist()
         assert ids == [2, *(VOCABULARY.index(word) for word in masked[slice(*window)]), 3]
         index = made_of.sequences[0].targets["masked"].index  # type: ignore[attr-defined]
         assert [ids[at] for at in index] == [MASK] * len({first, last})
-    (whole,) = task.encode([Example("ape [MASK]")])
+    (whole,) = task.encode([TextExample("ape [MASK]")])
     assert whole.cut == 0
 
 
 def test_what_cannot_be_filled_is_refused(made: tuple) -> None:
     model, tokenizer, _ = made
-    task = Filling().task(model, tokenizer, (), 12)
+    task = MaskFillingTask().task(model, tokenizer, (), 12)
     with pytest.raises(DataError, match=r"^t\.txt:3: the text holds no \[MASK\]\n  Write \[MASK\]"):
-        task.encode([Example("ape [MASK]"), Example("ape", where="t.txt:3")])
-    with pytest.raises(DataError, match=r"^t\.txt:4: its masks span 11 tokens, and the model reads 10 at once"):
-        task.encode([Example("[MASK] " + "ape " * 9 + "[MASK]", where="t.txt:4")])
+        task.encode([TextExample("ape [MASK]"), TextExample("ape", where="t.txt:3")])
+    with pytest.raises(
+        DataError, match=r"^t\.txt:4: its masks span 11 tokens, and the model reads 10 at once"
+    ):
+        task.encode([TextExample("[MASK] " + "ape " * 9 + "[MASK]", where="t.txt:4")])
     with pytest.raises(DataError, match=r"fillings cannot be scored\n  .*--task likelihood"):
-        evaluate(task, [Example("ape [MASK]")])
+        evaluate_task(task, [TextExample("ape [MASK]")])
     with pytest.raises(ConfigError, match=r"^top: must be at least 1, not 0"):
-        Filling(top=0)
+        MaskFillingTask(top=0)
     with pytest.raises(ConfigError, match=r"^top: must be at most the 16 tokens"):
-        Filling(top=17).task(model, tokenizer, (), 12)
+        MaskFillingTask(top=17).task(model, tokenizer, (), 12)
 
 
 def test_the_head_computes_at_masks_alone(made: tuple) -> None:
     model, tokenizer, _ = made
     rows = []
-    handle = model.heads["masked"].register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    handle = model.heads["masked"].register_forward_hook(
+        lambda module, inputs, output: rows.append(len(output))
+    )
     try:
-        examples = [Example(" ".join(pair)) for pair in itertools.product(["ape bee cat", "dog"], ["[MASK]", "[MASK] elk"])]
-        list(predict(Filling().task(model, tokenizer, (), 24), examples))
+        examples = [
+            TextExample(" ".join(pair))
+            for pair in itertools.product(["ape bee cat", "dog"], ["[MASK]", "[MASK] elk"])
+        ]
+        list(predict(MaskFillingTask().task(model, tokenizer, (), 24), examples))
     finally:
         handle.remove()
     assert rows == [4]

@@ -10,20 +10,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_task import VOCABULARY, WORDS, make_tokenizer
 
 from bothways.core.errors import DataError
-from bothways.model.config import EncoderConfig, Learned
-from bothways.model.heads import Model
-from bothways.tasks.schemes import Spelling, chunks, flaws, respell
-from bothways.tasks.tag import Tag, Tagging
-from bothways.tasks.tagged import TagExample
-from bothways.tasks.task import evaluate, predict
+from bothways.model.config import EncoderConfig
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.schemes import Spelling, chunks, flaws, respell
+from bothways.tasks.tagging.task import Tagger, TaggingTask
+from bothways.tasks.task_learner import evaluate_task, predict
 from bothways.text.tokenizer import Tokenizer
+from toy_task import VOCABULARY, WORDS, make_tokenizer
 
 SCHEMES: dict[str, tuple[Spelling, tuple[str, ...]]] = {
-    "bioes": ("bioes", ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "PER") for prefix in "BIES"))),
-    "bilou": ("bioes", ("U-PER", "L-PER", "I-PER", "B-PER", "O", "B-LOC", "I-LOC", "L-LOC", "U-LOC")),
+    "bioes": (
+        "bioes",
+        ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "PER") for prefix in "BIES")),
+    ),
+    "bilou": (
+        "bioes",
+        ("U-PER", "L-PER", "I-PER", "B-PER", "O", "B-LOC", "I-LOC", "L-LOC", "U-LOC"),
+    ),
     "iob1": ("iob1", ("O", "I-PER", "B-PER", "I-LOC", "B-LOC")),
     "never side by side": ("iob1", ("O", "I-PER", "I-LOC")),
     "iob2": ("iob2", ("I-PER", "B-PER", "B-LOC", "I-LOC", "O")),
@@ -37,9 +44,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def make_task(tokenizer: Tokenizer, labels: tuple[str, ...]) -> Tag:
+def make_task(tokenizer: Tokenizer, labels: tuple[str, ...]) -> Tagger:
     torch.manual_seed(5)
-    config, definition = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(24), initial_range=0.5), Tagging()
+    config, definition = (
+        EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(24), initial_range=0.5),
+        TaggingTask(),
+    )
     return definition.task(Model(config, definition.heads(labels, None)), tokenizer, labels, 24)
 
 
@@ -62,7 +72,11 @@ def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(
         assert prediction.tags == own == task.definition.gold(example, labels)
         metrics = dict(task.score([(example, prediction)]))
         kinds = {chunk.type for chunk in chunks(own)}
-        found = {key: value for key, value in metrics.items() if "/" not in key or key.rsplit("/")[1] in kinds}
+        found = {
+            key: value
+            for key, value in metrics.items()
+            if "/" not in key or key.rsplit("/")[1] in kinds
+        }
         assert found == pytest.approx({key: float(key != "loss") for key in found})
         assert metrics.keys() == task.definition.directions(labels).keys()
         assert task.grade(example, prediction) == 1
@@ -73,16 +87,30 @@ def test_a_models_own_sound_answers_are_right(tokenizer: Tokenizer, name: str) -
     scheme, labels = SCHEMES[name]
     task, draw = make_task(tokenizer, labels), random.Random(1)
     bare = [TagExample(tuple(draw.choices(WORDS, k=draw.randint(1, 6)))) for _ in range(200)]
-    sound = [dataclasses.replace(e, tags=p.tags) for e, p in predict(task, bare) if not flaws(p.tags, scheme)]
+    sound = [
+        dataclasses.replace(e, tags=p.tags)
+        for e, p in predict(task, bare)
+        if not flaws(p.tags, scheme)
+    ]
     assert any(chunks(example.tags or ()) for example in sound)
-    metrics = evaluate(task, sound)
-    names = ("f1", "precision", "recall", "f1_strict", "precision_strict", "recall_strict", "accuracy")
+    metrics = evaluate_task(task, sound)
+    names = (
+        "f1",
+        "precision",
+        "recall",
+        "f1_strict",
+        "precision_strict",
+        "recall_strict",
+        "accuracy",
+    )
     assert [metrics[name] for name in names] == [1.0] * 7
 
 
 def test_the_targets_of_training_are_those_of_scores(tokenizer: Tokenizer) -> None:
     _, labels = SCHEMES["bioes"]
-    (made,) = make_task(tokenizer, labels).encode([TagExample(("ape", "bee", "cat"), ("B-PER", "I-PER", "B-LOC"))])
+    (made,) = make_task(tokenizer, labels).encode(
+        [TagExample(("ape", "bee", "cat"), ("B-PER", "I-PER", "B-LOC"))]
+    )
     targets = made.sequences[0].targets["tag"].ids.tolist()  # type: ignore[attr-defined]
     assert [labels[place] for place in targets] == ["B-PER", "E-PER", "S-LOC"]
 
@@ -91,6 +119,8 @@ def test_entities_that_the_labels_cannot_spell_are_refused(tokenizer: Tokenizer)
     task = make_task(tokenizer, ("O", "I-PER", "I-LOC"))
     message = r"^a:6: tag 'S-PER' of word 2 \(in the model's scheme 'B-PER'\) is none of the model's: O, I-PER, I-LOC"
     with pytest.raises(DataError, match=message):
-        evaluate(task, [TagExample(("ape", "bee"), ("S-PER", "S-PER"), "a:6")])
-    with pytest.raises(DataError, match=r"^a:7: tag 'NN' of word 2 is none of the model's: O, I-PER, I-LOC"):
-        evaluate(task, [TagExample(("ape", "bee"), ("O", "NN"), "a:7")])
+        evaluate_task(task, [TagExample(("ape", "bee"), ("S-PER", "S-PER"), "a:6")])
+    with pytest.raises(
+        DataError, match=r"^a:7: tag 'NN' of word 2 is none of the model's: O, I-PER, I-LOC"
+    ):
+        evaluate_task(task, [TagExample(("ape", "bee"), ("O", "NN"), "a:7")])

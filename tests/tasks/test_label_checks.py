@@ -9,81 +9,174 @@ from typing import Any
 
 import pytest
 
-from bothways.tasks.choice import MultipleChoice
-from bothways.tasks.choice_examples import ChoiceExample
-from bothways.tasks.multilabel import MultiExample, MultiLabel
-from bothways.tasks.preflight import Finding
+from bothways.core.finding import Finding
+from bothways.tasks.choice.examples import ChoiceExample
+from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 
 
-def fair_texts(count: int, start: int = 0) -> list[MultiExample]:
+def fair_texts(count: int, start: int = 0) -> list[MultilabelExample]:
     return [
-        MultiExample(f"text {n}", None, (("x",), ("x", "y"), (), ("y",))[n % 4], f"a:{n}") for n in range(start, start + count)
+        MultilabelExample(f"text {n}", None, (("x",), ("x", "y"), (), ("y",))[n % 4], f"a:{n}")
+        for n in range(start, start + count)
     ]
 
 
 def fair_questions(count: int, start: int = 0) -> list[ChoiceExample]:
-    return [ChoiceExample(f"text {n}", ("a", "b", "c"), n % 3, f"a:{n}") for n in range(start, start + count)]
+    return [
+        ChoiceExample(f"text {n}", ("a", "b", "c"), n % 3, f"a:{n}")
+        for n in range(start, start + count)
+    ]
 
 
 def check(found: Sequence[Finding], expected: tuple[str, str], message: str) -> None:
-    assert any((f.check, f.severity) == expected and re.search(message, f.what) for f in found), found
+    assert any((f.check, f.severity) == expected and re.search(message, f.what) for f in found), (
+        found
+    )
 
 
 def test_good_data_gets_a_note_and_no_complaint() -> None:
-    (note,) = MultiLabel().check(fair_texts(40), fair_texts(8, 40))
+    (note,) = MultilabelTask().check(fair_texts(40), fair_texts(8, 40))
     assert note.what == "1.00 of 2 labels hold in a training example, none at all in 10"
-    (note,) = MultipleChoice().check(fair_questions(30), fair_questions(6, 30))
+    (note,) = ChoiceTask().check(fair_questions(30), fair_questions(6, 30))
     assert note.what == "always answering 0 would be right on 33.3% of the training data"
 
 
 @pytest.mark.parametrize(
     ("train", "dev", "expected", "message"),
     [
-        ([MultiExample(" ", None, ("x",), "b:1")], [], ("rows", "error"), "1 examples have an empty text: b:1"),
-        ([MultiExample("t", None, None, "b:2")], [], ("labels", "error"), "1 examples have no label .*: b:2"),
-        ([], [MultiExample("t", None, ("z",), "d:1")], ("labels", "error"), r"those of no training example: d:1 \('z'\)"),
-        ([MultiExample("t", None, ("z",))], fair_texts(4, 900), ("labels", "warning"), "no dev example has .* labels z"),
-        ([MultiExample("t", None, ("z",)), *fair_texts(200, 100)], [], ("balance", "warning"), r"less than 1% .*: z \(1\)"),
-        ([], [MultiExample("text 3", None, ())], ("overlap", "warning"), "1 of 1 dev examples are in the training data"),
+        (
+            [MultilabelExample(" ", None, ("x",), "b:1")],
+            [],
+            ("rows", "error"),
+            "1 examples have an empty text: b:1",
+        ),
+        (
+            [MultilabelExample("t", None, None, "b:2")],
+            [],
+            ("labels", "error"),
+            "1 examples have no label .*: b:2",
+        ),
+        (
+            [],
+            [MultilabelExample("t", None, ("z",), "d:1")],
+            ("labels", "error"),
+            r"those of no training example: d:1 \('z'\)",
+        ),
+        (
+            [MultilabelExample("t", None, ("z",))],
+            fair_texts(4, 900),
+            ("labels", "warning"),
+            "no dev example has .* labels z",
+        ),
+        (
+            [MultilabelExample("t", None, ("z",)), *fair_texts(200, 100)],
+            [],
+            ("balance", "warning"),
+            r"less than 1% .*: z \(1\)",
+        ),
+        (
+            [],
+            [MultilabelExample("text 3", None, ())],
+            ("overlap", "warning"),
+            "1 of 1 dev examples are in the training data",
+        ),
     ],
 )
-def test_flaws_of_several_labels_are_found(train: Any, dev: Any, expected: tuple[str, str], message: str) -> None:
-    check(MultiLabel().check([*fair_texts(40), *train], dev), expected, message)
+def test_flaws_of_several_labels_are_found(
+    train: Any, dev: Any, expected: tuple[str, str], message: str
+) -> None:
+    check(MultilabelTask().check([*fair_texts(40), *train], dev), expected, message)
 
 
 def test_no_label_and_a_label_of_all_are_told() -> None:
-    for dev in ([], [MultiExample("u", None, ("x",))]):  # what the dev data has is nothing more to mend
-        found = MultiLabel().check([MultiExample("t", None, ())], dev)
+    for dev in (
+        [],
+        [MultilabelExample("u", None, ("x",))],
+    ):  # what the dev data has is nothing more to mend
+        found = MultilabelTask().check([MultilabelExample("t", None, ())], dev)
         check(found, ("labels", "error"), "no training example has a label")
         assert [finding.severity for finding in found].count("error") == 1
-    always = [MultiExample(f"t{n}", None, ("x",)) for n in range(3)]
-    check(MultiLabel().check(always, []), ("balance", "warning"), "labels that all training examples have, .*: x")
+    always = [MultilabelExample(f"t{n}", None, ("x",)) for n in range(3)]
+    check(
+        MultilabelTask().check(always, []),
+        ("balance", "warning"),
+        "labels that all training examples have, .*: x",
+    )
 
 
 @pytest.mark.parametrize(
     ("train", "dev", "expected", "message"),
     [
-        ([ChoiceExample("t", ("a",), 0, "b:1")], [], ("rows", "error"), "1 examples have less than two endings .*: b:1"),
-        ([ChoiceExample("t", ("a", " "), 0, "b:2")], [], ("rows", "error"), "1 examples have an empty .*: b:2"),
-        ([ChoiceExample("", ("a", "b"), 0, "b:3")], [], ("rows", "error"), "1 examples have an empty .*: b:3"),
-        ([ChoiceExample("t", ("a", "a"), 0, "b:4")], [], ("rows", "warning"), "1 examples have the same ending twice.*: b:4"),
-        ([ChoiceExample("t", ("a", "b"), None, "b:5")], [], ("labels", "error"), "1 examples have no label .*: b:5"),
-        ([ChoiceExample("t", ("a", "b"), 2, "b:6")], [], ("labels", "error"), r"the place of no ending: b:6 \(2 of 2\)"),
-        ([], [ChoiceExample("t", ("a", "b"), -1, "d:1")], ("labels", "error"), r"the place of no ending: d:1 \(-1 of 2\)"),
-        ([], fair_questions(1), ("overlap", "warning"), "1 of 1 dev examples are in the training data too, .*: a:0"),
+        (
+            [ChoiceExample("t", ("a",), 0, "b:1")],
+            [],
+            ("rows", "error"),
+            "1 examples have less than two endings .*: b:1",
+        ),
+        (
+            [ChoiceExample("t", ("a", " "), 0, "b:2")],
+            [],
+            ("rows", "error"),
+            "1 examples have an empty .*: b:2",
+        ),
+        (
+            [ChoiceExample("", ("a", "b"), 0, "b:3")],
+            [],
+            ("rows", "error"),
+            "1 examples have an empty .*: b:3",
+        ),
+        (
+            [ChoiceExample("t", ("a", "a"), 0, "b:4")],
+            [],
+            ("rows", "warning"),
+            "1 examples have the same ending twice.*: b:4",
+        ),
+        (
+            [ChoiceExample("t", ("a", "b"), None, "b:5")],
+            [],
+            ("labels", "error"),
+            "1 examples have no label .*: b:5",
+        ),
+        (
+            [ChoiceExample("t", ("a", "b"), 2, "b:6")],
+            [],
+            ("labels", "error"),
+            r"the place of no ending: b:6 \(2 of 2\)",
+        ),
+        (
+            [],
+            [ChoiceExample("t", ("a", "b"), -1, "d:1")],
+            ("labels", "error"),
+            r"the place of no ending: d:1 \(-1 of 2\)",
+        ),
+        (
+            [],
+            fair_questions(1),
+            ("overlap", "warning"),
+            "1 of 1 dev examples are in the training data too, .*: a:0",
+        ),
     ],
 )
-def test_flaws_of_choices_are_found(train: Any, dev: Any, expected: tuple[str, str], message: str) -> None:
-    check(MultipleChoice().check([*fair_questions(30), *train], dev), expected, message)
+def test_flaws_of_choices_are_found(
+    train: Any, dev: Any, expected: tuple[str, str], message: str
+) -> None:
+    check(ChoiceTask().check([*fair_questions(30), *train], dev), expected, message)
 
 
 def test_an_answer_that_always_stands_in_one_place_is_told() -> None:
     same = [ChoiceExample(f"t{n}", ("a", "b"), 0) for n in range(4)]
-    check(MultipleChoice().check(same, []), ("balance", "warning"), "always answering 0 would be right on 100.0%")
-    assert "balance" not in {f.check for f in MultipleChoice().check([ChoiceExample("t", ("a", "b"))], [])}
+    check(
+        ChoiceTask().check(same, []),
+        ("balance", "warning"),
+        "always answering 0 would be right on 100.0%",
+    )
+    assert "balance" not in {
+        f.check for f in ChoiceTask().check([ChoiceExample("t", ("a", "b"))], [])
+    }
 
 
 def test_choices_that_differ_in_context_or_endings_are_no_overlap() -> None:
     train = fair_questions(9)
     dev = [replace(train[0], endings=("new", "newer")), replace(train[1], context="another")]
-    assert "overlap" not in {finding.check for finding in MultipleChoice().check(train, dev)}
+    assert "overlap" not in {finding.check for finding in ChoiceTask().check(train, dev)}

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_masked import log_probabilities, make_masked, make_masked_text
-from toy_task import VOCABULARY
 
 from bothways.core.errors import DataError
-from bothways.tasks import likelihood, untrained
-from bothways.tasks.examples import Columns, Example
-from bothways.tasks.fill import Filling
-from bothways.tasks.likelihood import Likelihood
-from bothways.tasks.task import Pace, evaluate, predict
+from bothways.tasks import zero_shot as untrained
+from bothways.tasks.likelihood import task as likelihood
+from bothways.tasks.likelihood.task import LikelihoodTask
+from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
+from bothways.tasks.text_examples import TextColumns, TextExample
+from toy_masked import log_probabilities, make_masked, make_masked_text
+from toy_task import VOCABULARY
 
 MASK = VOCABULARY.index("[MASK]")
 
@@ -48,9 +49,17 @@ def by_hand(theirs: object, words: list[list[int]], variant: str, room: int) -> 
 def test_it_is_that_of_a_plain_loop(made: tuple, variant: str, training: bool) -> None:
     model, tokenizer, theirs = made
     draw = random.Random()
-    texts = [make_masked_text(draw, longest, 0) for longest in (1, 4, 9, 9, 30)] + ["apesss bees", ""]
-    task = Likelihood(variant=variant).task(model, tokenizer, (), 12).train(training)  # type: ignore[arg-type]
-    found = [prediction for _, prediction in predict(task, [Example(text) for text in texts], Pace(tokens=60, window=3))]
+    texts = [make_masked_text(draw, longest, 0) for longest in (1, 4, 9, 9, 30)] + [
+        "apesss bees",
+        "",
+    ]
+    task = LikelihoodTask(variant=variant).task(model, tokenizer, (), 12).train(training)  # type: ignore[arg-type]
+    found = [
+        prediction
+        for _, prediction in predict(
+            task, [TextExample(text) for text in texts], PredictConfig(tokens=60, window=3)
+        )
+    ]
     assert task.training is training
     model.eval()
     for text, prediction in zip(texts, found, strict=True):
@@ -64,12 +73,18 @@ def test_it_is_that_of_a_plain_loop(made: tuple, variant: str, training: bool) -
 def test_many_tokens_are_read_in_parts(made: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits over a vocabulary are held of some positions at once, which is not to be seen."""
     model, tokenizer, _ = made
-    tasks = Likelihood(variant="word_l2r").task(model, tokenizer, (), 24), Filling().task(model, tokenizer, (), 24)
+    tasks = (
+        LikelihoodTask(variant="word_l2r").task(model, tokenizer, (), 24),
+        MaskFillingTask().task(model, tokenizer, (), 24),
+    )
 
     def numbers() -> list[float]:
-        ((_, scored),) = predict(tasks[0], [Example("ape bees cats dog")])
-        ((_, filled),) = predict(tasks[1], [Example("[MASK] ape [MASK] [MASK] bees")])
-        return [*scored.log_likelihoods, *(guess.probability for mask in filled.masks for guess in mask)]
+        ((_, scored),) = predict(tasks[0], [TextExample("ape bees cats dog")])
+        ((_, filled),) = predict(tasks[1], [TextExample("[MASK] ape [MASK] [MASK] bees")])
+        return [
+            *scored.log_likelihoods,
+            *(guess.probability for mask in filled.masks for guess in mask),
+        ]
 
     whole = numbers()
     for module in (untrained, likelihood):
@@ -81,44 +96,57 @@ def test_hiding_the_rest_of_a_word_matters_inside_words_only(made: tuple) -> Non
     model, tokenizer, _ = made
     pair = []
     for variant in ("original", "word_l2r"):
-        task = Likelihood(variant=variant).task(model, tokenizer, (), 24)  # type: ignore[arg-type]
-        pair += [prediction for _, prediction in predict(task, [Example("ape bees dog")])]
-    same = [a == pytest.approx(b, abs=1e-5) for a, b in zip(*(p.log_likelihoods for p in pair), strict=True)]
+        task = LikelihoodTask(variant=variant).task(model, tokenizer, (), 24)  # type: ignore[arg-type]
+        pair += [prediction for _, prediction in predict(task, [TextExample("ape bees dog")])]
+    same = [
+        a == pytest.approx(b, abs=1e-5)
+        for a, b in zip(*(p.log_likelihoods for p in pair), strict=True)
+    ]
     assert pair[0].tokens == ("ape", "bee", "##s", "dog")
     assert same == [True, False, True, True]
 
 
 def test_pseudo_perplexity_is_of_all_tokens_together(made: tuple) -> None:
     model, tokenizer, theirs = made
-    task = Likelihood().task(model, tokenizer, (), 24)
+    task = LikelihoodTask().task(model, tokenizer, (), 24)
     texts = ["ape bee", "cat dog elk fox", "", "gnus"]
-    total = sum(sum(by_hand(theirs, [tokenizer.encode([t])[0].tolist()], "original", 22)) for t in texts)
-    found = evaluate(task, (Example(text) for text in texts))
+    total = sum(
+        sum(by_hand(theirs, [tokenizer.encode([t])[0].tolist()], "original", 22)) for t in texts
+    )
+    found = evaluate_task(task, (TextExample(text) for text in texts))
     assert found["pseudo_perplexity"] == pytest.approx(math.exp(-total / 8), rel=1e-4)
     assert found["pll"] == pytest.approx(total, rel=1e-5)
     assert (found["tokens"], found["texts"]) == (8, 4)
-    (_, prediction), *_ = predict(task, [Example(texts[1])])
+    (_, prediction), *_ = predict(task, [TextExample(texts[1])])
     assert prediction.pseudo_perplexity == pytest.approx(math.exp(-prediction.log_likelihood / 4))
-    assert task.grade(Example(texts[1]), prediction) == pytest.approx(prediction.log_likelihood / 4)
+    assert task.grade(TextExample(texts[1]), prediction) == pytest.approx(
+        prediction.log_likelihood / 4
+    )
 
 
 def test_what_has_no_likelihood_is_refused(made: tuple, tmp_path: Path) -> None:
     model, tokenizer, _ = made
-    task = Likelihood().task(model, tokenizer, (), 24)
-    with pytest.raises(DataError, match=r"^t\.txt:2: the text holds \[MASK\], which has no likelihood\n  .*--task fill"):
-        list(predict(task, [Example("ape [MASK]", where="t.txt:2")]))
+    task = LikelihoodTask().task(model, tokenizer, (), 24)
+    with pytest.raises(
+        DataError,
+        match=r"^t\.txt:2: the text holds \[MASK\], which has no likelihood\n  .*--task fill",
+    ):
+        list(predict(task, [TextExample("ape [MASK]", where="t.txt:2")]))
     with pytest.raises(DataError, match="there is no token to score"):
-        evaluate(task, [Example("")])
+        evaluate_task(task, [TextExample("")])
     (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\nape\tbee\n")
-    with pytest.raises(DataError, match=r"has two texts a row, 'sentence1' and 'sentence2', where one is read\n  Name one"):
+    with pytest.raises(
+        DataError,
+        match=r"has two texts a row, 'sentence1' and 'sentence2', where one is read\n  Name one",
+    ):
         task.definition.read(str(tmp_path / "pairs.tsv"))
-    reading = task.definition.read(str(tmp_path / "pairs.tsv"), Columns("sentence2"))
+    reading = task.definition.read(str(tmp_path / "pairs.tsv"), TextColumns("sentence2"))
     assert [example.text for example in reading.examples] == ["bee"]
 
 
 def test_sequences_of_a_text_share_their_ids(made: tuple) -> None:
     """A text of n tokens is n sequences, and must not take n² numbers."""
     _, tokenizer, _ = made
-    (made_of,) = Likelihood().encode([Example("ape bee cats")], tokenizer, (), 24)
+    (made_of,) = LikelihoodTask().encode([TextExample("ape bee cats")], tokenizer, (), 24)
     assert len(made_of.sequences) == 4
     assert len({id(sequence.ids) for sequence in made_of.sequences}) == 1

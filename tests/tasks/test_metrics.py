@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics
 
-from bothways.tasks.metrics import best_thresholds, classification, correlation, multilabel
+from bothways.tasks.metrics import (
+    best_thresholds,
+    classification_metrics,
+    correlation,
+    multilabel_metrics,
+)
 
 
 def _correlation(truth: NDArray[np.int64], predicted: NDArray[np.int64], count: int) -> float:
@@ -21,7 +26,13 @@ def _correlation(truth: NDArray[np.int64], predicted: NDArray[np.int64], count: 
     return float((x * y).sum() / norm) if norm > 0 else 0.0
 
 
-@given(st.integers(2, 5).flatmap(lambda n: st.lists(st.tuples(*[st.integers(0, n - 1)] * 2), min_size=1).map(lambda x: (n, x))))
+@given(
+    st.integers(2, 5).flatmap(
+        lambda n: st.lists(st.tuples(*[st.integers(0, n - 1)] * 2), min_size=1).map(
+            lambda x: (n, x)
+        )
+    )
+)
 def test_counts_give_what_the_arrays_give(case: tuple[int, list[tuple[int, int]]]) -> None:
     count, pairs = case
     truth, predicted = (np.array(column) for column in zip(*pairs, strict=True))
@@ -34,18 +45,24 @@ def test_counts_give_what_the_arrays_give(case: tuple[int, list[tuple[int, int]]
     }
     if count == 2:
         true_positives, wrong = ((truth == 1) & (predicted == 1)).sum(), (truth != predicted).sum()
-        expected["f1"] = 2 * true_positives / (2 * true_positives + wrong) if true_positives + wrong else 0.0
-    assert classification(confusion) == pytest.approx(expected)
+        expected["f1"] = (
+            2 * true_positives / (2 * true_positives + wrong) if true_positives + wrong else 0.0
+        )
+    assert classification_metrics(confusion) == pytest.approx(expected)
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 30), st.integers(1, 5), st.floats(0, 1), st.integers(0, 999))
-def test_counts_of_several_labels_give_what_the_arrays_give(rows: int, labels: int, share: float, seed: int) -> None:
+def test_counts_of_several_labels_give_what_the_arrays_give(
+    rows: int, labels: int, share: float, seed: int
+) -> None:
     draw = np.random.default_rng(seed)
     truth, given = draw.random((2, rows, labels)) < share
-    found = multilabel((truth & given).sum(0), (truth ^ given).sum(0))
+    found = multilabel_metrics((truth & given).sum(0), (truth ^ given).sum(0))
     for name in ("micro", "macro"):
-        wanted = metrics.f1_score(truth.astype(int), given.astype(int), average=name, zero_division=0.0)
+        wanted = metrics.f1_score(
+            truth.astype(int), given.astype(int), average=name, zero_division=0.0
+        )
         # scikit-learn takes one column for two classes; it is the F1 of the second that is meant.
         if labels == 1:
             wanted = metrics.f1_score(truth[:, 0], given[:, 0], zero_division=0.0)
@@ -54,14 +71,18 @@ def test_counts_of_several_labels_give_what_the_arrays_give(rows: int, labels: i
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 25), st.floats(0, 1), st.integers(0, 999), st.booleans())
-def test_thresholds_are_the_best_that_there_are(rows: int, share: float, seed: int, coarse: bool) -> None:
+def test_thresholds_are_the_best_that_there_are(
+    rows: int, share: float, seed: int, coarse: bool
+) -> None:
     draw = np.random.default_rng(seed)
     truth = (draw.random((rows, 3)) < share).astype(np.int64)
     probabilities = draw.random((rows, 3))
     probabilities = probabilities.round(1) if coarse else probabilities
     thresholds = best_thresholds(truth, probabilities)
     for y, p, threshold in zip(truth.T, probabilities.T, thresholds, strict=True):
-        scores = {cut: metrics.f1_score(y, p >= cut, zero_division=0.0) for cut in (threshold, 2.0, *p)}
+        scores = {
+            cut: metrics.f1_score(y, p >= cut, zero_division=0.0) for cut in (threshold, 2.0, *p)
+        }
         assert scores[threshold] == pytest.approx(max(scores.values()))
         assert 0 <= threshold <= 1
         # Elsewhere rounding moves nothing across.
@@ -76,15 +97,23 @@ def test_a_threshold_that_is_better_by_little_is_better() -> None:
         truth = draw.random(400) < probabilities
         truth[0] = True
         cuts = np.sort(probabilities)[:, None]
-        f1 = 2 * (truth & (probabilities >= cuts)).sum(1) / (truth.sum() + (probabilities >= cuts).sum(1))
+        f1 = (
+            2
+            * (truth & (probabilities >= cuts)).sum(1)
+            / (truth.sum() + (probabilities >= cuts).sum(1))
+        )
         (threshold,) = best_thresholds(truth[:, None].astype(np.int64), probabilities[:, None])
-        assert metrics.f1_score(truth, probabilities >= threshold) == pytest.approx(f1.max(), abs=1e-12)
+        assert metrics.f1_score(truth, probabilities >= threshold) == pytest.approx(
+            f1.max(), abs=1e-12
+        )
 
 
 def test_of_equally_good_thresholds_the_nearest_to_one_half_is_taken() -> None:
     truth, probabilities = np.array([[0], [1]]), np.array([[0.2], [0.9]])
     assert best_thresholds(truth, probabilities) == (pytest.approx(0.55),)
-    assert best_thresholds(np.array([[1], [1], [0], [0]]), np.array([[0.9], [0.2], [0.6], [0.1]])) == (pytest.approx(0.15),)
+    assert best_thresholds(
+        np.array([[1], [1], [0], [0]]), np.array([[0.9], [0.2], [0.6], [0.1]])
+    ) == (pytest.approx(0.15),)
 
 
 @settings(deadline=None, max_examples=30)
@@ -105,5 +134,8 @@ def test_correlations_are_scipys(rows: int, seed: int, ties: bool) -> None:
 def test_what_does_not_vary_correlates_with_nothing() -> None:
     flat, rising = np.ones(4), np.arange(4.0)
     for pair in ((flat, rising), (rising, flat), (rising[:1], rising[:1])):
-        assert {name: correlation(*pair)[name] for name in ("pearson", "spearman")} == {"pearson": 0.0, "spearman": 0.0}
+        assert {name: correlation(*pair)[name] for name in ("pearson", "spearman")} == {
+            "pearson": 0.0,
+            "spearman": 0.0,
+        }
     assert correlation(flat + 1e-16 * rising, rising)["mse"] == pytest.approx(1.5)

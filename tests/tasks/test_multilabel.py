@@ -11,34 +11,48 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
 from pyarrow import parquet
 from sklearn import metrics as sklearn
+
+from bothways.core.config import reader as configs
+from bothways.core.errors import ConfigError, DataError
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelExample, MultilabelTask
+from bothways.tasks.predictions import MultilabelPrediction
+from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
+from bothways.tasks.text_examples import TextColumns
+from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
 from toy_task import VOCABULARY, make_text, make_tokenizer
 
-from bothways.core import config as configs
-from bothways.core.errors import ConfigError, DataError
-from bothways.model.config import Dropouts, EncoderConfig, Learned
-from bothways.model.heads import Model
-from bothways.tasks.examples import Columns
-from bothways.tasks.multilabel import LabelAll, MultiExample, MultiLabel
-from bothways.tasks.predictions import MultiPrediction
-from bothways.tasks.task import Pace, evaluate, predict
-
 LABELS = ("x", "y", "z")
-PLAIN = MultiLabel()
+PLAIN = MultilabelTask()
 
 
-def make_labeller(folder: Path, definition: MultiLabel = PLAIN, labels: tuple[str, ...] = LABELS) -> LabelAll:
+def make_labeller(
+    folder: Path, definition: MultilabelTask = PLAIN, labels: tuple[str, ...] = LABELS
+) -> MultilabelClassifier:
     torch.manual_seed(7)
-    config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=Dropouts(0.0, 0.0))
-    return definition.task(Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16)
+    config = EncoderConfig(
+        len(VOCABULARY),
+        16,
+        2,
+        2,
+        32,
+        position=Learned(24),
+        initial_range=0.3,
+        dropout=Dropouts(0.0, 0.0),
+    )
+    return definition.task(
+        Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16
+    )
 
 
-def make_labelled(count: int, seed: int = 0) -> list[MultiExample]:
+def make_labelled(count: int, seed: int = 0) -> list[MultilabelExample]:
     draw = random.Random(seed)
     return [
-        MultiExample(
+        MultilabelExample(
             make_text(draw, 8),
             make_text(draw, 8) if number % 2 else None,
             tuple(label for label in LABELS if draw.random() < 0.4),
@@ -48,7 +62,7 @@ def make_labelled(count: int, seed: int = 0) -> list[MultiExample]:
     ]
 
 
-def truth_of(examples: list[MultiExample]) -> np.ndarray:
+def truth_of(examples: list[MultilabelExample]) -> np.ndarray:
     return np.array([[label in (e.labels or ()) for label in LABELS] for e in examples])
 
 
@@ -72,20 +86,24 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
 
 def test_a_batch_is_the_sum_of_its_examples(tmp_path: Path) -> None:
     task = make_labeller(tmp_path)
-    inputs = task.encode([*make_labelled(9), MultiExample("ape"), MultiExample("bee", None, ())])
+    inputs = task.encode(
+        [*make_labelled(9), MultilabelExample("ape"), MultilabelExample("bee", None, ())]
+    )
     assert task.weights(batch_of(inputs)) == {"label": 30.0}
     check_sum(task, inputs)
 
 
-def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(tmp_path: Path) -> None:
+def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(
+    tmp_path: Path,
+) -> None:
     task, examples = make_labeller(tmp_path), make_labelled(50, 3)
     alone = [next(predict(task, [example]))[1] for example in examples]
-    for pace in (Pace(), Pace(tokens=40, window=7)):
+    for pace in (PredictConfig(), PredictConfig(tokens=40, window=7)):
         for (_, made), expected in zip(predict(task, examples, pace), alone, strict=True):
             assert made.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
     truth, p = truth_of(examples), np.array([[*made.probabilities.values()] for made in alone])
     assert [made.labels for made in alone] == [tuple(np.array(LABELS)[row >= 0.5]) for row in p]
-    found = evaluate(task, iter(examples))
+    found = evaluate_task(task, iter(examples))
     expected = {
         "f1_micro": sklearn.f1_score(truth, p >= 0.5, average="micro"),
         "f1_macro": sklearn.f1_score(truth, p >= 0.5, average="macro"),
@@ -93,39 +111,50 @@ def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(tm
         "loss": np.mean([sklearn.log_loss(truth[:, at], p[:, at]) for at in range(3)]),
     }
     assert found == pytest.approx(expected, rel=1e-4)
-    assert {*MultiLabel().directions(LABELS)} == {*found}
+    assert {*MultilabelTask().directions(LABELS)} == {*found}
     batch = batch_of(task.encode(examples))
     mean = task(batch)["label"].total / task.weights(batch)["label"]
     assert found["loss"] == pytest.approx(mean.item(), rel=1e-4)
-    assert sum(task.grade(e, made) for e, made in zip(examples, alone, strict=True)) / 50 == pytest.approx(found["exact"])
+    assert sum(
+        task.grade(e, made) for e, made in zip(examples, alone, strict=True)
+    ) / 50 == pytest.approx(found["exact"])
 
 
 def test_thresholds_are_tuned_and_used(tmp_path: Path) -> None:
     task, examples = make_labeller(tmp_path), make_labelled(60, 4)
-    before = evaluate(task, examples)
+    before = evaluate_task(task, examples)
     task.definition = task.tuned(predict(task, examples))
     assert len(task.definition.thresholds) == 3
-    after, truth = evaluate(task, examples), truth_of(examples)
+    after, truth = evaluate_task(task, examples), truth_of(examples)
     p = np.array([[*made.probabilities.values()] for _, made in predict(task, examples)])
-    best = [max(sklearn.f1_score(truth[:, at], p[:, at] >= cut) for cut in p[:, at]) for at in range(3)]
+    best = [
+        max(sklearn.f1_score(truth[:, at], p[:, at] >= cut) for cut in p[:, at]) for at in range(3)
+    ]
     assert after["f1_macro"] == pytest.approx(np.mean(best))
     assert after["f1_macro"] > before["f1_macro"]
-    assert configs.read(MultiLabel, json.loads(json.dumps(configs.to_dict(task.definition)))) == task.definition
-    assert make_labeller(tmp_path).tuned([]) == MultiLabel()
-    strict = make_labeller(tmp_path, MultiLabel(thresholds=(0.0, 1.0, 1.0)))
+    assert (
+        configs.read(MultilabelTask, json.loads(json.dumps(configs.to_dict(task.definition))))
+        == task.definition
+    )
+    assert make_labeller(tmp_path).tuned([]) == MultilabelTask()
+    strict = make_labeller(tmp_path, MultilabelTask(thresholds=(0.0, 1.0, 1.0)))
     assert {made.labels for _, made in predict(strict, examples)} == {("x",)}
 
 
 def test_a_label_is_given_from_its_threshold_on(tmp_path: Path) -> None:
     logits = np.array([0.0, -1e-3, 1e-3], dtype=np.float32)
-    assert make_labeller(tmp_path).decode(MultiExample("t"), [logits]).labels == ("x", "z")
-    certain = make_labeller(tmp_path, MultiLabel(thresholds=(1.0, 1.0, 0.0)))
-    assert certain.decode(MultiExample("t"), [np.array([99, 9, -9999], dtype=np.float32)]).labels == ("x", "z")
+    assert make_labeller(tmp_path).decode(MultilabelExample("t"), [logits]).labels == ("x", "z")
+    certain = make_labeller(tmp_path, MultilabelTask(thresholds=(1.0, 1.0, 0.0)))
+    assert certain.decode(
+        MultilabelExample("t"), [np.array([99, 9, -9999], dtype=np.float32)]
+    ).labels == ("x", "z")
 
 
 def test_a_certain_mistake_costs_much_and_not_everything(tmp_path: Path) -> None:
-    made = MultiPrediction(("x",), {"x": 1.0, "y": 0.0, "z": 0.0})
-    assert make_labeller(tmp_path).score([(MultiExample("t", None, ()), made)])["loss"] == pytest.approx(36.84 / 3, abs=0.01)
+    made = MultilabelPrediction(("x",), {"x": 1.0, "y": 0.0, "z": 0.0})
+    assert make_labeller(tmp_path).score([(MultilabelExample("t", None, ()), made)])[
+        "loss"
+    ] == pytest.approx(36.84 / 3, abs=0.01)
     assert made.to_json() == {"labels": ["x"], "probabilities": {"x": 1.0, "y": 0.0, "z": 0.0}}
 
 
@@ -139,55 +168,67 @@ def test_a_certain_mistake_costs_much_and_not_everything(tmp_path: Path) -> None
 )  # fmt: skip
 def test_labels_of_any_form(tmp_path: Path, value: object, labels: tuple[str, ...] | None) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "t", "labels": value}))
-    (example,) = MultiLabel().read(str(tmp_path / "a.jsonl")).examples
+    (example,) = MultilabelTask().read(str(tmp_path / "a.jsonl")).examples
     assert example.labels == labels
 
 
 def test_files_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("text\ttext_b\tlabels\nape\tbee\tred;blue\ncat\tdog\t\n")
-    reading = MultiLabel(separator=";").read(str(tmp_path / "a.tsv"))
-    assert reading.definition == MultiLabel(Columns("text", "text_b", "labels"), ";")
+    reading = MultilabelTask(separator=";").read(str(tmp_path / "a.tsv"))
+    assert reading.definition == MultilabelTask(TextColumns("text", "text_b", "labels"), ";")
     first, second = reading.examples
-    assert first == MultiExample("ape", "bee", ("blue", "red"), f"{tmp_path}/a.tsv:2")
+    assert first == MultilabelExample("ape", "bee", ("blue", "red"), f"{tmp_path}/a.tsv:2")
     assert second.labels == ()
-    assert MultiLabel().labels([first, second, MultiExample("t")]) == ("blue", "red")
-    assert [e.labels for e in MultiLabel().read(str(tmp_path / "a.tsv"), labelled=False).examples] == [None, None]
-    parquet.write_table(pyarrow.table({"text": ["t", "u"], "labels": [["b", "a"], None]}), tmp_path / "a.parquet")
-    assert [e.labels for e in MultiLabel().read(str(tmp_path / "a.parquet")).examples] == [("a", "b"), None]
+    assert MultilabelTask().labels([first, second, MultilabelExample("t")]) == ("blue", "red")
+    assert [
+        e.labels for e in MultilabelTask().read(str(tmp_path / "a.tsv"), labelled=False).examples
+    ] == [None, None]
+    parquet.write_table(
+        pyarrow.table({"text": ["t", "u"], "labels": [["b", "a"], None]}), tmp_path / "a.parquet"
+    )
+    assert [e.labels for e in MultilabelTask().read(str(tmp_path / "a.parquet")).examples] == [
+        ("a", "b"),
+        None,
+    ]
     (tmp_path / "b.jsonl").write_text('{"text": "t", "labels": [["a"]]}')
     with pytest.raises(DataError, match=r"b\.jsonl:1: column 'labels' holds list, not a label"):
-        list(MultiLabel().read(str(tmp_path / "b.jsonl")).examples)
-    assert MultiLabel().texts(first) == ("ape", "bee")
-    assert MultiLabel().texts(MultiExample("ape")) == ("ape",)
+        list(MultilabelTask().read(str(tmp_path / "b.jsonl")).examples)
+    assert MultilabelTask().texts(first) == ("ape", "bee")
+    assert MultilabelTask().texts(MultilabelExample("ape")) == ("ape",)
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     task = make_labeller(tmp_path)
     with pytest.raises(DataError, match=r"^m:2: has no labels, so it cannot be scored"):
-        evaluate(task, [MultiExample("ape", None, None, "m:2")])
+        evaluate_task(task, [MultilabelExample("ape", None, None, "m:2")])
     with pytest.raises(DataError, match=r"^m:3: label 'w' is none of the model's: x, y, z"):
-        task.encode([MultiExample("ape", None, ("x", "w"), "m:3")])
+        task.encode([MultilabelExample("ape", None, ("x", "w"), "m:3")])
     with pytest.raises(DataError, match="no example to score"):
-        evaluate(task, [])
+        evaluate_task(task, [])
     with pytest.raises(ConfigError, match=r"^separator: must not be empty"):
-        MultiLabel(separator="")
+        MultilabelTask(separator="")
     with pytest.raises(ConfigError, match=r"^thresholds: must lie in \[0, 1\], not \[0\.5, 1\.5\]"):
-        MultiLabel(thresholds=(0.5, 1.5))
+        MultilabelTask(thresholds=(0.5, 1.5))
     with pytest.raises(ConfigError, match=r"^task\.thresholds: there are 2 for 3 labels"):
-        make_labeller(tmp_path, MultiLabel(thresholds=(0.5, 0.5)))
+        make_labeller(tmp_path, MultilabelTask(thresholds=(0.5, 0.5)))
 
 
 def test_the_usual_labels_are_what_one_answers_without_reading(tmp_path: Path) -> None:
     train, dev = make_labelled(40, 5), make_labelled(30, 6)
-    train = [dataclasses.replace(e, labels=(*{*(e.labels or ()), *(["x"] if at % 3 else [])},)) for at, e in enumerate(train)]
+    train = [
+        dataclasses.replace(e, labels=(*{*(e.labels or ()), *(["x"] if at % 3 else [])},))
+        for at, e in enumerate(train)
+    ]
     share = truth_of(train).mean(0)
-    constant = MultiPrediction(
+    constant = MultilabelPrediction(
         tuple(name for name, part in zip(LABELS, share, strict=True) if part > 0.5),
         dict(zip(LABELS, share.tolist(), strict=True)),
     )
     assert constant.labels == ("x",)
     expected = make_labeller(tmp_path).score([(e, constant) for e in dev])
-    assert MultiLabel().baseline(train, dev) == pytest.approx(dict(expected))
-    assert MultiLabel().answer(constant) == {"x"}
-    half = [MultiExample("ape", None, ("x",)), MultiExample("bee", None, ())]
-    assert MultiLabel().baseline(half, half[1:])["exact"] == 1.0  # what just half of them have is not given
+    assert MultilabelTask().baseline(train, dev) == pytest.approx(dict(expected))
+    assert MultilabelTask().answer(constant) == {"x"}
+    half = [MultilabelExample("ape", None, ("x",)), MultilabelExample("bee", None, ())]
+    assert (
+        MultilabelTask().baseline(half, half[1:])["exact"] == 1.0
+    )  # what just half of them have is not given

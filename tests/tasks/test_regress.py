@@ -8,32 +8,45 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
 from scipy import stats
-from toy_task import VOCABULARY, make_examples, make_tokenizer
 
 from bothways.core.errors import DataError
-from bothways.model.config import Dropouts, EncoderConfig, Learned
-from bothways.model.heads import Model
-from bothways.tasks.examples import Columns, Example
-from bothways.tasks.predictions import Score
-from bothways.tasks.regress import Regress, Regression
-from bothways.tasks.task import Pace, evaluate, predict
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.tasks.predictions import ScorePrediction
+from bothways.tasks.regression.task import RegressionTask, Regressor
+from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
+from bothways.tasks.text_examples import TextColumns, TextExample
+from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
+from toy_task import VOCABULARY, make_examples, make_tokenizer
 
 
-def make_scorer(folder: Path, dropout: float = 0.0) -> Regress:
+def make_scorer(folder: Path, dropout: float = 0.0) -> Regressor:
     torch.manual_seed(6)
     config = EncoderConfig(
-        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=Dropouts(dropout, dropout)
+        len(VOCABULARY),
+        16,
+        2,
+        2,
+        32,
+        position=Learned(24),
+        initial_range=0.3,
+        dropout=Dropouts(dropout, dropout),
     )
-    definition = Regression()
+    definition = RegressionTask()
     labels = definition.labels([])
-    return definition.task(Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16)
+    return definition.task(
+        Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16
+    )
 
 
-def make_scored(count: int, seed: int = 0) -> list[Example]:
+def make_scored(count: int, seed: int = 0) -> list[TextExample]:
     draw = random.Random(seed)
-    return [Example(e.text, e.text_b, f"{draw.uniform(0, 5):.3f}", e.where) for e in make_examples(count, longest=8, seed=seed)]
+    return [
+        TextExample(e.text, e.text_b, f"{draw.uniform(0, 5):.3f}", e.where)
+        for e in make_examples(count, longest=8, seed=seed)
+    ]
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -46,7 +59,9 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     labels = torch.tensor([float(str(e.label)) for e in examples])
     expected = theirs(**padded_inputs(inputs), labels=labels)
     loss = task(batch_of(inputs))["label"]
-    torch.testing.assert_close(task.scores(batch_of(inputs)), expected.logits[:, 0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        task.scores(batch_of(inputs)), expected.logits[:, 0], rtol=1e-4, atol=1e-5
+    )
     assert loss.hits is None
     mean = loss.total / task.weights(batch_of(inputs))["label"]
     assert mean.item() == pytest.approx(expected.loss.item(), rel=1e-5)
@@ -57,7 +72,7 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
 
 def test_a_batch_is_the_sum_of_its_examples(tmp_path: Path) -> None:
     task = make_scorer(tmp_path)
-    inputs = task.encode([*make_scored(9), Example("ape", None, None)])
+    inputs = task.encode([*make_scored(9), TextExample("ape", None, None)])
     assert task.weights(batch_of(inputs)) == {"label": 9.0}
     check_sum(task, inputs)
 
@@ -66,58 +81,69 @@ def test_scores_are_those_of_each_example_alone_and_measured_as_by_scipy(tmp_pat
     task, examples = make_scorer(tmp_path, 0.1), make_scored(40, 2)
     alone = [next(predict(task, [example]))[1].score for example in examples]
     truth = [float(str(example.label)) for example in examples]
-    for pace in (Pace(), Pace(tokens=40, window=7)):
-        assert [made.score for _, made in predict(task, examples, pace)] == pytest.approx(alone, abs=1e-5)
-    metrics = evaluate(task, iter(examples))
+    for pace in (PredictConfig(), PredictConfig(tokens=40, window=7)):
+        assert [made.score for _, made in predict(task, examples, pace)] == pytest.approx(
+            alone, abs=1e-5
+        )
+    metrics = evaluate_task(task, iter(examples))
     assert metrics["pearson"] == pytest.approx(stats.pearsonr(truth, alone).statistic, rel=1e-4)
     assert metrics["spearman"] == pytest.approx(stats.spearmanr(truth, alone).statistic, rel=1e-4)
     assert metrics["mse"] == pytest.approx(np.square(np.subtract(truth, alone)).mean(), rel=1e-4)
-    assert {*Regression().directions(("score",))} == {*metrics}
-    assert Regression.metric in metrics
-    assert task.grade(examples[0], Score(truth[0] - 2)) == pytest.approx(-4)
-    assert Score(2 / 3).to_json() == {"score": 0.666667}
+    assert {*RegressionTask().directions(("score",))} == {*metrics}
+    assert RegressionTask.metric in metrics
+    assert task.grade(examples[0], ScorePrediction(truth[0] - 2)) == pytest.approx(-4)
+    assert ScorePrediction(2 / 3).to_json() == {"score": 0.666667}
 
 
 def test_what_is_no_number_cannot_be_scored(tmp_path: Path) -> None:
     task = make_scorer(tmp_path)
     for label in ("two", "inf", "1,5"):
-        with pytest.raises(DataError, match=rf"^s\.tsv:3: label '{label}' is no number\n  Write a number, such as 2\.5"):
-            evaluate(task, [Example("ape", None, label, "s.tsv:3")])
+        with pytest.raises(
+            DataError,
+            match=rf"^s\.tsv:3: label '{label}' is no number\n  Write a number, such as 2\.5",
+        ):
+            evaluate_task(task, [TextExample("ape", None, label, "s.tsv:3")])
     with pytest.raises(DataError, match=r"^s\.tsv:4: has no label, so it cannot be scored"):
-        evaluate(task, [Example("ape", None, None, "s.tsv:4")])
+        evaluate_task(task, [TextExample("ape", None, None, "s.tsv:4")])
     with pytest.raises(DataError, match="no example to score"):
-        evaluate(task, [])
+        evaluate_task(task, [])
 
 
 def test_scores_are_read_from_files_as_classes_are(tmp_path: Path) -> None:
-    (tmp_path / "sts.tsv").write_text("index\tsentence1\tsentence2\tscore\n0\tape\tbee\t2.50\n1\tcat\tdog\t\n")
-    reading = Regression().read(str(tmp_path / "sts.tsv"))
-    assert reading.definition == Regression(Columns("sentence1", "sentence2", "score"))
+    (tmp_path / "sts.tsv").write_text(
+        "index\tsentence1\tsentence2\tscore\n0\tape\tbee\t2.50\n1\tcat\tdog\t\n"
+    )
+    reading = RegressionTask().read(str(tmp_path / "sts.tsv"))
+    assert reading.definition == RegressionTask(TextColumns("sentence1", "sentence2", "score"))
     first, second = reading.examples
     assert (first.text, first.text_b, first.label) == ("ape", "bee", "2.50")
     assert second.label is None
-    assert Regression().texts(first) == ("ape", "bee")
-    assert Regression().texts(Example("ape")) == ("ape",)
+    assert RegressionTask().texts(first) == ("ape", "bee")
+    assert RegressionTask().texts(TextExample("ape")) == ("ape",)
 
 
-def findings(train: list[Example], dev: list[Example]) -> list[tuple[str, str, str]]:
-    return [(found.check, found.severity, found.what) for found in Regression().check(train, dev)]
+def findings(train: list[TextExample], dev: list[TextExample]) -> list[tuple[str, str, str]]:
+    return [
+        (found.check, found.severity, found.what) for found in RegressionTask().check(train, dev)
+    ]
 
 
 def test_flaws_of_scores_are_found() -> None:
-    fair = [Example(f"t{n}", None, str(n / 2), f"a:{n}") for n in range(9)]
+    fair = [TextExample(f"t{n}", None, str(n / 2), f"a:{n}") for n in range(9)]
     assert findings(fair, []) == []
-    assert findings(fair, [Example("new", None, "1.5"), Example("newer", None, "2")]) == []
-    assert findings([*fair, Example("t", None, "x", "b:1"), Example("u", None, "nan", "b:2")], []) == [
-        ("labels", "error", "2 labels are no numbers: b:1 ('x'), b:2 ('nan')")
+    assert findings(fair, [TextExample("new", None, "1.5"), TextExample("newer", None, "2")]) == []
+    assert findings(
+        [*fair, TextExample("t", None, "x", "b:1"), TextExample("u", None, "nan", "b:2")], []
+    ) == [("labels", "error", "2 labels are no numbers: b:1 ('x'), b:2 ('nan')")]
+    assert findings([*fair, TextExample(" ", None, "1", "b:3")], []) == [
+        ("rows", "error", "1 examples have an empty text: b:3")
     ]
-    assert findings([*fair, Example(" ", None, "1", "b:3")], []) == [("rows", "error", "1 examples have an empty text: b:3")]
-    ((check, severity, what),) = findings([*fair, Example("t", None, None, "b:4")], [])
+    ((check, severity, what),) = findings([*fair, TextExample("t", None, None, "b:4")], [])
     assert (check, severity) == ("labels", "error")
     assert what.startswith("1 examples have no label")
-    ((check, severity, what),) = findings(fair, [fair[3], Example("u", None, "1")])
+    ((check, severity, what),) = findings(fair, [fair[3], TextExample("u", None, "1")])
     assert (check, severity) == ("overlap", "warning")
-    flat = [Example("a", None, "2"), Example("b", None, "2.0")]
+    flat = [TextExample("a", None, "2"), TextExample("b", None, "2.0")]
     assert [found[:2] for found in findings(flat, [])] == [("balance", "error")]
     assert [found[:2] for found in findings(fair, flat)] == [("balance", "warning")]
 
@@ -125,7 +151,7 @@ def test_flaws_of_scores_are_found() -> None:
 def test_the_mean_is_what_one_answers_without_reading(tmp_path: Path) -> None:
     train, dev = make_scored(30, 1), make_scored(20, 2)
     mean = np.mean([float(str(e.label)) for e in train])
-    constant = [(e, Score(float(mean))) for e in dev]
-    baseline = dict(Regression().baseline(train, dev))
+    constant = [(e, ScorePrediction(float(mean))) for e in dev]
+    baseline = dict(RegressionTask().baseline(train, dev))
     assert baseline.pop("loss") == baseline["mse"]
     assert baseline == pytest.approx(dict(make_scorer(tmp_path).score(constant)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.tasks.schemes import (
+from bothways.tasks.tagging.schemes import (
     Chunk,
     Scheme,
     Spelling,
@@ -14,10 +14,10 @@ from bothways.tasks.schemes import (
     chunks,
     find_scheme,
     flaws,
-    part_of,
     respell,
     scheme_of,
     strangers,
+    tag_part,
 )
 
 WELL_KNOWN: dict[Spelling, list[str]] = {
@@ -31,8 +31,14 @@ ENTITIES = [
     Chunk("ORG", 0, 1), Chunk("PER", 2, 4), Chunk("LOC", 6, 8), Chunk("LOC", 9, 10), Chunk("LOC", 10, 11),
 ]  # fmt: skip
 
-PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.sampled_from(["PER", "LOC", "A-B"])), max_size=6)
-TAGS = st.lists(st.sampled_from(["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("X", "Y"))]), max_size=12)
+PLACES = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 4), st.sampled_from(["PER", "LOC", "A-B"])),
+    max_size=6,
+)
+TAGS = st.lists(
+    st.sampled_from(["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("X", "Y"))]),
+    max_size=12,
+)
 
 
 @pytest.mark.parametrize("tags", [*WELL_KNOWN.values(), BILOU], ids=[*WELL_KNOWN, "bilou"])
@@ -55,16 +61,22 @@ def test_of_schemes_that_both_fit_iob2_is_taken_and_other_tags_are_plain() -> No
     assert find_scheme([["I-X"], ["I-X", "B-X"], ["B-X"]]) == "iob1"
     assert find_scheme([["B-X"], ["NN"]]) == "plain"
     assert respell(["NN", "I-X"], "iob2") == ("NN", "I-X")
-    assert find_scheme([["B-X", "L-X"]]) == "bioes"  # in other letters, even if no entity has one word
-    assert chunks(["B-X", "L-X", "I-X"]) == chunks(["B-X", "E-X", "I-X"]) == [Chunk("X", 0, 2), Chunk("X", 2, 3)]
+    assert (
+        find_scheme([["B-X", "L-X"]]) == "bioes"
+    )  # in other letters, even if no entity has one word
+    assert (
+        chunks(["B-X", "L-X", "I-X"])
+        == chunks(["B-X", "E-X", "I-X"])
+        == [Chunk("X", 0, 2), Chunk("X", 2, 3)]
+    )
     assert chunks(["NN", "I-X"]) == [Chunk("X", 1, 2)]
 
 
 def test_bare_tags_are_of_a_type_without_a_name() -> None:
     assert respell(["I", "I", "O", "S"], "iob2") == ("B-_", "I-_", "O", "B-_")
-    assert part_of("O") == ("O", "")
-    assert part_of("M-a-b") == ("I", "a-b")
-    assert part_of("O-PER") is part_of("b-PER") is part_of("B_PER") is part_of("") is None
+    assert tag_part("O") == ("O", "")
+    assert tag_part("M-a-b") == ("I", "a-b")
+    assert tag_part("O-PER") is tag_part("b-PER") is tag_part("B_PER") is tag_part("") is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +173,9 @@ LETTERS = {"BILOU": BILOU, "BMES": [tag.replace("I-", "M-") for tag in WELL_KNOW
 
 
 @pytest.mark.parametrize("tags", [*WELL_KNOWN.values(), BILOU])
-@pytest.mark.parametrize("expected", [*WELL_KNOWN.values(), *LETTERS.values()], ids=[*WELL_KNOWN, *LETTERS])
+@pytest.mark.parametrize(
+    "expected", [*WELL_KNOWN.values(), *LETTERS.values()], ids=[*WELL_KNOWN, *LETTERS]
+)
 def test_entities_in_the_letters_of_labels(tags: list[str], expected: list[str]) -> None:
     labels = [*dict.fromkeys(expected)]
     assert as_labels(tags, labels) == tuple(expected)
@@ -170,7 +184,11 @@ def test_entities_in_the_letters_of_labels(tags: list[str], expected: list[str])
 def test_entities_in_labels_that_are_bare_or_few() -> None:
     assert as_labels(["S", "I", "I"], ["O", "B", "I"]) == ("B", "B", "I")
     assert as_labels(["B-X", "B-X", "B-Z", "NN"], ["O", "I-X"]) == ("B-X", "B-X", "B-Z", "NN")
-    assert as_labels(["B-X", "B-X", "B-Z"], ["O", "I-X"]) == ("I-X", "B-X", "I-Z")  # what they lack, by its usual name
+    assert as_labels(["B-X", "B-X", "B-Z"], ["O", "I-X"]) == (
+        "I-X",
+        "B-X",
+        "I-Z",
+    )  # what they lack, by its usual name
 
 
 @settings(deadline=None)

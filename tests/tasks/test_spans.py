@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.tasks.spans import Window, best_spans, characters, covering, span_scores, windows
+from bothways.tasks.question_answering.answer_spans import (
+    AnswerWindow,
+    answer_windows,
+    best_spans,
+    characters,
+    covering,
+    span_scores,
+)
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 25))
@@ -15,20 +22,28 @@ def test_windows_are_googles(tokens: int, room: int, stride: int) -> None:
     expected, start = [], 0
     while True:  # the loop of convert_examples_to_features in run_squad.py
         length = min(tokens - start, room)
-        expected.append(Window(start, start + length))
+        expected.append(AnswerWindow(start, start + length))
         if start + length == tokens:
             break
         start += min(length, stride)
-    assert windows(tokens, room, stride) == expected
+    assert answer_windows(tokens, room, stride) == expected
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=8), st.integers(0, 40), st.integers(1, 8))
-def test_the_tokens_of_characters_are_those_that_share_one(gaps: list[tuple[int, int]], start: int, size: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=8),
+    st.integers(0, 40),
+    st.integers(1, 8),
+)
+def test_the_tokens_of_characters_are_those_that_share_one(
+    gaps: list[tuple[int, int]], start: int, size: int
+) -> None:
     offsets, at = [], 0
     for gap, width in gaps:
         offsets.append((at + gap, at + gap + width))
         at += gap + width
-    sharing = [place for place, (begin, end) in enumerate(offsets) if begin < start + size and end > start]
+    sharing = [
+        place for place, (begin, end) in enumerate(offsets) if begin < start + size and end > start
+    ]
     found = covering(np.array(offsets, dtype=np.int64).reshape(-1, 2), start, start + size)
     assert found == ((sharing[0], sharing[-1]) if sharing else None)
 
@@ -44,7 +59,9 @@ def test_characters_keep_marks_and_leave_white_space() -> None:
     ]
 
 
-def google(scores: list[np.ndarray], parts: list[Window], longest: int) -> dict[tuple[int, int], float]:
+def google(
+    scores: list[np.ndarray], parts: list[AnswerWindow], longest: int
+) -> dict[tuple[int, int], float]:
     """Every span that run_squad.py could name, had it no limit of 20 starts and ends: its first token has the most context in
     the span's window."""
     found = {}
@@ -63,11 +80,18 @@ def google(scores: list[np.ndarray], parts: list[Window], longest: int) -> dict[
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 25), st.integers(1, 12), st.integers(1, 14), st.integers(1, 9), st.integers(1, 30), st.integers(0, 999))
+@given(
+    st.integers(1, 25),
+    st.integers(1, 12),
+    st.integers(1, 14),
+    st.integers(1, 9),
+    st.integers(1, 30),
+    st.integers(0, 999),
+)
 def test_spans_are_all_of_googles_and_those_that_windows_cut(
     tokens: int, room: int, stride: int, longest: int, count: int, seed: int
 ) -> None:
-    rng, parts = np.random.default_rng(seed), windows(tokens, room, stride)
+    rng, parts = np.random.default_rng(seed), answer_windows(tokens, room, stride)
     scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
     table = span_scores(scores, parts, longest)
     every = best_spans(table, tokens * longest)
@@ -88,32 +112,67 @@ def test_spans_are_all_of_googles_and_those_that_windows_cut(
 
 
 UNEQUAL = [
-    [Window(0, 3), Window(0, 9)],  # the second word has one token on its poorer side in both
-    windows(572, 300, 128),  # of the last two, the longer one wins though it has a token less
+    [
+        AnswerWindow(0, 3),
+        AnswerWindow(0, 9),
+    ],  # the second word has one token on its poorer side in both
+    answer_windows(
+        572, 300, 128
+    ),  # of the last two, the longer one wins though it has a token less
 ]
 
 
 @pytest.mark.parametrize("parts", UNEQUAL)
-def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_its_tokens(parts: list[Window]) -> None:
+def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_its_tokens(
+    parts: list[AnswerWindow],
+) -> None:
     rng = np.random.default_rng()
     scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
-    table = span_scores(scores, parts, 1)  # spans of one token are cut by no window, so each counts where Google's code has it
-    assert {(first, last): score for first, last, score in best_spans(table, len(table))} == google(scores, parts, 1)
+    table = span_scores(
+        scores, parts, 1
+    )  # spans of one token are cut by no window, so each counts where Google's code has it
+    assert {(first, last): score for first, last, score in best_spans(table, len(table))} == google(
+        scores, parts, 1
+    )
 
 
 def test_of_equal_spans_the_first_comes_first() -> None:
-    table = span_scores([np.zeros((4, 2), dtype=np.float32)], [Window(0, 4)], 2)
-    assert [span[:2] for span in best_spans(table, 20)] == [(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)]
+    table = span_scores([np.zeros((4, 2), dtype=np.float32)], [AnswerWindow(0, 4)], 2)
+    assert [span[:2] for span in best_spans(table, 20)] == [
+        (0, 0),
+        (0, 1),
+        (1, 1),
+        (1, 2),
+        (2, 2),
+        (2, 3),
+        (3, 3),
+    ]
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 30), st.integers(1, 4), st.integers(0, 999))
-def test_among_many_equals_the_first_are_chosen(tokens: int, longest: int, count: int, values: int, seed: int) -> None:
-    table = np.random.default_rng(seed).integers(0, values, size=(tokens, longest)).astype(np.float32)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(1, 30),
+    st.integers(1, 4),
+    st.integers(0, 999),
+)
+def test_among_many_equals_the_first_are_chosen(
+    tokens: int, longest: int, count: int, values: int, seed: int
+) -> None:
+    table = (
+        np.random.default_rng(seed).integers(0, values, size=(tokens, longest)).astype(np.float32)
+    )
     table[table == 3] = -np.inf
-    spans = [(first, first + more, float(table[first, more])) for first in range(tokens) for more in range(longest)]
+    spans = [
+        (first, first + more, float(table[first, more]))
+        for first in range(tokens)
+        for more in range(longest)
+    ]
     possible = [span for span in spans if span[2] > -np.inf]
-    assert best_spans(table, count) == sorted(possible, key=lambda span: -span[2])[:count]  # `sorted` leaves equals in order
+    assert (
+        best_spans(table, count) == sorted(possible, key=lambda span: -span[2])[:count]
+    )  # `sorted` leaves equals in order
 
 
 def test_a_text_whose_spans_are_all_equal_begins_with_the_first() -> None:
@@ -121,4 +180,9 @@ def test_a_text_whose_spans_are_all_equal_begins_with_the_first() -> None:
 
 
 def test_nothing_has_no_span() -> None:
-    assert best_spans(span_scores([np.zeros((0, 2), dtype=np.float32)], windows(0, 5, 2), 3), 20) == []
+    assert (
+        best_spans(
+            span_scores([np.zeros((0, 2), dtype=np.float32)], answer_windows(0, 5, 2), 3), 20
+        )
+        == []
+    )

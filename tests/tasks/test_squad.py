@@ -11,13 +11,21 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import DataError
-from bothways.tasks.squad import Question, QuestionColumns, located, open_questions
+from bothways.tasks.question_answering.examples import (
+    Question,
+    QuestionColumns,
+    located,
+    open_questions,
+)
 
 CONTEXT = "The cat sat on the mat. The cat slept."
 
 
 def squad(*qas: Any, context: Any = CONTEXT) -> dict[str, Any]:
-    return {"version": "v2.0", "data": [{"title": "Cats", "paragraphs": [{"context": context, "qas": list(qas)}]}]}
+    return {
+        "version": "v2.0",
+        "data": [{"title": "Cats", "paragraphs": [{"context": context, "qas": list(qas)}]}],
+    }
 
 
 def write(file: Path, tree: Any) -> Path:
@@ -34,9 +42,24 @@ def write(file: Path, tree: Any) -> Path:
 
 ANSWER = {"text": "cat", "answer_start": 4}
 TREE = squad(
-    {"id": "a", "question": "Who sat?", "answers": [ANSWER, {"text": "The cat", "answer_start": 0}]},
-    {"id": "b", "question": "Who flew?", "answers": [], "is_impossible": True, "plausible_answers": [ANSWER]},
-    {"id": 3, "question": "Who slept?", "answers": [{"text": "cat", "answer_start": 28}], "is_impossible": False},
+    {
+        "id": "a",
+        "question": "Who sat?",
+        "answers": [ANSWER, {"text": "The cat", "answer_start": 0}],
+    },
+    {
+        "id": "b",
+        "question": "Who flew?",
+        "answers": [],
+        "is_impossible": True,
+        "plausible_answers": [ANSWER],
+    },
+    {
+        "id": 3,
+        "question": "Who slept?",
+        "answers": [{"text": "cat", "answer_start": 28}],
+        "is_impossible": False,
+    },
     {"id": "d", "question": "Who ran?", "answers": []},
     {"question": "Who?"},
 )
@@ -57,7 +80,9 @@ def test_files_in_squads_form(tmp_path: Path, suffix: str) -> None:
     ]
     bare = list(open_questions(str(file), labelled=False)[0])
     assert all((question.answers, question.impossible) == ((), None) for question in bare)
-    assert [question.annotated for question in list(open_questions(str(file))[0])] == [True] * 4 + [False]
+    assert [question.annotated for question in list(open_questions(str(file))[0])] == [True] * 4 + [
+        False
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,12 +99,17 @@ def test_files_in_squads_form(tmp_path: Path, suffix: str) -> None:
         ([], (), True),
     ],
 )
-def test_rows_of_any_form(tmp_path: Path, given: Any, answers: Any, impossible: bool | None) -> None:
+def test_rows_of_any_form(
+    tmp_path: Path, given: Any, answers: Any, impossible: bool | None
+) -> None:
     row = {"frage": "Who?", "context": CONTEXT, "answers": given}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "id": "x"}) + "\n", encoding="utf8")
     found, share = open_questions(str(file), QuestionColumns(question="frage"))
-    expected = [Question(id, "Who?", CONTEXT, answers, impossible, f"{file}:{id_line}") for id, id_line in (("1", 1), ("x", 2))]
+    expected = [
+        Question(id, "Who?", CONTEXT, answers, impossible, f"{file}:{id_line}")
+        for id, id_line in (("1", 1), ("x", 2))
+    ]
     assert list(found) == expected
     assert share is not None
     assert share() == 1
@@ -89,18 +119,29 @@ def test_parquet_and_csv(tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    rows = {"id": ["a"], "question": ["Who?"], "context": [CONTEXT], "answers": [{"text": ["cat"], "answer_start": [4]}]}
+    rows = {
+        "id": ["a"],
+        "question": ["Who?"],
+        "context": [CONTEXT],
+        "answers": [{"text": ["cat"], "answer_start": [4]}],
+    }
     parquet.write_table(pa.table(rows), tmp_path / "rows.parquet")
     (tmp_path / "rows.csv").write_text(f"question,context,answers\nWho?,{CONTEXT},cat\n")
     for name, start in (("rows.parquet", 4), ("rows.csv", -1)):
         (question,) = open_questions(str(tmp_path / name))[0]
-        assert (question.question, question.context, question.answers) == ("Who?", CONTEXT, (("cat", start),))
+        assert (question.question, question.context, question.answers) == (
+            "Who?",
+            CONTEXT,
+            (("cat", start),),
+        )
 
 
 def test_questions_alone(tmp_path: Path) -> None:
     file = tmp_path / "new.jsonl"
     file.write_text(json.dumps({"question": "Who?", "context": None}) + "\n")
-    assert list(open_questions(str(file), labelled=False)[0]) == [Question("1", "Who?", "", where=f"{file}:1")]
+    assert list(open_questions(str(file), labelled=False)[0]) == [
+        Question("1", "Who?", "", where=f"{file}:1")
+    ]
     with file.open("a") as stream:
         stream.write(json.dumps({"question": "Who?"}) + "\n")
     with pytest.raises(DataError, match=r"new\.jsonl:2: has no 'context'; it has id, question\n"):
@@ -119,12 +160,27 @@ def test_questions_alone(tmp_path: Path) -> None:
         ({"data": []}, r"bad\.json: holds no question"),
         (squad("x"), r"paragraphs\[0\]\.qas\[0\]: is a JSON str"),
         (squad({"question": 3, "id": "a"}), r"paragraphs\[0\]:a: 'question' holds int, not text"),
-        (squad({"question": "Who?", "id": "a"}, context=["x"]), r":a: 'context' holds list, not text"),
-        (squad({"id": "a", "answers": []}), r":a: has no 'question'; it has id, context, answers\n"),
-        ({"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]}, r":1: has no 'context'; it has id, question\n"),
+        (
+            squad({"question": "Who?", "id": "a"}, context=["x"]),
+            r":a: 'context' holds list, not text",
+        ),
+        (
+            squad({"id": "a", "answers": []}),
+            r":a: has no 'question'; it has id, context, answers\n",
+        ),
+        (
+            {"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]},
+            r":1: has no 'context'; it has id, question\n",
+        ),
         (squad({"question": "Who?", "answers": 3}), r":1: answers that have no form known here: 3"),
-        (squad({"question": "Who?", "answers": [3]}), r":1: answers that have no form known here: \[3\]"),
-        (squad({"question": "Who?", "answers": {"text": ["a"], "answer_start": []}}), r":1: answers that have no form"),
+        (
+            squad({"question": "Who?", "answers": [3]}),
+            r":1: answers that have no form known here: \[3\]",
+        ),
+        (
+            squad({"question": "Who?", "answers": {"text": ["a"], "answer_start": []}}),
+            r":1: answers that have no form",
+        ),
         (squad({"question": "Who?", "is_impossible": "no"}), r":1: 'is_impossible' holds 'no'"),
     ],
 )
@@ -135,7 +191,9 @@ def test_strange_files_are_refused(tmp_path: Path, tree: Any, message: str) -> N
 
 def test_half_of_a_surrogate_pair_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text(json.dumps(squad({"question": "Who \ud83d?", "id": "a"})))
-    with pytest.raises(DataError, match=r":a: column 'question' holds U\+D83D at character 4, half of"):
+    with pytest.raises(
+        DataError, match=r":a: column 'question' holds U\+D83D at character 4, half of"
+    ):
         list(open_questions(str(tmp_path / "half.json"))[0])
 
 
@@ -149,7 +207,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"folder\.json: is a folder\n  Name a file in it"):
         list(open_questions(str(tmp_path / "folder.json"))[0])
     (tmp_path / "rows.jsonl").write_text('{"question": "Who?", "text": "x"}\n')
-    with pytest.raises(DataError, match=r"rows\.jsonl: has no column 'context'; it has question, text"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl: has no column 'context'; it has question, text"
+    ):
         open_questions(str(tmp_path / "rows.jsonl"))
     with pytest.raises(DataError, match=r"rows\.jsonl: has no column 'answers'"):
         open_questions(str(tmp_path / "rows.jsonl"), QuestionColumns(context="text"))
@@ -173,4 +233,7 @@ def test_answers_are_found_where_they_are(text: str, start: int, place: int | No
 
 
 def test_columns_are_told() -> None:
-    assert str(QuestionColumns()) == "question = 'question', context = 'context', answers = 'answers', id = 'id'"
+    assert (
+        str(QuestionColumns())
+        == "question = 'question', context = 'context', answers = 'answers', id = 'id'"
+    )

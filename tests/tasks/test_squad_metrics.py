@@ -12,16 +12,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.tasks.squad import Question
-from bothways.tasks.squad_metrics import Grade, Graded, best_threshold, grade, normalised, unspaced
+from bothways.tasks.question_answering.examples import Question
+from bothways.tasks.question_answering.metrics import (
+    Grade,
+    Graded,
+    best_threshold,
+    grade,
+    normalised,
+    unspaced,
+)
 
 
 def english(*answers: str, impossible: bool | None = None) -> Question:
-    return Question("q", "Who?", "The cat sat on a mat.", tuple((answer, 0) for answer in answers), impossible)
+    return Question(
+        "q", "Who?", "The cat sat on a mat.", tuple((answer, 0) for answer in answers), impossible
+    )
 
 
 def chinese(*answers: str) -> Question:
-    return Question("q", "谁？", "大莱龙铁路位于山东省 Shandong。", tuple((answer, 0) for answer in answers))
+    return Question(
+        "q", "谁？", "大莱龙铁路位于山东省 Shandong。", tuple((answer, 0) for answer in answers)
+    )
 
 
 def official_words(text: str) -> list[str]:
@@ -85,7 +96,10 @@ def test_grades_of_words(text: str, answers: tuple[str, ...], exact: float, f1: 
 WORDS = ["the", "a", "cat", "Cat!", "dog", "mat", "sat-on", "U.S.", "an", "42"]
 
 
-@given(st.lists(st.sampled_from(WORDS), max_size=6), st.lists(st.lists(st.sampled_from(WORDS), max_size=6), max_size=3))
+@given(
+    st.lists(st.sampled_from(WORDS), max_size=6),
+    st.lists(st.lists(st.sampled_from(WORDS), max_size=6), max_size=3),
+)
 def test_grades_equal_the_official_formulas(found: list[str], rights: list[list[str]]) -> None:
     text, answers = " ".join(found), [" ".join(right) for right in rights]
     golds = [answer for answer in answers if official_words(answer)] or [""]
@@ -145,11 +159,19 @@ def test_texts_without_spaces(context: str, expected: bool) -> None:
     assert unspaced(context) is expected
 
 
-def random_graded(rng: random.Random, count: int, ties: bool) -> tuple[Graded, list[Question], list[str], list[float]]:
+def random_graded(
+    rng: random.Random, count: int, ties: bool
+) -> tuple[Graded, list[Question], list[str], list[float]]:
     graded, questions, bests, differences = Graded(), [], [], []
     for _ in range(count):
-        question = english(impossible=True) if rng.random() < 0.5 else english("black cat", "dog", impossible=False)
-        best = rng.choice(["black cat", "cat", "mouse", ""] if ties else ["black cat", "cat", "mouse"])
+        question = (
+            english(impossible=True)
+            if rng.random() < 0.5
+            else english("black cat", "dog", impossible=False)
+        )
+        best = rng.choice(
+            ["black cat", "cat", "mouse", ""] if ties else ["black cat", "cat", "mouse"]
+        )
         difference = float(rng.randint(-3, 3)) if ties else rng.uniform(-5, 5)
         graded.add(question, best if rng.random() < 0.7 else "", best, difference)
         questions.append(question)
@@ -164,8 +186,15 @@ def test_the_best_threshold_is_the_best_of_all(count: int, ties: bool, seed: int
     graded, questions, bests, differences = random_graded(random.Random(seed), count, ties)
 
     def f1_at(threshold: float) -> float:
-        given = ["" if difference > threshold else best for best, difference in zip(bests, differences, strict=True)]
-        return float(np.mean([grade(text, question).f1 for text, question in zip(given, questions, strict=True)]))
+        given = [
+            "" if difference > threshold else best
+            for best, difference in zip(bests, differences, strict=True)
+        ]
+        return float(
+            np.mean(
+                [grade(text, question).f1 for text, question in zip(given, questions, strict=True)]
+            )
+        )
 
     threshold, best = best_threshold(graded.difference, graded.given_f1, graded.none)
     assert f1_at(threshold) == pytest.approx(best)
@@ -182,7 +211,9 @@ def test_the_best_f1_is_that_of_the_official_search(count: int, seed: int) -> No
     for place in sorted(range(count), key=differences.__getitem__):
         score += -1 if questions[place].impossible else grade(bests[place], questions[place]).f1
         best = max(best, score)
-    assert best_threshold(graded.difference, graded.given_f1, graded.none)[1] == pytest.approx(best / count)
+    assert best_threshold(graded.difference, graded.given_f1, graded.none)[1] == pytest.approx(
+        best / count
+    )
 
 
 def test_metrics_are_means_over_their_questions() -> None:
@@ -218,5 +249,12 @@ def test_metrics_where_every_question_has_an_answer_and_where_none_has() -> None
     graded.add(english("cat"), "black cat", "black cat", -5.0)
     assert graded.metrics() == pytest.approx({"em": 0.5, "f1": 5 / 6, "f1_best": 5 / 6})
     empty.add(english(impossible=True), "cat", "cat", 1.5)
-    expected = {"em": 0.0, "f1": 0.0, "f1_best": 1.0, "em_best": 1.0, "threshold_best": 0.5, "em_no": 0.0}
+    expected = {
+        "em": 0.0,
+        "f1": 0.0,
+        "f1_best": 1.0,
+        "em_best": 1.0,
+        "threshold_best": 0.5,
+        "em_no": 0.0,
+    }
     assert empty.metrics() == pytest.approx(expected)

@@ -15,11 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import DataError
-from bothways.data.streams import BytesRead, read_lines
+from bothways.data.text_io import BytesRead, read_lines
 from bothways.tasks import tables
 from bothways.tasks.tables import Table, open_table
 
-ROWS = [{"text": 'He said "no", twice', "label": "1"}, {"text": "naïve – 文字 😀", "label": "0"}, {"text": "", "label": "nan"}]
+ROWS = [
+    {"text": 'He said "no", twice', "label": "1"},
+    {"text": "naïve – 文字 😀", "label": "0"},
+    {"text": "", "label": "nan"},
+]
 
 
 def write(path: Path, text: str) -> str:
@@ -68,8 +72,14 @@ cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\
 
 
 @given(st.lists(st.lists(cells, min_size=2, max_size=2), min_size=1, max_size=5))
-def test_csv_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
-    table = open_table(write(tmp_path_factory.mktemp("csv") / "a.csv", csv_text([{"a": a, "b": b} for a, b in rows])))
+def test_csv_is_read_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]
+) -> None:
+    table = open_table(
+        write(
+            tmp_path_factory.mktemp("csv") / "a.csv", csv_text([{"a": a, "b": b} for a, b in rows])
+        )
+    )
     assert values(table) == [{"a": a, "b": b} for a, b in rows]
 
 
@@ -84,13 +94,20 @@ def test_a_number_that_is_no_name_means_that_there_is_no_header(tmp_path: Path) 
     source = write(tmp_path / "cola.tsv", "gj04\t1\t\tIt is.\ngj04\t0\t*\tIs it is.\n")
     table = open_table(source, ["3", "1"])
     assert table.names == ("0", "1", "2", "3")
-    assert [(row.values["3"], row.where) for row in table.rows] == [("It is.", f"{source}:1"), ("Is it is.", f"{source}:2")]
+    assert [(row.values["3"], row.where) for row in table.rows] == [
+        ("It is.", f"{source}:1"),
+        ("Is it is.", f"{source}:2"),
+    ]
     named = write(tmp_path / "named.csv", "0,3\na,b\n")
     assert values(open_table(named, ["3"])) == [{"0": "a", "3": "b"}]
 
 
 def test_plain_lines_are_texts_and_empty_ones_count(tmp_path: Path) -> None:
-    assert values(open_table(write(tmp_path / "a.txt", "one\n\nthree\n"))) == [{"text": "one"}, {"text": ""}, {"text": "three"}]
+    assert values(open_table(write(tmp_path / "a.txt", "one\n\nthree\n"))) == [
+        {"text": "one"},
+        {"text": ""},
+        {"text": "three"},
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
@@ -102,13 +119,19 @@ def test_a_blank_line_is_a_row_of_a_single_column_alone(tmp_path: Path, suffix: 
     ]  # fmt: skip
     assert [row["0"] for row in values(open_table(source, ["0"]))] == ["text", "a", "", "", "b"]
     between = "," if suffix == ".csv" else "\t"
-    source = write(tmp_path / f"two{suffix}", f"text{between}label\n\na{between}x\n\n\nb{between}y\n")
+    source = write(
+        tmp_path / f"two{suffix}", f"text{between}label\n\na{between}x\n\n\nb{between}y\n"
+    )
     assert [row["text"] for row in values(open_table(source))] == ["a", "b"]
 
 
-def test_a_value_may_be_long_and_a_quote_that_stays_open_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_may_be_long_and_a_quote_that_stays_open_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = "word, " * 50_000
-    assert values(open_table(write(tmp_path / "long.csv", f'text,label\n"{long}",x\n'))) == [{"text": long, "label": "x"}]
+    assert values(open_table(write(tmp_path / "long.csv", f'text,label\n"{long}",x\n'))) == [
+        {"text": long, "label": "x"}
+    ]
     monkeypatch.setattr(tables, "_LONGEST", 1000)
     source = write(tmp_path / "open.csv", 'text,label\na,x\n"b,y\n' + "c,z\n" * 1000)
     with pytest.raises(DataError, match=r"open\.csv:3: is not CSV: .*\n  .*close each quote"):
@@ -130,14 +153,19 @@ def test_standard_input_is_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> Non
         values(open_table("-"))
 
 
-def test_the_standard_input_is_read_as_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_standard_input_is_read_as_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = "\ufefffirst\r\nsec\0ond\n\n\ufeffthird".encode()
     (tmp_path / "a.txt").write_bytes(content)
     monkeypatch.setattr("sys.stdin", Stdin(content))
     found = values(open_table("-"))
     assert found == values(open_table(str(tmp_path / "a.txt")))
     assert found == [{"text": "first"}, {"text": "second"}, {"text": ""}, {"text": "\ufeffthird"}]
-    for content, message in (("hello".encode("utf-16"), "is UTF-16 text"), (b"PK\0\1", "is a binary file")):
+    for content, message in (
+        ("hello".encode("utf-16"), "is UTF-16 text"),
+        (b"PK\0\1", "is a binary file"),
+    ):
         monkeypatch.setattr("sys.stdin", Stdin(content))
         with pytest.raises(DataError, match=f"^standard input: {message}"):
             open_table("-")
@@ -148,12 +176,20 @@ def test_a_folder_is_no_table(tmp_path: Path) -> None:
         open_table(str(tmp_path))
 
 
-def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_data_set_is_read_like_one_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
 
     label = datasets.ClassLabel(names=["no", "yes"])
-    features = datasets.Features({"text": datasets.Value("string"), "label": label, "tags": datasets.List(label)})
-    rows = {"text": ["a", "b", "c", "d"], "label": [1, 0, -1, None], "tags": [[0, 1], [], [-1, None], None]}
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": label, "tags": datasets.List(label)}
+    )
+    rows = {
+        "text": ["a", "b", "c", "d"],
+        "label": [1, 0, -1, None],
+        "tags": [[0, 1], [], [-1, None], None],
+    }
     asked = []
 
     def load(*arguments: object, **options: object) -> object:
@@ -178,7 +214,9 @@ def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.Monke
         raise ConnectionError("no network\nat all")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(DataError, match=r"^hub:owner/name: cannot be read: no network\n  Check the name"):
+    with pytest.raises(
+        DataError, match=r"^hub:owner/name: cannot be read: no network\n  Check the name"
+    ):
         open_table("hub:owner/name")
 
 
@@ -191,8 +229,16 @@ def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.Monke
         ("a.tsv", b"text\tlabel\n", r"a\.tsv: holds no row"),
         ("a.jsonl", b"\n \n", r"a\.jsonl: holds no row"),
         ("a.txt", b"", r"a\.txt: holds no row"),
-        ("a.csv", b"text,label\na,1\nhe said, no,1\n", r"a\.csv:3: has 3 values, but there are 2 columns \(text, label\)"),
-        ("a.csv", b'text,label\na,1\n"open,1\nb,0\n', r"a\.csv:3: is not CSV: unexpected end of data"),
+        (
+            "a.csv",
+            b"text,label\na,1\nhe said, no,1\n",
+            r"a\.csv:3: has 3 values, but there are 2 columns \(text, label\)",
+        ),
+        (
+            "a.csv",
+            b'text,label\na,1\n"open,1\nb,0\n',
+            r"a\.csv:3: is not CSV: unexpected end of data",
+        ),
         ("a.jsonl", b'{"a": 1}\n{"a": 1\n', r"a\.jsonl:2: is not JSON: .* at column"),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: holds a JSON list, not an object"),
         ("a.tsv", b"text\tlabel\nt\xe9xt\t1\n", r"a\.tsv:2: byte 0xe9 at column 2 is not UTF-8"),
@@ -219,7 +265,10 @@ def test_parquet_that_is_damaged_in_the_middle_is_an_error(begin: int, tmp_path:
     from pyarrow import parquet
 
     parquet.write_table(
-        pyarrow.table({"text": ["x" * 500] * 100}), tmp_path / "a.parquet", compression="none", use_dictionary=False
+        pyarrow.table({"text": ["x" * 500] * 100}),
+        tmp_path / "a.parquet",
+        compression="none",
+        use_dictionary=False,
     )
     content = bytearray((tmp_path / "a.parquet").read_bytes())
     content[begin : begin + 56] = b"\xff" * 56
@@ -233,14 +282,18 @@ def test_the_standard_input_is_called_a_dash() -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_two_columns_of_one_name_are_refused_but_not_those_without(kind: str, tmp_path: Path) -> None:
+def test_two_columns_of_one_name_are_refused_but_not_those_without(
+    kind: str, tmp_path: Path
+) -> None:
     mark = {"csv": ",", "tsv": "\t"}[kind]
     twice = write(tmp_path / f"twice.{kind}", f"text{mark}text{mark}label\na{mark}b{mark}1\n")
     with pytest.raises(DataError, match="two columns are called 'text'") as caught:
         open_table(twice)
     assert caught.value.where == f"{twice}:1"
     assert values(open_table(twice, ["0"]))[1] == {"0": "a", "1": "b", "2": "1"}
-    assert open_table(write(tmp_path / f"bare.{kind}", f"text{mark}{mark}\na{mark}b{mark}c\n")).names == ("text", "", "")
+    assert open_table(
+        write(tmp_path / f"bare.{kind}", f"text{mark}{mark}\na{mark}b{mark}c\n")
+    ).names == ("text", "", "")
 
 
 @pytest.mark.parametrize(("suffix", "task"), [(".conll", "tag"), (".json", "answer")])
@@ -265,5 +318,9 @@ def test_a_table_that_is_refused_leaves_no_open_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="two columns") as caught:
         open_table(path)
     assert caught.tb is not None  # it still refers to the reader
-    files = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()] if Path("/proc/self/fd").exists() else []
+    files = (
+        [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        if Path("/proc/self/fd").exists()
+        else []
+    )
     assert path not in {str(link.resolve()) for link in files}

@@ -13,24 +13,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
+
+from bothways.core.batch import pack
+from bothways.core.config import reader as configs
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.targets import IGNORED
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.tasks.metrics import classification_metrics
+from bothways.tasks.predictions import Entity
+from bothways.tasks.tagging.examples import TagColumns, TagExample, with_neighbours
+from bothways.tasks.tagging.schemes import respell
+from bothways.tasks.tagging.task import Tagger, TaggingTask
+from bothways.tasks.task_learner import EncodedExample, PredictConfig, evaluate_task, predict
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import ByteBPE, train_tokenizer
 from toy_task import VOCABULARY, WORDS, make_tokenizer
 
-from bothways.core import config as configs
-from bothways.core.batch import IGNORED, pack
-from bothways.core.errors import ConfigError, DataError
-from bothways.model.config import Dropouts, EncoderConfig, Learned
-from bothways.model.heads import Model
-from bothways.tasks.metrics import classification
-from bothways.tasks.predictions import Entity
-from bothways.tasks.schemes import respell
-from bothways.tasks.tag import Tag, Tagging
-from bothways.tasks.tagged import TagColumns, TagExample, with_neighbours
-from bothways.tasks.task import Input, Pace, evaluate, predict
-from bothways.text.tokenizer import Tokenizer
-from bothways.text.train import ByteBPE, train
-
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-ENTITIES, PLAIN = Tagging(), Tagging(scheme="plain")
+ENTITIES, PLAIN = TaggingTask(), TaggingTask(scheme="plain")
 UNKNOWN, CLS, SEP = 1, 2, 3
 
 
@@ -41,23 +43,35 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def make_task(
     tokenizer: Tokenizer,
-    definition: Tagging = ENTITIES,
+    definition: TaggingTask = ENTITIES,
     labels: tuple[str, ...] = LABELS,
     length: int = 16,
     dropout: float = 0.1,
-) -> Tag:
+) -> Tagger:
     torch.manual_seed(5)
     config = EncoderConfig(
-        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.5, dropout=Dropouts(dropout, dropout)
+        len(VOCABULARY),
+        16,
+        2,
+        2,
+        32,
+        position=Learned(24),
+        initial_range=0.5,
+        dropout=Dropouts(dropout, dropout),
     )
     return definition.task(Model(config, definition.heads(labels, None)), tokenizer, labels, length)
 
 
-def make_examples(count: int, longest: int = 30, seed: int = 0, labels: tuple[str, ...] = LABELS) -> list[TagExample]:
+def make_examples(
+    count: int, longest: int = 30, seed: int = 0, labels: tuple[str, ...] = LABELS
+) -> list[TagExample]:
     """Sentences of words of one to three tokens."""
     draw, found = random.Random(seed), []
     for number in range(count):
-        words = tuple(draw.choice(WORDS) + draw.choice(("", "s", "-", "ss")) for _ in range(draw.randint(1, longest)))
+        words = tuple(
+            draw.choice(WORDS) + draw.choice(("", "s", "-", "ss"))
+            for _ in range(draw.randint(1, longest))
+        )
         found.append(TagExample(words, tuple(draw.choices(labels, k=len(words))), f"made:{number}"))
     return found
 
@@ -66,18 +80,22 @@ def tokens_of(tokenizer: Tokenizer, word: str) -> list[int]:
     return tokenizer.backend.encode(word, add_special_tokens=False).ids or [UNKNOWN]
 
 
-def targets_of(made: Input) -> list[tuple[int, int]]:
+def targets_of(made: EncodedExample) -> list[tuple[int, int]]:
     """(the token at the place, its label) of all targets in order."""
     return [
         (int(sequence.ids[place]), int(label))
         for sequence in made.sequences
-        for place, label in zip(sequence.targets["tag"].index, sequence.targets["tag"].ids, strict=True)  # type: ignore[attr-defined]
+        for place, label in zip(
+            sequence.targets["tag"].index, sequence.targets["tag"].ids, strict=True
+        )  # type: ignore[attr-defined]
     ]
 
 
-def test_a_short_sentence_is_one_sequence_with_a_target_at_each_first_token(tokenizer: Tokenizer) -> None:
+def test_a_short_sentence_is_one_sequence_with_a_target_at_each_first_token(
+    tokenizer: Tokenizer,
+) -> None:
     example = TagExample(("apes", "see", "bee-s"), ("I-PER", "O", "I-LOC"))
-    (made,) = Tagging().encode([example], tokenizer, LABELS, 16)
+    (made,) = TaggingTask().encode([example], tokenizer, LABELS, 16)
     (sequence,) = made.sequences
     ape, s, bee = (VOCABULARY.index(token) for token in ("ape", "##s", "bee"))
     assert sequence.ids.tolist() == [CLS, ape, s, UNKNOWN, bee, UNKNOWN, UNKNOWN, SEP]
@@ -91,13 +109,22 @@ def test_a_short_sentence_is_one_sequence_with_a_target_at_each_first_token(toke
 @given(st.data())
 def test_every_word_is_tagged_once_in_any_window(tokenizer: Tokenizer, data: st.DataObject) -> None:
     words = data.draw(
-        st.lists(st.sampled_from(("ape", "bees", "cat-ss", "\u200b", "", "\u0301", "x" * 120, "-" * 40)), max_size=25)
+        st.lists(
+            st.sampled_from(("ape", "bees", "cat-ss", "\u200b", "", "\u0301", "x" * 120, "-" * 40)),
+            max_size=25,
+        )
     )
     labels = data.draw(st.lists(st.sampled_from(LABELS), min_size=len(words), max_size=len(words)))
-    length, stride = data.draw(st.integers(5, 24)), data.draw(st.one_of(st.none(), st.integers(1, 30)))
+    length, stride = (
+        data.draw(st.integers(5, 24)),
+        data.draw(st.one_of(st.none(), st.integers(1, 30))),
+    )
     example = TagExample(tuple(words), tuple(labels))
-    (made,) = Tagging(stride=stride).encode([example], tokenizer, LABELS, length)
-    expected = [(tokens_of(tokenizer, w)[0], LABELS.index(t)) for w, t in zip(words, respell(labels, "iob2"), strict=True)]
+    (made,) = TaggingTask(stride=stride).encode([example], tokenizer, LABELS, length)
+    expected = [
+        (tokens_of(tokenizer, w)[0], LABELS.index(t))
+        for w, t in zip(words, respell(labels, "iob2"), strict=True)
+    ]
     assert targets_of(made) == expected
     assert all(len(sequence) <= length for sequence in made.sequences)
     assert len(made.sequences) == 1 or all(len(sequence) == length for sequence in made.sequences)
@@ -110,16 +137,27 @@ def test_every_word_is_tagged_once_in_any_window(tokenizer: Tokenizer, data: st.
 
 
 def test_what_of_a_word_without_end_is_read_by_no_window_is_counted(tokenizer: Tokenizer) -> None:
-    (made,) = Tagging(stride=4).encode([TagExample(("ape", "-" * 30, "bee"))], tokenizer, LABELS, 6)
+    (made,) = TaggingTask(stride=4).encode(
+        [TagExample(("ape", "-" * 30, "bee"))], tokenizer, LABELS, 6
+    )
     assert [sequence.ids[1] for sequence in made.sequences[1:]] == [UNKNOWN]
     assert (made.tokens, made.cut) == (32, 32 - 8)
-    assert targets_of(made) == [(VOCABULARY.index("ape"), IGNORED), (UNKNOWN, IGNORED), (VOCABULARY.index("bee"), IGNORED)]
+    assert targets_of(made) == [
+        (VOCABULARY.index("ape"), IGNORED),
+        (UNKNOWN, IGNORED),
+        (VOCABULARY.index("bee"), IGNORED),
+    ]
 
 
 def test_a_word_is_read_in_the_window_where_it_has_most_context(tokenizer: Tokenizer) -> None:
     example = TagExample(("ape", "bee", "cat", "dog", "elk", "fox", "gnu"))
-    (made,) = Tagging(stride=2).encode([example], tokenizer, LABELS, 7)  # windows of 5 at 0 and 2
-    assert [sequence.targets["tag"].index.tolist() for sequence in made.sequences] == [[1, 2, 3, 4], [3, 4, 5]]  # type: ignore[attr-defined]
+    (made,) = TaggingTask(stride=2).encode(
+        [example], tokenizer, LABELS, 7
+    )  # windows of 5 at 0 and 2
+    assert [sequence.targets["tag"].index.tolist() for sequence in made.sequences] == [
+        [1, 2, 3, 4],
+        [3, 4, 5],
+    ]  # type: ignore[attr-defined]
 
 
 def test_the_document_fills_the_window(tokenizer: Tokenizer) -> None:
@@ -127,14 +165,21 @@ def test_the_document_fills_the_window(tokenizer: Tokenizer) -> None:
     examples = list(with_neighbours(iter([(1, TagExample(words)) for words in document])))
 
     def read(length: int) -> list[tuple[str, list[int]]]:
-        made = Tagging(context="document").encode(examples, tokenizer, LABELS, length)
+        made = TaggingTask(context="document").encode(examples, tokenizer, LABELS, length)
         sequences = [sequence for item in made for sequence in item.sequences]
         texts = [" ".join(VOCABULARY[id] for id in sequence.ids[1:-1]) for sequence in sequences]
-        return [(text, s.targets["tag"].index.tolist()) for text, s in zip(texts, sequences, strict=True)]  # type: ignore[attr-defined]
+        return [
+            (text, s.targets["tag"].index.tolist())
+            for text, s in zip(texts, sequences, strict=True)
+        ]  # type: ignore[attr-defined]
 
     whole = "ape bee cat dog ##s elk fox gnu"
     assert read(10) == [(whole, [1, 2]), (whole, [3, 4]), (whole, [6, 7, 8])]
-    assert read(7) == [("ape bee cat dog ##s", [1, 2]), ("bee cat dog ##s elk", [2, 3]), ("dog ##s elk fox gnu", [3, 4, 5])]
+    assert read(7) == [
+        ("ape bee cat dog ##s", [1, 2]),
+        ("bee cat dog ##s elk", [2, 3]),
+        ("dog ##s elk fox gnu", [3, 4, 5]),
+    ]
     assert read(5) == [("ape bee cat", [1, 2]), ("cat dog ##s", [1, 2]), ("elk fox gnu", [1, 2, 3])]
 
 
@@ -147,10 +192,12 @@ def test_an_empty_sentence_has_an_empty_answer(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_losses_gradients_and_logits_are_those_of_transformers(tokenizer: Tokenizer, tmp_path: Path, training: bool) -> None:
+def test_losses_gradients_and_logits_are_those_of_transformers(
+    tokenizer: Tokenizer, tmp_path: Path, training: bool
+) -> None:
     from transformers import BertForTokenClassification
 
-    from bothways.interop.folder import save_model
+    from bothways.hub.model_folder import save_model
 
     task = make_task(tokenizer, dropout=0.0)
     save_model(tmp_path, task.model, tokenizer, labels=LABELS)
@@ -163,8 +210,13 @@ def test_losses_gradients_and_logits_are_those_of_transformers(tokenizer: Tokeni
     sequences = [sequence for item in task.encode(examples) for sequence in item.sequences]
     total, count = torch.zeros(()), 0
     for sequence in sequences:
-        ids, labels = torch.from_numpy(sequence.ids).long()[None], torch.full((1, len(sequence)), -100)
-        index, tags = (torch.from_numpy(np.asarray(a)) for a in vars(sequence.targets["tag"]).values())
+        ids, labels = (
+            torch.from_numpy(sequence.ids).long()[None],
+            torch.full((1, len(sequence)), -100),
+        )
+        index, tags = (
+            torch.from_numpy(np.asarray(a)) for a in vars(sequence.targets["tag"]).values()
+        )
         labels[0, index] = tags
         result = theirs(input_ids=ids, labels=labels)
         total, count = total + result.loss * len(tags), count + len(tags)
@@ -186,28 +238,45 @@ def test_losses_gradients_and_logits_are_those_of_transformers(tokenizer: Tokeni
 def test_predictions_are_those_of_each_sentence_alone_and_in_order(tokenizer: Tokenizer) -> None:
     task, examples = make_task(tokenizer), make_examples(24, seed=3)
     alone = [next(predict(task, [example]))[1] for example in examples]
-    for pace in (Pace(), Pace(tokens=40), Pace(window=7)):
+    for pace in (PredictConfig(), PredictConfig(tokens=40), PredictConfig(window=7)):
         results = list(predict(task, examples, pace))
         assert [example for example, _ in results] == examples
         for (example, prediction), expected in zip(results, alone, strict=True):
             assert len(prediction.tags) == len(example.words)
             assert prediction.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
-            assert prediction.tags == tuple(LABELS[place] for place in prediction.probabilities.argmax(1))
+            assert prediction.tags == tuple(
+                LABELS[place] for place in prediction.probabilities.argmax(1)
+            )
 
 
 def test_entities_say_where_they_stand(tokenizer: Tokenizer) -> None:
     task = make_task(tokenizer)
     logits = np.full((5, 5), -9, dtype=np.float32)
     logits[range(5), [3, 4, 0, 2, 0]] = 9  # B-PER I-PER O I-LOC O
-    prediction = task.decode(TagExample(("Anna", "Berg", "in", "Oslo", "!")), [logits[:2], logits[2:]])
-    assert prediction.tags == ("B-PER", "I-PER", "O", "I-LOC", "O")  # as predicted, nothing repaired
+    prediction = task.decode(
+        TagExample(("Anna", "Berg", "in", "Oslo", "!")), [logits[:2], logits[2:]]
+    )
+    assert prediction.tags == (
+        "B-PER",
+        "I-PER",
+        "O",
+        "I-LOC",
+        "O",
+    )  # as predicted, nothing repaired
     person, place = prediction.entities or ()
     assert (person.score, place.score) == pytest.approx((1 / (1 + 4 * math.exp(-18)),) * 2)
     assert person == Entity("PER", "Anna Berg", 0, 9, person.score)
     assert place == Entity("LOC", "Oslo", 13, 17, place.score)
-    spoken = TagExample(("Anna", "Berg", "in", "Oslo", "!"), text=" Anna\u00a0 Berg in Oslo!", starts=(1, 7, 12, 15, 19))
+    spoken = TagExample(
+        ("Anna", "Berg", "in", "Oslo", "!"),
+        text=" Anna\u00a0 Berg in Oslo!",
+        starts=(1, 7, 12, 15, 19),
+    )
     found = task.decode(spoken, [logits]).entities or ()
-    assert [(e.text, e.start, e.end) for e in found] == [("Anna\u00a0 Berg", 1, 11), ("Oslo", 15, 19)]
+    assert [(e.text, e.start, e.end) for e in found] == [
+        ("Anna\u00a0 Berg", 1, 11),
+        ("Oslo", 15, 19),
+    ]
     assert prediction.to_json() == {
         "entities": [
             {"type": "PER", "text": "Anna Berg", "start": 0, "end": 9, "score": 1.0},
@@ -220,9 +289,11 @@ def test_entities_say_where_they_stand(tokenizer: Tokenizer) -> None:
 
 def test_words_are_tokenized_as_they_stand_in_a_text() -> None:
     """A tokenizer of bytes writes a word behind a blank otherwise than one at the beginning, which hardly any word is."""
-    tokenizer = train(["the rain in the film", "film and rain"], ByteBPE(270))
+    tokenizer = train_tokenizer(["the rain in the film", "film and rain"], ByteBPE(270))
     tokenizer.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    (item,) = Tagging().encode([TagExample(("film", "rain"), ("O", "O"))], tokenizer, ("O",), 40)
+    (item,) = TaggingTask().encode(
+        [TagExample(("film", "rain"), ("O", "O"))], tokenizer, ("O",), 40
+    )
     (blank, bare), template = tokenizer.encode([" film rain", "film rain"]), tokenizer.template
     assert blank.tolist() != bare.tolist()
     ids = item.sequences[0].ids.tolist()
@@ -246,13 +317,22 @@ def test_a_sentence_without_entities_is_right_if_none_are_predicted(tokenizer: T
 
 def test_words_without_tags_have_no_weight(tokenizer: Tokenizer) -> None:
     task = make_task(tokenizer)
-    inputs = task.encode([TagExample(("ape", "bee"), ("O", "B-PER")), TagExample(("cat", "dog", "elk"))])
-    assert task.weights(pack([sequence for item in inputs for sequence in item.sequences])) == {"tag": 2.0}
+    inputs = task.encode(
+        [TagExample(("ape", "bee"), ("O", "B-PER")), TagExample(("cat", "dog", "elk"))]
+    )
+    assert task.weights(pack([sequence for item in inputs for sequence in item.sequences])) == {
+        "tag": 2.0
+    }
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), min_size=1, max_size=12), st.randoms()
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5),
+        min_size=1,
+        max_size=12,
+    ),
+    st.randoms(),
 )
 def test_offsets_of_entities_slice_the_text_in_every_script(
     tokenizer: Tokenizer, words: list[str], draw: random.Random
@@ -267,20 +347,20 @@ def test_offsets_of_entities_slice_the_text_in_every_script(
 
 def test_plain_tags_have_no_entities(tokenizer: Tokenizer) -> None:
     labels = ("NN", "VB")
-    task = make_task(tokenizer, Tagging(), labels)
+    task = make_task(tokenizer, TaggingTask(), labels)
     examples = make_examples(10, labels=labels)
     results = list(predict(task, examples))
     assert all(prediction.entities is None for _, prediction in results)
     assert results[0][1].to_json().keys() == {"words", "tags"}
     metrics = task.score(results)
-    assert metrics.keys() == Tagging().directions(labels).keys() == {"f1", "accuracy", "loss"}
+    assert metrics.keys() == TaggingTask().directions(labels).keys() == {"f1", "accuracy", "loss"}
     confusion = np.zeros((2, 2), dtype=np.int64)
     for example, prediction in results:
         for truth, tag in zip(example.tags or (), prediction.tags, strict=True):
             confusion[labels.index(truth), labels.index(tag)] += 1
         right = [a == b for a, b in zip(example.tags or (), prediction.tags, strict=True)]
         assert task.grade(example, prediction) == pytest.approx(np.mean(right))
-    assert metrics["f1"] == pytest.approx(classification(confusion)["f1_macro"])
+    assert metrics["f1"] == pytest.approx(classification_metrics(confusion)["f1_macro"])
     assert task.grade(TagExample((), ()), next(predict(task, [TagExample(())]))[1]) == 1.0
 
 
@@ -288,67 +368,81 @@ def test_scores_are_of_all_sentences(tokenizer: Tokenizer) -> None:
     from seqeval.metrics import f1_score
 
     task, examples = make_task(tokenizer), make_examples(30, seed=4)
-    metrics = evaluate(task, iter(examples), Pace(window=16))
+    metrics = evaluate_task(task, iter(examples), PredictConfig(window=16))
     results = list(predict(task, examples))
-    truth, predicted = [list(respell(e.tags or (), "iob2")) for e, _ in results], [list(p.tags) for _, p in results]
+    truth, predicted = (
+        [list(respell(e.tags or (), "iob2")) for e, _ in results],
+        [list(p.tags) for _, p in results],
+    )
     assert metrics["f1"] == pytest.approx(f1_score(truth, predicted))
     chosen = [
-        p.probabilities[i, LABELS.index(tag)] for (_, p), tags in zip(results, truth, strict=True) for i, tag in enumerate(tags)
+        p.probabilities[i, LABELS.index(tag)]
+        for (_, p), tags in zip(results, truth, strict=True)
+        for i, tag in enumerate(tags)
     ]
     assert metrics["loss"] == pytest.approx(-np.mean(np.log(chosen)))
     assert metrics.keys() == task.definition.directions(LABELS).keys()
     grades = [task.grade(example, prediction) for example, prediction in results]
-    assert grades == pytest.approx([f1_score([t], [p], zero_division=1.0) for t, p in zip(truth, predicted, strict=True)])
+    assert grades == pytest.approx(
+        [f1_score([t], [p], zero_division=1.0) for t, p in zip(truth, predicted, strict=True)]
+    )
 
 
 def test_what_cannot_be_scored_is_refused(tokenizer: Tokenizer) -> None:
     task = make_task(tokenizer)
     with pytest.raises(DataError, match=r"^a:3: has no tags, so it cannot be scored"):
-        evaluate(task, [TagExample(("ape",), None, "a:3")])
+        evaluate_task(task, [TagExample(("ape",), None, "a:3")])
     with pytest.raises(
-        DataError, match=r"^a:4: tag 'I-ORG' of word 2 \(in the model's scheme 'B-ORG'\) is none of the model's: O, B-LOC"
+        DataError,
+        match=r"^a:4: tag 'I-ORG' of word 2 \(in the model's scheme 'B-ORG'\) is none of the model's: O, B-LOC",
     ):
-        evaluate(task, [TagExample(("ape", "bee"), ("O", "I-ORG"), "a:4")])
+        evaluate_task(task, [TagExample(("ape", "bee"), ("O", "I-ORG"), "a:4")])
     with pytest.raises(DataError, match="there is no word to score"):
-        evaluate(task, [TagExample((), ())])
+        evaluate_task(task, [TagExample((), ())])
     with pytest.raises(DataError, match=r"^a:5: has 2 words and 1 tags\n  Give each word one tag"):
         TagExample(("ape", "bee"), ("O",), "a:5")
     with pytest.raises(ConfigError, match=r"^task\.stride: must be at least 1, not 0"):
-        Tagging(stride=0)
+        TaggingTask(stride=0)
 
 
 def test_labels_are_iob2_of_every_type_or_plain() -> None:
-    def labels(definition: Tagging, *rows: str) -> tuple[str, ...]:
-        return definition.labels([TagExample(("w",) * len(row.split()), tuple(row.split())) for row in rows])
+    def labels(definition: TaggingTask, *rows: str) -> tuple[str, ...]:
+        return definition.labels(
+            [TagExample(("w",) * len(row.split()), tuple(row.split())) for row in rows]
+        )
 
-    assert labels(Tagging(), "I-PER O", "S-LOC") == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert labels(TaggingTask(), "I-PER O", "S-LOC") == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert labels(PLAIN, "I-PER O", "S-LOC") == ("I-PER", "O", "S-LOC")
-    assert labels(Tagging(), "NN O") == ("NN", "O")
-    assert Tagging().labels([TagExample(("w",))]) == ("O",)
+    assert labels(TaggingTask(), "NN O") == ("NN", "O")
+    assert TaggingTask().labels([TagExample(("w",))]) == ("O",)
 
 
 def test_a_definition_is_saved_and_read_with_its_columns(tmp_path: Path) -> None:
-    definition = Tagging(TagColumns("1", "3"), "bioes", "document", 32)
-    assert configs.read(Tagging, configs.to_dict(definition)) == definition
+    definition = TaggingTask(TagColumns("1", "3"), "bioes", "document", 32)
+    assert configs.read(TaggingTask, configs.to_dict(definition)) == definition
     file = tmp_path / "a.conll"
     file.write_text("1 Anna NN S-PER\n2 sings VB O\n\n1 Oslo NN S-LOC\n")
     reading = definition.read(str(file))
     assert reading.definition == definition
     first, second = reading.examples
-    assert (first.words, first.after, second.before) == (("Anna", "sings"), (("Oslo",),), (("Anna", "sings"),))
-    (first, _) = Tagging().read(str(file), TagColumns("1")).examples
+    assert (first.words, first.after, second.before) == (
+        ("Anna", "sings"),
+        (("Oslo",),),
+        (("Anna", "sings"),),
+    )
+    (first, _) = TaggingTask().read(str(file), TagColumns("1")).examples
     assert first.after == ()
-    assert Tagging().texts(first) == ("Anna sings",)
+    assert TaggingTask().texts(first) == ("Anna sings",)
 
 
 def test_the_baseline_answers_the_most_frequent_tag(tokenizer: Tokenizer) -> None:
     train = [TagExample(("a", "b", "c", "d"), ("O", "O", "O", "I-X")), TagExample(("a",))]
     scored = [TagExample(("a", "b"), ("O", "B-X"))]
-    baseline = Tagging().baseline(train, scored)
+    baseline = TaggingTask().baseline(train, scored)
     assert (baseline["f1"], baseline["accuracy"]) == (0.0, 0.5)
     assert baseline["loss"] == pytest.approx(-(math.log(0.75) + math.log(0.25)) / 2)
     task = make_task(tokenizer)
     (_, prediction), *_ = predict(task, make_examples(1))
     assert len(set(prediction.tags)) > 1
-    assert Tagging().answer(prediction) == prediction.tags
-    assert Tagging().answer(dataclasses.replace(prediction, tags=("O", "O"))) == "O"
+    assert TaggingTask().answer(prediction) == prediction.tags
+    assert TaggingTask().answer(dataclasses.replace(prediction, tags=("O", "O"))) == "O"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bothways.tasks.schemes import Scheme
-from bothways.tasks.tag import Tagging
-from bothways.tasks.tagchecks import check_tagged
-from bothways.tasks.tagged import TagExample
+from bothways.tasks.tagging.checks import check_tagged
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.schemes import Scheme
+from bothways.tasks.tagging.task import TaggingTask
 
 
 def made(*rows: str, name: str = "train") -> list[TagExample]:
@@ -25,7 +25,9 @@ def made(*rows: str, name: str = "train") -> list[TagExample]:
 ENOUGH = made(*["a/O b/B-X c/I-X"] * 10)
 
 
-def said(train: Many[TagExample], dev: Many[TagExample] = (), scheme: Scheme = "auto") -> dict[str, list[str]]:
+def said(
+    train: Many[TagExample], dev: Many[TagExample] = (), scheme: Scheme = "auto"
+) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"error": [], "warning": [], "note": []}
     for finding in check_tagged(list(train), list(dev), scheme):
         found[finding.severity].append(f"{finding.check}: {finding}")
@@ -42,20 +44,31 @@ def test_sound_data_has_its_baseline_and_nothing_else() -> None:
 
 
 def test_sentences_without_words_or_tags() -> None:
-    found = said([*ENOUGH, TagExample((), (), "t:1"), TagExample(("a",), None, "t:2"), TagExample(("a",), ("",), "t:3")])
+    found = said(
+        [
+            *ENOUGH,
+            TagExample((), (), "t:1"),
+            TagExample(("a",), None, "t:2"),
+            TagExample(("a",), ("",), "t:3"),
+        ]
+    )
     assert found["error"] == [
         "rows: 1 sentences have no word: t:1. Take them out.",
         "labels: 2 sentences have words without a tag: t:2, t:3. Tag all of their words, or take them out.",
     ]
     (warning,) = said([*ENOUGH, TagExample(("a", " ", ""), ("O", "O", "O"), "t:4")])["warning"]
-    assert warning == "rows: 2 words are empty or white space, and are read as unknown: t:4 word 2 ' ', t:4 word 3 ''"
+    assert (
+        warning
+        == "rows: 2 words are empty or white space, and are read as unknown: t:4 word 2 ' ', t:4 word 3 ''"
+    )
 
 
 def test_the_scheme_is_said_and_its_breaches_are_counted_with_their_places() -> None:
     (note, _) = said(made(*["a/I-X b/O"] * 10))["note"]
     assert note == "labels: the tags of the training data are IOB1; they are read as IOB2"
     assert (
-        "labels: the tags of the dev data are BIOES; they are read as IOB2" in said(ENOUGH, made("a/S-X", name="dev"))["note"]
+        "labels: the tags of the dev data are BIOES; they are read as IOB2"
+        in said(ENOUGH, made("a/S-X", name="dev"))["note"]
     )
     (warning,) = said([*ENOUGH, *made("a/O b/I-X c/I-X", "d/I-X", name="t")])["warning"]
     assert warning.startswith(
@@ -101,26 +114,37 @@ def test_dev_types_that_training_lacks_are_errors_and_the_reverse_a_warning() ->
 
 def test_rare_types_and_shared_sentences() -> None:
     (warning,) = said([*ENOUGH, *made("d/B-Y")])["warning"]
-    assert warning == "balance: types with fewer than 10 entities in the training data, which are hardly learned: Y (1)"
+    assert (
+        warning
+        == "balance: types with fewer than 10 entities in the training data, which are hardly learned: Y (1)"
+    )
     (warning,) = said(ENOUGH, made("a/O b/B-X c/O", "d/O", name="dev"))["warning"]
-    assert warning.startswith("overlap: 1 of 2 dev sentences are in the training data too, word for word: dev:1. Take")
+    assert warning.startswith(
+        "overlap: 1 of 2 dev sentences are in the training data too, word for word: dev:1. Take"
+    )
 
 
 def of_file(path: Path, text: str) -> list[TagExample]:
     path.write_text(text, encoding="utf8")
-    return list(Tagging().read(str(path)).examples)
+    return list(TaggingTask().read(str(path)).examples)
 
 
 def tables(train: list[TagExample]) -> list[str]:
     """What is said of the form of the data."""
     known = ("hold blanks", "begins with a header", "different tags")
-    return [text for severity in said(train).values() for text in severity if any(part in text for part in known)]
+    return [
+        text
+        for severity in said(train).values()
+        for text in severity
+        if any(part in text for part in known)
+    ]
 
 
 @pytest.mark.parametrize("header", ["", "sentence\tlabel\n"])
 def test_texts_with_labels_are_no_words_with_tags(tmp_path: Path, header: str) -> None:
     train = of_file(
-        tmp_path / "t.tsv", header + "a good film\t1\na book that is far too long to be shown whole\t0\nbad\t0\n" * 2
+        tmp_path / "t.tsv",
+        header + "a good film\t1\na book that is far too long to be shown whole\t0\nbad\t0\n" * 2,
     )
     (error,), first = said(train)["error"], 1 + len(header[:1])
     assert error == (
@@ -136,7 +160,9 @@ def test_labels_before_texts_are_no_words_with_tags(tmp_path: Path) -> None:
     assert f"'1' with the tag '{('very ' * 8)[:40]}…'" in error
 
 
-@pytest.mark.parametrize("header", ["label\ttext_a", "Word\tPOS", "token ner_tags", "index\tsentence1\tsentence2\tlabel"])
+@pytest.mark.parametrize(
+    "header", ["label\ttext_a", "Word\tPOS", "token ner_tags", "index\tsentence1\tsentence2\tlabel"]
+)
 def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
     words = header.split()
     (error,) = tables(of_file(tmp_path / "t.tsv", f"{header}\n{words[0]}\tB-X\nb\tO\n"))
@@ -149,7 +175,9 @@ def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
 def test_tags_that_hardly_recur_are_told() -> None:
     assert tables(made(" ".join(f"w/{number // 2}" for number in range(100)))) == []
     (warning,) = tables(made(" ".join(f"w/{min(number, 50)}" for number in range(100))))
-    assert warning.startswith("labels: the 100 words of the training data have 51 different tags, such as 'w' with the tag '0'")
+    assert warning.startswith(
+        "labels: the 100 words of the training data have 51 different tags, such as 'w' with the tag '0'"
+    )
     assert tables(made(" ".join(f"w/{number}" for number in range(99)))) == []  # too few to tell
 
 

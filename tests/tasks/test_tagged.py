@@ -13,8 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bothways.core.errors import DataError
-from bothways.tasks.conll import Lines, read_columns
-from bothways.tasks.tagged import NEIGHBOURS, TagColumns, TagExample, open_tagged, with_neighbours
+from bothways.tasks.tagging.conll import Lines, read_columns
+from bothways.tasks.tagging.examples import (
+    NEIGHBOURS,
+    TagColumns,
+    TagExample,
+    open_tagged,
+    with_neighbours,
+)
 
 CONLL = """-DOCSTART- -X- O O
 
@@ -33,7 +39,9 @@ End NN B-NP O
 GUESS = TagColumns()
 
 
-def opened(source: object, asked: TagColumns = GUESS, usual: TagColumns = GUESS, labelled: bool = True):  # type: ignore[no-untyped-def]
+def opened(
+    source: object, asked: TagColumns = GUESS, usual: TagColumns = GUESS, labelled: bool = True
+):  # type: ignore[no-untyped-def]
     result = open_tagged(str(source), asked, usual, labelled=labelled)
     return result.columns, list(result.examples), result.share
 
@@ -75,21 +83,35 @@ def test_other_columns_by_number(tmp_path: Path) -> None:
     assert columns == TagColumns(None, "1")
     assert found[0][1].tags == ("NNP", "VBZ")
     assert opened(file, usual=columns)[1] == found
-    assert opened(file, usual=TagColumns("tokens", "ner_tags"))[1][0][1].tags == ("B-ORG", "O")  # names of a table
+    assert opened(file, usual=TagColumns("tokens", "ner_tags"))[1][0][1].tags == (
+        "B-ORG",
+        "O",
+    )  # names of a table
 
 
 def test_tabs_blanks_line_ends_and_comments(tmp_path: Path) -> None:
     text = "# newdoc id = 1\n# sent_id = 1\n# text = a b\n1\ta b\t_\tX\r\n2\t\t_\tY\r\n \r\n\r\n# newdoc\n# id 7\n1\t#\tz\tO"
     (_, first), (_, second) = opened(write(tmp_path / "a.conllu", text), TagColumns("1", "3"))[1]
     assert (second.words, second.tags) == (("#",), ("O",))
-    assert (first.words, first.tags, first.where) == (("a b", ""), ("X", "Y"), f"{tmp_path / 'a.conllu'}:4")
+    assert (first.words, first.tags, first.where) == (
+        ("a b", ""),
+        ("X", "Y"),
+        f"{tmp_path / 'a.conllu'}:4",
+    )
     file = write(tmp_path / "b.conll", "# newdoc\n# NN\n#tag  O \n\n\n# newdoc\nx O\n")
     (_, first), (_, second) = opened(file)[1]
     assert (first.words, first.tags) == (("#", "#tag"), ("NN", "O"))
     assert (second.words, second.where) == (("x",), f"{file}:7")
     assert [document for document, _ in opened(file)[1]] == [1, 2]
-    file = write(tmp_path / "tweets.conll", "#newdocs O\nx O\n\n#id\tO\n\n#newparty B-X\n\n#newdoc O\n")
-    assert [found.words for _, found in opened(file)[1]] == [("#newdocs", "x"), ("#id",), ("#newparty",), ("#newdoc",)]
+    file = write(
+        tmp_path / "tweets.conll", "#newdocs O\nx O\n\n#id\tO\n\n#newparty B-X\n\n#newdoc O\n"
+    )
+    assert [found.words for _, found in opened(file)[1]] == [
+        ("#newdocs", "x"),
+        ("#id",),
+        ("#newparty",),
+        ("#newdoc",),
+    ]
     assert {document for document, _ in opened(file)[1]} == {0}
 
 
@@ -101,9 +123,17 @@ def test_tabs_blanks_line_ends_and_comments(tmp_path: Path) -> None:
             TagColumns(),
             r":2: has 1 column \(rejects\), and column 0 is to be the word, the last its tag",
         ),
-        ("EU B-ORG\n", TagColumns(label="2"), r":1: has 2 columns \(EU \| B-ORG\), and .* column 2 its tag"),
+        (
+            "EU B-ORG\n",
+            TagColumns(label="2"),
+            r":1: has 2 columns \(EU \| B-ORG\), and .* column 2 its tag",
+        ),
         ("EU B-ORG\n", TagColumns(text="1"), r":1: has 2 columns"),
-        ("EU B-ORG\n", TagColumns(text="word"), r": has columns by number, and text = 'word' is none"),
+        (
+            "EU B-ORG\n",
+            TagColumns(text="word"),
+            r": has columns by number, and text = 'word' is none",
+        ),
         ("\n-DOCSTART- O\n\n", TagColumns(), r": holds no word"),
         ("", TagColumns(), r": holds no word"),
     ],
@@ -118,7 +148,9 @@ def test_words_without_tags(tmp_path: Path) -> None:
     file = write(tmp_path / "a.conll", "EU\nrejects O\n")
     assert read(file, labelled=False) == [TagExample(("EU", "rejects"), None, f"{file}:1")]
     file = write(tmp_path / "a.txt", "1 EU\n2 rejects\n")
-    assert read(file, TagColumns("1"), labelled=False) == [TagExample(("EU", "rejects"), None, f"{file}:1")]
+    assert read(file, TagColumns("1"), labelled=False) == [
+        TagExample(("EU", "rejects"), None, f"{file}:1")
+    ]
     with pytest.raises(DataError, match=r"has 1 column \(EU\), and column 1 is to be the word\n"):
         read(write(tmp_path / "a.conll", "EU\n"), TagColumns("1"), labelled=False)
 
@@ -152,36 +184,56 @@ def test_lines_of_text(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
-def test_a_table_of_texts_between_tabs(tmp_path: Path, name: str, text: str, asked: TagColumns) -> None:
+def test_a_table_of_texts_between_tabs(
+    tmp_path: Path, name: str, text: str, asked: TagColumns
+) -> None:
     file = write(tmp_path / name, text)
     found = read(file, asked, labelled=False)
-    assert [(e.words, e.whole) for e in found] == [(("Anna", "lives", "."), "Anna lives."), (("In", "Oslo"), "In Oslo")]
+    assert [(e.words, e.whole) for e in found] == [
+        (("Anna", "lives", "."), "Anna lives."),
+        (("In", "Oslo"), "In Oslo"),
+    ]
     assert found[0].where == f"{file}:2"
 
 
 def test_columns_between_tabs_stay_columns(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", "In\tO\nNew York\tB-LOC\n\nAnna\tB-PER\n")
     assert [e.words for e in read(file, labelled=False)] == [("In", "New York"), ("Anna",)]
-    assert [e.words for e in read(file, TagColumns("1"), labelled=False)] == [("O", "B-LOC"), ("B-PER",)]
-    assert [e.tags for e in read(write(tmp_path / "b.tsv", "text\tO\nAnna\tB-PER\n"))] == [("O", "B-PER")]
-    assert read(write(tmp_path / "c.tsv", "New York\tB-LOC\n"))[0].words == ("New York",)  # tags that are there say enough
+    assert [e.words for e in read(file, TagColumns("1"), labelled=False)] == [
+        ("O", "B-LOC"),
+        ("B-PER",),
+    ]
+    assert [e.tags for e in read(write(tmp_path / "b.tsv", "text\tO\nAnna\tB-PER\n"))] == [
+        ("O", "B-PER")
+    ]
+    assert read(write(tmp_path / "c.tsv", "New York\tB-LOC\n"))[0].words == (
+        "New York",
+    )  # tags that are there say enough
 
 
 def test_texts_are_not_taken_for_words(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", "said\tid\nAnna lives\t1\nIn Oslo\t2\n")
     with pytest.raises(
-        DataError, match=r"a\.tsv:1: 2 of the first 3 words hold blanks, as texts do: 'Anna lives'\n.*--text NAME"
+        DataError,
+        match=r"a\.tsv:1: 2 of the first 3 words hold blanks, as texts do: 'Anna lives'\n.*--text NAME",
     ):
         read(file, labelled=False)
     for name, message in (("no.tsv", "no such file"), ("empty.tsv", "holds no word")):
         with pytest.raises(DataError, match=f"{name}: {message}"):
-            read(tmp_path / name if name == "no.tsv" else write(tmp_path / name, ""), labelled=False)
+            read(
+                tmp_path / name if name == "no.tsv" else write(tmp_path / name, ""), labelled=False
+            )
 
 
-@pytest.mark.parametrize("text", ["Anna\tB-PER\nlives\tO\n", "-DOCSTART- -X- O\n\n# id 1\nAnna NNP B-PER\nlives VB O\n\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["Anna\tB-PER\nlives\tO\n", "-DOCSTART- -X- O\n\n# id 1\nAnna NNP B-PER\nlives VB O\n\n"],
+)
 def test_words_with_tags_are_not_taken_for_texts(tmp_path: Path, text: str) -> None:
     file = write(tmp_path / "a.txt", text)
-    with pytest.raises(DataError, match=r"a\.txt: holds a word with its tag in each line, .* a text\n.*--text 0"):
+    with pytest.raises(
+        DataError, match=r"a\.txt: holds a word with its tag in each line, .* a text\n.*--text 0"
+    ):
         read(file, labelled=False)
     assert read(file, TagColumns("0"), labelled=False)[0].words == ("Anna", "lives")
     for lines in ("Type O\n", "Type O\nis rare\n", "answer B\nanswer O\n", "O\nO\n"):
@@ -197,7 +249,9 @@ def test_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     given_("Anna B-PER\nlives O\n")
     assert read("-") == [TagExample(("Anna", "lives"), ("B-PER", "O"), "standard input:1")]
     given_('{"t": ["Anna", "lives"]}\n')
-    assert read("-", TagColumns("t"), labelled=False) == [TagExample(("Anna", "lives"), None, "standard input:1")]
+    assert read("-", TagColumns("t"), labelled=False) == [
+        TagExample(("Anna", "lives"), None, "standard input:1")
+    ]
     given_('{"t": "Anna lives"}\n')
     assert read("-", TagColumns("t"), labelled=False)[0].starts == (0, 5)
 
@@ -213,9 +267,13 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
-@pytest.mark.parametrize(("words", "tags"), [("words", "tags"), ("tokens", "ner_tags"), ("tokens", "labels")])
+@pytest.mark.parametrize(
+    ("words", "tags"), [("words", "tags"), ("tokens", "ner_tags"), ("tokens", "labels")]
+)
 def test_tables_of_lists(tmp_path: Path, name: str, words: str, tags: str) -> None:
-    rows = [{words: ["EU", "rejects"], tags: ["B-ORG", "O"], "pos_tags": [1, 2], "text": "EU rejects"}]
+    rows = [
+        {words: ["EU", "rejects"], tags: ["B-ORG", "O"], "pos_tags": [1, 2], "text": "EU rejects"}
+    ]
     file = write_rows(tmp_path / name, rows)
     columns, found, _ = opened(file)
     assert columns == TagColumns(words, tags)
@@ -228,14 +286,21 @@ def test_tables_of_lists(tmp_path: Path, name: str, words: str, tags: str) -> No
 
 
 def test_documents_of_a_table(tmp_path: Path) -> None:
-    rows = [{"words": [word], "tags": ["O"], "page": page} for word, page in (("a", 1), ("b", 1), ("c", 2))]
+    rows = [
+        {"words": [word], "tags": ["O"], "page": page}
+        for word, page in (("a", 1), ("b", 1), ("c", 2))
+    ]
     file = write_rows(tmp_path / "a.jsonl", rows)
     asked = TagColumns(document="page")
     columns, found, _ = opened(file, asked)
     assert columns == TagColumns("words", "tags", "page")
     assert str(columns) == "text = 'words', label = 'tags', document = 'page'"
     assert [document for document, _ in found] == [1, 1, 2]
-    assert [e.before for e in with_neighbours(iter(opened(file, usual=columns)[1]))] == [(), (("a",),), ()]
+    assert [e.before for e in with_neighbours(iter(opened(file, usual=columns)[1]))] == [
+        (),
+        (("a",),),
+        (),
+    ]
     assert [document for document, _ in opened(file)[1]] == [None, None, None]
 
 
@@ -243,18 +308,52 @@ def test_documents_of_a_table(tmp_path: Path) -> None:
     ("row", "asked", "message"),
     [
         ({"words": ["a", "b"], "tags": ["O"]}, TagColumns(), r":1: has 2 words and 1 tags"),
-        ({"words": "a b", "tags": ["O"]}, TagColumns(), r":1: column 'words' holds a text, not a list of words"),
-        ({"words": ["a", None], "tags": ["O"]}, TagColumns(), r":1: column 'words' holds a list with NoneType and str"),
-        ({"words": ["a", "\ud83d"], "tags": ["O", "O"]}, TagColumns(), r":1: column 'words' holds U\+D83D at character 0"),
-        ({"words": ["a"], "tags": "O"}, TagColumns(), r":1: column 'tags' holds a text, not a list of tags"),
-        ({"words": ["a"], "tags": None}, TagColumns(), r":1: column 'tags' holds NoneType, not a list of tags"),
-        ({"words": ["a"], "tags": ["O"]}, TagColumns("w"), r": has no column 'w'; it has words, tags"),
+        (
+            {"words": "a b", "tags": ["O"]},
+            TagColumns(),
+            r":1: column 'words' holds a text, not a list of words",
+        ),
+        (
+            {"words": ["a", None], "tags": ["O"]},
+            TagColumns(),
+            r":1: column 'words' holds a list with NoneType and str",
+        ),
+        (
+            {"words": ["a", "\ud83d"], "tags": ["O", "O"]},
+            TagColumns(),
+            r":1: column 'words' holds U\+D83D at character 0",
+        ),
+        (
+            {"words": ["a"], "tags": "O"},
+            TagColumns(),
+            r":1: column 'tags' holds a text, not a list of tags",
+        ),
+        (
+            {"words": ["a"], "tags": None},
+            TagColumns(),
+            r":1: column 'tags' holds NoneType, not a list of tags",
+        ),
+        (
+            {"words": ["a"], "tags": ["O"]},
+            TagColumns("w"),
+            r": has no column 'w'; it has words, tags",
+        ),
         ({"words": ["a"], "tags": ["O"]}, TagColumns(document="d"), r": has no column 'd'"),
-        ({"words": ["a"], "x": ["O"]}, TagColumns(), r": no column is called like tags; there are words, x"),
-        ({"words": ["a"], "tags": [], "labels": []}, TagColumns(), r": several columns may hold the tags"),
+        (
+            {"words": ["a"], "x": ["O"]},
+            TagColumns(),
+            r": no column is called like tags; there are words, x",
+        ),
+        (
+            {"words": ["a"], "tags": [], "labels": []},
+            TagColumns(),
+            r": several columns may hold the tags",
+        ),
     ],
 )
-def test_rows_that_cannot_be(tmp_path: Path, row: dict[str, object], asked: TagColumns, message: str) -> None:
+def test_rows_that_cannot_be(
+    tmp_path: Path, row: dict[str, object], asked: TagColumns, message: str
+) -> None:
     file = write_rows(tmp_path / "a.jsonl", [row])
     with pytest.raises(DataError, match=f"^{file}{message}"):
         read(file, asked)

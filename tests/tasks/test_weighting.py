@@ -8,76 +8,116 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from parity import batch_of, check_sum
 from sklearn.utils.class_weight import compute_class_weight
-from toy_task import make_examples, make_task
 
-from bothways.core import config as configs
+from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
-from bothways.tasks.classify import Classification, Classify, balanced
-from bothways.tasks.examples import Example
+from bothways.tasks.classification.task import ClassificationTask, Classifier, balanced
+from bothways.tasks.text_examples import TextExample
+from parity import batch_of, check_sum
+from toy_task import make_examples, make_task
 
 WEIGHTS = (0.5, 2.0, 1.25)
 
 
-def make_weighed(folder: Path, definition: Classification) -> Classify:
+def make_weighed(folder: Path, definition: ClassificationTask) -> Classifier:
     plain = make_task(folder, dropout=0.0)
     return definition.task(plain.model, plain.tokenizer, plain.labels, 16)
 
 
-@pytest.mark.parametrize("definition", [Classification(smoothing=0.1), Classification(smoothing=0.2, weighting=WEIGHTS)])
-def test_losses_are_torchs_mean_however_the_batch_is_cut(tmp_path: Path, definition: Classification) -> None:
+@pytest.mark.parametrize(
+    "definition",
+    [ClassificationTask(smoothing=0.1), ClassificationTask(smoothing=0.2, weighting=WEIGHTS)],
+)
+def test_losses_are_torchs_mean_however_the_batch_is_cut(
+    tmp_path: Path, definition: ClassificationTask
+) -> None:
     task = make_weighed(tmp_path, definition)
-    examples = [*make_examples(11), Example("ape", None, None)]
+    examples = [*make_examples(11), TextExample("ape", None, None)]
     inputs = task.encode(examples)
-    labels = torch.tensor([-100 if e.label is None else task.labels.index(e.label) for e in examples])
+    labels = torch.tensor(
+        [-100 if e.label is None else task.labels.index(e.label) for e in examples]
+    )
     weights = None if definition.weighting == "equal" else torch.tensor(WEIGHTS)
     logits = task.logits(batch_of(inputs))
-    expected = torch.nn.functional.cross_entropy(logits, labels, weights, label_smoothing=definition.smoothing)
+    expected = torch.nn.functional.cross_entropy(
+        logits, labels, weights, label_smoothing=definition.smoothing
+    )
     loss = task(batch_of(inputs))["label"]
-    assert loss.total.item() / task.weights(batch_of(inputs))["label"] == pytest.approx(expected.item(), rel=1e-5)
+    assert loss.total.item() / task.weights(batch_of(inputs))["label"] == pytest.approx(
+        expected.item(), rel=1e-5
+    )
     assert (loss.hits is None) == (weights is not None)
     check_sum(task, inputs)
 
 
 def test_balanced_weights_are_scikit_learns() -> None:
-    examples = [*make_examples(50), *make_examples(30, labels=("y",), seed=2), Example("t", None, None)]
+    examples = [
+        *make_examples(50),
+        *make_examples(30, labels=("y",), seed=2),
+        TextExample("t", None, None),
+    ]
     known = [e.label for e in examples if e.label is not None]
-    expected = compute_class_weight("balanced", classes=np.array(["x", "y", "z"]), y=np.array(known))
+    expected = compute_class_weight(
+        "balanced", classes=np.array(["x", "y", "z"]), y=np.array(known)
+    )
     assert balanced(examples) == pytest.approx(tuple(expected))
 
 
 def test_balanced_weights_are_counted_when_training_data_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("text\tlabel\nape\tx\nbee\tx\ncat\tx\ndog\ty\n")
     (tmp_path / "b.tsv").write_text("text\tlabel\nape\tx\nbee\ty\n")
-    reading = Classification(weighting="balanced").read(str(tmp_path / "a.tsv"))
-    assert isinstance(reading.definition, Classification)
+    reading = ClassificationTask(weighting="balanced").read(str(tmp_path / "a.tsv"))
+    assert isinstance(reading.definition, ClassificationTask)
     assert reading.definition.weighting == pytest.approx((4 / 6, 2.0))
     assert len(list(reading.examples)) == 4
     # Development data changes nothing, nor does it where none is read for training.
     assert reading.definition.read(str(tmp_path / "b.tsv")).definition == reading.definition
-    assert configs.read(Classification, json.loads(json.dumps(configs.to_dict(reading.definition)))) == reading.definition
-    unlabelled = Classification(weighting="balanced").read(str(tmp_path / "b.tsv"), labelled=False).definition
+    assert (
+        configs.read(
+            ClassificationTask, json.loads(json.dumps(configs.to_dict(reading.definition)))
+        )
+        == reading.definition
+    )
+    unlabelled = (
+        ClassificationTask(weighting="balanced")
+        .read(str(tmp_path / "b.tsv"), labelled=False)
+        .definition
+    )
     assert unlabelled.weighting == "balanced"  # type: ignore[attr-defined]
-    assert configs.load(Classification, overrides=["weighting=[1, 2.5]"]).weighting == (1.0, 2.5)
-    assert configs.load(Classification, overrides=["weighting=balanced"]).weighting == "balanced"
+    assert configs.load(ClassificationTask, overrides=["weighting=[1, 2.5]"]).weighting == (
+        1.0,
+        2.5,
+    )
+    assert (
+        configs.load(ClassificationTask, overrides=["weighting=balanced"]).weighting == "balanced"
+    )
 
 
 def test_the_baseline_knows_no_loss_that_is_smoothed_or_weighed() -> None:
     train = make_examples(30)
-    plain = Classification().baseline(train, train)
-    for definition in (Classification(smoothing=0.1), Classification(weighting=WEIGHTS)):
-        assert definition.baseline(train, train) == {name: value for name, value in plain.items() if name != "loss"}
+    plain = ClassificationTask().baseline(train, train)
+    for definition in (ClassificationTask(smoothing=0.1), ClassificationTask(weighting=WEIGHTS)):
+        assert definition.baseline(train, train) == {
+            name: value for name, value in plain.items() if name != "loss"
+        }
 
 
 def test_weights_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for smoothing in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match=rf"^smoothing: must lie in \[0, 1\), not {smoothing}"):
-            Classification(smoothing=smoothing)
+        with pytest.raises(
+            ConfigError, match=rf"^smoothing: must lie in \[0, 1\), not {smoothing}"
+        ):
+            ClassificationTask(smoothing=smoothing)
     for weights in ((1.0, 0.0), (float("nan"), 1.0), (float("inf"),)):
         with pytest.raises(ConfigError, match=r"^weighting: must be numbers above 0, not "):
-            Classification(weighting=weights)
-    with pytest.raises(ConfigError, match=r"^task\.weighting: there are 2 for 3 labels \(x, y, z\)"):
-        make_weighed(tmp_path, Classification(weighting=(1.0, 1.0)))
-    with pytest.raises(ConfigError, match=r"^task\.weighting: balanced weights are counted when .*\n  .*balanced\(examples\)"):
-        make_weighed(tmp_path, Classification(weighting="balanced"))
+            ClassificationTask(weighting=weights)
+    with pytest.raises(
+        ConfigError, match=r"^task\.weighting: there are 2 for 3 labels \(x, y, z\)"
+    ):
+        make_weighed(tmp_path, ClassificationTask(weighting=(1.0, 1.0)))
+    with pytest.raises(
+        ConfigError,
+        match=r"^task\.weighting: balanced weights are counted when .*\n  .*balanced\(examples\)",
+    ):
+        make_weighed(tmp_path, ClassificationTask(weighting="balanced"))

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bothways.tasks.words import split_words
+from bothways.tasks.tagging.word_splitter import split_words
 
 MIXED = st.text(
     st.one_of(
-        st.sampled_from("a B9 .,-$+_'’“ \t\n\u00a0\u3000中文カ한é\u0301\u0308שלוםسلام\u064bहि\u094d👍\u200d🏽️\u0000\u200b"),
+        st.sampled_from(
+            "a B9 .,-$+_'’“ \t\n\u00a0\u3000中文カ한é\u0301\u0308שלוםسلام\u064bहि\u094d👍\u200d🏽️\u0000\u200b"
+        ),
         st.characters(exclude_categories=["Cs"]),
     )
 )
@@ -55,7 +57,9 @@ def test_words_are_slices_in_order_and_nothing_but_white_space_is_between(text: 
 
 
 def _words_of_bert(text: str) -> list[str]:
-    normalizer = BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False)
+    normalizer = BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
+    )
     return [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))]
 
 
@@ -69,7 +73,11 @@ DROPPED = {"Cc", "Cf", "Cn", "Co", "Cs"}
 
 @functools.cache
 def _classed_differently() -> frozenset[str]:
-    named = (chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) not in DROPPED)
+    named = (
+        chr(code)
+        for code in range(sys.maxunicode + 1)
+        if unicodedata.category(chr(code)) not in DROPPED
+    )
     return frozenset(c for c in named if _words(f"a{c}a") != _words_of_bert(f"a{c}a"))
 
 

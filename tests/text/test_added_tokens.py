@@ -12,13 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_family_tokenizers import ALBERT, MASK, albert_of, message, rounded, write_bytes_layout
 from tokenizers import AddedToken
-from toy_text import BERT_NAMES, bert_tokens, hostile, roberta_backend, write_vocabulary
 from transformers import AutoTokenizer, BertTokenizer
 
 from bothways.core.errors import TokenizerError
-from bothways.interop.hub import MODEL_FILES
-from bothways.text.pieces import cutter
+from bothways.hub.resolve import MODEL_FILES
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.word_cache import cutter
+from toy_text import BERT_NAMES, bert_tokens, hostile, roberta_backend, write_vocabulary
 
 NEW = len(bert_tokens())
 WORDS = len(roberta_backend().get_vocab())
@@ -28,7 +28,10 @@ def numbered(first: int, **flags: bool) -> dict[str, Any]:
     """An `added_tokens_decoder` with a special token and a word, the word first in the table but not in ids."""
     plain = dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
     word = {"content": "Foo", "normalized": True, "special": False, **plain, **flags}
-    return {str(first + 1): word, str(first): {"content": "[X1]", "normalized": False, "special": True, **plain}}
+    return {
+        str(first + 1): word,
+        str(first): {"content": "[X1]", "normalized": False, "special": True, **plain},
+    }
 
 
 EXTRA: dict[str, dict[str, Any]] = {
@@ -40,15 +43,34 @@ EXTRA: dict[str, dict[str, Any]] = {
     "map": {"special_tokens_map.json": {"additional_special_tokens": ["[X1]", "Foo"]}},
     "list": {"tokenizer_config.json": {"additional_special_tokens": ["[X1]", "Foo"]}},
     "list of version 5": {"tokenizer_config.json": {"extra_special_tokens": ["[X1]", "Foo"]}},
-    "table": {"tokenizer_config.json": {"extra_special_tokens": {"one_token": "[X1]", "two_token": "Foo"}}},
-    "uses": {"tokenizer_config.json": {"eos_token": "Foo", "bos_token": "[X1]", "extra_special_tokens": ["[MASK]", "[X2]"]}},
+    "table": {
+        "tokenizer_config.json": {"extra_special_tokens": {"one_token": "[X1]", "two_token": "Foo"}}
+    },
+    "uses": {
+        "tokenizer_config.json": {
+            "eos_token": "Foo",
+            "bos_token": "[X1]",
+            "extra_special_tokens": ["[MASK]", "[X2]"],
+        }
+    },
     "numbered": {"tokenizer_config.json": {"added_tokens_decoder": numbered(0)}},
-    "numbered, left": {"tokenizer_config.json": {"added_tokens_decoder": numbered(0, lstrip=True, normalized=False)}},
-    "numbered, right": {"tokenizer_config.json": {"added_tokens_decoder": numbered(0, rstrip=True)}},
-    "numbered, words": {"tokenizer_config.json": {"added_tokens_decoder": numbered(0, single_word=True)}},
+    "numbered, left": {
+        "tokenizer_config.json": {
+            "added_tokens_decoder": numbered(0, lstrip=True, normalized=False)
+        }
+    },
+    "numbered, right": {
+        "tokenizer_config.json": {"added_tokens_decoder": numbered(0, rstrip=True)}
+    },
+    "numbered, words": {
+        "tokenizer_config.json": {"added_tokens_decoder": numbered(0, single_word=True)}
+    },
     "numbered, and older": {
         "added_tokens.json": {"[X1]": 7},
-        "tokenizer_config.json": {"added_tokens_decoder": numbered(0), "extra_special_tokens": ["[X2]"]},
+        "tokenizer_config.json": {
+            "added_tokens_decoder": numbered(0),
+            "extra_special_tokens": ["[X2]"],
+        },
     },
 }
 """Files beside a vocabulary; ids count from its end."""
@@ -61,7 +83,9 @@ def write_beside(folder: Path, first: int, files: dict[str, dict[str, Any]]) -> 
         if name == "added_tokens.json":
             more = {token: first + id for token, id in content.items()}
         if "added_tokens_decoder" in more:
-            more["added_tokens_decoder"] = {str(first + int(id)): token for id, token in more["added_tokens_decoder"].items()}
+            more["added_tokens_decoder"] = {
+                str(first + int(id)): token for id, token in more["added_tokens_decoder"].items()
+            }
         held = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
         (folder / name).write_text(json.dumps({**held, **more}))
 
@@ -77,14 +101,18 @@ def cased(folder: Path) -> int:
 
 
 def beside_json(folder: Path) -> int:
-    BertTokenizer(vocab={token: id for id, token in enumerate(bert_tokens())}).save_pretrained(folder)
+    BertTokenizer(vocab={token: id for id, token in enumerate(bert_tokens())}).save_pretrained(
+        folder
+    )
     return NEW
 
 
 def generic(folder: Path) -> int:
     beside_json(folder)
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**config, "tokenizer_class": "PreTrainedTokenizerFast"})
+    )
     return NEW
 
 
@@ -92,14 +120,23 @@ def of_bytes(folder: Path) -> int:
     folder.mkdir()
     write_bytes_layout(folder)
     mask = {"__type": "AddedToken", **MASK}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer", "mask_token": mask}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "RobertaTokenizer", "mask_token": mask})
+    )
     return WORDS
 
 
 LAYOUTS: dict[str, Callable[[Path], int]] = {
     layout.__name__: layout for layout in (plain, cased, beside_json, generic, of_bytes)
 }
-TEXTS = ["a [X1] Foo b", "[X1]Foo [X1]", " foo  [x1] [X1]\n\tFoo.Foo xFoo", "hello [X1] [MASK]Foo[X2] é", "", "FOO <mask> <s>"]
+TEXTS = [
+    "a [X1] Foo b",
+    "[X1]Foo [X1]",
+    " foo  [x1] [X1]\n\tFoo.Foo xFoo",
+    "hello [X1] [MASK]Foo[X2] é",
+    "",
+    "FOO <mask> <s>",
+]
 
 
 @pytest.fixture(scope="module")
@@ -114,21 +151,33 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, A
             (home / "in" / "config.json").write_text(json.dumps({"model_type": model}))
             ours = Tokenizer.load(home / "in")
             ours.save(home / "out")
-            made.append((ours, AutoTokenizer.from_pretrained(home / "in"), AutoTokenizer.from_pretrained(home / "out")))
+            made.append(
+                (
+                    ours,
+                    AutoTokenizer.from_pretrained(home / "in"),
+                    AutoTokenizer.from_pretrained(home / "out"),
+                )
+            )
     return made
 
 
-mixed = st.lists(st.one_of(hostile, st.sampled_from(["[X1]", "Foo", "foo", " Foo ", "[X2]", "Foo[X1]", "<s>"]))).map("".join)
+mixed = st.lists(
+    st.one_of(hostile, st.sampled_from(["[X1]", "Foo", "foo", " Foo ", "[X2]", "Foo[X1]", "<s>"]))
+).map("".join)
 
 
 @given(texts=st.lists(mixed, min_size=1, max_size=3))
 @example(texts=TEXTS)
 @settings(max_examples=25, deadline=None)
-def test_ids_and_offsets_are_those_of_transformers_both_ways(folders: list[Any], texts: list[str]) -> None:
+def test_ids_and_offsets_are_those_of_transformers_both_ways(
+    folders: list[Any], texts: list[str]
+) -> None:
     for ours, theirs, again in folders:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
-        offsets = [list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)]
+        offsets = [
+            list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)
+        ]
         assert offsets == expected["offset_mapping"]
         assert again(texts, add_special_tokens=False)["input_ids"] == expected["input_ids"]
 
@@ -170,16 +219,23 @@ def test_an_added_token_is_known_by_a_model_of_pieces(tmp_path: Path) -> None:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         rows = Tokenizer.load(folder).encode_with_offsets(texts)
         assert [row.ids.tolist() for row in rows] == expected["input_ids"]
-        assert [list(map(tuple, row.offsets.tolist())) for row in rows] == expected["offset_mapping"]
+        assert [list(map(tuple, row.offsets.tolist())) for row in rows] == expected[
+            "offset_mapping"
+        ]
 
 
 def test_a_mask_that_is_added_makes_a_vocabulary_whole(tmp_path: Path) -> None:
-    folder = write_vocabulary(tmp_path / "in", [*BERT_NAMES[:4], "a", "b"], tokenizer_class="BertTokenizer")
+    folder = write_vocabulary(
+        tmp_path / "in", [*BERT_NAMES[:4], "a", "b"], tokenizer_class="BertTokenizer"
+    )
     (folder / "added_tokens.json").write_text('{"[MASK]": 6}')
     (folder / "config.json").write_text('{"model_type": "bert"}')
     ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     assert ours.specials.mask == theirs.mask_token_id == 6
-    assert ours.encode(["a [MASK] b"])[0].tolist() == theirs("a [MASK] b", add_special_tokens=False)["input_ids"]
+    assert (
+        ours.encode(["a [MASK] b"])[0].tolist()
+        == theirs("a [MASK] b", add_special_tokens=False)["input_ids"]
+    )
 
 
 def test_the_flags_of_tokenizer_json_count_over_an_older_file(tmp_path: Path) -> None:
@@ -193,11 +249,17 @@ def test_the_flags_of_tokenizer_json_count_over_an_older_file(tmp_path: Path) ->
 
 
 def test_the_hub_is_asked_for_them() -> None:
-    assert {"added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"} <= set(MODEL_FILES)
+    assert {"added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"} <= set(
+        MODEL_FILES
+    )
 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "gap": ("added_tokens.json", {"foo": 9}, r"added_tokens.json: gives the token 'foo' the id 9; .* that is 6\n"),
+    "gap": (
+        "added_tokens.json",
+        {"foo": 9},
+        r"added_tokens.json: gives the token 'foo' the id 9; .* that is 6\n",
+    ),
     "taken": ("added_tokens.json", {"a": 6}, "gives the token 'a' the id 6; .* that is 5\n"),
     "no id": ("added_tokens.json", {"foo": "6"}, "gives the token 'foo' the id '6'\n"),
     "numbered gap": (
@@ -210,15 +272,31 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         {"added_tokens_decoder": ["foo"]},
         r"'added_tokens_decoder' holds \['foo'\] under ''",
     ),
-    "no number": ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "foo"}}}, "under 'x'\n"),
-    "no token": ("tokenizer_config.json", {"added_tokens_decoder": {"6": "foo"}}, "holds 'foo' under '6'\n"),
+    "no number": (
+        "tokenizer_config.json",
+        {"added_tokens_decoder": {"x": {"content": "foo"}}},
+        "under 'x'\n",
+    ),
+    "no token": (
+        "tokenizer_config.json",
+        {"added_tokens_decoder": {"6": "foo"}},
+        "holds 'foo' under '6'\n",
+    ),
     "no flag": (
         "tokenizer_config.json",
         {"added_tokens_decoder": {"6": {"content": "foo", "lstrip": "no"}}},
         "'lstrip': 'no'} under '6'\n",
     ),
-    "no name": ("special_tokens_map.json", {"additional_special_tokens": [6]}, "names the special token 6\n"),
-    "no list": ("tokenizer_config.json", {"extra_special_tokens": 6}, "names the special token 6\n"),
+    "no name": (
+        "special_tokens_map.json",
+        {"additional_special_tokens": [6]},
+        "names the special token 6\n",
+    ),
+    "no list": (
+        "tokenizer_config.json",
+        {"extra_special_tokens": 6},
+        "names the special token 6\n",
+    ),
 }
 
 

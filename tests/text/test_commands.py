@@ -12,12 +12,12 @@ import pytest
 import transformers
 from cyclopts import CycloptsError
 from pyarrow import parquet
-from toy_text import pseudo_text, write_vocabulary
 
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.train import ByteBPE, Unigram, WordPiece, train
+from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
+from toy_text import pseudo_text, write_vocabulary
 
 
 @pytest.fixture
@@ -44,17 +44,35 @@ def run(*arguments):
 def test_train_writes_what_train_returns(tmp_path, capsys, text, options, kind):
     run("train", text, "--out", tmp_path / "new" / "vocabulary", *options)
     made = Tokenizer.load(tmp_path / "new" / "vocabulary")
-    assert made.fingerprint == train(text.read_text(encoding="utf-8").split("\n"), kind).fingerprint
+    assert (
+        made.fingerprint
+        == train_tokenizer(text.read_text(encoding="utf-8").split("\n"), kind).fingerprint
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "text.txt"]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["vocabulary"]
     said = " ".join(capsys.readouterr().err.split())
     assert f"{made.size:,} tokens" in said
     assert "learnt from all of 0.0 million characters" in said
-    assert len(transformers.AutoTokenizer.from_pretrained(tmp_path / "new" / "vocabulary")) == made.size
+    assert (
+        len(transformers.AutoTokenizer.from_pretrained(tmp_path / "new" / "vocabulary"))
+        == made.size
+    )
 
 
 def test_train_says_what_it_left_out(tmp_path, capsys, text):
-    run("train", text, text.with_name("*.txt"), "--out", tmp_path / "out", "--size", 9000, "--ceiling", 0.01, "--seed", 5)
+    run(
+        "train",
+        text,
+        text.with_name("*.txt"),
+        "--out",
+        tmp_path / "out",
+        "--size",
+        9000,
+        "--ceiling",
+        0.01,
+        "--seed",
+        5,
+    )
     said = " ".join(capsys.readouterr().err.split())
     assert "(the text gives no more, 9,000 were asked for)" in said
     assert "%, evenly drawn, of 0.0 million characters" in said
@@ -70,7 +88,10 @@ def test_train_refuses_a_folder_in_use_and_leaves_it(tmp_path, text):
         run("train", text, "--out", text)
 
 
-@pytest.mark.parametrize(("options", "kind"), [(["--size", 20], BothwaysError), (["--column", "x", "--size", 0], ConfigError)])
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [(["--size", 20], BothwaysError), (["--column", "x", "--size", 0], ConfigError)],
+)
 def test_train_leaves_nothing_when_it_fails(tmp_path, text, options, kind):
     with pytest.raises(kind):
         run("train", text, "--out", tmp_path / "out", *options)
@@ -82,11 +103,13 @@ def test_an_input_that_cannot_be_read_is_named_and_not_the_output(tmp_path, monk
         raise OSError(5, "Input/output error")
 
     source, vocabulary = tmp_path / "page.parquet", write_vocabulary(tmp_path / "vocabulary")
-    parquet.write_table(pyarrow.table({"text": ["One."] * 99}), source, compression="none", use_dictionary=False)
+    parquet.write_table(
+        pyarrow.table({"text": ["One."] * 99}), source, compression="none", use_dictionary=False
+    )
     source.write_bytes(source.read_bytes().replace(b"One.", b"\xff\xff\xff\xff"))
     with pytest.raises(DataError, match=r"page\.parquet: is not a whole Parquet file"):
         run("train", source, "--out", tmp_path / "out")
-    for place in ("bothways.data.streams._check_head", "pathlib.Path.is_file"):
+    for place in ("bothways.data.text_io._check_head", "pathlib.Path.is_file"):
         monkeypatch.setattr(place, fail)
         with pytest.raises(ResourceError, match=r"text\.txt: cannot be read: Input/output error"):
             run("encode", text, "--tokenizer", vocabulary, "--out", tmp_path / "out")
@@ -95,9 +118,13 @@ def test_an_input_that_cannot_be_read_is_named_and_not_the_output(tmp_path, monk
 
 
 def test_train_refuses_options_of_another_kind(tmp_path, text):
-    with pytest.raises(ConfigError, match="--prefix-space: is no option of a wordpiece vocabulary") as caught:
+    with pytest.raises(
+        ConfigError, match="--prefix-space: is no option of a wordpiece vocabulary"
+    ) as caught:
         run("train", text, "--out", tmp_path / "out", "--prefix-space")
-    assert "--alphabet, --cjk, --lowercase, --min-frequency, --size, --strip-accents" in str(caught.value)
+    assert "--alphabet, --cjk, --lowercase, --min-frequency, --size, --strip-accents" in str(
+        caught.value
+    )
 
 
 LINES = ["hello World", "", "  naïve [MASK] 你好 \t.", "\ufeffx"]
@@ -106,7 +133,9 @@ LINES = ["hello World", "", "  naïve [MASK] 你好 \t.", "\ufeffx"]
 def _expected(folder) -> list[dict]:
     tokenizer = Tokenizer.load(folder)
     encodings = tokenizer.backend.encode_batch(LINES, add_special_tokens=False)
-    return [{"ids": e.ids, "tokens": e.tokens, "offsets": list(map(list, e.offsets))} for e in encodings]
+    return [
+        {"ids": e.ids, "tokens": e.tokens, "offsets": list(map(list, e.offsets))} for e in encodings
+    ]
 
 
 def test_encode_files(tmp_path, capsys):
@@ -116,8 +145,19 @@ def test_encode_files(tmp_path, capsys):
     run("encode", tmp_path / "a.txt", tmp_path / "b.txt.gz", "--tokenizer", folder)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows == _expected(folder)
-    run("encode", tmp_path / "a.txt", tmp_path / "b.txt.gz", "--tokenizer", folder, "--out", tmp_path / "out.jsonl")
-    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()] == rows
+    run(
+        "encode",
+        tmp_path / "a.txt",
+        tmp_path / "b.txt.gz",
+        "--tokenizer",
+        folder,
+        "--out",
+        tmp_path / "out.jsonl",
+    )
+    assert [
+        json.loads(line)
+        for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    ] == rows
 
 
 class _Input:
@@ -139,19 +179,34 @@ def test_a_hyphen_is_the_standard_input(tmp_path, capsys, monkeypatch):
     run("encode", tmp_path / "a.txt", "--tokenizer", folder, "-")
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == _expected(folder)
     for line in (["train", "-", "--out", tmp_path / "out"], ["report", "-", "--tokenizer", folder]):
-        with pytest.raises(DataError, match=r"^-: the standard input is not read for documents\n  Write it into a file"):
+        with pytest.raises(
+            DataError,
+            match=r"^-: the standard input is not read for documents\n  Write it into a file",
+        ):
             run(*line)
     with pytest.raises(DataError, match=r"^-: the standard input is not read for documents\n"):
-        app(["corpus", "build", "-", "--tokenizer", str(folder), "--out", str(tmp_path / "out")], result_action="return_value")
+        app(
+            ["corpus", "build", "-", "--tokenizer", str(folder), "--out", str(tmp_path / "out")],
+            result_action="return_value",
+        )
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    "words", [["tokenizer", "encode", "--tokenizer", "t"], ["corpus", "build", "--tokenizer", "t", "--out", "o"]]
+    "words",
+    [
+        ["tokenizer", "encode", "--tokenizer", "t"],
+        ["corpus", "build", "--tokenizer", "t", "--out", "o"],
+    ],
 )
 def test_an_option_that_there_is_not_is_no_file(words):
     with pytest.raises(CycloptsError, match="Unknown option: --sise"):
-        app([*words, "--sise", "3"], exit_on_error=False, print_error=False, result_action="return_value")
+        app(
+            [*words, "--sise", "3"],
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
 
 
 def test_encode_takes_the_mark_off_the_standard_input(tmp_path, capsys, monkeypatch):

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_deberta_tokenizers import of_bytes, of_pieces
 from test_family_tokenizers import albert, big_bird, roberta, word_piece, xlm
-from toy_text import hostile
 from transformers import AutoTokenizer
 
 from bothways.core.errors import TokenizerError
 from bothways.text.tokenizer import Tokenizer
+from toy_text import hostile
 
 
 def write(folder: Path, made: Any, model: str, **stated: Any) -> Path:
@@ -34,17 +34,31 @@ WORDS = [
     dict(zip(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), values, strict=True))
     for values in itertools.product((True, False), (True, False, None), (True, False))
 ]
-BYTES = [{"add_prefix_space": prefix, "trim_offsets": trim} for prefix, trim in itertools.product((True, False), (True, False))]
+BYTES = [
+    {"add_prefix_space": prefix, "trim_offsets": trim}
+    for prefix, trim in itertools.product((True, False), (True, False))
+]
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
 Case = tuple[str, Callable[..., Any], dict[str, Any], dict[str, Any]]
 CASES: list[Case] = [
     *(("bert", word_piece, {}, stated) for stated in WORDS),
-    *(("bert", word_piece, {"do_lower_case": False, "strip_accents": True}, stated) for stated in WORDS),
+    *(
+        ("bert", word_piece, {"do_lower_case": False, "strip_accents": True}, stated)
+        for stated in WORDS
+    ),
     ("bert", word_piece, {}, {"do_lower_case": False, "tokenizer_class": "left out"}),
-    ("electra", word_piece, {}, {"do_lower_case": False, "tokenizer_class": "ElectraTokenizerFast"}),
+    (
+        "electra",
+        word_piece,
+        {},
+        {"do_lower_case": False, "tokenizer_class": "ElectraTokenizerFast"},
+    ),
     ("bert", word_piece, {}, {"do_lower_case": False, **GENERIC}),
     *(("roberta", roberta, {}, stated) for stated in BYTES),
-    *(("roberta", roberta, {"add_prefix_space": True, "trim_offsets": False}, stated) for stated in BYTES),
+    *(
+        ("roberta", roberta, {"add_prefix_space": True, "trim_offsets": False}, stated)
+        for stated in BYTES
+    ),
     ("roberta", roberta, {}, {"add_prefix_space": True, **GENERIC}),
     ("deberta", of_bytes, {}, {"add_prefix_space": True}),
 ]
@@ -54,7 +68,9 @@ CASES: list[Case] = [
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]:
     made = []
     for number, (model, build, held, stated) in enumerate(CASES):
-        folder = write(tmp_path_factory.mktemp("case") / str(number), build(**held), model, **stated)
+        folder = write(
+            tmp_path_factory.mktemp("case") / str(number), build(**held), model, **stated
+        )
         made.append((Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)))
     return made
 
@@ -62,11 +78,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, A
 @given(texts=st.lists(hostile, min_size=1, max_size=3))
 @example(texts=["Hello é wórld a中b [MASK]", "hello <mask> w", " w"])
 @settings(max_examples=25, deadline=None)
-def test_ids_and_offsets_are_those_of_transformers(folders: list[tuple[Tokenizer, Any]], texts: list[str]) -> None:
+def test_ids_and_offsets_are_those_of_transformers(
+    folders: list[tuple[Tokenizer, Any]], texts: list[str]
+) -> None:
     for ours, theirs in folders:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
-        offsets = [list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)]
+        offsets = [
+            list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)
+        ]
         assert offsets == expected["offset_mapping"]
 
 
@@ -99,7 +119,9 @@ def test_settings_of_pieces_must_not_contradict(
         Tokenizer.load(write(tmp_path / str(number), made, model, **{key: same}))
     Tokenizer.load(write(tmp_path / "generic", made, model, **{key: not held}, **GENERIC))
     said, has = json.dumps(not held), json.dumps(held)
-    with pytest.raises(TokenizerError, match=f"'{key}' is {said}, and tokenizer.json beside it has it {has}\n") as caught:
+    with pytest.raises(
+        TokenizerError, match=f"'{key}' is {said}, and tokenizer.json beside it has it {has}\n"
+    ) as caught:
         Tokenizer.load(write(tmp_path / "other", made, model, **{key: not held}))
     assert f"{tmp_path / 'other' / 'tokenizer_config.json'}: " in str(caught.value)
     assert f"Set it to {has}" in str(caught.value)

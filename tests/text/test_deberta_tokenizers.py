@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_family_tokenizers import MAP, PIECES, message, rounded
 from tokenizers import models
-from toy_text import hostile, roberta_backend
 from transformers import AutoTokenizer, DebertaTokenizer, DebertaV2Tokenizer
 
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
+from toy_text import hostile, roberta_backend
 
 NAMES = {"<s>": "[CLS]", "<pad>": "[PAD]", "</s>": "[SEP]", "<unk>": "[UNK]", "<mask>": "[MASK]"}
 SPECIALS = [("[PAD]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[UNK]", 0.0)]
@@ -56,13 +56,25 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Tokeniz
         build().save_pretrained(home / "theirs")
         ours = Tokenizer.load(home / "theirs")
         ours.save(home / "ours", segments=False)
-        theirs, again = (AutoTokenizer.from_pretrained(home / folder) for folder in ("theirs", "ours"))
+        theirs, again = (
+            AutoTokenizer.from_pretrained(home / folder) for folder in ("theirs", "ours")
+        )
         made.append((theirs, ours, again))
     return made
 
 
 @given(texts=st.lists(hostile, min_size=1, max_size=3))
-@example(texts=["hello [MASK] the", "9,9,  [MASK]é [SEP]", " \t%&", "", "a  b\n\n[CLS] [PAD] ", "中文 אב 😀", "ﬁ e\u0301"])
+@example(
+    texts=[
+        "hello [MASK] the",
+        "9,9,  [MASK]é [SEP]",
+        " \t%&",
+        "",
+        "a  b\n\n[CLS] [PAD] ",
+        "中文 אב 😀",
+        "ﬁ e\u0301",
+    ]
+)
 @settings(max_examples=60, deadline=None)
 def test_ids_and_offsets_are_those_of_transformers_both_ways(
     folders: list[tuple[Any, Tokenizer, Any]], texts: list[str]
@@ -70,13 +82,20 @@ def test_ids_and_offsets_are_those_of_transformers_both_ways(
     for theirs, ours, again in folders:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
-        assert [list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)] == expected["offset_mapping"]
+        assert [
+            list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)
+        ] == expected["offset_mapping"]
         found = again(texts, add_special_tokens=False, return_offsets_mapping=True)
-        assert (found["input_ids"], found["offset_mapping"]) == (expected["input_ids"], expected["offset_mapping"])
+        assert (found["input_ids"], found["offset_mapping"]) == (
+            expected["input_ids"],
+            expected["offset_mapping"],
+        )
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
-def test_what_is_written_is_of_the_same_class(folders: list[tuple[Any, Tokenizer, Any]], number: int) -> None:
+def test_what_is_written_is_of_the_same_class(
+    folders: list[tuple[Any, Tokenizer, Any]], number: int
+) -> None:
     theirs, ours, again = folders[number]
     assert type(again) is type(theirs)
     assert len(again) == len(theirs) == ours.size
@@ -95,7 +114,9 @@ def write_bytes(folder: Path) -> Path:
     return folder
 
 
-def write_pieces(folder: Path, pieces: list[tuple[str, float]], charsmap: bytes = b"", **named: Any) -> Path:
+def write_pieces(
+    folder: Path, pieces: list[tuple[str, float]], charsmap: bytes = b"", **named: Any
+) -> Path:
     folder.mkdir()
     (folder / "spm.model").write_bytes(message(pieces, charsmap=charsmap))
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
@@ -106,7 +127,9 @@ def test_the_first_versions_older_layout(tmp_path: Path) -> None:
     """As first published: the mask takes the white space before it, and two texts have one [SEP] between them."""
     ours, theirs = Tokenizer.load(write_bytes(tmp_path / "old")), of_bytes()
     texts = ["hello[MASK] world", "é中\n", "hello's"]
-    assert [ids.tolist() for ids in ours.encode(texts)] == theirs(texts, add_special_tokens=False)["input_ids"]
+    assert [ids.tolist() for ids in ours.encode(texts)] == theirs(texts, add_special_tokens=False)[
+        "input_ids"
+    ]
     assert ours.encode(["hello  [MASK] world"])[0].tolist() == ours.encode(texts[:1])[0].tolist()
     vocab, _ = byte_parts()
     first, second = (row.tolist() for row in ours.encode(["hello", "in"]))
@@ -121,7 +144,9 @@ def test_the_first_versions_older_layout(tmp_path: Path) -> None:
 
 @given(text=hostile)
 @settings(max_examples=60, deadline=None)
-def test_later_versions_older_layout_without_a_normalisation(plain: tuple[Tokenizer, Any], text: str) -> None:
+def test_later_versions_older_layout_without_a_normalisation(
+    plain: tuple[Tokenizer, Any], text: str
+) -> None:
     """As transformers' class has it, from the same pieces; the mask is added where the file lacks it."""
     ours, theirs = plain
     assert ours.encode([text])[0].tolist() == theirs(text, add_special_tokens=False)["input_ids"]
@@ -130,7 +155,9 @@ def test_later_versions_older_layout_without_a_normalisation(plain: tuple[Tokeni
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
     folder = tmp_path_factory.mktemp("pieces")
-    ours = Tokenizer.load(write_pieces(folder / "old", UNIGRAM[:-1], do_lower_case=True, split_by_punct=True))
+    ours = Tokenizer.load(
+        write_pieces(folder / "old", UNIGRAM[:-1], do_lower_case=True, split_by_punct=True)
+    )
     return ours, DebertaV2Tokenizer(vocab=rounded(UNIGRAM), do_lower_case=True, split_by_punct=True)
 
 
@@ -138,9 +165,15 @@ def test_later_versions_older_layout_normalises_as_the_file_says(tmp_path: Path)
     """White space at the ends and in between falls away, as SentencePiece has it by default; transformers 5 keeps the first."""
     ours = Tokenizer.load(write_pieces(tmp_path / "old", UNIGRAM, charsmap=MAP))
     assert ours.specials.mask == len(UNIGRAM) - 1
-    spelled = [[ours.token(id) for id in ids] for ids in ours.encode(["  hello   &\tthe ", "hello and the"])]
+    spelled = [
+        [ours.token(id) for id in ids]
+        for ids in ours.encode(["  hello   &\tthe ", "hello and the"])
+    ]
     assert spelled[0] == spelled[1] == ["▁hello", "▁", "and", "▁the"]
     ours.save(tmp_path / "new")
     again = AutoTokenizer.from_pretrained(tmp_path / "new")
-    assert again("  hello   &\tthe ", add_special_tokens=False)["input_ids"] == ours.encode(["  hello   &\tthe "])[0].tolist()
+    assert (
+        again("  hello   &\tthe ", add_special_tokens=False)["input_ids"]
+        == ours.encode(["  hello   &\tthe "])[0].tolist()
+    )
     assert again("hello", "the")["token_type_ids"] == [0, 0, 0, 1, 1]

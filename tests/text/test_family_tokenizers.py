@@ -13,12 +13,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
-from toy_text import bert_tokens, hostile, load, roberta_backend
-from transformers import AlbertTokenizer, AutoTokenizer, BertTokenizer, BigBirdTokenizer, RobertaTokenizer, XLMRobertaTokenizer
+from transformers import (
+    AlbertTokenizer,
+    AutoTokenizer,
+    BertTokenizer,
+    BigBirdTokenizer,
+    RobertaTokenizer,
+    XLMRobertaTokenizer,
+)
 
 from bothways.core.errors import ResourceError, TokenizerError
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
+from toy_text import bert_tokens, hostile, load, roberta_backend
 
 
 def charsmap(replacements: dict[str, str]) -> bytes:
@@ -41,7 +48,9 @@ PIECES = [
     *((letter, -6.0 - number / 50) for number, letter in enumerate(LETTERS)),
 ]
 ALBERT = [("<pad>", 0.0), ("<unk>", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0), *PIECES]
-BIG_BIRD = [(name, 0.0) for name in ("<pad>", "</s>", "<s>", "[CLS]", "[SEP]", "[MASK]", "<unk>")] + PIECES
+BIG_BIRD = [
+    (name, 0.0) for name in ("<pad>", "</s>", "<s>", "[CLS]", "[SEP]", "[MASK]", "<unk>")
+] + PIECES
 XLM = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *PIECES, ("<mask>", 0.0)]
 
 
@@ -52,7 +61,9 @@ def mask(name: str) -> AddedToken:
 def roberta(**settings: Any) -> RobertaTokenizer:
     spec = json.loads(roberta_backend().to_str())["model"]
     merges = [tuple(merge) for merge in spec["merges"]]
-    return RobertaTokenizer(vocab=spec["vocab"], merges=merges, mask_token=mask("<mask>"), **settings)
+    return RobertaTokenizer(
+        vocab=spec["vocab"], merges=merges, mask_token=mask("<mask>"), **settings
+    )
 
 
 def xlm(**settings: Any) -> XLMRobertaTokenizer:
@@ -79,7 +90,10 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "xlm-roberta as it stands": ("xlm-roberta", lambda: xlm(add_prefix_space=False)),
     "albert": ("albert", lambda: albert(_spm_precompiled_charsmap=MAP)),
     "albert, cased": ("albert", lambda: albert(do_lower_case=False, keep_accents=True)),
-    "albert, lower case with accents": ("albert", lambda: albert(keep_accents=True, add_prefix_space=False)),
+    "albert, lower case with accents": (
+        "albert",
+        lambda: albert(keep_accents=True, add_prefix_space=False),
+    ),
     "big_bird": ("big_bird", big_bird),
     "big_bird as it stands": ("big_bird", lambda: big_bird(add_prefix_space=False)),
     "distilbert": ("distilbert", word_piece),
@@ -100,22 +114,41 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
         ours.save(home / "ours", positions=77, segments=model_type in SEGMENTED)
         for folder in ("theirs", "ours"):
             (home / folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-        theirs, again = (AutoTokenizer.from_pretrained(home / folder) for folder in ("theirs", "ours"))
+        theirs, again = (
+            AutoTokenizer.from_pretrained(home / folder) for folder in ("theirs", "ours")
+        )
         made.append((model_type, theirs, ours, again))
     return made
 
 
 @given(texts=st.lists(hostile, min_size=1, max_size=3))
-@example(texts=["hello <mask> the", "9,9, [MASK]é </s>", " \t%&", "", "``the''", "a  b\n\n<s> <pad>", "中文 אب 😀"])
+@example(
+    texts=[
+        "hello <mask> the",
+        "9,9, [MASK]é </s>",
+        " \t%&",
+        "",
+        "``the''",
+        "a  b\n\n<s> <pad>",
+        "中文 אب 😀",
+    ]
+)
 @settings(max_examples=60, deadline=None)
-def test_ids_and_offsets_are_those_of_transformers_both_ways(folders: list[Pair], texts: list[str]) -> None:
+def test_ids_and_offsets_are_those_of_transformers_both_ways(
+    folders: list[Pair], texts: list[str]
+) -> None:
     for _, theirs, ours, again in folders:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
-        offsets = [list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)]
+        offsets = [
+            list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)
+        ]
         assert offsets == expected["offset_mapping"]
         found = again(texts, add_special_tokens=False, return_offsets_mapping=True)
-        assert (found["input_ids"], found["offset_mapping"]) == (expected["input_ids"], expected["offset_mapping"])
+        assert (found["input_ids"], found["offset_mapping"]) == (
+            expected["input_ids"],
+            expected["offset_mapping"],
+        )
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
@@ -150,7 +183,13 @@ def write_bytes_layout(folder: Path, **names: Any) -> Path:
     return folder
 
 
-MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+MASK = {
+    "content": "<mask>",
+    "lstrip": True,
+    "rstrip": False,
+    "normalized": False,
+    "single_word": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +199,9 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]
     bytes_, spaced, one, two, three, four = (tmp_path_factory.mktemp(name) for name in names)
     write_bytes_layout(bytes_, mask_token=MASK)
     write_bytes_layout(spaced)
-    (spaced / "tokenizer_config.json").write_text('{"add_prefix_space": true, "trim_offsets": false}')
+    (spaced / "tokenizer_config.json").write_text(
+        '{"add_prefix_space": true, "trim_offsets": false}'
+    )
     heads = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
     (one / "sentencepiece.bpe.model").write_bytes(message([*heads, *XLM[4:-1]], charsmap=MAP))
     (two / "spiece.model").write_bytes(message(ALBERT, charsmap=MAP))
@@ -172,11 +213,16 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]
         (Tokenizer.load(spaced / "vocab.json"), roberta(add_prefix_space=True, trim_offsets=False)),
         (
             Tokenizer.load(one),
-            XLMRobertaTokenizer(vocab=rounded(XLM), mask_token=mask("<mask>"), _spm_precompiled_charsmap=MAP),
+            XLMRobertaTokenizer(
+                vocab=rounded(XLM), mask_token=mask("<mask>"), _spm_precompiled_charsmap=MAP
+            ),
         ),
         (Tokenizer.load(two), albert_of(rounded(ALBERT), _spm_precompiled_charsmap=MAP)),
         (Tokenizer.load(three), albert_of(rounded(ALBERT), do_lower_case=False, keep_accents=True)),
-        (Tokenizer.load(four), BigBirdTokenizer(vocab=rounded(BIG_BIRD), mask_token=mask("[MASK]"))),
+        (
+            Tokenizer.load(four),
+            BigBirdTokenizer(vocab=rounded(BIG_BIRD), mask_token=mask("[MASK]")),
+        ),
     ]
 
 
@@ -207,23 +253,48 @@ def number_of(value: int) -> bytes:
 
 def message(pieces: list[tuple[str, float]], *, kind: int = 1, charsmap: bytes = b"") -> bytes:
     """A SentencePiece model: pieces (text, score, type), the trainer's settings, the normaliser's, and fields to skip."""
-    held = b"".join(field(1, field(1, text.encode()) + field(2, score) + field(3, 1)) for text, score in pieces)
+    held = b"".join(
+        field(1, field(1, text.encode()) + field(2, score) + field(3, 1)) for text, score in pieces
+    )
     trainer = field(4, 300) + field(3, kind) + number_of(99 << 3 | 1) + bytes(8)
-    return held + field(2, trainer) + field(3, field(1, b"nmt") + field(2, charsmap)) + field(9, b"more")
+    return (
+        held
+        + field(2, trainer)
+        + field(3, field(1, b"nmt") + field(2, charsmap))
+        + field(9, b"more")
+    )
 
 
 @given(texts=st.lists(hostile, min_size=1, max_size=3))
-@example(texts=["hello <mask> the", "9,9, [MASK]é </s>", " \t%&", "", "``the''", "a  b\n\n<s> <pad>", "中文 אب 😀"])
+@example(
+    texts=[
+        "hello <mask> the",
+        "9,9, [MASK]é </s>",
+        " \t%&",
+        "",
+        "``the''",
+        "a  b\n\n<s> <pad>",
+        "中文 אب 😀",
+    ]
+)
 @settings(max_examples=60, deadline=None)
-def test_old_layouts_give_the_ids_of_transformers(old: list[tuple[Tokenizer, Any]], texts: list[str]) -> None:
+def test_old_layouts_give_the_ids_of_transformers(
+    old: list[tuple[Tokenizer, Any]], texts: list[str]
+) -> None:
     for ours, theirs in old:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
-        assert [list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)] == expected["offset_mapping"]
-        assert ours.backend.encode(texts[0] + "a", "b").ids == theirs(texts[0] + "a", "b")["input_ids"]
+        assert [
+            list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)
+        ] == expected["offset_mapping"]
+        assert (
+            ours.backend.encode(texts[0] + "a", "b").ids == theirs(texts[0] + "a", "b")["input_ids"]
+        )
 
 
-def test_an_old_layout_is_written_as_its_class(old: list[tuple[Tokenizer, Any]], tmp_path: Path) -> None:
+def test_an_old_layout_is_written_as_its_class(
+    old: list[tuple[Tokenizer, Any]], tmp_path: Path
+) -> None:
     for number, (ours, theirs) in enumerate(old):
         ours.save(tmp_path / str(number))
         again = AutoTokenizer.from_pretrained(tmp_path / str(number))
@@ -236,7 +307,9 @@ def test_what_a_class_would_not_arrive_at_is_declared_generic(tmp_path: Path) ->
     normal, added = roberta_backend(), roberta_backend()
     normal.normalizer = normalizers.NFC()
     added.add_tokens(["zzz"])
-    shifted = AlbertTokenizer(vocab=[*ALBERT[:1], ("extra", -9.0), *ALBERT[1:]], mask_token=mask("[MASK]"))._tokenizer
+    shifted = AlbertTokenizer(
+        vocab=[*ALBERT[:1], ("extra", -9.0), *ALBERT[1:]], mask_token=mask("[MASK]")
+    )._tokenizer
     spec = json.loads(shifted.to_str())
     spec["model"]["unk_id"] = 2
     shifted = type(shifted).from_str(json.dumps(spec))
@@ -246,20 +319,26 @@ def test_what_a_class_would_not_arrive_at_is_declared_generic(tmp_path: Path) ->
         theirs = AutoTokenizer.from_pretrained(tmp_path / str(number))
         assert type(theirs).__name__ == "TokenizersBackend"
         texts = ["hello zzz é e\u0301", "☃ 中"]
-        assert theirs(texts, add_special_tokens=False).input_ids == [ids.tolist() for ids in ours.encode(texts)]
+        assert theirs(texts, add_special_tokens=False).input_ids == [
+            ids.tolist() for ids in ours.encode(texts)
+        ]
 
 
 def test_a_last_normaliser_that_joins_spaces_changes_nothing(tmp_path: Path) -> None:
     """Files converted by older versions of transformers have it."""
     backend = albert(_spm_precompiled_charsmap=MAP)._tokenizer
     spec = json.loads(backend.to_str())
-    spec["normalizer"]["normalizers"].append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    spec["normalizer"]["normalizers"].append(
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    )
     ours = load(type(backend).from_str(json.dumps(spec)), tmp_path / "in")
     ours.save(tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(theirs) is AlbertTokenizer
     texts = ["the   hello \t  play", "  %  &"]
-    assert theirs(texts, add_special_tokens=False).input_ids == [ids.tolist() for ids in ours.encode(texts)]
+    assert theirs(texts, add_special_tokens=False).input_ids == [
+        ids.tolist() for ids in ours.encode(texts)
+    ]
 
 
 GPT = json.dumps({token: id for id, token in enumerate([*"abcdefg", "<|endoftext|>"])}).encode()
@@ -286,10 +365,22 @@ BROKEN: dict[str, dict[str, bytes]] = {
         ("no merges", TokenizerError, r"has a vocab.json, and no merges.txt"),
         ("merges of another", TokenizerError, "does not go with merges.txt"),
         ("gpt-2", TokenizerError, r"lacks special tokens: \[PAD\] or <pad>, .*\[MASK\] or <mask>"),
-        ("no message", TokenizerError, "is no SentencePiece model: a field has the unknown wire type 7"),
-        ("cut", TokenizerError, "is no SentencePiece model: 4 bytes are announced where 2 are left"),
+        (
+            "no message",
+            TokenizerError,
+            "is no SentencePiece model: a field has the unknown wire type 7",
+        ),
+        (
+            "cut",
+            TokenizerError,
+            "is no SentencePiece model: 4 bytes are announced where 2 are left",
+        ),
         ("cut in a number", TokenizerError, "is no SentencePiece model: a number has no end"),
-        ("cut in a score", TokenizerError, "is no SentencePiece model: 4 bytes are announced where 1 are left"),
+        (
+            "cut in a score",
+            TokenizerError,
+            "is no SentencePiece model: 4 bytes are announced where 1 are left",
+        ),
         ("no text", TokenizerError, "a piece has no text"),
         ("no pieces", TokenizerError, "holds no pieces"),
         ("strange kind", TokenizerError, "of the unknown kind 9"),
@@ -298,7 +389,9 @@ BROKEN: dict[str, dict[str, bytes]] = {
         ("a folder", ResourceError, "cannot be read"),
     ],
 )
-def test_what_is_no_tokenizer_of_these_families(tmp_path: Path, name: str, kind: type[Exception], says: str) -> None:
+def test_what_is_no_tokenizer_of_these_families(
+    tmp_path: Path, name: str, kind: type[Exception], says: str
+) -> None:
     for file, content in BROKEN.get(name, {}).items():
         (tmp_path / file).write_bytes(content)
     if name == "a folder":
@@ -316,4 +409,7 @@ def test_a_big_birds_compiled_normalisation_is_followed(tmp_path: Path) -> None:
     assert tokenizer.encode(["he & he"])[0].tolist() == tokenizer.encode(["he and he"])[0].tolist()
     tokenizer.save(tmp_path / "again")
     again = AutoTokenizer.from_pretrained(tmp_path / "again")
-    assert again("he & he", add_special_tokens=False)["input_ids"] == tokenizer.encode(["he and he"])[0].tolist()
+    assert (
+        again("he & he", add_special_tokens=False)["input_ids"]
+        == tokenizer.encode(["he and he"])[0].tolist()
+    )

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
-from toy_text import hostile, load, roberta_backend, write_vocabulary
 
-from bothways.text import pieces
-from bothways.text.pieces import BertWords, PieceTable, SpacedWords, cutter
+from bothways.text import word_cache as pieces
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.word_cache import BertWords, PieceTable, SpacedWords, cutter
+from toy_text import hostile, load, roberta_backend, write_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -24,26 +24,42 @@ def fast(tmp_path_factory):
     made = []
     choices = [(True, None, True), (False, None, True), (True, False, False), (False, True, True)]
     for number, (lowercase, accents, cjk) in enumerate(choices):
-        config = {"do_lower_case": lowercase, "strip_accents": accents, "tokenize_chinese_chars": cjk}
+        config = {
+            "do_lower_case": lowercase,
+            "strip_accents": accents,
+            "tokenize_chinese_chars": cjk,
+        }
         made.append(Tokenizer.load(write_vocabulary(home / str(number), **config)))
     backend = Tokenizer.load(write_vocabulary(home / "more")).backend
     more = ["[[", "[MASK]]", "<中>", "<é>"]
-    backend.add_tokens([AddedToken(text, normalized=False, lstrip=True, rstrip=True) for text in more])
+    backend.add_tokens(
+        [AddedToken(text, normalized=False, lstrip=True, rstrip=True) for text in more]
+    )
     plain = Tokenizer.load(write_vocabulary(home / "plain")).backend
     plain.normalizer = normalizers.BertNormalizer(clean_text=False)
     made += [load(backend, home / "added"), load(plain, home / "unclean")]
-    return [*made, *(load(roberta_backend(prefix_space=prefix), home / f"bytes{prefix}") for prefix in (False, True))]
+    return [
+        *made,
+        *(
+            load(roberta_backend(prefix_space=prefix), home / f"bytes{prefix}")
+            for prefix in (False, True)
+        ),
+    ]
 
 
 @given(texts=st.lists(hostile, min_size=1, max_size=4))
-@example(texts=["a\n  b\xa0  c\u3000  d", "\n  b", "\xa0  c  "])  # spaces that belong to the white space before them
+@example(
+    texts=["a\n  b\xa0  c\u3000  d", "\n  b", "\xa0  c  "]
+)  # spaces that belong to the white space before them
 @example(texts=["[MASK]]x", "x[[MASK]]", "[ [[<中> <é>"])  # added tokens that begin like others
 @settings(max_examples=400, deadline=None)
 def test_looked_up_ids_are_the_backends(fast, texts):
     for tokenizer in fast:
         assert isinstance(cutter(json.loads(tokenizer.backend.to_str())), BertWords | SpacedWords)
         encodings = tokenizer.backend.encode_batch(texts, add_special_tokens=False)
-        assert [ids.tolist() for ids in tokenizer.encode(texts)] == [encoding.ids for encoding in encodings]
+        assert [ids.tolist() for ids in tokenizer.encode(texts)] == [
+            encoding.ids for encoding in encodings
+        ]
 
 
 def test_every_letter_and_digit_in_a_word(fast):
@@ -53,12 +69,20 @@ def test_every_letter_and_digit_in_a_word(fast):
         texts = [f"a{chr(code)}b" for code in codes if chr(code).isalnum()]
         for tokenizer in fast[:1]:
             encodings = tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)
-            assert [ids.tolist() for ids in tokenizer.encode(texts)] == [encoding.ids for encoding in encodings]
+            assert [ids.tolist() for ids in tokenizer.encode(texts)] == [
+                encoding.ids for encoding in encodings
+            ]
 
 
 def _spec(kind: str, **changes: object) -> dict:
     """The parts of a `tokenizer.json` that decide whether it can be cut."""
-    added = {"content": "[MASK]", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = {
+        "content": "[MASK]",
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+    }
     bert = {
         "normalizer": {"type": "BertNormalizer", "handle_chinese_chars": True},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
@@ -70,7 +94,10 @@ def _spec(kind: str, **changes: object) -> dict:
         "model": {"type": "BPE", "dropout": None},
     }
     token = {**added, **{key: value for key, value in changes.items() if key in added}}
-    parts = {**(bert if kind == "bert" else byte), **{key: value for key, value in changes.items() if key not in added}}
+    parts = {
+        **(bert if kind == "bert" else byte),
+        **{key: value for key, value in changes.items() if key not in added},
+    }
     return {"added_tokens": [token], **parts}
 
 
@@ -90,7 +117,11 @@ def _spec(kind: str, **changes: object) -> dict:
         ("bert", {"pre_tokenizer": {"type": "Metaspace"}}, type(None)),
         ("bert", {"model": {"type": "Unigram"}}, type(None)),
         ("bytes", {}, SpacedWords),
-        ("bytes", {"content": "mask", "single_word": True, "lstrip": True, "normalized": True}, SpacedWords),
+        (
+            "bytes",
+            {"content": "mask", "single_word": True, "lstrip": True, "normalized": True},
+            SpacedWords,
+        ),
         ("bytes", {"rstrip": True}, type(None)),
         ("bytes", {"content": "a\tb"}, type(None)),
         ("bytes", {"normalizer": {"type": "NFC"}}, type(None)),

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_text import write_vocabulary
 
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.train import ByteBPE, train
+from bothways.text.trainers import ByteBPE, train_tokenizer
+from toy_text import write_vocabulary
 
 
-@pytest.mark.parametrize(("a", "b"), [("hello world", "playing"), ("hello", None), ("", ""), ("", None), ("", "a"), ("a", "")])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [("hello world", "playing"), ("hello", None), ("", ""), ("", None), ("", "a"), ("a", "")],
+)
 def test_assembled_as_the_files_template_has_it(tmp_path, a, b):
     tokenizer = Tokenizer.load(write_vocabulary(tmp_path))
     first, *second = tokenizer.encode([a] if b is None else [a, b])
@@ -24,7 +27,7 @@ def test_assembled_as_the_files_template_has_it(tmp_path, a, b):
 def test_robertas_two_separators_and_its_single_segment(a, b):
     from tokenizers import processors
 
-    made = train(["ab ba ab b a"], ByteBPE(270))
+    made = train_tokenizer(["ab ba ab b a"], ByteBPE(270))
     specials = made.specials
     made.backend.post_processor = processors.RobertaProcessing(
         (made.token(specials.sep), specials.sep), (made.token(specials.cls), specials.cls)

@@ -13,11 +13,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from toy_text import BERT_NAMES, bert_tokens, google_tokens, hostile, load, roberta_backend, write_vocabulary
 
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
-from bothways.text.specials import Specials
+from bothways.text.special_tokens import Specials
 from bothways.text.tokenizer import Tokenizer, _flaw
+from toy_text import (
+    BERT_NAMES,
+    bert_tokens,
+    google_tokens,
+    hostile,
+    load,
+    roberta_backend,
+    write_vocabulary,
+)
 
 SETTINGS = [
     {},
@@ -28,7 +36,14 @@ SETTINGS = [
     {"do_lower_case": False, "tokenize_chinese_chars": False},
 ]
 TOKENS = bert_tokens()
-ASCII_CASES = ["Hello, playing world!", "", " ", "don't [MASK] it", "naïve e\u0301 中文字 x", "\x00a\u200bb [UNK]"]
+ASCII_CASES = [
+    "Hello, playing world!",
+    "",
+    " ",
+    "don't [MASK] it",
+    "naïve e\u0301 中文字 x",
+    "\x00a\u200bb [UNK]",
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +52,9 @@ def pairs(tmp_path_factory):
     made = []
     for number, config in enumerate(SETTINGS):
         folder = write_vocabulary(tmp_path_factory.mktemp("vocab") / str(number), **config)
-        theirs = transformers.BertTokenizer(vocab={token: id for id, token in enumerate(TOKENS)}, **config)
+        theirs = transformers.BertTokenizer(
+            vocab={token: id for id, token in enumerate(TOKENS)}, **config
+        )
         made.append((Tokenizer.load(folder), theirs))
     return made
 
@@ -50,8 +67,12 @@ def test_ids_and_offsets_are_those_of_transformers(pairs, texts):
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
         encoded = ours.encode_with_offsets(texts)
         assert [row.ids.tolist() for row in encoded] == expected["input_ids"]
-        assert [list(map(tuple, row.offsets.tolist())) for row in encoded] == expected["offset_mapping"]
-        assert [row.words.tolist() for row in encoded] == [expected.word_ids(i) for i in range(len(texts))]
+        assert [list(map(tuple, row.offsets.tolist())) for row in encoded] == expected[
+            "offset_mapping"
+        ]
+        assert [row.words.tolist() for row in encoded] == [
+            expected.word_ids(i) for i in range(len(texts))
+        ]
         flat, lengths = ours.encode_flat(texts)
         assert flat.tolist() == [id for ids in expected["input_ids"] for id in ids]
         assert lengths.tolist() == list(map(len, expected["input_ids"]))
@@ -60,7 +81,9 @@ def test_ids_and_offsets_are_those_of_transformers(pairs, texts):
 # Where the two tables of Unicode agree: Latin, Greek, Cyrillic, Hebrew, Arabic, punctuation, kana, ideographs.
 _RANGES = "0000-0377 0391-03A1 03B1-03C9 0410-044F 05D0-05EA 0621-0652 2000-2064 3001-301F 3041-3096 4E00-4E3F"
 _SETTLED = "".join(
-    chr(code) for low, high in (part.split("-") for part in _RANGES.split()) for code in range(int(low, 16), int(high, 16) + 1)
+    chr(code)
+    for low, high in (part.split("-") for part in _RANGES.split())
+    for code in range(int(low, 16), int(high, 16) + 1)
 )
 
 
@@ -101,21 +124,35 @@ def test_saved_bert_opens_in_transformers_with_the_same_ids(tmp_path, config):
     assert theirs.model_max_length == 77
     assert (theirs.pad_token_id, theirs.mask_token_id) == (ours.specials.pad, ours.specials.mask)
     assert (theirs.cls_token_id, theirs.sep_token_id, theirs.unk_token_id) == (2, 3, 1)
-    assert theirs(ASCII_CASES, add_special_tokens=False).input_ids == [ids.tolist() for ids in ours.encode(ASCII_CASES)]
+    assert theirs(ASCII_CASES, add_special_tokens=False).input_ids == [
+        ids.tolist() for ids in ours.encode(ASCII_CASES)
+    ]
     pair = theirs("hello", "world")
-    assert theirs.convert_ids_to_tokens(pair.input_ids) == ["[CLS]", "hello", "[SEP]", "world", "[SEP]"]
+    assert theirs.convert_ids_to_tokens(pair.input_ids) == [
+        "[CLS]",
+        "hello",
+        "[SEP]",
+        "world",
+        "[SEP]",
+    ]
     assert pair.token_type_ids == [0, 0, 0, 1, 1]
     again = Tokenizer.load(tmp_path / "out")
     assert again.fingerprint == ours.fingerprint
     (tmp_path / "out" / "tokenizer.json").unlink()
-    assert Tokenizer.load(tmp_path / "out").fingerprint == ours.fingerprint  # from vocab.txt and the settings
+    assert (
+        Tokenizer.load(tmp_path / "out").fingerprint == ours.fingerprint
+    )  # from vocab.txt and the settings
 
 
 def test_what_transformers_saved_opens_here(tmp_path):
-    theirs = transformers.BertTokenizer(vocab={token: id for id, token in enumerate(TOKENS)}, do_lower_case=False)
+    theirs = transformers.BertTokenizer(
+        vocab={token: id for id, token in enumerate(TOKENS)}, do_lower_case=False
+    )
     theirs.save_pretrained(tmp_path)
     ours = Tokenizer.load(tmp_path)
-    assert theirs(ASCII_CASES, add_special_tokens=False).input_ids == [ids.tolist() for ids in ours.encode(ASCII_CASES)]
+    assert theirs(ASCII_CASES, add_special_tokens=False).input_ids == [
+        ids.tolist() for ids in ours.encode(ASCII_CASES)
+    ]
     assert not ours.lowercase
 
 
@@ -127,7 +164,10 @@ def test_a_tokenizer_that_bert_is_not_is_declared_generic(tmp_path):
     assert set(theirs("a zzz b")) == {"input_ids", "attention_mask"}
     again = Tokenizer.load(tmp_path / "out")
     assert again.size == len(TOKENS) + 1
-    assert theirs("a zzz b", add_special_tokens=False).input_ids == again.encode(["a zzz b"])[0].tolist()
+    assert (
+        theirs("a zzz b", add_special_tokens=False).input_ids
+        == again.encode(["a zzz b"])[0].tolist()
+    )
 
 
 @pytest.mark.parametrize("prefix_space", [False, True])
@@ -138,7 +178,9 @@ def test_byte_level_bpe_goes_both_ways(tmp_path, prefix_space):
     assert not (tmp_path / "out" / "vocab.txt").exists()
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     texts = [*ASCII_CASES, "hello <mask> world", " hello's  \n w"]
-    assert theirs(texts, add_special_tokens=False).input_ids == [ids.tolist() for ids in ours.encode(texts)]
+    assert theirs(texts, add_special_tokens=False).input_ids == [
+        ids.tolist() for ids in ours.encode(texts)
+    ]
     assert theirs("hello", "w").input_ids == [
         0,
         *theirs("hello", add_special_tokens=False).input_ids,
@@ -212,7 +254,11 @@ def test_tables_of_byte_level_bpe(tmp_path):
 
 
 def test_words_alone_continue_nothing(tmp_path):
-    backend = Backend(models.WordLevel({token: id for id, token in enumerate([*BERT_NAMES, "a"])}, unk_token="[UNK]"))
+    backend = Backend(
+        models.WordLevel(
+            {token: id for id, token in enumerate([*BERT_NAMES, "a"])}, unk_token="[UNK]"
+        )
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     ours = load(backend, tmp_path)
     assert not ours.continues.any()
@@ -223,14 +269,21 @@ def test_pickle_keeps_everything(pairs):
     ours = pairs[2][0]
     again = pickle.loads(pickle.dumps(ours))
     assert (again.fingerprint, again.specials) == (ours.fingerprint, ours.specials)
-    assert [ids.tolist() for ids in again.encode(ASCII_CASES)] == [ids.tolist() for ids in ours.encode(ASCII_CASES)]
+    assert [ids.tolist() for ids in again.encode(ASCII_CASES)] == [
+        ids.tolist() for ids in ours.encode(ASCII_CASES)
+    ]
 
 
 def test_fingerprint_sees_what_decides_the_ids_and_not_the_layout_of_the_file(tmp_path):
     ours = Tokenizer.load(write_vocabulary(tmp_path / "a"))
-    (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(ours.backend.to_str()), indent=7), encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps(json.loads(ours.backend.to_str()), indent=7), encoding="utf-8"
+    )
     assert Tokenizer.load(tmp_path / "tokenizer.json").fingerprint == ours.fingerprint
-    assert Tokenizer.load(write_vocabulary(tmp_path / "b", do_lower_case=False)).fingerprint != ours.fingerprint
+    assert (
+        Tokenizer.load(write_vocabulary(tmp_path / "b", do_lower_case=False)).fingerprint
+        != ours.fingerprint
+    )
 
 
 def test_decode(pairs):
@@ -248,8 +301,12 @@ def test_arrays_can_be_written(pairs):
 
 def test_settings_that_are_null_are_as_if_left_out(tmp_path):
     plain = Tokenizer.load(write_vocabulary(tmp_path / "plain"))
-    null = dict.fromkeys(("do_lower_case", "strip_accents", "tokenize_chinese_chars", "unk_token", "mask_token"))
-    assert Tokenizer.load(write_vocabulary(tmp_path / "null", **null)).fingerprint == plain.fingerprint
+    null = dict.fromkeys(
+        ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "unk_token", "mask_token")
+    )
+    assert (
+        Tokenizer.load(write_vocabulary(tmp_path / "null", **null)).fingerprint == plain.fingerprint
+    )
 
 
 def _broken(tmp_path: Path, name: str) -> Path:
@@ -310,8 +367,14 @@ def test_broken_files_are_refused_by_name(tmp_path, name, kind, says):
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"unk_token": "<unk>"}, "vocab.txt: the vocabulary of 5 tokens lacks special tokens: <unk>\n"),
-        ({"mask_token": {"content": "<mask>"}}, "vocab.txt: the vocabulary of 5 tokens lacks special tokens: <mask>\n"),
+        (
+            {"unk_token": "<unk>"},
+            "vocab.txt: the vocabulary of 5 tokens lacks special tokens: <unk>\n",
+        ),
+        (
+            {"mask_token": {"content": "<mask>"}},
+            "vocab.txt: the vocabulary of 5 tokens lacks special tokens: <mask>\n",
+        ),
         ({"do_lower_case": "true"}, "tokenizer_config.json: 'do_lower_case' is 'true'"),
         ({"tokenize_chinese_chars": 1}, "tokenizer_config.json: 'tokenize_chinese_chars' is 1"),
     ],
@@ -343,7 +406,9 @@ def test_what_is_no_text_is_told():
 
 @pytest.mark.parametrize("id", [-1, 10**6])
 def test_an_id_that_no_token_has(pairs, id):
-    with pytest.raises(TokenizerError, match=rf"no token has id {id}; ids run from 0 to {len(TOKENS) - 1}"):
+    with pytest.raises(
+        TokenizerError, match=rf"no token has id {id}; ids run from 0 to {len(TOKENS) - 1}"
+    ):
         pairs[0][0].token(id)
     with pytest.raises(BothwaysError, match=f"no token has id {id}"):
         pairs[0][0].decode([2, id])

@@ -13,18 +13,29 @@ from pathlib import Path
 import pytest
 import transformers
 from hypothesis import given, settings
-from toy_text import BERT_NAMES, hostile, pseudo_text
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError
-from bothways.text.files import Bert, bert_backend
-from bothways.text.sample import Sample, sample
+from bothways.text.sampling import Sample, sample
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.train import ByteBPE, Kind, Unigram, WordPiece, _normal_characters, _steady, learn, train
+from bothways.text.tokenizer_files import Bert, bert_backend
+from bothways.text.trainers import (
+    ByteBPE,
+    Kind,
+    Unigram,
+    WordPiece,
+    _normal_characters,
+    _steady,
+    learn,
+    train_tokenizer,
+)
+from toy_text import BERT_NAMES, hostile, pseudo_text
 
 TEXT = pseudo_text(4000, seed=1)
 KINDS = [
     WordPiece(size=400),
-    WordPiece(size=300, lowercase=False, strip_accents=True, alphabet=20),  # cuts through characters that are equally frequent
+    WordPiece(
+        size=300, lowercase=False, strip_accents=True, alphabet=20
+    ),  # cuts through characters that are equally frequent
     WordPiece(size=300, cjk=False, min_frequency=1),
     ByteBPE(size=500),
     ByteBPE(size=400, prefix_space=False),
@@ -48,31 +59,41 @@ def test_two_processes_write_the_same_bytes(tmp_path):
     for seed, threads in (("1", "1"), ("2", "2")):
         home = Path(__file__).parent
         places = [str(home), *map(str, sys.path)]
-        env = {**os.environ, "PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(places)}
+        env = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "RAYON_NUM_THREADS": threads,
+            "PYTHONPATH": os.pathsep.join(places),
+        }
         subprocess.run([sys.executable, "-c", _PROGRAM, str(tmp_path / seed)], env=env, check=True)
         files = sorted(path for path in (tmp_path / seed).rglob("*") if path.is_file())
-        contents.append([(str(file.relative_to(tmp_path / seed)), file.read_bytes()) for file in files])
+        contents.append(
+            [(str(file.relative_to(tmp_path / seed)), file.read_bytes()) for file in files]
+        )
     assert len(contents[0]) == 3 * 3 + 2 * 5
     assert contents[0] == contents[1]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_again_and_again_the_same(kind):
-    assert len({train(iter(TEXT), kind).fingerprint for _ in range(4)}) == 1
+    assert len({train_tokenizer(iter(TEXT), kind).fingerprint for _ in range(4)}) == 1
 
 
 def test_scores_do_not_keep_the_order_of_a_hash_table():
     """Characters that no word needs have the least score and a step more each; another character may come close to one."""
     words = {"ab": -3.00004, "cd": -9.5, "x": -9.5 + 3.0000001e-4, "y": -2.0}
     ladder = [-9.5, -9.5 + 1e-4, -9.5 + 1e-4 + 1e-4, -9.5 + 1e-4 + 1e-4 + 1e-4]
-    results = [_steady({**words, **dict(zip(order, ladder, strict=True))}) for order in ("klmn", "nmlk", "lnkm")]
+    results = [
+        _steady({**words, **dict(zip(order, ladder, strict=True))})
+        for order in ("klmn", "nmlk", "lnkm")
+    ]
     assert results == [{**words, "ab": -3.0, "x": -9.4997, **dict.fromkeys("klmn", -9.5)}] * 3
     assert _steady({key: score + 4e-11 for key, score in words.items()}) == _steady(words)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path, kind):
-    tokenizer = train(TEXT, kind)
+    tokenizer = train_tokenizer(TEXT, kind)
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if isinstance(kind, ByteBPE) else BERT_NAMES
     assert [tokenizer.token(id) for id in range(5)] == names
     cls, pad, sep = (0, 1, 2) if isinstance(kind, ByteBPE) else (2, 0, 3)
@@ -86,52 +107,73 @@ def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path
     assert theirs(lines, add_special_tokens=False).input_ids == [row.tolist() for row in ids]
     assert theirs(lines[0]).input_ids == [cls, *ids[0].tolist(), sep]
     assert theirs(lines[0], lines[1]).input_ids == tokenizer.backend.encode(lines[0], lines[1]).ids
-    declared = {WordPiece: "BertTokenizer", ByteBPE: "RobertaTokenizer", Unigram: "TokenizersBackend"}
+    declared = {
+        WordPiece: "BertTokenizer",
+        ByteBPE: "RobertaTokenizer",
+        Unigram: "TokenizersBackend",
+    }
     assert type(theirs).__name__ == declared[type(kind)]
     assert theirs.pad_token_id == pad
-    assert [row.tolist() for row in Tokenizer.load(tmp_path).encode(lines)] == [row.tolist() for row in ids]
+    assert [row.tolist() for row in Tokenizer.load(tmp_path).encode(lines)] == [
+        row.tolist() for row in ids
+    ]
     assert theirs.mask_token_id == 4
 
 
 def test_word_piece_joins_the_most_frequent_pairs():
     """By hand: z ##a occurs six times, then za ##b four times; za ##c and ##a ##b are left with two and one."""
-    tokenizer = train(["zab zab zab zab zac qab zac"], WordPiece(size=100, min_frequency=3))
+    tokenizer = train_tokenizer(
+        ["zab zab zab zab zac qab zac"], WordPiece(size=100, min_frequency=3)
+    )
     letters = ["a", "b", "c", "q", "z"]
-    assert [tokenizer.token(id) for id in range(5, 15)] == [*letters, *("##" + letter for letter in letters)]
+    assert [tokenizer.token(id) for id in range(5, 15)] == [
+        *letters,
+        *("##" + letter for letter in letters),
+    ]
     assert [tokenizer.token(id) for id in range(15, tokenizer.size)] == ["za", "zab"]
 
 
 def test_no_word_over_the_alphabet_is_unknown():
-    tokenizer = train(TEXT, WordPiece(size=300))
+    tokenizer = train_tokenizer(TEXT, WordPiece(size=300))
     letters = [
-        token for token in (tokenizer.token(id) for id in range(5, tokenizer.size)) if len(token) == 1 and token.isalpha()
+        token
+        for token in (tokenizer.token(id) for id in range(5, tokenizer.size))
+        if len(token) == 1 and token.isalpha()
     ]
     assert {"ω", "ж", "你", "k"} <= set(letters)
     words = ["".join(word) for word in zip(letters, reversed(letters), letters[3:], strict=False)]
     assert not any(tokenizer.specials.unknown in ids for ids in tokenizer.encode(words))
     assert tokenizer.id("##你") is None  # an ideograph is a word of its own
     assert tokenizer.id("##.") is None
-    assert train(TEXT, WordPiece(size=300, cjk=False)).id("##你") is not None
+    assert train_tokenizer(TEXT, WordPiece(size=300, cjk=False)).id("##你") is not None
 
 
 def test_the_alphabet_keeps_the_most_frequent_characters():
     counts = Counter(c for line in TEXT for c in line.lower().replace("é", "e") if not c.isspace())
     kept = sorted(counts, key=lambda c: (-counts[c], c))[:12]
-    tokenizer = train(TEXT, WordPiece(size=200, alphabet=12))
+    tokenizer = train_tokenizer(TEXT, WordPiece(size=200, alphabet=12))
     assert {token for token in tokenizer.backend.get_vocab() if len(token) == 1} == set(kept)
 
 
 @given(text=hostile)
 @settings(max_examples=100, deadline=None)
 def test_characters_are_counted_as_the_normaliser_leaves_them(text):
-    for bert in (Bert(), Bert(lowercase=False), Bert(lowercase=False, strip_accents=True, cjk=False)):
+    for bert in (
+        Bert(),
+        Bert(lowercase=False),
+        Bert(lowercase=False, strip_accents=True, cjk=False),
+    ):
         backend = bert_backend({}, bert)
         expected = Counter(c for c in backend.normalizer.normalize_str(text) if not c.isspace())
         assert _normal_characters(Sample(((text,),), len(text), len(text)), backend) == expected
 
 
 def test_options_of_word_piece_reach_the_file():
-    spec = json.loads(train(TEXT, WordPiece(size=300, lowercase=False, strip_accents=True, cjk=False)).backend.to_str())
+    spec = json.loads(
+        train_tokenizer(
+            TEXT, WordPiece(size=300, lowercase=False, strip_accents=True, cjk=False)
+        ).backend.to_str()
+    )
     assert spec["normalizer"] == {
         "type": "BertNormalizer",
         "clean_text": True,
@@ -139,22 +181,24 @@ def test_options_of_word_piece_reach_the_file():
         "strip_accents": True,
         "lowercase": False,
     }
-    assert train(TEXT, WordPiece(size=300)).lowercase
-    assert not train(TEXT, WordPiece(size=300, lowercase=False)).lowercase
+    assert train_tokenizer(TEXT, WordPiece(size=300)).lowercase
+    assert not train_tokenizer(TEXT, WordPiece(size=300, lowercase=False)).lowercase
 
 
 def test_bytes_know_everything():
-    tokenizer = train(TEXT, ByteBPE(size=300))
+    tokenizer = train_tokenizer(TEXT, ByteBPE(size=300))
     text = "Völlig 新しい \U0001f9ff text\twith\r\nall\x00that"
     ids = tokenizer.encode([text])[0]
     assert tokenizer.decode(ids) == " " + text
     assert tokenizer.specials.unknown not in ids
     assert not tokenizer.continues[ids[0]]
-    assert tokenizer.continues[train(TEXT, ByteBPE(size=300, prefix_space=False)).encode(["ka"])[0][0]]
+    assert tokenizer.continues[
+        train_tokenizer(TEXT, ByteBPE(size=300, prefix_space=False)).encode(["ka"])[0][0]
+    ]
 
 
 def test_unigram_pieces_are_probable_short_and_plain():
-    tokenizer = train(TEXT, Unigram(size=300, longest=5))
+    tokenizer = train_tokenizer(TEXT, Unigram(size=300, longest=5))
     spec = json.loads(tokenizer.backend.to_str())["model"]
     pieces, scores = zip(*spec["vocab"][5:], strict=True)
     assert max(map(len, pieces)) <= 5
@@ -163,17 +207,22 @@ def test_unigram_pieces_are_probable_short_and_plain():
     assert not any(piece != piece.lower() or "é" in piece for piece in pieces)
     assert spec["unk_id"] == 1
     assert tokenizer.encode(["🙂"])[0][-1] == tokenizer.specials.unknown
-    assert any("é" in token for token in train(TEXT, Unigram(size=300, strip_accents=False)).backend.get_vocab())
+    assert any(
+        "é" in token
+        for token in train_tokenizer(
+            TEXT, Unigram(size=300, strip_accents=False)
+        ).backend.get_vocab()
+    )
     assert any(
         token != token.lower()
-        for token in train(TEXT, Unigram(size=300, lowercase=False)).backend.get_vocab()
+        for token in train_tokenizer(TEXT, Unigram(size=300, lowercase=False)).backend.get_vocab()
         if "[" not in token
     )
 
 
 @pytest.mark.parametrize(("asked", "made"), [(311, 311), (318, 318), (368, 368), (400, 368)])
 def test_unigram_keeps_its_size_until_the_trainer_finds_no_more(asked, made):
-    assert train(TEXT, Unigram(size=asked)).size == made
+    assert train_tokenizer(TEXT, Unigram(size=asked)).size == made
 
 
 def test_unigram_does_not_hold_its_text_a_second_time():
@@ -192,35 +241,51 @@ INNER = {c for c in LETTERS if c.isalnum() and c not in "你好世界"}
 @pytest.mark.parametrize(
     ("kind", "alphabet", "least"),
     [
-        (WordPiece, f"{len(LETTERS)} characters, {len(INNER)} of them also within words", 5 + len(LETTERS) + len(INNER)),
+        (
+            WordPiece,
+            f"{len(LETTERS)} characters, {len(INNER)} of them also within words",
+            5 + len(LETTERS) + len(INNER),
+        ),
         (ByteBPE, "256 bytes", 261),
-        (Unigram, f"{len(LETTERS) + 1} characters", 6 + len(LETTERS)),  # the mark of a space is one of them
+        (
+            Unigram,
+            f"{len(LETTERS) + 1} characters",
+            6 + len(LETTERS),
+        ),  # the mark of a space is one of them
     ],
 )
 def test_a_size_that_cannot_hold_the_alphabet(kind, alphabet, least):
-    with pytest.raises(TokenizerError, match=f"a vocabulary of 30 cannot hold 5 special tokens and {alphabet}") as caught:
-        train(TEXT, kind(size=30))
+    with pytest.raises(
+        TokenizerError, match=f"a vocabulary of 30 cannot hold 5 special tokens and {alphabet}"
+    ) as caught:
+        train_tokenizer(TEXT, kind(size=30))
     assert f"At least {least} are needed" in str(caught.value)
     with pytest.raises(TokenizerError):
-        train(TEXT, kind(size=least - 1))
-    assert train(TEXT, kind(size=least)).size == least
+        train_tokenizer(TEXT, kind(size=least - 1))
+    assert train_tokenizer(TEXT, kind(size=least)).size == least
 
 
 @pytest.mark.parametrize("kind", [WordPiece(), ByteBPE(), Unigram()], ids=str)
 @pytest.mark.parametrize("texts", [[], ["", ""]])
 def test_no_text(kind, texts):
     with pytest.raises(TokenizerError, match="there is no text"):
-        train(texts, kind)
+        train_tokenizer(texts, kind)
 
 
 @pytest.mark.parametrize("kind", [WordPiece(), ByteBPE(), Unigram()], ids=str)
 def test_half_a_surrogate_pair(kind):
     with pytest.raises(DataError, match=r"a text holds U\+DC80, half of a surrogate pair"):
-        train(["fine", "not \udc80"], kind)
+        train_tokenizer(["fine", "not \udc80"], kind)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(WordPiece, "size"), (WordPiece, "alphabet"), (ByteBPE, "min_frequency"), (Unigram, "longest")]
+    ("kind", "name"),
+    [
+        (WordPiece, "size"),
+        (WordPiece, "alphabet"),
+        (ByteBPE, "min_frequency"),
+        (Unigram, "longest"),
+    ],
 )
 def test_options_below_one(kind: type[Kind], name):
     with pytest.raises(ConfigError, match=rf"{kind.__name__}\.{name}: must be at least 1, is 0"):
@@ -242,7 +307,9 @@ def test_an_even_sample_of_what_does_not_fit():
     places = [int(text[:6]) for text in part.read()]
     assert places == sorted(places)
     tenths = Counter(place // 6_000 for place in places)
-    assert all(700 < tenths[tenth] < 1_700 for tenth in range(10))  # 1,200 each, from blocks of 40 lines
+    assert all(
+        700 < tenths[tenth] < 1_700 for tenth in range(10)
+    )  # 1,200 each, from blocks of 40 lines
     assert sample(lines, ceiling=1_200_000) == part
     assert sample(lines, ceiling=1_200_000, seed=1).blocks != part.blocks
 
@@ -259,5 +326,7 @@ def test_a_ceiling_below_one():
 
 
 def test_training_reads_only_the_sample():
-    few = train(["rare"] * 10 + ["common words here"] * 3000, WordPiece(size=60), ceiling=4096)
+    few = train_tokenizer(
+        ["rare"] * 10 + ["common words here"] * 3000, WordPiece(size=60), ceiling=4096
+    )
     assert few.size < 60

@@ -7,14 +7,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from toy_text import BERT_NAMES, load, pseudo_text, roberta_backend, write_vocabulary
 
 from bothways.core.errors import DataError
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.train import ByteBPE, Unigram, WordPiece, train
-from bothways.text.vocabulary import SplitWord, report
+from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
+from bothways.text.vocabulary_report import SplitWord, vocabulary_report
+from toy_text import BERT_NAMES, load, pseudo_text, roberta_backend, write_vocabulary
 
-TEXT = [*pseudo_text(600, seed=2), "", "Don't panic: e\u0301tude, naïve.\n\tnew-line ... 42% 🙂 你好吗 ωω"]
+TEXT = [
+    *pseudo_text(600, seed=2),
+    "",
+    "Don't panic: e\u0301tude, naïve.\n\tnew-line ... 42% 🙂 你好吗 ωω",
+]
 
 
 def _words(text: str) -> list[str]:
@@ -27,13 +31,22 @@ def _plain(tokenizer: Tokenizer, texts: list[str]) -> dict[str, object]:
     """The figures one by one, with the backend alone."""
 
     def encode(text: str) -> list[str]:
-        return list(map(tokenizer.backend.id_to_token, tokenizer.backend.encode(text, add_special_tokens=False).ids))
+        return list(
+            map(
+                tokenizer.backend.id_to_token,
+                tokenizer.backend.encode(text, add_special_tokens=False).ids,
+            )
+        )
 
     unknown = tokenizer.token(tokenizer.specials.unknown)
     used = Counter(token for text in texts for token in encode(text))
     words = [(word, encode(" " + word)) for text in texts for word in _words(text)]
     known = [(word, pieces) for word, pieces in words if unknown not in pieces]
-    entries = set(tokenizer.backend.get_vocab()) - {tokenizer.token(id) for id in np.flatnonzero(tokenizer.special)} - {unknown}
+    entries = (
+        set(tokenizer.backend.get_vocab())
+        - {tokenizer.token(id) for id in np.flatnonzero(tokenizer.special)}
+        - {unknown}
+    )
     return {
         "size": len(tokenizer.backend.get_vocab()),
         "characters": sum(map(len, texts)),
@@ -48,13 +61,18 @@ def _plain(tokenizer: Tokenizer, texts: list[str]) -> dict[str, object]:
     }
 
 
-KINDS = [WordPiece(size=300), WordPiece(size=200, lowercase=False, alphabet=20), ByteBPE(size=400), Unigram(size=200)]
+KINDS = [
+    WordPiece(size=300),
+    WordPiece(size=200, lowercase=False, alphabet=20),
+    ByteBPE(size=400),
+    Unigram(size=200),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_figure_is_what_plain_counting_gives(kind):
-    tokenizer = train(TEXT[:40], kind)
-    found = report(tokenizer, iter(TEXT))
+    tokenizer = train_tokenizer(TEXT[:40], kind)
+    found = vocabulary_report(tokenizer, iter(TEXT))
     for name, value in _plain(tokenizer, TEXT).items():
         assert getattr(found, name) == pytest.approx(value, abs=1e-12), name
     assert 0 < found.whole_words < 1 < found.fertility
@@ -62,9 +80,11 @@ def test_every_figure_is_what_plain_counting_gives(kind):
 
 
 def test_examples_are_the_most_frequent_first(tmp_path):
-    tokenizer = Tokenizer.load(write_vocabulary(tmp_path, [*BERT_NAMES, "play", "##ing", "##ed", "the", "interplaying"]))
+    tokenizer = Tokenizer.load(
+        write_vocabulary(tmp_path, [*BERT_NAMES, "play", "##ing", "##ed", "the", "interplaying"])
+    )
     texts = ["the playing played played the xyz the", "Playing xyz qq [MASK]"]
-    found = report(tokenizer, texts, examples=2)
+    found = vocabulary_report(tokenizer, texts, examples=2)
     assert found.split == (
         SplitWord("played", ("play", "##ed"), 2),
         SplitWord("Playing", ("play", "##ing"), 1),
@@ -72,21 +92,21 @@ def test_examples_are_the_most_frequent_first(tmp_path):
     assert found.strange == (SplitWord("xyz", ("[UNK]",), 2), SplitWord("MASK", ("[UNK]",), 1))
     assert found.longest == ("interplaying", "##ing")
     assert found.unused == 1 / 5
-    assert report(tokenizer, texts, examples=0).split == ()
+    assert vocabulary_report(tokenizer, texts, examples=0).split == ()
 
 
 def test_a_vocabulary_of_special_tokens_alone(tmp_path):
-    found = report(Tokenizer.load(write_vocabulary(tmp_path, BERT_NAMES)), ["all of it"])
+    found = vocabulary_report(Tokenizer.load(write_vocabulary(tmp_path, BERT_NAMES)), ["all of it"])
     assert (found.unknown, found.unknown_words, found.covered, found.unused) == (1, 1, 0, 0)
     assert found.longest == ()
 
 
 def test_nothing_is_unknown_to_bytes(tmp_path):
-    found = report(load(roberta_backend(), tmp_path), TEXT)
+    found = vocabulary_report(load(roberta_backend(), tmp_path), TEXT)
     assert (found.unknown, found.unknown_words, found.covered, found.strange) == (0, 0, 1, ())
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["... !?", "🙂"]])
 def test_no_word_in_the_text(tmp_path, texts):
     with pytest.raises(DataError, match="there is no word in the text"):
-        report(Tokenizer.load(write_vocabulary(tmp_path)), texts)
+        vocabulary_report(Tokenizer.load(write_vocabulary(tmp_path)), texts)

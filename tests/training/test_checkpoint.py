@@ -10,23 +10,32 @@ import signal
 import pytest
 import torch
 from torch import nn
-from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
 
 import bothways
+from bothways.core.atomic_files import file_digest
 from bothways.core.errors import CheckpointError, ResourceError
-from bothways.core.files import digest
-from bothways.core.learner import Cursor
+from bothways.core.source import Cursor
 from bothways.training import checkpoint
-from bothways.training.checkpoint import Best, Keep, best, checkpoints, latest, prune, read, save
-from bothways.training.optim import AdamW, build
+from bothways.training.checkpoint import (
+    Best,
+    Keep,
+    best,
+    checkpoints,
+    latest,
+    prune,
+    read_checkpoint,
+    save_checkpoint,
+)
+from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Replicated
-from bothways.training.state import Progress
+from bothways.training.state import RunState
+from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
 
 
 def trained():
     """A learner and its optimiser, whose state is not that of the beginning."""
     learner = toy()
-    optimiser = build(AdamW(lr=0.01), learner.named_parameters())
+    optimiser = build_optimizer(AdamW(lr=0.01), learner.named_parameters())
     for parameter in learner.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimiser.step()
@@ -34,15 +43,21 @@ def trained():
 
 
 def save_at(run, step, metrics=None, learner=None):
-    learner, optimiser = trained() if learner is None else (learner, build(AdamW(), learner.named_parameters()))
-    progress = Progress(steps=step, tokens=step * 30, cursor=Cursor(1, 0, step))
-    save(run, learner, optimiser, SINGLE, progress, metrics=metrics or {}, config=CONFIG)
+    learner, optimiser = (
+        trained()
+        if learner is None
+        else (learner, build_optimizer(AdamW(), learner.named_parameters()))
+    )
+    progress = RunState(steps=step, tokens=step * 30, cursor=Cursor(1, 0, step))
+    save_checkpoint(run, learner, optimiser, SINGLE, progress, metrics=metrics or {}, config=CONFIG)
     return run / f"step-{step}"
 
 
 def restore(folder, learner=None, config=CONFIG):
     learner = learner or toy()
-    return read(folder).restore(learner, build(AdamW(lr=0.01), learner.named_parameters()), SINGLE, config)
+    return read_checkpoint(folder).restore(
+        learner, build_optimizer(AdamW(lr=0.01), learner.named_parameters()), SINGLE, config
+    )
 
 
 @pytest.fixture
@@ -52,18 +67,28 @@ def saved(tmp_path):
 
 def test_everything_comes_back(tmp_path):
     learner, optimiser = trained()
-    progress = Progress(3, 90, 0.5, 1.25, Cursor(0, 2, 1), 1, 0.25)
-    save(tmp_path, learner, optimiser, SINGLE, progress, metrics={"loss": 2.5}, config=CONFIG)
+    progress = RunState(3, 90, 0.5, 1.25, Cursor(0, 2, 1), 1, 0.25)
+    save_checkpoint(
+        tmp_path, learner, optimiser, SINGLE, progress, metrics={"loss": 2.5}, config=CONFIG
+    )
     expected = torch.rand(3)
     again = toy()
-    other = build(AdamW(lr=0.5), again.named_parameters())
-    found = read(tmp_path / "step-3")
+    other = build_optimizer(AdamW(lr=0.5), again.named_parameters())
+    found = read_checkpoint(tmp_path / "step-3")
     assert found.restore(again, other, SINGLE, CONFIG) == progress
-    assert (found.metrics, found.config) == ({"loss": 2.5}, {"learner": {"dropout": 0.2}, "betas": [0.9, 0.999]})
+    assert (found.metrics, found.config) == (
+        {"loss": 2.5},
+        {"learner": {"dropout": 0.2}, "betas": [0.9, 0.999]},
+    )
     assert torch.equal(torch.rand(3), expected)
-    assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(learner.parameters(), again.parameters(), strict=True)
+    )
     for ours, theirs in zip(learner.parameters(), again.parameters(), strict=True):
-        assert all(torch.equal(value, other.state[theirs][name]) for name, value in optimiser.state[ours].items())
+        assert all(
+            torch.equal(value, other.state[theirs][name])
+            for name, value in optimiser.state[ours].items()
+        )
     assert [group["lr"] for group in other.param_groups] == [0.01, 0.01]
 
 
@@ -88,7 +113,7 @@ def test_it_holds_what_it_says(saved):
         == {"model.safetensors", "state.pt", "progress.json"}
         == {p.name for p in saved.iterdir()} - {"manifest.json"}
     )
-    assert all(digest(saved / name) == value for name, value in manifest["files"].items())
+    assert all(file_digest(saved / name) == value for name, value in manifest["files"].items())
     assert manifest["bothways"] == bothways.__version__
 
 
@@ -126,7 +151,8 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"{", "is no JSON"), (b"\xff\xfe", "is no JSON"), (b"[1]", "holds no table")]
+    ("content", "message"),
+    [(b"{", "is no JSON"), (b"\xff\xfe", "is no JSON"), (b"[1]", "holds no table")],
 )
 def test_a_damaged_manifest_is_refused(saved, content, message):
     (saved / "manifest.json").write_bytes(content)
@@ -137,11 +163,18 @@ def test_a_damaged_manifest_is_refused(saved, content, message):
 def test_another_format_is_refused(saved, change):
     manifest = json.loads((saved / "manifest.json").read_text()) | change
     (saved / "manifest.json").write_text(json.dumps(manifest))
-    refused(saved, f"is of format {change['format']}, by bothways {manifest['bothways']}; bothways .* reads format 1")
+    refused(
+        saved,
+        f"is of format {change['format']}, by bothways {manifest['bothways']}; bothways .* reads format 1",
+    )
 
 
 def test_another_run_is_refused_and_the_difference_named(saved):
-    error = refused(saved, r"of another run: learner.dropout was 0.2, is 0.3\n", config={**CONFIG, "learner": {"dropout": 0.3}})
+    error = refused(
+        saved,
+        r"of another run: learner.dropout was 0.2, is 0.3\n",
+        config={**CONFIG, "learner": {"dropout": 0.3}},
+    )
     assert "new run" in error.fix
     many = CONFIG | {f"key{number}": number for number in range(8)}
     refused(saved, "key0 was 'not set', is 0; .*; 3 more", config=many)
@@ -159,7 +192,7 @@ def test_another_model_is_refused(saved):
 def sign_again(folder):
     """Make the manifest agree with the files, as one who means harm would."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"] = {name: digest(folder / name) for name in manifest["files"]}
+    manifest["files"] = {name: file_digest(folder / name) for name in manifest["files"]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -184,12 +217,14 @@ def test_another_optimiser_is_refused(saved):
     learner = toy()
     learner.words.weight.requires_grad_(False)
     with pytest.raises(CheckpointError, match=r"state\.pt does not fit this model"):
-        read(saved).restore(learner, build(AdamW(), learner.named_parameters()), SINGLE, CONFIG)
+        read_checkpoint(saved).restore(
+            learner, build_optimizer(AdamW(), learner.named_parameters()), SINGLE, CONFIG
+        )
 
 
 def test_weights_alone_can_be_loaded(saved):
     learner = Toy()
-    read(saved).load_weights(learner)
+    read_checkpoint(saved).load_weights(learner)
     assert torch.equal(learner.words.weight, trained()[0].words.weight)
 
 
@@ -249,13 +284,13 @@ def test_without_any_number_the_oldest_is_best(tmp_path, direction):
 def test_saving_at_the_same_step_again_replaces_the_checkpoint(tmp_path):
     save_at(tmp_path, 1, {"loss": 1.0})
     save_at(tmp_path, 1, {"loss": 2.0})
-    assert read(tmp_path / "step-1").metrics == {"loss": 2.0}
+    assert read_checkpoint(tmp_path / "step-1").metrics == {"loss": 2.0}
 
 
 def assert_only(run, *names):
     assert sorted(path.name for path in run.iterdir()) == sorted(names)
     for name in names:
-        read(run / name)
+        read_checkpoint(run / name)
 
 
 @pytest.mark.parametrize("flush", range(1, 7))
@@ -327,7 +362,9 @@ def test_more_ranks_than_before_draw_anew(saved):
     states = {"cpu": torch.get_rng_state()[None]}
     draws = []
     for rank in (0, 1, 1):
-        checkpoint._set_random(states, torch.device("cpu"), Replicated(rank, 2, rank), Progress(steps=5))
+        checkpoint._set_random(
+            states, torch.device("cpu"), Replicated(rank, 2, rank), RunState(steps=5)
+        )
         draws.append(torch.rand(4))
     assert torch.equal(draws[1], draws[2])
     assert not torch.equal(draws[0], draws[1])

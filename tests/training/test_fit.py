@@ -2,23 +2,42 @@ import math
 
 import pytest
 import torch
+
+from bothways.core.batch import pack
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.loss import Loss
+from bothways.core.source import Cursor
+from bothways.core.targets import IGNORED
+from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.loop import evaluate, fit
+from bothways.training.meter import EvaluationScores, Meter
+from bothways.training.optimizers import AdamW, build_optimizer
+from bothways.training.state import RunState
 from toy_training import SINGLE, Toy, ToyStep, broken_at, fit_toy, sequence, steps, toy
 
-from bothways.core.batch import IGNORED, pack
-from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.learner import Cursor
-from bothways.core.loss import Loss
-from bothways.training.loop import evaluate, fit
-from bothways.training.meter import Meter, Scores
-from bothways.training.optim import AdamW, build
-from bothways.training.state import Epochs, Hours, Progress, Steps, Tokens
 
-
-def run(learner, batches, until, on_step=lambda progress, meter: False, progress=Progress(), **options):  # noqa: B008
-    optimiser = build(AdamW(lr=0.01), learner.named_parameters())
+def run(
+    learner,
+    batches,
+    until,
+    on_step=lambda progress, meter: False,
+    progress=RunState(),
+    **options,
+):
+    optimiser = build_optimizer(AdamW(lr=0.01), learner.named_parameters())
     options = {"precision": "fp32", "schedule": lambda progress: 1.0} | options
     schedule = options.pop("schedule")
-    return fit(learner, batches, optimiser, schedule, SINGLE, until=until, progress=progress, on_step=on_step, **options)
+    return fit(
+        learner,
+        batches,
+        optimiser,
+        schedule,
+        SINGLE,
+        until=until,
+        progress=progress,
+        on_step=on_step,
+        **options,
+    )
 
 
 def reference_gradients(size):
@@ -27,13 +46,21 @@ def reference_gradients(size):
     batch = pack([sequence(0, item) for item in range(size)])
     losses = learner(batch)
     masked, labels = batch.targets["masked"], batch.targets["pair"].labels
-    (losses["masked"].total / len(masked.index) + losses["pair"].total / max(1, int((labels != IGNORED).sum()))).backward()
+    (
+        losses["masked"].total / len(masked.index)
+        + losses["pair"].total / max(1, int((labels != IGNORED).sum()))
+    ).backward()
     return {name: parameter.grad for name, parameter in learner.named_parameters()}
 
 
 def test_it_learns_in_training_mode():
     learner, modes = toy().eval(), []
-    run(learner, steps(Cursor()), Steps(2), lambda progress, meter: modes.append(learner.training) or False)
+    run(
+        learner,
+        steps(Cursor()),
+        Steps(2),
+        lambda progress, meter: modes.append(learner.training) or False,
+    )
     assert modes == [True, True]
 
 
@@ -51,12 +78,17 @@ def test_the_mean_of_the_microbatches_means_would_be_another_gradient():
     for batch in step.microbatches:
         weights, losses = learner.weights(batch), learner(batch)
         sum(loss.total / max(1, weights[name]) / 2 for name, loss in losses.items()).backward()
-    wrong = max((p.grad - reference_gradients(7)[name]).abs().max().item() for name, p in learner.named_parameters())
+    wrong = max(
+        (p.grad - reference_gradients(7)[name]).abs().max().item()
+        for name, p in learner.named_parameters()
+    )
     assert wrong > 1e-3
 
 
 def test_several_steps_end_in_equal_weights_however_they_are_cut():
-    whole, cut = (fit_toy(toy(dtype=torch.float64), steps(Cursor(), 7, cuts), 5)["weights"] for cuts in (1, 2))
+    whole, cut = (
+        fit_toy(toy(dtype=torch.float64), steps(Cursor(), 7, cuts), 5)["weights"] for cuts in (1, 2)
+    )
     for name, weight in whole.items():
         torch.testing.assert_close(cut[name], weight, rtol=1e-9, atol=1e-11)
 
@@ -67,7 +99,9 @@ def test_several_steps_end_in_equal_weights_however_they_are_cut():
 )
 def test_it_stops_when_the_duration_is_over(until, expected):
     seen = []
-    progress = run(toy(), steps(Cursor()), until, lambda progress, meter: seen.append(progress) or False)
+    progress = run(
+        toy(), steps(Cursor()), until, lambda progress, meter: seen.append(progress) or False
+    )
     assert progress.share(until) >= 1
     assert all(each.share(until) < 1 for each in seen[:-1])
     assert expected in (None, progress.steps)
@@ -75,29 +109,45 @@ def test_it_stops_when_the_duration_is_over(until, expected):
 
 
 def test_hours_count_the_time_of_earlier_sessions():
-    progress = run(toy(), steps(Cursor()), Hours(1.0), progress=Progress(steps=7, seconds=3599.95, tokens=10))
+    progress = run(
+        toy(), steps(Cursor()), Hours(1.0), progress=RunState(steps=7, seconds=3599.95, tokens=10)
+    )
     assert progress.steps > 7
     assert 3600 <= progress.seconds < 3605
 
 
 def test_it_does_nothing_where_the_duration_is_over_already():
     learner = toy()
-    assert run(learner, steps(Cursor()), Steps(5), progress=Progress(steps=5)).steps == 5
-    assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), toy().parameters(), strict=True))
+    assert run(learner, steps(Cursor()), Steps(5), progress=RunState(steps=5)).steps == 5
+    assert all(
+        torch.equal(a, b) for a, b in zip(learner.parameters(), toy().parameters(), strict=True)
+    )
 
 
 def test_it_ends_with_the_steps():
-    assert run(toy(), [step for step, _ in zip(steps(Cursor()), range(3), strict=False)], Steps(10)).steps == 3
+    assert (
+        run(
+            toy(), [step for step, _ in zip(steps(Cursor()), range(3), strict=False)], Steps(10)
+        ).steps
+        == 3
+    )
 
 
 def test_on_step_can_ask_to_stop():
-    assert run(toy(), steps(Cursor()), Steps(10), lambda progress, meter: progress.steps == 4).steps == 4
+    assert (
+        run(toy(), steps(Cursor()), Steps(10), lambda progress, meter: progress.steps == 4).steps
+        == 4
+    )
 
 
 def test_progress_counts_what_the_steps_say():
     batches = [step for step, _ in zip(steps(Cursor()), range(3), strict=False)]
     progress = run(toy(), batches, Steps(3))
-    assert (progress.tokens, progress.epochs, progress.cursor) == (sum(b.tokens for b in batches), 0.75, batches[-1].cursor)
+    assert (progress.tokens, progress.epochs, progress.cursor) == (
+        sum(b.tokens for b in batches),
+        0.75,
+        batches[-1].cursor,
+    )
 
 
 def test_the_rate_is_peak_times_schedule_of_the_progress_before_the_step():
@@ -128,7 +178,9 @@ def test_reports_are_sums_by_weights_since_the_last():
         means = {name: loss.total.item() / weights[name] for name, loss in expected.items()}
         assert report.progress.steps == 2 * number + 2
         assert report.scores.losses == pytest.approx(means, rel=1e-6)
-        assert report.scores.accuracies == {"masked": expected["masked"].hits.item() / weights["masked"]}
+        assert report.scores.accuracies == {
+            "masked": expected["masked"].hits.item() / weights["masked"]
+        }
         assert report.gradient_norm > 0
     assert len(reports) == 2
 
@@ -145,7 +197,12 @@ def test_a_loss_without_weight_is_left_out_of_the_report_and_trains_nothing():
     one = sequence(0, 0)
     assert one.targets["pair"].labels[0] == IGNORED
     learner, seen = toy(), []
-    run(learner, [ToyStep((pack([one]),), Cursor(), 1, 1, 0.0)], Steps(1), lambda _, meter: seen.append(meter.read()) or False)
+    run(
+        learner,
+        [ToyStep((pack([one]),), Cursor(), 1, 1, 0.0)],
+        Steps(1),
+        lambda _, meter: seen.append(meter.read()) or False,
+    )
     assert set(seen[0].scores.losses) == {"masked"}
     decayed = toy().labels.weight * (1 - 0.01 * 0.01)
     torch.testing.assert_close(learner.labels.weight, decayed)
@@ -168,7 +225,9 @@ def test_a_loss_that_is_no_number_stops_the_run_and_is_named_with_its_step(read_
     assert all(parameter.isfinite().all() for parameter in learner.parameters())
     twin = toy()
     run(twin, steps(Cursor()), Steps(2))
-    assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), twin.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(learner.parameters(), twin.parameters(), strict=True)
+    )
 
 
 def test_a_gradient_that_is_no_number_under_a_finite_loss_is_named_too():
@@ -186,16 +245,20 @@ def test_evaluation_is_without_dropout_or_gradient_and_leaves_the_mode():
     assert first == second
     assert learner.training
     assert all(parameter.grad is None for parameter in learner.parameters())
-    whole = pack([sequence(0, item) for item in range(7)] + [sequence(1, item) for item in range(4)])
+    whole = pack(
+        [sequence(0, item) for item in range(7)] + [sequence(1, item) for item in range(4)]
+    )
     losses, weights = toy()(whole), toy().weights(whole)
-    assert first.losses == pytest.approx({name: loss.total.item() / weights[name] for name, loss in losses.items()}, rel=1e-6)
+    assert first.losses == pytest.approx(
+        {name: loss.total.item() / weights[name] for name, loss in losses.items()}, rel=1e-6
+    )
     learner.eval()
     evaluate(learner, batches, SINGLE)
     assert not learner.training
 
 
 def test_evaluation_of_nothing_scores_nothing():
-    assert evaluate(toy(), [], SINGLE) == Scores()
+    assert evaluate(toy(), [], SINGLE) == EvaluationScores()
 
 
 def test_an_evaluation_that_is_no_number_is_refused():
@@ -204,7 +267,7 @@ def test_an_evaluation_that_is_no_number_is_refused():
 
 
 def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(monkeypatch):
-    monkeypatch.setattr("bothways.core.hardware.has_bf16", lambda device: True)
+    monkeypatch.setattr("bothways.runtime.devices.has_bf16", lambda device: True)
     dtypes = []
 
     class Watched(Toy):
@@ -220,7 +283,7 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(monkeypatch):
 
 
 def test_bf16_is_refused_where_the_hardware_has_none(monkeypatch):
-    monkeypatch.setattr("bothways.core.hardware.has_bf16", lambda device: False)
+    monkeypatch.setattr("bothways.runtime.devices.has_bf16", lambda device: False)
     with pytest.raises(ConfigError, match="bf16 is asked for"):
         run(toy(), steps(Cursor()), Steps(1), precision="bf16")
     assert run(toy(), steps(Cursor()), Steps(1), precision="auto").steps == 1
@@ -231,5 +294,5 @@ def test_adding_a_microbatch_fetches_nothing_from_the_device():
     meter = Meter(SINGLE)
     batch = next(steps(Cursor())).microbatches[0]
     meter.add(batch, {"masked": 1.0}, {"masked": Loss(torch.empty((), device="meta"))})
-    meter.close(Progress(steps=1), torch.empty((), device="meta"), 0.1)
+    meter.close(RunState(steps=1), torch.empty((), device="meta"), 0.1)
     assert meter.pending

@@ -3,12 +3,12 @@ import os
 import signal
 
 import pytest
-from toy_training import processes
 
+from bothways.core.atomic_files import replace_file
 from bothways.core.errors import ResourceError
-from bothways.core.files import replace_file
-from bothways.training.folder import run_folder
-from bothways.training.interrupt import Interruption, resume_command
+from bothways.training.run_folder import run_folder
+from bothways.training.signals import Interruption, resume_command
+from toy_training import processes
 
 
 def hold(folder, connection):
@@ -45,7 +45,10 @@ def test_two_runs_on_one_folder_are_refused_by_process(held):
 def test_an_owner_that_cannot_be_read_is_another_process(held):
     folder, _ = held
     (folder / ".owner.json").write_text("{")
-    with pytest.raises(ResourceError, match="is in use by another process"), run_folder(folder, resume=True):
+    with (
+        pytest.raises(ResourceError, match="is in use by another process"),
+        run_folder(folder, resume=True),
+    ):
         pass
 
 
@@ -98,7 +101,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match="cannot be written"), run_folder(tmp_path / "file" / "run", resume=False):
+    with (
+        pytest.raises(ResourceError, match="cannot be written"),
+        run_folder(tmp_path / "file" / "run", resume=False),
+    ):
         pass
 
 
@@ -160,4 +166,7 @@ def test_the_resume_command_is_the_one_that_was_given(monkeypatch):
         == "bothways pretrain 'my run' '--until=9 steps' --resume"
     )
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert resume_command(["pretrain", "run"]) == "torchrun --nproc-per-node=2 -m bothways pretrain run --resume"
+    assert (
+        resume_command(["pretrain", "run"])
+        == "torchrun --nproc-per-node=2 -m bothways pretrain run --resume"
+    )

@@ -7,18 +7,21 @@ import math
 
 import pytest
 import torch
-from toy_training import TRAINING, steps, toy
 
-from bothways.core.learner import Cursor
+from bothways.core.source import Cursor
 from bothways.training.checkpoint import Best, Keep
-from bothways.training.memory import Trained, train
-from bothways.training.state import Progress, Steps
+from bothways.training.durations import Steps
+from bothways.training.in_memory import InMemoryResult, train_in_memory
+from bothways.training.state import RunState
+from toy_training import TRAINING, steps, toy
 
 FREE = dataclasses.replace(TRAINING, until=Steps(7), evaluate=Steps(2), keep=Keep())
 HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
 
 
-def run(best: Best, values: list[float], patience: int | None = None) -> tuple[Trained, list[torch.Tensor], torch.Tensor]:
+def run(
+    best: Best, values: list[float], patience: int | None = None
+) -> tuple[InMemoryResult, list[torch.Tensor], torch.Tensor]:
     """What it came to, the weights at each evaluation, and those at the end; the evaluations find these values."""
     learner, seen = toy(), list[torch.Tensor]()
 
@@ -26,7 +29,9 @@ def run(best: Best, values: list[float], patience: int | None = None) -> tuple[T
         seen.append(learner.inner.weight.detach().clone())
         return {"m": values[len(seen) - 1]}
 
-    trained = train(learner, steps(Cursor()), dataclasses.replace(FREE, patience=patience), best, evaluation)
+    trained = train_in_memory(
+        learner, steps(Cursor()), dataclasses.replace(FREE, patience=patience), best, evaluation
+    )
     return trained, seen, learner.inner.weight.detach()
 
 
@@ -59,9 +64,9 @@ def test_without_an_evaluation_the_last_weights_stay() -> None:
     learner, told = toy(), list[int]()
     before = learner.inner.weight.detach().clone()
 
-    def on_step(progress: Progress) -> None:
+    def on_step(progress: RunState) -> None:
         told.append(progress.steps)
 
-    trained = train(learner, steps(Cursor()), FREE, HIGH, None, on_step=on_step)
+    trained = train_in_memory(learner, steps(Cursor()), FREE, HIGH, None, on_step=on_step)
     assert (trained.history, trained.metrics, told) == ((), {}, [1, 2, 3, 4, 5, 6, 7])
     assert not torch.equal(before, learner.inner.weight)

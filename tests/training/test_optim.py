@@ -3,18 +3,30 @@ import torch
 from torch import nn
 
 from bothways.core.errors import ConfigError
-from bothways.training.optim import AdamW, BertAdam, Rule, build, groups, set_rate, update
+from bothways.training.optimizers import (
+    AdamW,
+    BertAdam,
+    ParameterRule,
+    build_optimizer,
+    groups,
+    set_rate,
+    update,
+)
 
 
 def model(dtype=torch.float64):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3, bias=False)).to(dtype)
+    return nn.Sequential(
+        nn.Embedding(7, 4), nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3, bias=False)
+    ).to(dtype)
 
 
 def gradients(network, step):
     generator = torch.Generator().manual_seed(step)
     for parameter in network.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.1
+        parameter.grad = (
+            torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.1
+        )
 
 
 def test_matrices_decay_and_vectors_do_not():
@@ -22,20 +34,24 @@ def test_matrices_decay_and_vectors_do_not():
     named["0.weight"].requires_grad_(False)
     decayed, others = groups(named.items(), AdamW(lr=0.5, decay=0.1))
     assert [decayed["weight_decay"], others["weight_decay"]] == [0.1, 0.0]
-    assert {id(p) for p in decayed["params"]} == {id(named[name]) for name in ("1.weight", "3.weight")}
-    assert {id(p) for p in others["params"]} == {id(named[name]) for name in ("1.bias", "2.weight", "2.bias")}
+    assert {id(p) for p in decayed["params"]} == {
+        id(named[name]) for name in ("1.weight", "3.weight")
+    }
+    assert {id(p) for p in others["params"]} == {
+        id(named[name]) for name in ("1.bias", "2.weight", "2.bias")
+    }
 
 
 def test_a_model_with_nothing_to_train_is_refused():
     with pytest.raises(ConfigError, match="no parameter to train"):
-        build(AdamW(), model().requires_grad_(False).named_parameters())
+        build_optimizer(AdamW(), model().requires_grad_(False).named_parameters())
 
 
 def test_bert_adam_is_adam_without_bias_correction():
     """Google's AdamWeightDecayOptimizer, written out: m, v, m / (√v + ε) + decay · w, times the rate."""
     config = BertAdam(lr=0.01, betas=(0.8, 0.99), eps=1e-6, decay=0.1)
     network = model()
-    optimiser = build(config, network.named_parameters())
+    optimiser = build_optimizer(config, network.named_parameters())
     weights = {name: p.detach().clone() for name, p in network.named_parameters()}
     m, v = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
     for step in range(50):
@@ -56,7 +72,8 @@ def test_bert_adam_is_adam_without_bias_correction():
 def test_bert_adam_without_its_endless_step_would_differ():
     ours, corrected = model(), model()
     optimisers = [
-        build(kind(lr=0.01, eps=1e-6), net.named_parameters()) for kind, net in ((BertAdam, ours), (AdamW, corrected))
+        build_optimizer(kind(lr=0.01, eps=1e-6), net.named_parameters())
+        for kind, net in ((BertAdam, ours), (AdamW, corrected))
     ]
     for network, optimiser in zip((ours, corrected), optimisers, strict=True):
         gradients(network, 0)
@@ -69,7 +86,7 @@ def test_bert_adam_without_its_endless_step_would_differ():
 @pytest.mark.parametrize("clip_norm", [None, 0.05, 100.0])
 def test_adamw_with_clipping_is_torchs(clip_norm):
     ours, theirs = model(), model()
-    optimiser = build(AdamW(lr=0.01, decay=0.1), ours.named_parameters())
+    optimiser = build_optimizer(AdamW(lr=0.01, decay=0.1), ours.named_parameters())
     matrices = [p for p in theirs.parameters() if p.ndim >= 2]
     vectors = [p for p in theirs.parameters() if p.ndim < 2]
     reference = torch.optim.AdamW(
@@ -89,7 +106,10 @@ def test_adamw_with_clipping_is_torchs(clip_norm):
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         # torch adds 1e-6 to the norm that it divides by, and the factor is rounded to float32 here.
         torch.testing.assert_close(
-            mine, other, rtol=0 if clip_norm is None else 1e-4, atol=1e-12 if clip_norm is None else 1e-5
+            mine,
+            other,
+            rtol=0 if clip_norm is None else 1e-4,
+            atol=1e-12 if clip_norm is None else 1e-5,
         )
 
 
@@ -97,11 +117,14 @@ def test_adamw_with_clipping_is_torchs(clip_norm):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_gradient_that_is_not_finite_changes_nothing(config, bad):
     network = model(torch.float32)
-    optimiser = build(config, network.named_parameters())
+    optimiser = build_optimizer(config, network.named_parameters())
     gradients(network, 0)
     update(optimiser, 1.0)
     before = [p.detach().clone() for p in network.parameters()]
-    state = [{name: value.clone() for name, value in optimiser.state[p].items()} for p in network.parameters()]
+    state = [
+        {name: value.clone() for name, value in optimiser.state[p].items()}
+        for p in network.parameters()
+    ]
     gradients(network, 1)
     next(network.parameters()).grad[0, 0] = bad
     assert not update(optimiser, 1.0).isfinite()
@@ -113,7 +136,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(config, bad):
 @pytest.mark.parametrize("config", [AdamW(lr=0.01), BertAdam(lr=0.01)])
 def test_state_goes_through_a_file_and_back(config, tmp_path):
     whole, stopped, resumed = model(torch.float32), model(torch.float32), model(torch.float32)
-    optimisers = [build(config, net.named_parameters()) for net in (whole, stopped, resumed)]
+    optimisers = [
+        build_optimizer(config, net.named_parameters()) for net in (whole, stopped, resumed)
+    ]
     for step in range(10):
         gradients(whole, step)
         update(optimisers[0], 1.0)
@@ -126,7 +151,9 @@ def test_state_goes_through_a_file_and_back(config, tmp_path):
     for step in range(6, 10):
         gradients(resumed, step)
         update(optimisers[2], 1.0)
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", [AdamW, BertAdam])
@@ -150,9 +177,15 @@ def test_rules_make_groups_of_their_own():
     named = dict(model().named_parameters())
     factors = {"0": 0.25, "1": 0.5}
     found = groups(
-        named.items(), AdamW(lr=0.5, decay=0.1), lambda name: Rule(factors.get(name[0], 1.0), 0.1 * (name == "0.weight"))
+        named.items(),
+        AdamW(lr=0.5, decay=0.1),
+        lambda name: ParameterRule(factors.get(name[0], 1.0), 0.1 * (name == "0.weight")),
     )
-    seen = {id(p): (g["lr"], g["peak"], g["weight_decay"], g["pull"]) for g in found for p in g["params"]}
+    seen = {
+        id(p): (g["lr"], g["peak"], g["weight_decay"], g["pull"])
+        for g in found
+        for p in g["params"]
+    }
     assert {name: seen[id(p)] for name, p in named.items()} == {
         "0.weight": (0.125, 0.125, 0.1, 0.1),
         "1.weight": (0.25, 0.25, 0.1, 0.0),
@@ -161,7 +194,9 @@ def test_rules_make_groups_of_their_own():
         "2.bias": (0.5, 0.5, 0.0, 0.0),
         "3.weight": (0.5, 0.5, 0.1, 0.0),
     }
-    optimiser = build(AdamW(lr=0.5), named.items(), lambda name: Rule(factors.get(name[0], 1.0)))
+    optimiser = build_optimizer(
+        AdamW(lr=0.5), named.items(), lambda name: ParameterRule(factors.get(name[0], 1.0))
+    )
     assert set_rate(optimiser, 0.5) == 0.25
     assert sorted({group["lr"] for group in optimiser.param_groups}) == [0.0625, 0.125, 0.25]
 
@@ -170,11 +205,20 @@ def test_rules_make_groups_of_their_own():
 def test_the_pull_is_a_decay_toward_the_start(kind):
     """w ← w − rate · pull · (w − w₀), then the optimiser's own step: against torch's Adam with the pull written out."""
     ours, theirs = model(), model()
-    config, start = kind(lr=0.01, decay=0.1, eps=1e-6), [p.detach().clone() for p in theirs.parameters()]
-    optimiser = build(
-        config, ours.named_parameters(), lambda name: Rule(1.0 if name[0] == "3" else 0.5, 2.0 * (name[0] != "3"))
+    config, start = (
+        kind(lr=0.01, decay=0.1, eps=1e-6),
+        [p.detach().clone() for p in theirs.parameters()],
     )
-    reference = build(config, theirs.named_parameters(), lambda name: Rule(1.0 if name[0] == "3" else 0.5))
+    optimiser = build_optimizer(
+        config,
+        ours.named_parameters(),
+        lambda name: ParameterRule(1.0 if name[0] == "3" else 0.5, 2.0 * (name[0] != "3")),
+    )
+    reference = build_optimizer(
+        config,
+        theirs.named_parameters(),
+        lambda name: ParameterRule(1.0 if name[0] == "3" else 0.5),
+    )
     for step in range(25):
         gradients(ours, step)
         gradients(theirs, step)
@@ -186,13 +230,17 @@ def test_the_pull_is_a_decay_toward_the_start(kind):
             set_rate(one, factor)
             update(one, None)
     for mine, other, origin in zip(ours.parameters(), theirs.parameters(), start, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)  # the rate of a step is rounded to float32 here
+        torch.testing.assert_close(
+            mine, other, rtol=0, atol=1e-9
+        )  # the rate of a step is rounded to float32 here
         assert not torch.equal(mine, origin)
 
 
 def test_a_pull_changes_nothing_where_a_gradient_is_not_finite():
     network = model(torch.float32)
-    optimiser = build(AdamW(lr=0.01), network.named_parameters(), lambda name: Rule(pull=1.0))
+    optimiser = build_optimizer(
+        AdamW(lr=0.01), network.named_parameters(), lambda name: ParameterRule(pull=1.0)
+    )
     gradients(network, 0)
     update(optimiser, None)
     before = [p.detach().clone() for p in network.parameters()]

@@ -7,13 +7,14 @@ import math
 from pathlib import Path
 
 import pytest
-from toy_training import SINGLE, TRAINING, steps, toy
 
 from bothways.core.errors import ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints
-from bothways.training.patience import Waiting
-from bothways.training.run import Phase, train
-from bothways.training.state import Progress, Steps
+from bothways.training.durations import Steps
+from bothways.training.early_stopping import EarlyStopping
+from bothways.training.run import TrainingPhase, train_in_folder
+from bothways.training.state import RunState
+from toy_training import SINGLE, TRAINING, steps, toy
 
 HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
 
@@ -32,10 +33,10 @@ HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
 )
 def test_what_is_counted(best: Best, values: list[float], waited: int) -> None:
     for stop in range(len(values)):
-        whole, broken = Waiting(2, best), Waiting(2, best)
+        whole, broken = EarlyStopping(2, best), EarlyStopping(2, best)
         for value in values[:stop]:
             broken.note(float(value))
-        again = Waiting(2, best)
+        again = EarlyStopping(2, best)
         again.restore(broken.state())
         for value in values:
             whole.note(float(value))
@@ -47,21 +48,41 @@ def test_what_is_counted(best: Best, values: list[float], waited: int) -> None:
 
 
 def test_without_patience_nothing_is_counted() -> None:
-    waiting = Waiting(None, None)
+    waiting = EarlyStopping(None, None)
     evaluation = dict
     assert waiting.watched(evaluation) is evaluation
     assert (waiting.state(), waiting.over) == ({}, False)
 
 
-def run(folder: Path, values: list[float], *, patience: int | None = 2, until: int = 14, best: Best | None = HIGH) -> Progress:
+def run(
+    folder: Path,
+    values: list[float],
+    *,
+    patience: int | None = 2,
+    until: int = 14,
+    best: Best | None = HIGH,
+) -> RunState:
     """A run that evaluates every second step and finds these values, by step."""
     training = dataclasses.replace(
-        TRAINING, until=Steps(until), evaluate=Steps(2), save=None, keep=Keep(1, best), patience=patience
+        TRAINING,
+        until=Steps(until),
+        evaluate=Steps(2),
+        save=None,
+        keep=Keep(1, best),
+        patience=patience,
     )
     found = iter(values)
     folder.mkdir(exist_ok=True)
-    phases = [Phase(Steps(7), steps), Phase(Steps(until), steps)]
-    return train(toy(0.1), phases, training, SINGLE, folder, config={}, evaluation=lambda on_share: {"m": next(found)})
+    phases = [TrainingPhase(Steps(7), steps), TrainingPhase(Steps(until), steps)]
+    return train_in_folder(
+        toy(0.1),
+        phases,
+        training,
+        SINGLE,
+        folder,
+        config={},
+        evaluation=lambda on_share: {"m": next(found)},
+    )
 
 
 def test_a_run_ends_when_nothing_gets_better(tmp_path: Path) -> None:

@@ -2,13 +2,23 @@
 
 import pytest
 import torch
-from toy_training import SINGLE, fit_toy, free_port, metric_lines, processes, rank_main, session, steps, toy
 
 from bothways.core.errors import ConfigError, ResourceError
-from bothways.core.learner import Cursor
-from bothways.training.checkpoint import checkpoints, read
+from bothways.core.source import Cursor
+from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import evaluate
-from bothways.training.parallel import Replicated, Single, place, plan_here
+from bothways.training.parallel import Replicated, Single, plan_here, rank_device
+from toy_training import (
+    SINGLE,
+    fit_toy,
+    free_port,
+    metric_lines,
+    processes,
+    rank_main,
+    session,
+    steps,
+    toy,
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +84,18 @@ def test_the_ranks_go_by_one_clock(two):
 
 
 def test_two_ranks_resume_to_the_weights_of_a_run_without_interruption(two):
-    whole, resumed = (torch.load(two[0] / name / "final.pt", weights_only=True) for name in ("whole", "stopped"))
+    whole, resumed = (
+        torch.load(two[0] / name / "final.pt", weights_only=True) for name in ("whole", "stopped")
+    )
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
-    recorded = [[line["step"] for line in metric_lines(two[0] / name)] for name in ("whole", "stopped")]
+    recorded = [
+        [line["step"] for line in metric_lines(two[0] / name)] for name in ("whole", "stopped")
+    ]
     assert recorded[0] == recorded[1]
 
 
 def test_one_process_can_go_on_with_the_checkpoint_of_two(two):
-    before = read(checkpoints(two[0] / "alone")[-1])
+    before = read_checkpoint(checkpoints(two[0] / "alone")[-1])
     progress = session(two[0] / "alone")
     assert (before.progress.steps, progress.steps) == (6, 14)
     assert progress.tokens == metric_lines(two[0] / "whole")[-1]["tokens"]
@@ -104,7 +118,11 @@ def test_the_plan_is_the_one_in_the_environment(monkeypatch, environment, expect
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
-    [("RANK", "", "RANK is ''"), ("LOCAL_RANK", "x", "LOCAL_RANK is 'x'"), ("RANK", "4", "RANK is 4, but must be from 0 to 3")],
+    [
+        ("RANK", "", "RANK is ''"),
+        ("LOCAL_RANK", "x", "LOCAL_RANK is 'x'"),
+        ("RANK", "4", "RANK is 4, but must be from 0 to 3"),
+    ],
 )
 def test_an_environment_that_is_no_torchruns_is_refused(monkeypatch, name, value, message):
     for key, good in ENVIRONMENT.items():
@@ -117,8 +135,8 @@ def test_an_environment_that_is_no_torchruns_is_refused(monkeypatch, name, value
 def test_each_rank_has_the_device_of_its_local_number(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert place(Replicated(3, 4, 1), cuda) == torch.device("cuda", 1)
-    assert place(Replicated(3, 4, 1), cpu) == cpu
-    assert place(Single(), cuda) == cuda
+    assert rank_device(Replicated(3, 4, 1), cuda) == torch.device("cuda", 1)
+    assert rank_device(Replicated(3, 4, 1), cpu) == cpu
+    assert rank_device(Single(), cuda) == cuda
     with pytest.raises(ResourceError, match="rank 2 needs CUDA device 2, but there are 2"):
-        place(Replicated(2, 4, 2), cuda)
+        rank_device(Replicated(2, 4, 2), cuda)

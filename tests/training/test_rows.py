@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from bothways.training.optim import AdamW, BertAdam, Rule, build, set_rate, update
+from bothways.training.optimizers import (
+    AdamW,
+    BertAdam,
+    ParameterRule,
+    build_optimizer,
+    set_rate,
+    update,
+)
 
 ROWS, WIDTH = 23, 4
 
@@ -23,22 +30,31 @@ def lose(network, step, sparse, factor=1.0):
     generator = torch.Generator().manual_seed(step)
     network[0].sparse = sparse
     for _ in range(2):
-        ids = torch.randint(min(ROWS - 3, 4 + step), (6,), generator=generator)  # the last three rows are never read
+        ids = torch.randint(
+            min(ROWS - 3, 4 + step), (6,), generator=generator
+        )  # the last three rows are never read
         (network(ids).square().sum() * factor).backward()
     assert network[0].weight.grad.is_sparse == sparse
 
 
 def assert_equal(first, second):
     for mine, other in zip(first.parameters(), second.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)  # the rate of a step is rounded to float32 here
+        torch.testing.assert_close(
+            mine, other, rtol=0, atol=1e-9
+        )  # the rate of a step is rounded to float32 here
 
 
-@pytest.mark.parametrize("config", [AdamW(lr=0.02, decay=0.3), AdamW(lr=0.02, decay=0.0), BertAdam(lr=0.02, decay=0.3)])
+@pytest.mark.parametrize(
+    "config", [AdamW(lr=0.02, decay=0.3), AdamW(lr=0.02, decay=0.0), BertAdam(lr=0.02, decay=0.3)]
+)
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("pull", [0.0, 1.5])
 def test_by_rows_is_the_dense_update(config, clip_norm, pull):
     ours, theirs = networks()
-    optimisers = [build(config, net.named_parameters(), lambda _: Rule(pull=pull)) for net in (ours, theirs)]
+    optimisers = [
+        build_optimizer(config, net.named_parameters(), lambda _: ParameterRule(pull=pull))
+        for net in (ours, theirs)
+    ]
     start = ours[0].weight.detach().clone()
     for step in range(40):
         for net, optimiser in zip((ours, theirs), optimisers, strict=True):
@@ -48,7 +64,9 @@ def test_by_rows_is_the_dense_update(config, clip_norm, pull):
         torch.testing.assert_close(*norms, rtol=1e-9, atol=0)
         assert all(p.grad is None for p in ours.parameters())
     assert_equal(ours, theirs)
-    unread, read = (ours[0].weight[rows] == start[rows] for rows in (slice(ROWS - 3, None), slice(0, ROWS - 3)))
+    unread, read = (
+        ours[0].weight[rows] == start[rows] for rows in (slice(ROWS - 3, None), slice(0, ROWS - 3))
+    )
     assert not read.any()
     assert unread.all() if config.decay == 0.0 else not unread.any()
 
@@ -56,7 +74,7 @@ def test_by_rows_is_the_dense_update(config, clip_norm, pull):
 @pytest.mark.parametrize("config", [AdamW(lr=0.02), BertAdam(lr=0.02)])
 def test_a_gradient_that_is_not_finite_changes_nothing(config):
     network, _ = networks()
-    optimiser = build(config, network.named_parameters())
+    optimiser = build_optimizer(config, network.named_parameters())
     lose(network, 3, sparse=True)
     update(optimiser, 1.0)
     before = copy.deepcopy((network.state_dict(), optimiser.state_dict()["state"]))
@@ -71,7 +89,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(config):
 def test_a_run_goes_on_from_its_state(config):
     """Which rows have moments is no part of the state: a restored run finds it out."""
     whole, cut = networks()
-    optimiser, early = build(config, whole.named_parameters()), build(config, cut.named_parameters())
+    optimiser, early = (
+        build_optimizer(config, whole.named_parameters()),
+        build_optimizer(config, cut.named_parameters()),
+    )
     for step in range(12):
         lose(whole, step, sparse=True)
         update(optimiser, 1.0)
@@ -81,18 +102,21 @@ def test_a_run_goes_on_from_its_state(config):
     file = io.BytesIO()
     torch.save(early.state_dict(), file)
     file.seek(0)
-    again = build(config, cut.named_parameters())
+    again = build_optimizer(config, cut.named_parameters())
     again.seen = {cut[0].weight: torch.tensor([0])}  # of a run that is none of this state's
     again.load_state_dict(torch.load(file, weights_only=True))
     for step in range(5, 12):
         lose(cut, step, sparse=True)
         update(again, 1.0)
-    assert all(torch.equal(mine, other) for mine, other in zip(whole.parameters(), cut.parameters(), strict=True))
+    assert all(
+        torch.equal(mine, other)
+        for mine, other in zip(whole.parameters(), cut.parameters(), strict=True)
+    )
 
 
 def test_a_run_may_change_from_dense_to_rows_and_back():
     ours, theirs = networks()
-    optimisers = [build(AdamW(lr=0.02), net.named_parameters()) for net in (ours, theirs)]
+    optimisers = [build_optimizer(AdamW(lr=0.02), net.named_parameters()) for net in (ours, theirs)]
     for step in range(20):
         for net, optimiser in zip((ours, theirs), optimisers, strict=True):
             lose(net, step, sparse=net is ours and step // 5 % 2 == 1)

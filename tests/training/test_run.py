@@ -9,20 +9,32 @@ import time
 
 import pytest
 import torch
-from toy_training import CONFIG, TRAINING, killed_in_save, metric_lines, processes, session, steps, toy
 
 from bothways.core.errors import CheckpointError, ConfigError
-from bothways.training.checkpoint import Best, Keep, checkpoints, read
+from bothways.training.checkpoint import Best, Keep, checkpoints, read_checkpoint
+from bothways.training.durations import Hours, Steps
 from bothways.training.parallel import Single
-from bothways.training.run import Phase, train
-from bothways.training.state import Hours, Steps
+from bothways.training.run import TrainingPhase, train_in_folder
 from bothways.training.trackers import JsonLines, Terminal
+from toy_training import (
+    CONFIG,
+    TRAINING,
+    killed_in_save,
+    metric_lines,
+    processes,
+    session,
+    steps,
+    toy,
+)
 
 TIMES = {"seconds", "tokens_per_second", "seconds_left"}
 
 
 def timeless(folder):
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in metric_lines(folder)]
+    return [
+        {name: value for name, value in line.items() if name not in TIMES}
+        for line in metric_lines(folder)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +50,12 @@ def assert_equal_runs(folder, whole):
     assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
     assert timeless(folder) == timeless(whole)
     assert [path.name for path in checkpoints(folder)] == [path.name for path in checkpoints(whole)]
-    then, now = (read(checkpoints(each)[-1]) for each in (whole, folder))
-    assert (now.metrics, now.progress.cursor, now.progress.tokens) == (then.metrics, then.progress.cursor, then.progress.tokens)
+    then, now = (read_checkpoint(checkpoints(each)[-1]) for each in (whole, folder))
+    assert (now.metrics, now.progress.cursor, now.progress.tokens) == (
+        then.metrics,
+        then.progress.cursor,
+        then.progress.tokens,
+    )
 
 
 def in_a_process(target, *arguments):
@@ -54,7 +70,9 @@ def test_a_resume_without_the_random_state_would_end_in_other_weights(whole, tmp
     session(tmp_path, 5)
     monkeypatch.setattr("bothways.training.checkpoint._set_random", lambda *_: None)
     session(tmp_path)
-    ours, expected = (torch.load(each / "final.pt", weights_only=True) for each in (tmp_path, whole))
+    ours, expected = (
+        torch.load(each / "final.pt", weights_only=True) for each in (tmp_path, whole)
+    )
     assert not any(torch.equal(ours[name], weight) for name, weight in expected.items())
 
 
@@ -62,16 +80,20 @@ def test_a_resume_without_the_random_state_would_end_in_other_weights(whole, tmp
 def test_killed_at_any_step_and_resumed_it_ends_in_the_same_weights(step, whole, tmp_path):
     assert in_a_process(session, tmp_path, step, signal.SIGKILL) == -signal.SIGKILL
     saved = [path.name for path in checkpoints(tmp_path)]
-    assert saved[-1:] == ([f"step-{max(s for s in (3, 4, 6, 8, 9, 12) if s <= step)}"] if step >= 3 else [])
+    assert saved[-1:] == (
+        [f"step-{max(s for s in (3, 4, 6, 8, 9, 12) if s <= step)}"] if step >= 3 else []
+    )
     assert in_a_process(session, tmp_path) == 0
     assert_equal_runs(tmp_path, whole)
 
 
 @pytest.mark.parametrize("flush", [2, 4, 7, 8, 13])
-def test_killed_in_the_middle_of_a_checkpoint_it_resumes_from_the_one_before(flush, whole, tmp_path):
+def test_killed_in_the_middle_of_a_checkpoint_it_resumes_from_the_one_before(
+    flush, whole, tmp_path
+):
     assert in_a_process(killed_in_save, tmp_path, flush) == -signal.SIGKILL
     for path in checkpoints(tmp_path):
-        read(path)
+        read_checkpoint(path)
     assert in_a_process(session, tmp_path) == 0
     assert_equal_runs(tmp_path, whole)
 
@@ -82,17 +104,22 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number, whole, t
     progress = session(tmp_path, 5, number)
     # The signal comes while step 6 is made, so it is trained on: asking comes after a step.
     assert progress.steps == 6
-    saved = read(checkpoints(tmp_path)[-1]).progress
+    saved = read_checkpoint(checkpoints(tmp_path)[-1]).progress
     assert dataclasses.replace(saved, seconds=progress.seconds) == progress
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
     assert session(tmp_path).steps == 14
-    ours, expected = (torch.load(each / "final.pt", weights_only=True) for each in (tmp_path, whole))
+    ours, expected = (
+        torch.load(each / "final.pt", weights_only=True) for each in (tmp_path, whole)
+    )
     assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
 
 
 def test_what_the_last_steps_came_to_is_recorded_when_a_run_is_stopped(tmp_path):
     assert session(tmp_path, 6).steps == 7  # reports are due at even steps
-    assert [line["step"] for line in metric_lines(tmp_path) if "learning_rate" in line][-2:] == [6, 7]
+    assert [line["step"] for line in metric_lines(tmp_path) if "learning_rate" in line][-2:] == [
+        6,
+        7,
+    ]
 
 
 def unread(folder):
@@ -105,7 +132,7 @@ def unread(folder):
 
 def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_saves(tmp_path):
     assert in_a_process(unread, tmp_path) == 0
-    assert read(checkpoints(tmp_path)[-1]).progress.steps == 7
+    assert read_checkpoint(checkpoints(tmp_path)[-1]).progress.steps == 7
 
 
 def test_a_finished_run_is_left_as_it_is(whole, tmp_path):
@@ -127,26 +154,50 @@ def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
     values = iter([3.0, 1.0, 2.0, 4.0])
     learner = toy()
     keep = Keep(1, Best("score", "lowest"))
-    training = dataclasses.replace(TRAINING, evaluate=Steps(2), save=None, until=Steps(8), keep=keep)
-    phases = [Phase(Steps(8), steps)]
-    train(learner, phases, training, Single(), tmp_path, config=CONFIG, evaluation=lambda on_share: {"score": next(values)})
+    training = dataclasses.replace(
+        TRAINING, evaluate=Steps(2), save=None, until=Steps(8), keep=keep
+    )
+    phases = [TrainingPhase(Steps(8), steps)]
+    train_in_folder(
+        learner,
+        phases,
+        training,
+        Single(),
+        tmp_path,
+        config=CONFIG,
+        evaluation=lambda on_share: {"score": next(values)},
+    )
     assert [path.name for path in checkpoints(tmp_path)] == ["step-4", "step-8"]
-    assert [read(path).metrics["score"] for path in checkpoints(tmp_path)] == [1.0, 4.0]
+    assert [read_checkpoint(path).metrics["score"] for path in checkpoints(tmp_path)] == [1.0, 4.0]
 
 
 def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
-    training = dataclasses.replace(TRAINING, evaluate=Steps(4), save=Steps(3), until=Steps(9), keep=Keep(9))
-    train(toy(), [Phase(Steps(9), steps)], training, Single(), tmp_path, config={}, evaluation=lambda on_share: {"x": 1.0})
-    metrics = {path.name: read(path).metrics for path in checkpoints(tmp_path)}
+    training = dataclasses.replace(
+        TRAINING, evaluate=Steps(4), save=Steps(3), until=Steps(9), keep=Keep(9)
+    )
+    train_in_folder(
+        toy(),
+        [TrainingPhase(Steps(9), steps)],
+        training,
+        Single(),
+        tmp_path,
+        config={},
+        evaluation=lambda on_share: {"x": 1.0},
+    )
+    metrics = {path.name: read_checkpoint(path).metrics for path in checkpoints(tmp_path)}
     assert metrics == {"step-3": {}, "step-6": {}, "step-9": {"x": 1.0}}
 
 
 def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
-    training = dataclasses.replace(TRAINING, keep=Keep(best=Best("f1", "highest")), evaluate=Steps(1))
-    with pytest.raises(ConfigError, match="'f1' is not evaluated: there are loss, accuracy") as caught:
-        train(
+    training = dataclasses.replace(
+        TRAINING, keep=Keep(best=Best("f1", "highest")), evaluate=Steps(1)
+    )
+    with pytest.raises(
+        ConfigError, match="'f1' is not evaluated: there are loss, accuracy"
+    ) as caught:
+        train_in_folder(
             toy(),
-            [Phase(Steps(14), steps)],
+            [TrainingPhase(Steps(14), steps)],
             training,
             Single(),
             tmp_path,
@@ -157,14 +208,18 @@ def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
 
 
 def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
-    training = dataclasses.replace(TRAINING, until=Hours(0.2 / 3600), evaluate=None, save=None, keep=Keep())
-    evaluated, phases = [], [Phase(training.until, steps)]
+    training = dataclasses.replace(
+        TRAINING, until=Hours(0.2 / 3600), evaluate=None, save=None, keep=Keep()
+    )
+    evaluated, phases = [], [TrainingPhase(training.until, steps)]
 
     def evaluation(on_share):
         evaluated.append(1)
         return {"x": 1.0}
 
-    progress = train(toy(), phases, training, Single(), tmp_path, config={}, evaluation=evaluation)
+    progress = train_in_folder(
+        toy(), phases, training, Single(), tmp_path, config={}, evaluation=evaluation
+    )
     assert progress.seconds >= 0.2
     assert evaluated == [1]
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{progress.steps}"]
@@ -178,11 +233,21 @@ def test_the_time_of_evaluations_is_not_forgotten_in_a_checkpoint(tmp_path):
         time.sleep(0.3)
         return {"x": 1.0}
 
-    train(toy(), [Phase(Steps(2), steps)], training, Single(), tmp_path, config={}, evaluation=evaluation)
-    assert read(checkpoints(tmp_path)[-1]).progress.seconds > 0.3
+    train_in_folder(
+        toy(),
+        [TrainingPhase(Steps(2), steps)],
+        training,
+        Single(),
+        tmp_path,
+        config={},
+        evaluation=evaluation,
+    )
+    assert read_checkpoint(checkpoints(tmp_path)[-1]).progress.seconds > 0.3
 
 
-def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_evaluates_then(tmp_path, monkeypatch):
+def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_evaluates_then(
+    tmp_path, monkeypatch
+):
     """Each look at the clock is a tenth of an hour later."""
     looks = itertools.count()
 
@@ -192,14 +257,24 @@ def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_eval
 
     for module in ("run", "loop"):
         monkeypatch.setattr(f"bothways.training.{module}.clock_from", clock_from)
-    training = dataclasses.replace(TRAINING, until=Hours(0.55), evaluate=None, save=Steps(1), keep=Keep())
+    training = dataclasses.replace(
+        TRAINING, until=Hours(0.55), evaluate=None, save=Steps(1), keep=Keep()
+    )
 
     def session():
-        return train(toy(), phases, training, Single(), tmp_path, config={}, evaluation=lambda on_share: {"x": 1.0})
+        return train_in_folder(
+            toy(),
+            phases,
+            training,
+            Single(),
+            tmp_path,
+            config={},
+            evaluation=lambda on_share: {"x": 1.0},
+        )
 
-    phases = [Phase(training.until, steps)]
+    phases = [TrainingPhase(training.until, steps)]
     done = session()
-    saved = read(checkpoints(tmp_path)[-1])
+    saved = read_checkpoint(checkpoints(tmp_path)[-1])
     assert saved.metrics == {"x": 1.0}
     assert saved.progress.finished(training.until)
     assert session().steps == done.steps
@@ -219,16 +294,41 @@ def test_the_newest_checkpoint_always_stays(last):
 
 def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
-    changed = r"of another run: betas was \[0.9, 0.999\], is 'not set'; learner.dropout was 0.2, is 0.1"
+    changed = (
+        r"of another run: betas was \[0.9, 0.999\], is 'not set'; learner.dropout was 0.2, is 0.1"
+    )
     with pytest.raises(CheckpointError, match=changed):
-        train(toy(0.2), [Phase(Steps(14), steps)], TRAINING, Single(), folder, config={"learner": {"dropout": 0.1}})
+        train_in_folder(
+            toy(0.2),
+            [TrainingPhase(Steps(14), steps)],
+            TRAINING,
+            Single(),
+            folder,
+            config={"learner": {"dropout": 0.1}},
+        )
 
 
 def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_read_by(tmp_path):
     one, other = "a" * 64, "b" * 64
-    train(toy(), [Phase(Steps(1), steps)], TRAINING, Single(), tmp_path, config={"data": one, "label": "x"})
-    with pytest.raises(CheckpointError, match=r"of another run: label was 'x', is 'y'; data is not the same\n"):
-        train(toy(), [Phase(Steps(1), steps)], TRAINING, Single(), tmp_path, config={"data": other, "label": "y"})
+    train_in_folder(
+        toy(),
+        [TrainingPhase(Steps(1), steps)],
+        TRAINING,
+        Single(),
+        tmp_path,
+        config={"data": one, "label": "x"},
+    )
+    with pytest.raises(
+        CheckpointError, match=r"of another run: label was 'x', is 'y'; data is not the same\n"
+    ):
+        train_in_folder(
+            toy(),
+            [TrainingPhase(Steps(1), steps)],
+            TRAINING,
+            Single(),
+            tmp_path,
+            config={"data": other, "label": "y"},
+        )
 
 
 def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):
@@ -246,8 +346,18 @@ def test_an_evaluation_tells_all_trackers_how_far_it_is(tmp_path, monkeypatch):
         on_share(0.25)
         return {"x": 1.0}
 
-    training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=Steps(1), save=None, keep=Keep())
-    train(toy(), [Phase(Steps(2), steps)], training, Single(), tmp_path, config={}, evaluation=evaluation)
+    training = dataclasses.replace(
+        TRAINING, until=Steps(2), evaluate=Steps(1), save=None, keep=Keep()
+    )
+    train_in_folder(
+        toy(),
+        [TrainingPhase(Steps(2), steps)],
+        training,
+        Single(),
+        tmp_path,
+        config={},
+        evaluation=evaluation,
+    )
     assert told == [0.25, 0.25]
 
 
@@ -259,11 +369,27 @@ def broken(on_share):
 def test_an_evaluation_that_fails_loses_no_step_and_is_made_up_for(every, tmp_path):
     training = dataclasses.replace(TRAINING, until=Steps(4), evaluate=every, save=None, keep=Keep())
     with pytest.raises(RuntimeError, match="no memory left"):
-        train(toy(), [Phase(Steps(4), steps)], training, Single(), tmp_path, config=CONFIG, evaluation=broken)
+        train_in_folder(
+            toy(),
+            [TrainingPhase(Steps(4), steps)],
+            training,
+            Single(),
+            tmp_path,
+            config=CONFIG,
+            evaluation=broken,
+        )
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{every.count if every else 4}"]
-    done = train(toy(), [Phase(Steps(4), steps)], training, Single(), tmp_path, config=CONFIG, evaluation=lambda _: {"m": 1.0})
+    done = train_in_folder(
+        toy(),
+        [TrainingPhase(Steps(4), steps)],
+        training,
+        Single(),
+        tmp_path,
+        config=CONFIG,
+        evaluation=lambda _: {"m": 1.0},
+    )
     assert done.steps == 4
-    assert read(checkpoints(tmp_path)[-1]).metrics == {"m": 1.0}
+    assert read_checkpoint(checkpoints(tmp_path)[-1]).metrics == {"m": 1.0}
     assert [line["m"] for line in metric_lines(tmp_path) if "m" in line] == [1.0]
 
 
@@ -273,10 +399,18 @@ def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(be
 
     def session(training, metrics):
         evaluation = (lambda on_share: metrics) if metrics else None
-        return train(toy(), [Phase(training.until, steps)], training, Single(), tmp_path, config={}, evaluation=evaluation)
+        return train_in_folder(
+            toy(),
+            [TrainingPhase(training.until, steps)],
+            training,
+            Single(),
+            tmp_path,
+            config={},
+            evaluation=evaluation,
+        )
 
     session(training, before)
-    seconds = read(checkpoints(tmp_path)[-1]).progress.seconds
+    seconds = read_checkpoint(checkpoints(tmp_path)[-1]).progress.seconds
     over = session(dataclasses.replace(training, until=Hours((seconds + 1e-4) / 3600)), {"m": 0.2})
     assert over.steps == 2
-    assert read(checkpoints(tmp_path)[-1]).metrics == (before or {"m": 0.2})
+    assert read_checkpoint(checkpoints(tmp_path)[-1]).metrics == (before or {"m": 0.2})

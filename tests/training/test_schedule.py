@@ -5,23 +5,32 @@ from hypothesis import strategies as st
 from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from bothways.core.errors import ConfigError
-from bothways.training.schedule import Constant, GoogleLinear, Linear, Trapezoid, factor
-from bothways.training.state import Epochs, Hours, Progress, Steps, Tokens
+from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.schedules import Constant, GoogleLinear, Linear, Trapezoid, factor
+from bothways.training.state import RunState
 
 SCHEDULES = [Linear, GoogleLinear, Constant, Trapezoid]
 
 
 def rates(schedule, total):
     at = factor(schedule, Steps(total))
-    return [at(Progress(steps=step)) for step in range(total + 1)]
+    return [at(RunState(steps=step)) for step in range(total + 1)]
 
 
-@given(st.integers(2, 60).flatmap(lambda total: st.tuples(st.just(total), st.integers(1, total - 1))))
+@given(
+    st.integers(2, 60).flatmap(lambda total: st.tuples(st.just(total), st.integers(1, total - 1)))
+)
 def test_linear_is_the_schedule_of_transformers(sizes):
     total, warmup = sizes
     for schedule, theirs in (
-        (Linear(Steps(warmup)), lambda optimiser: get_linear_schedule_with_warmup(optimiser, warmup, total)),
-        (Constant(Steps(warmup)), lambda optimiser: get_constant_schedule_with_warmup(optimiser, warmup)),
+        (
+            Linear(Steps(warmup)),
+            lambda optimiser: get_linear_schedule_with_warmup(optimiser, warmup, total),
+        ),
+        (
+            Constant(Steps(warmup)),
+            lambda optimiser: get_constant_schedule_with_warmup(optimiser, warmup),
+        ),
     ):
         optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         scheduler, expected = theirs(optimiser), []
@@ -32,7 +41,9 @@ def test_linear_is_the_schedule_of_transformers(sizes):
         assert rates(schedule, total) == pytest.approx(expected, abs=1e-12)
 
 
-@given(st.integers(2, 60).flatmap(lambda total: st.tuples(st.just(total), st.integers(0, total - 1))))
+@given(
+    st.integers(2, 60).flatmap(lambda total: st.tuples(st.just(total), st.integers(0, total - 1)))
+)
 def test_google_linear_is_polynomial_decay_with_warmup_put_in_its_place(sizes):
     total, warmup = sizes
     expected = []
@@ -40,7 +51,9 @@ def test_google_linear_is_polynomial_decay_with_warmup_put_in_its_place(sizes):
         decayed = (1.0 - 0.0) * (1 - min(step, total) / total) ** 1.0 + 0.0
         is_warmup = float(step < warmup)
         expected.append((1 - is_warmup) * decayed + is_warmup * (step / warmup if warmup else 0.0))
-    assert rates(GoogleLinear(Steps(warmup) if warmup else 0.0), total) == pytest.approx(expected, abs=1e-12)
+    assert rates(GoogleLinear(Steps(warmup) if warmup else 0.0), total) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_google_linear_drops_where_warmup_ends_and_linear_does_not():
@@ -49,7 +62,9 @@ def test_google_linear_drops_where_warmup_ends_and_linear_does_not():
 
 
 def test_trapezoid_rises_stays_and_falls():
-    assert rates(Trapezoid(Steps(2), Steps(4)), 10) == pytest.approx([0, 0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
+    assert rates(Trapezoid(Steps(2), Steps(4)), 10) == pytest.approx(
+        [0, 0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
+    )
     assert rates(Trapezoid(0.0, 0.0), 3) == [1, 1, 1, 1]
 
 
@@ -57,8 +72,8 @@ def test_trapezoid_rises_stays_and_falls():
 @pytest.mark.parametrize("tenths", range(1, 10))
 def test_shares_may_fill_the_run(run, tenths):
     at = factor(Trapezoid(tenths / 10, 1 - tenths / 10), run)
-    assert at(Progress()) == 0
-    end = Progress(steps=3, tokens=10**9, epochs=3.0, seconds=1200.0)
+    assert at(RunState()) == 0
+    end = RunState(steps=3, tokens=10**9, epochs=3.0, seconds=1200.0)
     assert at(end) == pytest.approx(0, abs=1e-12)
     factor(Trapezoid(tenths / 10, (10 - tenths) / 10), run)
 
@@ -67,13 +82,13 @@ def test_shares_may_fill_the_run(run, tenths):
 @pytest.mark.parametrize(
     ("run", "part", "halfway"),
     [
-        (Tokens(1000), Tokens(100), Progress(tokens=500)),
-        (Epochs(4.0), Epochs(0.4), Progress(epochs=2.0)),
-        (Hours(2.0), Hours(0.2), Progress(seconds=3600.0)),
+        (Tokens(1000), Tokens(100), RunState(tokens=500)),
+        (Epochs(4.0), Epochs(0.4), RunState(epochs=2.0)),
+        (Hours(2.0), Hours(0.2), RunState(seconds=3600.0)),
     ],
 )
 def test_any_unit_gives_the_same_shape(schedule, run, part, halfway):
-    expected = factor(schedule(0.1), Steps(1000))(Progress(steps=500))
+    expected = factor(schedule(0.1), Steps(1000))(RunState(steps=500))
     assert factor(schedule(part), run)(halfway) == pytest.approx(expected)
     assert factor(schedule(0.1), run)(halfway) == pytest.approx(expected)
 
@@ -81,8 +96,8 @@ def test_any_unit_gives_the_same_shape(schedule, run, part, halfway):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_rate_stays_between_0_and_the_peak_past_the_end_too(schedule):
     at = factor(schedule(0.3), Steps(10))
-    assert all(0 <= at(Progress(steps=step)) <= 1 for step in range(30))
-    assert at(Progress(steps=30)) == at(Progress(steps=10))
+    assert all(0 <= at(RunState(steps=step)) <= 1 for step in range(30))
+    assert at(RunState(steps=30)) == at(RunState(steps=10))
 
 
 @pytest.mark.parametrize(

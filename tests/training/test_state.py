@@ -4,11 +4,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_training import ToyStep
 
 from bothways.core.errors import ConfigError
-from bothways.core.learner import Cursor
-from bothways.training.state import Epochs, Hours, Progress, Steps, Tokens, duration
+from bothways.core.source import Cursor
+from bothways.training.durations import Epochs, Hours, Steps, Tokens, duration
+from bothways.training.state import RunState
+from toy_training import ToyStep
 
 DURATIONS = st.one_of(
     st.builds(Steps, st.integers(1, 10**9)),
@@ -41,7 +42,10 @@ def test_a_duration_is_read_from_its_own_text(given_duration):
     assert duration(str(given_duration)) == given_duration
 
 
-@pytest.mark.parametrize("text", ["", "1000", "steps", "ten steps", "5 parsecs", "1,5 hours", "nan hours", "5 steps more"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "1000", "steps", "ten steps", "5 parsecs", "1,5 hours", "nan hours", "5 steps more"],
+)
 def test_a_text_that_is_no_duration_is_refused(text):
     with pytest.raises(ConfigError, match="is no duration") as caught:
         duration(text)
@@ -61,29 +65,42 @@ def test_a_duration_is_positive_and_finite(text):
 
 
 def test_share_is_measured_in_the_unit_of_the_duration():
-    progress = Progress(steps=50, tokens=3000, epochs=1.5, seconds=900.0)
-    assert [progress.share(each) for each in (Steps(200), Tokens(6000), Epochs(3.0), Hours(1.0))] == [0.25, 0.5, 0.5, 0.25]
+    progress = RunState(steps=50, tokens=3000, epochs=1.5, seconds=900.0)
+    assert [
+        progress.share(each) for each in (Steps(200), Tokens(6000), Epochs(3.0), Hours(1.0))
+    ] == [0.25, 0.5, 0.5, 0.25]
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 200), min_size=1, max_size=30))
 def test_something_is_due_once_for_each_multiple_that_is_reached(every, increments):
-    progress, times = Progress(), 0
+    progress, times = RunState(), 0
     for tokens in increments:
         before, progress = progress, progress.after(ToyStep((), Cursor(), tokens, 1, 0.0))
         passed = progress.passed(Tokens(every), before)
-        assert passed == any(number % every == 0 for number in range(before.tokens + 1, progress.tokens + 1))
+        assert passed == any(
+            number % every == 0 for number in range(before.tokens + 1, progress.tokens + 1)
+        )
         times += passed
     assert times <= progress.tokens // every
 
 
 def test_parts_of_an_epoch_are_due_where_they_are_no_binary_fractions():
-    places = [Progress(epochs=(step + 1) / 10) for step in range(20)]
-    assert all(now.passed(Epochs(0.1), before) for before, now in pairwise([Progress(), *places]))
+    places = [RunState(epochs=(step + 1) / 10) for step in range(20)]
+    assert all(now.passed(Epochs(0.1), before) for before, now in pairwise([RunState(), *places]))
 
 
 def test_progress_adds_steps_and_keeps_earlier_phases_epochs():
-    first = Progress().after(ToyStep((), Cursor(2, 0, 5), 100, 4, 2.5)).after(ToyStep((), Cursor(2, 0, 9), 50, 4, 2.75))
-    assert (first.steps, first.tokens, first.epochs, first.cursor) == (2, 150, 2.75, Cursor(2, 0, 9))
+    first = (
+        RunState()
+        .after(ToyStep((), Cursor(2, 0, 5), 100, 4, 2.5))
+        .after(ToyStep((), Cursor(2, 0, 9), 50, 4, 2.75))
+    )
+    assert (first.steps, first.tokens, first.epochs, first.cursor) == (
+        2,
+        150,
+        2.75,
+        Cursor(2, 0, 9),
+    )
     second = first.next_phase()
     assert (second.phase, second.cursor, second.epochs) == (1, Cursor(), 2.75)
     assert second.after(ToyStep((), Cursor(0, 0, 3), 10, 1, 0.5)).epochs == 3.25
@@ -91,7 +108,7 @@ def test_progress_adds_steps_and_keeps_earlier_phases_epochs():
 
 @given(
     st.builds(
-        Progress,
+        RunState,
         steps=st.integers(0, 2**53),
         tokens=st.integers(0, 2**60),
         epochs=st.floats(0, 1e6),
@@ -102,6 +119,6 @@ def test_progress_adds_steps_and_keeps_earlier_phases_epochs():
     )
 )
 def test_progress_survives_json(progress):
-    again = Progress.from_json(json.loads(json.dumps(progress.to_json())))
+    again = RunState.from_json(json.loads(json.dumps(progress.to_json())))
     assert again == progress
     assert isinstance(again.cursor, Cursor)

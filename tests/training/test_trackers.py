@@ -6,11 +6,26 @@ from rich.console import Console
 
 from bothways.core.errors import CheckpointError, ResourceError
 from bothways.training import trackers
-from bothways.training.meter import Report, Scores
-from bothways.training.state import Hours, Progress, Steps, Tokens
-from bothways.training.trackers import JsonLines, Peak, Speed, TensorBoard, Terminal, flat, line, record
+from bothways.training.durations import Hours, Steps, Tokens
+from bothways.training.meter import EvaluationScores, StepReport
+from bothways.training.state import RunState
+from bothways.training.trackers import (
+    JsonLines,
+    Peak,
+    Speed,
+    TensorBoard,
+    Terminal,
+    flat,
+    line,
+    record,
+)
 
-REPORT = Report(Progress(40, 1200, 0.5, 3.0), Scores({"masked": 6.5, "pair": 0.69}, {"masked": 0.031}, 0.02), 1.5, 1e-4)
+REPORT = StepReport(
+    RunState(40, 1200, 0.5, 3.0),
+    EvaluationScores({"masked": 6.5, "pair": 0.69}, {"masked": 0.031}, 0.02),
+    1.5,
+    1e-4,
+)
 
 
 def test_a_report_is_a_flat_table():
@@ -50,7 +65,10 @@ def test_lines_after_the_step_resumed_from_are_dropped(tmp_path):
 
 @pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x0b", "\r"])
 def test_names_may_hold_what_ends_a_line_elsewhere(tmp_path, sign):
-    file, records = tmp_path / "metrics.jsonl", [{"step": step, f"dev/f1/a{sign}b": 0.5} for step in (1, 2, 3)]
+    file, records = (
+        tmp_path / "metrics.jsonl",
+        [{"step": step, f"dev/f1/a{sign}b": 0.5} for step in (1, 2, 3)],
+    )
     first = JsonLines(file, 0)
     for each in records:
         first.write(each)
@@ -98,7 +116,11 @@ def test_tensorboard_reads_what_is_written_and_forgets_what_a_resume_repeats(tmp
     again.close()
     found = EventAccumulator(str(tmp_path))
     found.Reload()
-    assert [(each.step, each.value) for each in found.Scalars("loss/masked")] == [(10, 10.0), (20, 20.0), (30, 0.5)]
+    assert [(each.step, each.value) for each in found.Scalars("loss/masked")] == [
+        (10, 10.0),
+        (20, 20.0),
+        (30, 0.5),
+    ]
     assert [each.step for each in found.Scalars("tokens")] == [10, 20]
     assert "step" not in found.Tags()["scalars"]
 
@@ -115,9 +137,9 @@ def clock(monkeypatch):
 
 def test_speed_is_tokens_by_the_time_between_two_marks(clock):
     speed = Speed(Tokens(10_000), Peak(flops_per_token=2e6, flops_per_second=1e9))
-    assert speed.mark(Progress(tokens=1000)) == {"share": 0.1}
+    assert speed.mark(RunState(tokens=1000)) == {"share": 0.1}
     clock.now += 5.0
-    assert speed.mark(Progress(tokens=2000)) == pytest.approx(
+    assert speed.mark(RunState(tokens=2000)) == pytest.approx(
         {"share": 0.2, "tokens_per_second": 200.0, "gemm_share": 0.4, "seconds_left": 40.0}
     )
 
@@ -126,7 +148,9 @@ def test_speed_looks_back_no_further_than_its_window(clock):
     speed = Speed(Steps(1000), window=10.0)
     for step in range(1, 61):
         clock.now += 1.0
-        found = speed.mark(Progress(steps=step, tokens=step * 100 if step <= 30 else 3000 + (step - 30) * 500))
+        found = speed.mark(
+            RunState(steps=step, tokens=step * 100 if step <= 30 else 3000 + (step - 30) * 500)
+        )
     assert found["tokens_per_second"] == pytest.approx(500.0)
     assert found["seconds_left"] == pytest.approx(940.0)
     assert "gemm_share" not in found
@@ -134,18 +158,32 @@ def test_speed_looks_back_no_further_than_its_window(clock):
 
 def test_time_left_of_a_run_by_the_clock_is_the_rest_of_it(clock):
     speed = Speed(Hours(1.0))
-    speed.mark(Progress())
+    speed.mark(RunState())
     clock.now += 900.0
-    assert speed.mark(Progress(seconds=900.0, tokens=10))["seconds_left"] == pytest.approx(2700.0)
+    assert speed.mark(RunState(seconds=900.0, tokens=10))["seconds_left"] == pytest.approx(2700.0)
 
 
 def test_a_line_says_it_in_words():
-    values = record(REPORT) | {"share": 0.1, "tokens_per_second": 12345.6, "gemm_share": 0.41, "seconds_left": 3723.4}
+    values = record(REPORT) | {
+        "share": 0.1,
+        "tokens_per_second": 12345.6,
+        "gemm_share": 0.41,
+        "seconds_left": 3723.4,
+    }
     assert line(values) == (
         "step 40 · masked 6.500 (3.1% right) · pair 0.690 · 12,346 tokens/s · 41% of GEMM peak · 2% padding · 1:02:03 left"
     )
-    values = {"heldout/loss/masked": 5.0, "heldout/accuracy/masked": 0.25, "f1": 0.5, "dev/f1": 0.25, "dev/f1/person": 0.1}
-    assert line({"step": 1200, **values}) == "step 1,200 · heldout/masked 5.000 (25.0% right) · f1 0.500 · dev/f1 0.250"
+    values = {
+        "heldout/loss/masked": 5.0,
+        "heldout/accuracy/masked": 0.25,
+        "f1": 0.5,
+        "dev/f1": 0.25,
+        "dev/f1/person": 0.1,
+    }
+    assert (
+        line({"step": 1200, **values})
+        == "step 1,200 · heldout/masked 5.000 (25.0% right) · f1 0.500 · dev/f1 0.250"
+    )
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(clock):
@@ -157,7 +195,9 @@ def test_without_a_terminal_there_is_a_line_now_and_then(clock):
     terminal.write({"step": 30, "heldout/loss/masked": 4.0})
     terminal.close()
     lines = out.getvalue().splitlines()
-    assert [each.split(" · ")[0] for each in lines] == [f"training step {step}" for step in (1, 12, 23, 30)]
+    assert [each.split(" · ")[0] for each in lines] == [
+        f"training step {step}" for step in (1, 12, 23, 30)
+    ]
     assert "heldout/masked 4.000" in lines[-1]
 
 

@@ -6,7 +6,10 @@ from typing import Literal
 
 
 def bench(
-    work: Literal["small", "base", "long", "large", "all"] | None = None, *, rounds: int = 7, device: str = "auto"
+    work: Literal["small", "base", "long", "large", "all"] | None = None,
+    *,
+    rounds: int = 7,
+    device: str = "auto",
 ) -> None:
     """Time a pre-training step (vocabulary 30,522) of this library and of transformers, in turns.
 
@@ -24,19 +27,21 @@ def bench(
     from rich.console import Console
     from rich.table import Table
 
-    from bothways.core.hardware import choose_device
-    from bothways.core.ranges import check_least
-    from bothways.recipes import bench as recipe
-    from bothways.recipes.contenders import SUITED, WORKLOADS
+    from bothways.bench import race as recipe
+    from bothways.bench.workloads import SUITED, WORKLOADS
+    from bothways.core.config.checks import require_at_least
+    from bothways.runtime.devices import choose_device
 
-    check_least(1, rounds=rounds)
+    require_at_least(1, rounds=rounds)
     console, where = Console(), choose_device(device)
     suited = SUITED[where.type]
     for name in suited if work == "all" else [work or suited[0]]:
         load = WORKLOADS[name]
         with console.status(f"measuring {load.name}, {rounds} rounds in turns …"):
             rows = recipe.measure(load, rounds, where)
-        table = Table(title=f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP, AdamW")
+        table = Table(
+            title=f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP, AdamW"
+        )
         for title in ("", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"):
             table.add_column(title, justify="right" if title else "left")
         for row in rows:
@@ -51,5 +56,8 @@ def bench(
                 "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
             )
         console.print(table)
-        console.print("× default: against transformers in fp32, its default; × same: in the same precision", style="dim")
+        console.print(
+            "× default: against transformers in fp32, its default; × same: in the same precision",
+            style="dim",
+        )
     console.print(recipe.hardware(where), style="dim")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bothways.commands.options import FineTask
-from bothways.core.console import say
+from bothways.core.terminal import say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bothways.recipes.comparison import Comparison
+    from bothways.sweeps.significance import ModelComparison
 
 
 def compare(  # noqa: PLR0913 – one option per question
@@ -51,12 +51,16 @@ def compare(  # noqa: PLR0913 – one option per question
     from functools import partial
 
     from bothways.commands.progress import asked, watched
-    from bothways.recipes.comparison import compare as run
-    from bothways.recipes.comparison import folders
-    from bothways.recipes.finetuned import open_task
+    from bothways.prediction.predictor import open_task
+    from bothways.sweeps.significance import compare as run
+    from bothways.sweeps.significance import folders
 
     named = {"text": text, "text_b": text_b, "label": label}
-    columns = asked(open_task(folders(a)[0], task, device="cpu"), **named) if any(named.values()) else None
+    columns = (
+        asked(open_task(folders(a)[0], task, device="cpu"), **named)
+        if any(named.values())
+        else None
+    )
     watch = partial(watched, what="grading")
     found = run(a, b, data, columns, device=device, task=task, watch=watch)
     if json:
@@ -72,7 +76,7 @@ def compare(  # noqa: PLR0913 – one option per question
     say(console, str(found))
 
 
-def _table(found: Comparison, data: str) -> Table:
+def _table(found: ModelComparison, data: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -80,5 +84,7 @@ def _table(found: Comparison, data: str) -> Table:
     for name in ("model", "runs", "mean grade", "deviation over seeds"):
         table.add_column(name, justify="left" if name == "model" else "right")
     for side in (found.a, found.b):
-        table.add_row(Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", f"{side.deviation:.4f}")
+        table.add_row(
+            Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", f"{side.deviation:.4f}"
+        )
     return table

@@ -34,15 +34,19 @@ def convert(
     window
         Of a Longformer, how many tokens each one looks at, both sides together; by default 512.
     """
-    from bothways.core.files import check_apart
+    from bothways.core.atomic_files import check_not_input
 
     if not source.exists():
         from bothways.core.errors import FolderError
 
         fix = "A model of the Hub is fetched first: hf download NAME --local-dir DIR"
         raise FolderError("no such folder", where=source, fix=fix)
-    check_apart(out, [source])
-    given = {name: value for name, value in (("positions", positions), ("window", window)) if value is not None}
+    check_not_input(out, [source])
+    given = {
+        name: value
+        for name, value in (("positions", positions), ("window", window))
+        if value is not None
+    }
     if (source / "config.json").is_file() and not any(source.glob("*.index")) and part is None:
         _lengthen(source, out, given)
     else:
@@ -65,11 +69,11 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
     import sys
 
     from bothways.core.errors import ConfigError
-    from bothways.interop.card import Card
-    from bothways.interop.folder import load_model, save_model
-    from bothways.interop.lengthen import WINDOW, lengthened
-    from bothways.text.files import FILES
+    from bothways.hub.convert.longformer import WINDOW, lengthened
+    from bothways.hub.model_card import Card
+    from bothways.hub.model_folder import load_model, save_model
     from bothways.text.tokenizer import Tokenizer
+    from bothways.text.tokenizer_files import FILES
 
     if not given:
         what = "is a model folder already; what can be made of it is a Longformer, if its length is said"
@@ -78,7 +82,9 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
     model = lengthened(found.model, **given)
     held = any((found.folder / name).is_file() for name in FILES)
     tokenizer = Tokenizer.load(found.folder) if held else None
-    made = f"a Longformer of {model.config.most:,} positions, window {given.get('window', WINDOW):,}"
+    made = (
+        f"a Longformer of {model.config.most:,} positions, window {given.get('window', WINDOW):,}"
+    )
     summary = (
         f"A Longformer of {model.config.most} positions, made of {found.folder.name} with `bothways convert`. "
         "Nothing was trained: it needs training on long texts before it is of use there."
@@ -92,9 +98,9 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
 def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] | None) -> None:
     import sys
 
-    from bothways.interop.card import Card
-    from bothways.interop.folder import save_model
-    from bothways.interop.tensorflow import read_checkpoint
+    from bothways.hub.convert.tensorflow.checkpoint_reader import read_checkpoint
+    from bothways.hub.model_card import Card
+    from bothways.hub.model_folder import save_model
 
     found = read_checkpoint(source, part)
     summary = "Converted from a checkpoint of TensorFlow with `bothways convert`. It is what it was: nothing was trained."

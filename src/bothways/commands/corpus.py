@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from bothways.commands.interrupted import keeping
 from bothways.commands.options import INPUTS
-from bothways.core.console import say
+from bothways.commands.resuming import keeping
+from bothways.core.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,8 +58,9 @@ def build(
 
     from bothways.core.errors import DataError
     from bothways.data import corpus as job
-    from bothways.data.documents import Boundary, read_documents
+    from bothways.data.documents import read_documents
     from bothways.data.manifest import MANIFEST
+    from bothways.data.readers import Boundary
     from bothways.text.tokenizer import Tokenizer
 
     if not inputs:
@@ -68,7 +69,7 @@ def build(
     documents = read_documents(inputs, column=column, boundary=Boundary(boundary))
     known = (out / MANIFEST).exists()
     with keeping(out, console), _progress(console) as report:
-        result = job.build(
+        result = job.build_corpus(
             documents, Tokenizer.load(tokenizer), out,
             language=language, min_tokens=min_tokens, workers=workers, on_progress=report,
         )  # fmt: skip
@@ -94,7 +95,7 @@ def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool 
     from rich.console import Console
     from rich.text import Text
 
-    from bothways.core.seeds import rng
+    from bothways.core.keyed_rng import rng
     from bothways.data.corpus import Corpus
 
     console = Console()
@@ -112,9 +113,22 @@ def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[Stage, int, int], None]]:
     """A bar per stage, with the time that is left."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         tasks = {}
 
@@ -141,7 +155,9 @@ def _counts(corpus: Corpus) -> Table:
         ("tokens", f"{counts.tokens:,}"),
         ("left out: seen before", f"{counts.duplicates:,}"),
         (
-            "left out: empty" if settings.min_tokens == 1 else f"left out: fewer than {settings.min_tokens} tokens",
+            "left out: empty"
+            if settings.min_tokens == 1
+            else f"left out: fewer than {settings.min_tokens} tokens",
             f"{counts.short:,}",
         ),
         ("on the disk", f"{size / 2**20:,.1f} MiB"),
@@ -155,10 +171,15 @@ def _counts(corpus: Corpus) -> Table:
 def _lengths(corpus: Corpus) -> Table:
     from rich.table import Table
 
-    from bothways.data.lengths import length_percentiles
+    from bothways.data.length_percentiles import length_percentiles
 
-    table = Table("percentile", *(f"{point} %" for point in _POINTS), title="Lengths", title_justify="left")
-    for name, offsets in (("tokens of a sentence", corpus.sentences), ("sentences of a document", corpus.documents)):
+    table = Table(
+        "percentile", *(f"{point} %" for point in _POINTS), title="Lengths", title_justify="left"
+    )
+    for name, offsets in (
+        ("tokens of a sentence", corpus.sentences),
+        ("sentences of a document", corpus.documents),
+    ):
         table.add_row(name, *(f"{length:,}" for length in length_percentiles(offsets, _POINTS)))
     return table
 
@@ -168,6 +189,10 @@ def _show(corpus: Corpus, document: int, console: Console) -> None:
     console.rule(f"document {document} · {len(sentences)} sentences")
     for ids in sentences[:_SHOWN_SENTENCES]:
         text = corpus.tokenizer.decode(ids)
-        console.print(text[:_SHOWN_CHARACTERS] + " …" * (len(text) > _SHOWN_CHARACTERS), markup=False, highlight=False)
+        console.print(
+            text[:_SHOWN_CHARACTERS] + " …" * (len(text) > _SHOWN_CHARACTERS),
+            markup=False,
+            highlight=False,
+        )
     if len(sentences) > _SHOWN_SENTENCES:
         console.print("…")

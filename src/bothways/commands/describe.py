@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.core.console import say
+from bothways.core.terminal import say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bothways.interop.loading import LoadReport
-    from bothways.model.heads import Head
-    from bothways.model.recurrentconfig import ModelConfig
+    from bothways.hub.load_report import LoadReport
+    from bothways.model.head_config import Head
+    from bothways.model.lstm_config import ModelConfig
 
 
 def describe(model: str, /, *, length: int = 128) -> None:
@@ -32,9 +32,9 @@ def describe(model: str, /, *, length: int = 128) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from bothways.core.ranges import check_least
+    from bothways.core.config.checks import require_at_least
 
-    check_least(1, length=length)
+    require_at_least(1, length=length)
     found = _find(model)
     console = Console()
     console.print(Text.assemble((model, "bold"), f": {found.origin}"))
@@ -75,16 +75,26 @@ def _find(model: str) -> _Found:
 
 def _preset(name: str) -> _Found:
     from bothways.families.catalogue import FAMILIES, family_for, preset
-    from bothways.model.heads import Masked, NextToken, Pair, Pooled, Replaced, token_head
-    from bothways.model.recurrentconfig import RecurrentConfig
+    from bothways.model.head_config import (
+        MaskedHead,
+        NextTokenHead,
+        PairHead,
+        PoolerHead,
+        ReplacedHead,
+    )
+    from bothways.model.lstm_config import LSTMConfig
+    from bothways.model.model import token_head
 
     config = preset(name)
-    if isinstance(config, RecurrentConfig) or family_for(config) is None:
+    if isinstance(config, LSTMConfig) or family_for(config) is None:
         what = "a preset that no family of transformers has, with the head of pre-training"
         return _Found(what, config, (token_head(config),))
     able = [family for family in FAMILIES if family.translation.write(config) is not None]
     family = next((family for family in able if name.startswith(family.model_type)), able[0])
-    every, known = (Pooled(), Masked(), Pair(), Replaced(), NextToken()), family.pretrained(name)
+    every, known = (
+        (PoolerHead(), MaskedHead(), PairHead(), ReplacedHead(), NextTokenHead()),
+        family.pretrained(name),
+    )
     what = f"a preset of {family.model_type}, with the heads of {known.name}"
     return _Found(what, config, tuple(head for head in every if head.kind in known.heads))
 
@@ -93,20 +103,22 @@ def _folder(model: str, local: bool) -> _Found:
     """A model folder, or one of the Hub, of which no weights are fetched."""
     from bothways.core.errors import FolderError
     from bothways.families.catalogue import PRESETS
-    from bothways.interop.folder import plan_model
-    from bothways.interop.heads import heads_of
-    from bothways.interop.hub import CONFIG_FILES, model_folder, resolve
-    from bothways.interop.settings import read_settings, with_names
-    from bothways.interop.weights import open_weights
+    from bothways.hub.hf_config import read_hf_config, with_names
+    from bothways.hub.infer_heads import heads_of
+    from bothways.hub.model_folder import plan_model
+    from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
+    from bothways.hub.weight_files import open_weights
 
     try:
-        folder = resolve(model_folder(model), CONFIG_FILES)
+        folder = resolve(resolve_run(model), CONFIG_FILES)
     except FolderError as error:
         near = difflib.get_close_matches(model, PRESETS, n=1)
         raise FolderError(
-            error.what, where=error.where, fix=f"Did you mean {near[0]}? {error.fix}" if near else error.fix
+            error.what,
+            where=error.where,
+            fix=f"Did you mean {near[0]}? {error.fix}" if near else error.fix,
         ) from error
-    settings = read_settings(folder)
+    settings = read_hf_config(folder)
     origin = f"{settings.model_type}, {settings.architecture.name if settings.architecture else 'no class known here'}"
     if not local:
         return _Found(origin, settings.encoder, heads_of(settings, ()))
@@ -138,12 +150,14 @@ def _settings(found: _Found) -> Table:
 
 def _against(found: _Found) -> list[str]:
     """What makes BERT-base this model, ready for a TOML file; nothing for BERT-base, or for another kind of encoder."""
-    from bothways.core.difference import difference
+    from bothways.core.config.diff import config_difference
     from bothways.families import bert
 
     base = bert.base()
-    lines = difference(found.config, base) if type(found.config) is type(base) else []
-    return ["Against bert-base, as lines of a TOML file under [encoder]", *lines, ""] if lines else []
+    lines = config_difference(found.config, base) if type(found.config) is type(base) else []
+    return (
+        ["Against bert-base, as lines of a TOML file under [encoder]", *lines, ""] if lines else []
+    )
 
 
 def _said(value: object) -> str:
@@ -159,9 +173,12 @@ def _said(value: object) -> str:
 
 
 def _parameters(found: _Found) -> Table:
-    from bothways.model.ledger import ledger
+    from bothways.model.parameters import parameter_table
 
-    whole, encoder = ledger(found.config, found.heads), ledger(found.config).entries
+    whole, encoder = (
+        parameter_table(found.config, found.heads),
+        parameter_table(found.config).entries,
+    )
     textbook = [entry for entry in encoder if entry.textbook]
     sections = [("textbook: V·H + 12·L·H², where I = 4·H", textbook)] if textbook else []
     sections.append(("encoder", [entry for entry in encoder if not entry.textbook]))
@@ -170,25 +187,41 @@ def _parameters(found: _Found) -> Table:
     table, running = _table("Parameters", "part", "formula", "count", "share"), 0
     for title, entries in sections:
         for entry in entries:
-            table.add_row(entry.part, entry.formula, f"{entry.count:,}", f"{entry.count / whole.total:.2%}")
+            table.add_row(
+                entry.part, entry.formula, f"{entry.count:,}", f"{entry.count / whole.total:.2%}"
+            )
         running += sum(entry.count for entry in entries)
-        table.add_row(title, "", f"{running:,}", f"{running / whole.total:.2%}", style="bold", end_section=True)
+        table.add_row(
+            title,
+            "",
+            f"{running:,}",
+            f"{running / whole.total:.2%}",
+            style="bold",
+            end_section=True,
+        )
     return table
 
 
-_MEMORY = (("inference, weights in fp32", 4), ("inference, weights in bf16", 2), ("training with AdamW in fp32", 16))
+_MEMORY = (
+    ("inference, weights in fp32", 4),
+    ("inference, weights in bf16", 2),
+    ("training with AdamW in fp32", 16),
+)
 """Bytes for each parameter."""
 
 
 def _costs(found: _Found, length: int) -> Table:
-    from bothways.model.ledger import ledger
-    from bothways.model.operations import BACKWARD, forward_flops
+    from bothways.model.flops import BACKWARD, forward_flops
+    from bothways.model.parameters import parameter_table
 
-    count = ledger(found.config, found.heads).total
+    count = parameter_table(found.config, found.heads).total
     forward = forward_flops(found.config, found.heads, length)
     table = _table("Costs", "what", "how much")
     for name, size in _MEMORY:
         table.add_row(f"memory, {name}", f"{count * size / 2**20:,.1f} MiB")
     for name, times in (("inference", 1), ("training", 1 + BACKWARD)):
-        table.add_row(f"operations per token, {name}, length {length}", f"{forward * times / 1e6:,.1f} million")
+        table.add_row(
+            f"operations per token, {name}, length {length}",
+            f"{forward * times / 1e6:,.1f} million",
+        )
     return table

@@ -10,8 +10,8 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bothways.recipes.embedding import Sweep
-    from bothways.tasks.embed import Embed, Embedding
+    from bothways.prediction.layer_sweep import Sweep
+    from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
 
 
 def embed(
@@ -51,23 +51,23 @@ def embed(
 
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.errors import DataError
-    from bothways.recipes.embedding import check_out, write_vectors
-    from bothways.recipes.finetuned import open_task
-    from bothways.tasks.task import Pace
+    from bothways.prediction.layer_sweep import check_out, write_vectors
+    from bothways.prediction.predictor import open_task
+    from bothways.tasks.task_learner import PredictConfig
 
     check_out(out, file)
     opened = open_task(folder, "embed", length=length, device=device, settings=settings)
     given = asked(opened, text=text)
     reading = opened.read(file, given, labelled=False)
     say_guess(opened, reading, given, file)
-    columns = cast("Embedding", reading.definition).columns
+    columns = cast("SentenceEmbeddingTask", reading.definition).columns
     if columns.text_b is not None:
         what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"
         raise DataError(what, where=file, fix="Name one: --text NAME.")
-    task = cast("Embed", opened.task)
+    task = cast("Embedder", opened.task)
     width = task.definition.width(task.model)
     with watched(reading, "embedding") as tally:
-        predictions = opened.predict(reading, Pace(precision), tally)
+        predictions = opened.predict(reading, PredictConfig(precision), tally)
         write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
     for warning in tally.warnings:
         print(warning, file=sys.stderr)
@@ -79,12 +79,17 @@ def sweep_table(found: Sweep, title: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), caption=f"{found.pairs:,} pairs. anisotropy: the mean cosine of any two texts")
+    table = Table(
+        title=Text(title),
+        caption=f"{found.pairs:,} pairs. anisotropy: the mean cosine of any two texts",
+    )
     for name in ("layer", "pooling", "pearson", "spearman", "anisotropy"):
         table.add_column(name, justify="left" if name == "pooling" else "right")
     best = found.best
     for cell in found.cells:
         numbers = (cell.correlation.pearson, cell.correlation.spearman, cell.correlation.anisotropy)
         mark = " ← best" if cell is best else ""
-        table.add_row(str(cell.layer), f"{cell.pooling}{mark}", *(f"{number:.4f}" for number in numbers))
+        table.add_row(
+            str(cell.layer), f"{cell.pooling}{mark}", *(f"{number:.4f}" for number in numbers)
+        )
     return table

@@ -9,20 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.commands.metrics import metric_table
 from bothways.commands.options import AnyTask
+from bothways.commands.tables import metric_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bothways.core.hardware import Precision
-    from bothways.recipes.finetuned import Opened
-    from bothways.recipes.quantising import Price
-    from bothways.tasks.definition import Metrics, Reading
-    from bothways.tasks.embed import Embed
-    from bothways.tasks.task import Pace, Tally
+    from bothways.prediction.int8_report import Price
+    from bothways.prediction.predictor import Predictor
+    from bothways.runtime.devices import Precision
+    from bothways.tasks.sentence_embedding.task import Embedder
+    from bothways.tasks.task import Metrics, Reading
+    from bothways.tasks.task_learner import PredictConfig, PredictionCounts
 
-    _Shown = Callable[[], AbstractContextManager[tuple[Reading[Any], Tally]]]
+    _Shown = Callable[[], AbstractContextManager[tuple[Reading[Any], PredictionCounts]]]
 
 
 def evaluate(  # noqa: PLR0913 – one option per question
@@ -77,34 +77,41 @@ def evaluate(  # noqa: PLR0913 – one option per question
         auto, cpu, cuda or cuda:N.
     """
     from bothways.commands.progress import asked
+    from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
-    from bothways.core.files import check_home
-    from bothways.recipes.finetuned import open_task
-    from bothways.recipes.quantising import LIMIT
-    from bothways.tasks.embed import Embed
-    from bothways.tasks.task import Pace
+    from bothways.prediction.int8_report import LIMIT
+    from bothways.prediction.predictor import open_task
+    from bothways.tasks.sentence_embedding.task import Embedder
+    from bothways.tasks.task_learner import PredictConfig
 
     if report is not None:
-        check_home(report, [file])
+        check_output_path(report, [file])
     if limit is not None and precision != "int8":
         fix = "Add --precision int8, or leave --limit out."
-        raise ConfigError(f"is for what int8 loses, and the precision is {precision}", where="limit", fix=fix)
+        raise ConfigError(
+            f"is for what int8 loses, and the precision is {precision}", where="limit", fix=fix
+        )
     opened = open_task(folder, task, length=length, device=device, settings=settings)
-    columns, sheet = asked(opened, text=text, text_b=text_b, label=label), _Sheet(folder, file, precision, report)
+    columns, sheet = (
+        asked(opened, text=text, text_b=text_b, label=label),
+        _Sheet(folder, file, precision, report),
+    )
     shown = partial(_shown, opened, file, columns)
     if precision == "int8":
         found = _priced(opened, shown, sheet)
-    elif isinstance(opened.task, Embed) and report is None:
-        found = _swept(opened.task, shown, Pace(precision), sheet)
+    elif isinstance(opened.task, Embedder) and report is None:
+        found = _swept(opened.task, shown, PredictConfig(precision), sheet)
     else:
-        found = _scored(opened, shown, Pace(precision), sheet)
+        found = _scored(opened, shown, PredictConfig(precision), sheet)
     found.show(json)
     if found.price is not None:
         found.price.check(LIMIT if limit is None else limit)
 
 
 @contextmanager
-def _shown(opened: Opened, file: str, columns: Any) -> Iterator[tuple[Reading[Any], Tally]]:
+def _shown(
+    opened: Predictor, file: str, columns: Any
+) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
     """The examples from the first one on, and a tally with a bar."""
     from bothways.commands.progress import watched
 
@@ -147,7 +154,7 @@ class _Found:
 
     plain: Mapping[str, Any]
     table: Table
-    tally: Tally
+    tally: PredictionCounts
     price: Price | None = None
 
     def show(self, json: bool) -> None:
@@ -166,37 +173,43 @@ class _Found:
             Console().print(self.table, *([] if self.price is None else [str(self.price)]))
 
 
-def _priced(opened: Opened, shown: _Shown, sheet: _Sheet) -> _Found:
+def _priced(opened: Predictor, shown: _Shown, sheet: _Sheet) -> _Found:
     """fp32 beside int8; the report, if one is asked for, is of int8, from a pass of its own whose time does not count."""
-    from bothways.recipes.quantising import price
-    from bothways.tasks.task import PACE, Tally
+    from bothways.prediction.int8_report import price
+    from bothways.tasks.task_learner import DEFAULT_PREDICT, PredictionCounts
 
-    last = Tally()
+    last = PredictionCounts()
 
-    def evaluated(model: Opened) -> Metrics:
+    def evaluated(model: Predictor) -> Metrics:
         """The metrics of one precision; each pass has a tally of its own."""
         nonlocal last
         with shown() as (reading, last):
-            return model.evaluate(reading, PACE, last)
+            return model.evaluate(reading, DEFAULT_PREDICT, last)
 
     found = price(opened, evaluated)
     if sheet.report is not None:
-        _reported(replace(opened, task=opened.task.prepared("int8")), shown, PACE, sheet, sheet.report)
+        _reported(
+            replace(opened, task=opened.task.prepared("int8")),
+            shown,
+            DEFAULT_PREDICT,
+            sheet,
+            sheet.report,
+        )
     table = metric_table(sheet.title, {"fp32": found.fp32.metrics, "int8": found.int8.metrics})
     return _Found(found.to_json(), table, last, found)
 
 
-def _swept(task: Embed, shown: _Shown, pace: Pace, sheet: _Sheet) -> _Found:
+def _swept(task: Embedder, shown: _Shown, pace: PredictConfig, sheet: _Sheet) -> _Found:
     """All layers and poolings of vectors of texts."""
     from bothways.commands.embed import sweep_table
-    from bothways.recipes.embedding import sweep
+    from bothways.prediction.layer_sweep import sweep
 
     with shown() as (reading, tally):
         found = sweep(task, reading.examples, pace, tally)
     return _Found(found.to_json(), sweep_table(found, sheet.title), tally)
 
 
-def _scored(opened: Opened, shown: _Shown, pace: Pace, sheet: _Sheet) -> _Found:
+def _scored(opened: Predictor, shown: _Shown, pace: PredictConfig, sheet: _Sheet) -> _Found:
     """The metrics of the task; on the way, the report is written if one is asked for."""
     if sheet.report is not None:
         metrics, tally = _reported(opened, shown, pace, sheet, sheet.report)
@@ -206,11 +219,15 @@ def _scored(opened: Opened, shown: _Shown, pace: Pace, sheet: _Sheet) -> _Found:
     return _Found(dict(metrics), metric_table(sheet.title, {"value": metrics}), tally)
 
 
-def _reported(opened: Opened, shown: _Shown, pace: Pace, sheet: _Sheet, report: Path) -> tuple[Metrics, Tally]:
+def _reported(
+    opened: Predictor, shown: _Shown, pace: PredictConfig, sheet: _Sheet, report: Path
+) -> tuple[Metrics, PredictionCounts]:
     """The metrics, with the report written."""
-    from bothways.recipes.analysis.survey import analyse, write_report
+    from bothways.analysis.report import analyse, write_report
 
     with shown() as (reading, tally):
         analysis = analyse(opened.task, reading.examples, pace, tally)
-    write_report(opened.task, analysis, report, model=sheet.model, data=sheet.data, precision=sheet.precision)
+    write_report(
+        opened.task, analysis, report, model=sheet.model, data=sheet.data, precision=sheet.precision
+    )
     return analysis.metrics, tally

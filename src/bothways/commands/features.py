@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bothways.commands.interrupted import keeping
-from bothways.commands.metrics import metric_table
-from bothways.core.shares import TimeLeft
+from bothways.commands.resuming import keeping
+from bothways.commands.tables import metric_table
+from bothways.core.progress import TimeLeft
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bothways.recipes.features import FeatureBased
+    from bothways.finetuning.frozen_features import FeatureResult
 
-Layers = Literal["embeddings", "second_to_last", "last", "weighted_last_four", "concat_last_four", "weighted_all"]
+Layers = Literal[
+    "embeddings", "second_to_last", "last", "weighted_last_four", "concat_last_four", "weighted_all"
+]
 """As `model.layers.LayerChoice`, spelled out so that the command line starts without the library behind it."""
 
 
@@ -54,9 +56,10 @@ def features(
     """
     from rich.console import Console
 
-    from bothways.core import config as configs
-    from bothways.core.trees import merge, parse_overrides
-    from bothways.recipes.features import FeatureConfig, feature_based
+    from bothways.core.config import reader as configs
+    from bothways.core.config.tree import merge, parse_overrides
+    from bothways.finetuning.feature_data import FeatureConfig
+    from bothways.finetuning.frozen_features import feature_based
 
     options = {"model": model, "train": train, "dev": dev, "layers": layers}
     settings = configs.load(
@@ -76,7 +79,9 @@ def features(
             device=device,
             console=console,
             on_share=lambda share: status.update(f"computing features, {computing.said(share)} …"),
-            on_step=lambda at: status.update(f"training, {at.epochs:.1f} epochs, {training.said(at.share(until))} …"),
+            on_step=lambda at: status.update(
+                f"training, {at.epochs:.1f} epochs, {training.said(at.share(until))} …"
+            ),
         )
     if json:
         from json import dumps
@@ -86,6 +91,13 @@ def features(
         Console().print(_table(done))
 
 
-def _table(done: FeatureBased) -> Table:
-    shares = {f"share of layer {place} of {len(done.shares)}": share for place, share in enumerate(done.shares, 1)}
-    return metric_table(f"Frozen features: {done.layers}", {"value": {**done.metrics, **shares}}, "metric on the dev data")
+def _table(done: FeatureResult) -> Table:
+    shares = {
+        f"share of layer {place} of {len(done.shares)}": share
+        for place, share in enumerate(done.shares, 1)
+    }
+    return metric_table(
+        f"Frozen features: {done.layers}",
+        {"value": {**done.metrics, **shares}},
+        "metric on the dev data",
+    )

@@ -6,17 +6,18 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.commands.interrupted import check_begun, stop_saved
-from bothways.commands.metrics import metric_table
 from bothways.commands.options import FineTask
-from bothways.core.console import say
+from bothways.commands.resuming import check_begun, stop_saved
+from bothways.commands.tables import metric_table
+from bothways.core.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from bothways.recipes.finetune import FinetuneConfig, Finetuned
-    from bothways.recipes.series import Series
+    from bothways.finetuning.prepare import FinetuneConfig
+    from bothways.finetuning.run import FinetuneResult
+    from bothways.sweeps.runs import Series
 
 
 def finetune(  # noqa: PLR0913 – one option per question a run answers
@@ -75,31 +76,46 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     """
     from rich.console import Console
 
-    from bothways.recipes import finetune as job
-    from bothways.recipes.seeds import finetune_seeds, parse_seeds
-    from bothways.recipes.series import Place
+    from bothways.finetuning import run as job
+    from bothways.sweeps.runs import SweepFolder
+    from bothways.sweeps.seeds import finetune_seeds, parse_seeds
 
     if resume:
         check_begun(out)
     console = Console(stderr=True)
-    columns = {k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None}
-    options = {"model": model, "train": train, "dev": dev, "task": {"columns": columns} if columns else None}
+    columns = {
+        k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None
+    }
+    options = {
+        "model": model,
+        "train": train,
+        "dev": dev,
+        "task": {"columns": columns} if columns else None,
+    }
     settings = settings_from(options, overrides, task, recipe, config)
     if seeds is not None:
-        series = finetune_seeds(settings, parse_seeds(seeds, settings.seed), Place(out, resume, device, console))
+        series = finetune_seeds(
+            settings, parse_seeds(seeds, settings.seed), SweepFolder(out, resume, device, console)
+        )
         conclude(series, out, console)
     else:
-        _conclude_one(job.finetune(settings, out, resume=resume, device=device, console=console), out, console)
+        _conclude_one(
+            job.finetune(settings, out, resume=resume, device=device, console=console), out, console
+        )
 
 
 def settings_from(
-    options: dict[str, Any], overrides: tuple[str, ...], task: FineTask, recipe: Literal["modern", "paper"], file: Path | None
+    options: dict[str, Any],
+    overrides: tuple[str, ...],
+    task: FineTask,
+    recipe: Literal["modern", "paper"],
+    file: Path | None,
 ) -> FinetuneConfig:
     """The settings of a recipe, changed by a file, then by overrides and options; options that are None say nothing."""
-    from bothways.core import config as configs
-    from bothways.core.trees import merge, parse_overrides
-    from bothways.recipes.finetune import FinetuneConfig
-    from bothways.recipes.method import RECIPES
+    from bothways.core.config import reader as configs
+    from bothways.core.config.tree import merge, parse_overrides
+    from bothways.finetuning.config import RECIPES
+    from bothways.finetuning.prepare import FinetuneConfig
     from bothways.tasks.catalogue import TASKS
 
     method = RECIPES[recipe](TASKS[task]())
@@ -107,11 +123,13 @@ def settings_from(
         FinetuneConfig,
         base=FinetuneConfig(model=options["model"], train=options["train"], **vars(method)),
         file=file,
-        overrides=merge(parse_overrides(overrides), {k: v for k, v in options.items() if v is not None}),
+        overrides=merge(
+            parse_overrides(overrides), {k: v for k, v in options.items() if v is not None}
+        ),
     )
 
 
-def _conclude_one(done: Finetuned, out: Path, console: Console) -> None:
+def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:
     """As `conclude`, of a single run."""
     from rich.console import Console as Output
 
@@ -151,16 +169,23 @@ def _series_table(series: Series) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from bothways.recipes.seeds import spread
+    from bothways.sweeps.seeds import seed_spread
 
-    table, summary = Table(title=f"{len(series.runs)} runs, scored on the dev data"), spread(series)
+    table, summary = (
+        Table(title=f"{len(series.runs)} runs, scored on the dev data"),
+        seed_spread(series),
+    )
     metric = summary.metric if summary else "metric"
     table.add_column("run", overflow="fold")
     table.add_column(Text(metric), justify="right")
     table.add_column("failed")
     for run in series.runs:
         value = f"{run.metrics[metric]:.4f}" if run.metrics else "–"
-        table.add_row(Text(run.name + (" (best)" if run is series.best else "")), value, Text("; ".join(run.failed)))
+        table.add_row(
+            Text(run.name + (" (best)" if run is series.best else "")),
+            value,
+            Text("; ".join(run.failed)),
+        )
     if summary:
         table.add_section()
         for name in ("mean", "median", "best", "deviation"):

@@ -9,7 +9,9 @@ from cyclopts import Parameter
 
 FineTask = Literal["classify", "regress", "multilabel", "choice", "tag", "answer"]
 """Tasks that a model can be fine-tuned for: the keys of `tasks.catalogue.TASKS`."""
-AnyTask = Literal["classify", "regress", "multilabel", "choice", "tag", "answer", "fill", "likelihood", "embed"]
+AnyTask = Literal[
+    "classify", "regress", "multilabel", "choice", "tag", "answer", "fill", "likelihood", "embed"
+]
 """Every task: the kinds of `tasks.catalogue.AnyDefinition`."""
 
 

@@ -53,16 +53,18 @@ def predict(  # noqa: PLR0913 – one option per question
     import sys
 
     from bothways.commands.progress import asked, say_guess, watched
-    from bothways.recipes.finetuned import open_task
+    from bothways.prediction.predictor import open_task
     from bothways.tasks.tables import STDIN
-    from bothways.tasks.task import Pace
+    from bothways.tasks.task_learner import PredictConfig
 
     opened = open_task(folder, task, length=length, device=device, settings=settings)
     columns = asked(opened, text=text, text_b=text_b)
     reading = opened.read(file, columns, labelled=False)
     say_guess(opened, reading, columns, file)
     typed = file == STDIN and sys.stdin.isatty()
-    pace = Pace(precision, window=(1 if typed else Pace.window) if window is None else window)
+    pace = PredictConfig(
+        precision, window=(1 if typed else PredictConfig.window) if window is None else window
+    )
     # What is typed or printed on the same terminal would run through the bar.
     with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
         for _, prediction in opened.predict(reading, pace, tally):

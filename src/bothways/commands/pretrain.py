@@ -6,17 +6,17 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bothways.commands.interrupted import check_begun, stop_saved
-from bothways.commands.metrics import metric_table
-from bothways.core.console import say
+from bothways.commands.resuming import check_begun, stop_saved
+from bothways.commands.tables import metric_table
+from bothways.core.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bothways.core.finding import Finding
     from bothways.data.corpus import Corpus
-    from bothways.recipes.pretrain import Pretrained
-    from bothways.recipes.settings import PretrainConfig
-    from bothways.tasks.preflight import Finding
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.run import PretrainResult
 
 
 def pretrain(
@@ -59,24 +59,26 @@ def pretrain(
     """
     from rich.console import Console
 
-    from bothways.core import config as configs
+    from bothways.core.config import reader as configs
     from bothways.core.errors import ConfigError
     from bothways.data.corpus import Corpus
     from bothways.families.catalogue import preset
-    from bothways.recipes import pretrain as job
-    from bothways.recipes.pretrain_setup import begin_from, fitted
-    from bothways.recipes.settings import RECIPES, PretrainConfig
+    from bothways.pretraining import run as job
+    from bothways.pretraining.build import begin_from, fit_to_corpus
+    from bothways.pretraining.config import RECIPES, PretrainConfig
 
     if resume:
         check_begun(out)
     text = Corpus.open(corpus)
-    base = RECIPES[recipe](fitted(preset(model), text.tokenizer))
+    base = RECIPES[recipe](fit_to_corpus(preset(model), text.tokenizer))
     settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
     begun = None
     if start is not None:
         begun = begin_from(start, settings, text)
         if settings.encoder not in (base.encoder, begun.config):
-            raise ConfigError("is set, but with --start it is the model's", where="encoder", fix="Leave it out.")
+            raise ConfigError(
+                "is set, but with --start it is the model's", where="encoder", fix="Leave it out."
+            )
         settings = dataclasses.replace(settings, encoder=begun.config)
     console = Console(stderr=True)
 
@@ -84,15 +86,19 @@ def pretrain(
         """What the preflight warns of."""
         say(console, f"{finding.severity}: {finding}")
 
-    done = job.pretrain(settings, text, out, resume=resume, device=device, start=begun, on_finding=warn)
+    done = job.pretrain(
+        settings, text, out, resume=resume, device=device, start=begun, on_finding=warn
+    )
     _conclude(done, settings, text, out / "model", console)
 
 
-def _conclude(done: Pretrained, settings: PretrainConfig, corpus: Corpus, folder: Path, console: Console) -> None:
+def _conclude(
+    done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder: Path, console: Console
+) -> None:
     """Save the model and print what it came to; raises KeyboardInterrupt if the run was interrupted."""
     from rich.console import Console as Output
 
-    from bothways.recipes.pretrain import save_pretrained
+    from bothways.pretraining.run import save_pretrained
     from bothways.training.parallel import is_main, plan_here
 
     if not is_main(plan_here()):

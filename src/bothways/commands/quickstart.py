@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from bothways.commands.interrupted import keeping
-from bothways.core.console import say
+from bothways.commands.resuming import keeping
+from bothways.core.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bothways.training import state
+    from bothways.training import durations as state
+    from bothways.training.state import RunState
 
 
 def quickstart(
@@ -47,8 +48,8 @@ def quickstart(
     from rich.console import Console
 
     from bothways.core.errors import ConfigError
-    from bothways.recipes.quickstart import Story, tell
-    from bothways.recipes.quickstart_report import report_of
+    from bothways.quickstart.report_page import quickstart_report
+    from bothways.quickstart.story import Story, run_story
     from bothways.report.html import write_html
     from bothways.report.terminal import show
 
@@ -57,27 +58,41 @@ def quickstart(
     console, story = Console(stderr=True), Story(minutes=minutes)
 
     with keeping(out, console), _bar(story.method.training.until, console) as watch:
-        told = tell(story, out, files=corpus, labels=labels, say=partial(say, console), on_fine_tuning=watch)
+        told = run_story(
+            story, out, files=corpus, labels=labels, say=partial(say, console), on_fine_tuning=watch
+        )
         if told is None:
             raise KeyboardInterrupt
-    report = report_of(told)
+    report = quickstart_report(told)
     write_html(report, out / "report.html")
     show(report, Console())
     say(console, f"The whole report, with curves: {out / 'report.html'}")
 
 
 @contextmanager
-def _bar(until: state.Duration, console: Console) -> Iterator[Callable[[int, int, state.Progress], None]]:
+def _bar(until: state.Duration, console: Console) -> Iterator[Callable[[int, int, RunState], None]]:
     """A bar that is there while models are fine-tuned, each for so long."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
     task = bar.add_task("fine-tuning", total=None, visible=False)
 
-    def watch(number: int, runs: int, progress: state.Progress) -> None:
+    def watch(number: int, runs: int, progress: RunState) -> None:
         """Fine-tuning `number` of `runs` has come so far."""
         share = progress.share(until)
-        bar.update(task, description=f"fine-tuning {number + 1} of {runs}", completed=number + share, total=runs, visible=True)
+        bar.update(
+            task,
+            description=f"fine-tuning {number + 1} of {runs}",
+            completed=number + share,
+            total=runs,
+            visible=True,
+        )
         if number + share >= runs:
             bar.stop()
         elif not bar.live.is_started:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from bothways.commands.interrupted import keeping
-from bothways.core.console import say
+from bothways.commands.resuming import keeping
+from bothways.core.terminal import say
 
 
 def reproduce(  # noqa: PLR0913 – one option per question
@@ -54,15 +54,17 @@ def reproduce(  # noqa: PLR0913 – one option per question
     """
     from rich.console import Console
 
-    from bothways.recipes.reproduce import benchmarks
-    from bothways.recipes.reproduce.experiment import Request
+    from bothways.paper import run as benchmarks
+    from bothways.paper.experiment import Request
     from bothways.report.terminal import show
 
     console = Console(stderr=True)
     chosen = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
     request = Request(model, data, out, chosen, seeds, grid, limit, overrides)
     with keeping(out, console):
-        done = benchmarks.reproduce(benchmark, request, dry_run=dry_run, device=device, console=console)
+        done = benchmarks.reproduce(
+            benchmark, request, dry_run=dry_run, device=device, console=console
+        )
     if done is None:
         return
     show(done.report, Console())

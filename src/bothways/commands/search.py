@@ -68,16 +68,27 @@ def search(  # noqa: PLR0913 – one option per question
     from rich.console import Console
 
     from bothways.commands.finetune import conclude, settings_from
-    from bothways.commands.interrupted import check_begun
-    from bothways.recipes.search import parse_grid, search_grid, search_trials
-    from bothways.recipes.series import Place
+    from bothways.commands.resuming import check_begun
+    from bothways.sweeps.grid import parse_grid, search_grid, search_trials
+    from bothways.sweeps.runs import SweepFolder
 
     if resume:
         check_begun(out)
     console = Console(stderr=True)
-    columns = {k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None}
-    options = {"model": model, "train": train, "dev": dev, "task": {"columns": columns} if columns else None}
+    columns = {
+        k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None
+    }
+    options = {
+        "model": model,
+        "train": train,
+        "dev": dev,
+        "task": {"columns": columns} if columns else None,
+    }
     settings = settings_from(options, overrides, task, recipe, config)
-    place = Place(out, resume, device, console)
-    series = search_grid(settings, parse_grid(grid), place) if trials is None else search_trials(settings, space, trials, place)
+    place = SweepFolder(out, resume, device, console)
+    series = (
+        search_grid(settings, parse_grid(grid), place)
+        if trials is None
+        else search_trials(settings, space, trials, place)
+    )
     conclude(series, out, console)

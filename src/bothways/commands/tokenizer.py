@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS
-from bothways.core.console import say
+from bothways.core.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
-    from bothways.text.sample import Sample
+    from bothways.text.sampling import Sample
     from bothways.text.tokenizer import Tokenizer
-    from bothways.text.train import Kind
-    from bothways.text.vocabulary import SplitWord, VocabularyReport
+    from bothways.text.trainers import Kind
+    from bothways.text.vocabulary_report import SplitWord, VocabularyReport
 
 Inputs = Annotated[list[str], INPUTS]
 
@@ -95,8 +95,8 @@ def train(
     column
         Where the text is in .jsonl and .parquet.
     """
-    from bothways.text.sample import sample
-    from bothways.text.train import learn
+    from bothways.text.sampling import sample
+    from bothways.text.trainers import learn
 
     chosen = _kind(kind, options)
     console = _console()
@@ -104,7 +104,11 @@ def train(
         texts = sample(_read(inputs, column, progress), int(ceiling * 1e6), seed)
         tokenizer = learn(texts, chosen, lambda kept: _tracked(kept, progress))
         tokenizer.save(folder)
-    fewer = f" (the text gives no more, {chosen.size:,} were asked for)" if tokenizer.size < chosen.size else ""
+    fewer = (
+        f" (the text gives no more, {chosen.size:,} were asked for)"
+        if tokenizer.size < chosen.size
+        else ""
+    )
     share = "all" if texts.kept == texts.seen else f"{texts.kept / texts.seen:.1%}, evenly drawn,"
     text = f"learnt from {share} of {texts.seen / 1e6:,.1f} million characters"
     say(console, f"{out}: {tokenizer.size:,} tokens{fewer}, {text}")
@@ -122,12 +126,12 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     out
         The .jsonl file to write, instead of standard output.
     """
-    from bothways.core.files import check_home, replace_file
-    from bothways.data.streams import STDIN
+    from bothways.core.atomic_files import check_output_path, replace_file
+    from bothways.data.text_io import STDIN
     from bothways.text.tokenizer import Tokenizer
 
     if out is not None:
-        check_home(out, [*(inputs or ()), tokenizer])
+        check_output_path(out, [*(inputs or ()), tokenizer])
     model = Tokenizer.load(tokenizer)
     hidden = out is None and sys.stdout.isatty()  # the lines would run through the bar
     with _progress(_console(), hidden) as progress:
@@ -138,7 +142,14 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
             replace_file(out, functools.partial(_write, rows))
 
 
-def report(inputs: Inputs, *, tokenizer: Path, ceiling: float = 20, examples: int = 10, column: str = "text") -> None:
+def report(
+    inputs: Inputs,
+    *,
+    tokenizer: Path,
+    ceiling: float = 20,
+    examples: int = 10,
+    column: str = "text",
+) -> None:
     """Report how well a vocabulary fits a text: unknown rate, tokens per word, coverage, unused tokens, examples.
 
     Parameters
@@ -156,9 +167,9 @@ def report(inputs: Inputs, *, tokenizer: Path, ceiling: float = 20, examples: in
     """
     from rich.console import Console
 
-    from bothways.text.sample import sample
+    from bothways.text.sampling import sample
     from bothways.text.tokenizer import Tokenizer
-    from bothways.text.vocabulary import report as examine
+    from bothways.text.vocabulary_report import vocabulary_report as examine
 
     model = Tokenizer.load(tokenizer)
     with _progress(_console()) as progress:
@@ -169,7 +180,7 @@ def report(inputs: Inputs, *, tokenizer: Path, ceiling: float = 20, examples: in
 
 def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kind:
     from bothways.core.errors import ConfigError
-    from bothways.text.train import ByteBPE, Unigram, WordPiece
+    from bothways.text.trainers import ByteBPE, Unigram, WordPiece
 
     kinds: dict[str, type[WordPiece] | type[ByteBPE] | type[Unigram]] = {
         "wordpiece": WordPiece,
@@ -180,7 +191,9 @@ def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kin
     given = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
     for key in given.keys() - known:
         fix = f"It has {', '.join('--' + other.replace('_', '-') for other in sorted(known))}."
-        raise ConfigError(f"is no option of a {name} vocabulary", where="--" + key.replace("_", "-"), fix=fix)
+        raise ConfigError(
+            f"is no option of a {name} vocabulary", where="--" + key.replace("_", "-"), fix=fix
+        )
     return kinds[name](**given)
 
 
@@ -192,10 +205,25 @@ def _console() -> Console:
 
 @contextmanager
 def _progress(console: Console, hidden: bool = False) -> Iterator[Progress]:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=hidden or not console.is_terminal
+    ) as progress:
         yield progress
 
 
@@ -224,17 +252,19 @@ def _tracked(texts: Sample, progress: Progress) -> Iterator[str]:
 @contextmanager
 def _empty_folder(out: Path) -> Iterator[Path]:
     """`core.files.new_folder`, for a place where nothing can be lost."""
+    from bothways.core.atomic_files import replace_folder
     from bothways.core.errors import ResourceError
-    from bothways.core.files import new_folder
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ResourceError("exists and is not an empty folder", where=out, fix="Choose another name for --out.")
-    with new_folder(out) as folder:
+        raise ResourceError(
+            "exists and is not an empty folder", where=out, fix="Choose another name for --out."
+        )
+    with replace_folder(out) as folder:
         yield folder
 
 
 def _lines(inputs: list[str], progress: Progress) -> Iterator[str]:
-    from bothways.data.streams import STDIN, BytesRead, file_at, read_lines, standard_input
+    from bothways.data.text_io import STDIN, BytesRead, file_at, read_lines, standard_input
 
     files, bytes_read = [None if name == STDIN else file_at(name) for name in inputs], BytesRead()
     sizes = [file.stat().st_size for file in files if file is not None]
@@ -252,7 +282,11 @@ def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:
         rows = []
         for encoded in tokenizer.encode_with_offsets(block):
             ids = encoded.ids.tolist()
-            row = {"ids": ids, "tokens": [tokenizer.token(id) for id in ids], "offsets": encoded.offsets.tolist()}
+            row = {
+                "ids": ids,
+                "tokens": [tokenizer.token(id) for id in ids],
+                "offsets": encoded.offsets.tolist(),
+            }
             rows.append(json.dumps(row, ensure_ascii=False) + "\n")
         yield "".join(rows)
 

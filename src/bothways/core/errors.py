@@ -14,7 +14,10 @@ The command line prints the message alone, without a traceback, and exits with s
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 
 class BothwaysError(Exception):
@@ -26,7 +29,9 @@ class BothwaysError(Exception):
         fix: what to change, as one sentence.
     """
 
-    def __init__(self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None) -> None:
+    def __init__(
+        self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None
+    ) -> None:
         self.what, self.where, self.fix = what, where, fix
         super().__init__(what, where, fix)
 
@@ -61,3 +66,25 @@ class ResourceError(BothwaysError):
 
 class DivergedError(BothwaysError):
     """A loss or a gradient that is not finite: this run is lost, another seed or rate may not be."""
+
+
+@contextlib.contextmanager
+def os_errors(place: Path, fix: str) -> Iterator[None]:
+    """What the operating system refuses inside is a ResourceError at `place`: no room, no permission, a file for a folder.
+
+    safetensors and torch hide its error in one of their own.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        match cause:
+            case OSError():
+                what = cause.strerror or str(cause)
+            case SafetensorError():
+                what = str(cause)
+            case _:
+                raise
+        raise ResourceError(f"cannot be written: {what}", where=place, fix=fix) from error

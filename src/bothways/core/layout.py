@@ -26,7 +26,7 @@ def onto(device: torch.device) -> Move:
 
 
 @dataclass(frozen=True)
-class Cut:
+class RectanglePolicy:
     """Where a new rectangle begins: with a sequence by which it would have both too much padding and a certain size.
 
     Attributes:
@@ -38,13 +38,13 @@ class Cut:
     small: int = 1024
 
 
-LOOSE = Cut()
+LOOSE = RectanglePolicy()
 """For training, and wherever starting an operation takes long."""
-EQUAL = Cut(1.0, 0)
+EQUAL = RectanglePolicy(1.0, 0)
 """Sequences of one length alone: nothing is padded, and nothing masked for it."""
 
 
-def cut_to_predict(device: torch.device) -> Cut:
+def cut_to_predict(device: torch.device) -> RectanglePolicy:
     """On a CPU, where operations start in microseconds, padding and masks cost more than further rectangles."""
     return EQUAL if device.type == "cpu" else LOOSE
 
@@ -102,10 +102,10 @@ class Layout:
     positions: Int[Tensor, " tokens"]
     owner: Int[Tensor, " tokens"]
     longest: int
-    cut: Cut = LOOSE
+    cut: RectanglePolicy = LOOSE
 
     @classmethod
-    def of(cls, lengths: list[int], cut: Cut = LOOSE) -> Layout:
+    def of(cls, lengths: list[int], cut: RectanglePolicy = LOOSE) -> Layout:
         """The layout of sequences of these lengths, on the CPU."""
         sizes = torch.tensor(lengths, dtype=torch.int64)
         offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
@@ -180,7 +180,10 @@ class Layout:
             return Rectangle(start, stop, rows, longest, None, None)
         owner = self.owner[start:stop]
         slots = (owner - owner[0]) * longest + self.positions[start:stop]
-        keep = torch.arange(longest, device=slots.device) < torch.tensor(lengths, device=slots.device)[:, None]
+        keep = (
+            torch.arange(longest, device=slots.device)
+            < torch.tensor(lengths, device=slots.device)[:, None]
+        )
         return Rectangle(start, stop, rows, longest, slots, keep)
 
     def to(self, device: torch.device) -> Layout:
@@ -189,6 +192,10 @@ class Layout:
 
     def apply(self, move: Move) -> Layout:
         """The same with its tensors moved, and with what was worked out on the way here: a GPU would have to be waited for."""
-        moved = Layout(move(self.offsets), move(self.positions), move(self.owner), self.longest, self.cut)
-        moved.__dict__.update(lengths=self.lengths, rectangles=[part.apply(move) for part in self.rectangles])
+        moved = Layout(
+            move(self.offsets), move(self.positions), move(self.owner), self.longest, self.cut
+        )
+        moved.__dict__.update(
+            lengths=self.lengths, rectangles=[part.apply(move) for part in self.rectangles]
+        )
         return moved

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from bothways.core.batch import Targets
+    from bothways.core.targets import Targets
 
 Ids = NDArray[np.int32]
 

@@ -28,16 +28,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.claim import LOCK, OWNER, claim, refusals
-from bothways.core.errors import ConfigError, DataError
-from bothways.core.seeds import rng
+from bothways.core.errors import ConfigError, DataError, os_errors
+from bothways.core.folder_lock import LOCK, OWNER, lock_folder
+from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids
-from bothways.data.documents import Document, DocumentReader, Origin
-from bothways.data.join import DOCUMENTS, SENTENCES, TOKENS, join
-from bothways.data.manifest import MANIFEST, Manifest, Settings, check_file, describe_file, read_manifest, write_manifest
+from bothways.data.documents import DocumentReader, Origin
+from bothways.data.encode_shards import (
+    Job,
+    Recipe,
+    cut,
+    encode_shard,
+    splitter_version,
+    store,
+    token_type,
+)
+from bothways.data.manifest import (
+    MANIFEST,
+    CorpusSettings,
+    Manifest,
+    check_file,
+    describe_file,
+    read_manifest,
+    write_manifest,
+)
+from bothways.data.merge_shards import DOCUMENTS, SENTENCES, TOKENS, merge_shards
+from bothways.data.process_pool import map_in_order, usable_cores
+from bothways.data.readers import Document
 from bothways.data.sentences import AUTO, check_language
-from bothways.data.shards import Job, Recipe, cut, encode, splitter_version, store, token_type
-from bothways.data.workers import map_in_order, usable_cores
 from bothways.text.tokenizer import Tokenizer
 
 WORK = ".building"
@@ -53,7 +70,9 @@ class Stage(Enum):
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
-_RESUME = "Mend that and run the same again: what is done is kept, and the build goes on with the rest."
+_RESUME = (
+    "Mend that and run the same again: what is done is kept, and the build goes on with the rest."
+)
 
 OnProgress = Callable[[Stage, int, int], object]
 """Told the stage, how much is done, and how much there is (0 if unknown)."""
@@ -132,10 +151,14 @@ class Corpus:
         """
         if not 0 < share < 1:
             raise ConfigError(
-                f"must lie between 0 and 1, not {share}", where="held_out", fix="0.01 holds out one in a hundred."
+                f"must lie between 0 and 1, not {share}",
+                where="held_out",
+                fix="0.01 holds out one in a hundred.",
             )
         if len(self) < 2:
-            what = f"{len(self)} documents cannot be split into some to train on and some to hold out"
+            what = (
+                f"{len(self)} documents cannot be split into some to train on and some to hold out"
+            )
             fix = "Give more documents; in a .txt file a blank line ends one (see the boundary setting)."
             raise DataError(what, where=self.folder, fix=fix)
         least = 2 if len(self) >= 4 else 1
@@ -145,7 +168,7 @@ class Corpus:
         return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def build(
+def build_corpus(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
     folder: str | Path,
@@ -177,11 +200,13 @@ def build(
     check_language(language)
     for name, value in (("min_tokens", min_tokens), ("workers", workers)):
         if value is not None and value < 1:
-            raise ConfigError(f"must be at least 1, not {value}", where=name, fix="Leave it out for the default.")
+            raise ConfigError(
+                f"must be at least 1, not {value}", where=name, fix="Leave it out for the default."
+            )
     place = Path(folder)
-    settings = Settings(tokenizer.fingerprint, language, min_tokens, splitter_version())
+    settings = CorpusSettings(tokenizer.fingerprint, language, min_tokens, splitter_version())
     _check_free(place)
-    with claim(place):
+    with lock_folder(place):
         if (place / MANIFEST).exists():
             _check_same(place, settings, documents)
         else:
@@ -192,15 +217,21 @@ def build(
 
 
 def _map(path: Path, dtype: str) -> NDArray[Any]:
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
+    return (
+        np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
+    )
 
 
 def _sources(documents: Iterable[Document]) -> tuple[tuple[Origin, ...], dict[str, str]]:
     """Where the documents come from, and how they are read, as far as is known."""
-    return (documents.origins, documents.settings) if isinstance(documents, DocumentReader) else ((), {})
+    return (
+        (documents.origins, documents.settings)
+        if isinstance(documents, DocumentReader)
+        else ((), {})
+    )
 
 
-def _recipe(place: Path, settings: Settings) -> Recipe:
+def _recipe(place: Path, settings: CorpusSettings) -> Recipe:
     return Recipe(str(place), settings.tokenizer, settings.language)
 
 
@@ -208,40 +239,57 @@ def _text_digest(names: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
-def _check_same(place: Path, settings: Settings, documents: Iterable[Document]) -> None:
+def _check_same(place: Path, settings: CorpusSettings, documents: Iterable[Document]) -> None:
     """Raises DataError unless the corpus that lies there is what these inputs give."""
     built = read_manifest(place)
     given, had = dataclasses.asdict(settings), dataclasses.asdict(built.settings)
-    differing = [f"{name} {had[name]!r}, not {given[name]!r}" for name in given if given[name] != had[name]]
+    differing = [
+        f"{name} {had[name]!r}, not {given[name]!r}" for name in given if given[name] != had[name]
+    ]
     fix = "Choose another folder, or delete this one."
     if differing:
-        raise DataError(f"holds a corpus that was built with {'; '.join(differing)}", where=place, fix=fix)
+        raise DataError(
+            f"holds a corpus that was built with {'; '.join(differing)}", where=place, fix=fix
+        )
     origins, reading = _sources(documents)
     unchanged = bool(origins) and (origins, reading) == (built.origins, built.reading)
     # Files that were only copied or touched hold the same text; reading them is quick beside encoding them.
-    if not unchanged and _text_digest(job.name for job in cut(documents, _recipe(place, settings))) != built.text:
+    if (
+        not unchanged
+        and _text_digest(job.name for job in cut(documents, _recipe(place, settings))) != built.text
+    ):
         raise DataError("holds a corpus of other documents", where=place, fix=fix)
-    shutil.rmtree(place / WORK, ignore_errors=True)  # of a build that was killed with its last breath
+    shutil.rmtree(
+        place / WORK, ignore_errors=True
+    )  # of a build that was killed with its last breath
 
 
 def _check_free(place: Path) -> None:
     """Raises DataError if the folder holds something else than a corpus or a build; not even a lock is left in it then."""
-    with refusals(place, "Choose another folder."):
+    with os_errors(place, "Choose another folder."):
         held = {path.name for path in place.iterdir()} - {LOCK, OWNER} if place.is_dir() else set()
     if held and held.isdisjoint({WORK, MANIFEST}):
-        what = f"is not empty, and not the folder of a corpus: it holds {', '.join(sorted(held)[:3])}"
+        what = (
+            f"is not empty, and not the folder of a corpus: it holds {', '.join(sorted(held)[:3])}"
+        )
         raise DataError(what, where=place, fix="Choose another folder.")
 
 
 def _prepare(place: Path, tokenizer: Tokenizer) -> None:
     """Makes the folder ready for the first stage."""
-    with refusals(place, _RESUME):
+    with os_errors(place, _RESUME):
         (place / WORK).mkdir(exist_ok=True)
-    Tokenizer(tokenizer.backend, tokenizer.specials).save(place)  # segments are for the model that will be trained to say
+    Tokenizer(tokenizer.backend, tokenizer.specials).save(
+        place
+    )  # segments are for the model that will be trained to say
 
 
 def _encode_all(
-    place: Path, settings: Settings, documents: Iterable[Document], workers: int, on_progress: OnProgress
+    place: Path,
+    settings: CorpusSettings,
+    documents: Iterable[Document],
+    workers: int,
+    on_progress: OnProgress,
 ) -> list[str]:
     """The first stage → the names of all shards, in order; those that an earlier build has left are not made again."""
     recipe, names = _recipe(place, settings), list[str]()
@@ -253,34 +301,63 @@ def _encode_all(
             if not (place / WORK / job.name).exists():
                 yield job
 
-    with contextlib.closing(map_in_order(functools.partial(encode, recipe), missing(), workers)) as results:
+    with contextlib.closing(
+        map_in_order(functools.partial(encode_shard, recipe), missing(), workers)
+    ) as results:
         for name, shard in results:
-            with refusals(place, _RESUME):
+            with os_errors(place, _RESUME):
                 store(place / WORK / name, shard)
-            done, total = (documents.position, documents.total) if isinstance(documents, DocumentReader) else (0, 0)
+            done, total = (
+                (documents.position, documents.total)
+                if isinstance(documents, DocumentReader)
+                else (0, 0)
+            )
             on_progress(Stage.ENCODING, done, total)
     return names
 
 
 def _finish(
-    place: Path, settings: Settings, documents: Iterable[Document], names: list[str], size: int, on_progress: OnProgress
+    place: Path,
+    settings: CorpusSettings,
+    documents: Iterable[Document],
+    names: list[str],
+    size: int,
+    on_progress: OnProgress,
 ) -> None:
     """The second stage, then the manifest, then nothing is left of the work."""
     work, arrays = place / WORK, (TOKENS, SENTENCES, DOCUMENTS)
-    with refusals(place, _RESUME):
+    with os_errors(place, _RESUME):
         try:
             shards = [work / name for name in names]
-            counts, files = join(shards, work, settings.min_tokens, lambda done: on_progress(Stage.JOINING, done, len(shards)))
+            counts, files = merge_shards(
+                shards,
+                work,
+                settings.min_tokens,
+                lambda done: on_progress(Stage.JOINING, done, len(shards)),
+            )
         except OSError:
             for name in arrays:
                 (work / name).unlink(missing_ok=True)
             raise
         if not counts.documents:
-            short = f" with {settings.min_tokens:,} tokens or more; {counts.short:,} have fewer" if counts.short else ""
+            short = (
+                f" with {settings.min_tokens:,} tokens or more; {counts.short:,} have fewer"
+                if counts.short
+                else ""
+            )
             what = f"the inputs have no document{short}"
-            raise DataError(what, where=place, fix="Set min_tokens (--min-tokens) lower, or give other inputs.")
+            raise DataError(
+                what, where=place, fix="Set min_tokens (--min-tokens) lower, or give other inputs."
+            )
         for name in arrays:
             (work / name).replace(place / name)
-        files |= {name: describe_file(place / name) for name in TOKENIZER if (place / name).exists()}
-        write_manifest(place, Manifest(counts, token_type(size), settings, *_sources(documents), _text_digest(names), files))
+        files |= {
+            name: describe_file(place / name) for name in TOKENIZER if (place / name).exists()
+        }
+        write_manifest(
+            place,
+            Manifest(
+                counts, token_type(size), settings, *_sources(documents), _text_digest(names), files
+            ),
+        )
         shutil.rmtree(work)

@@ -26,7 +26,7 @@ from bothways.data.readers import (
     read_parquet,
     read_text,
 )
-from bothways.data.streams import COMPRESSED, STDIN, BytesRead, readable
+from bothways.data.text_io import COMPRESSED, STDIN, BytesRead, check_readable
 
 __all__ = ["Boundary", "Document", "DocumentReader", "Origin", "read_documents"]
 
@@ -84,7 +84,11 @@ class DocumentReader(Iterator[Document]):
 
     def __init__(self, inputs: list[_Input], column: str, boundary: Boundary) -> None:
         self._bytes_read = BytesRead()
-        self._stream = (document for item in inputs for document in _read(item, column, boundary, self._bytes_read))
+        self._stream = (
+            document
+            for item in inputs
+            for document in _read(item, column, boundary, self._bytes_read)
+        )
         self.origins = tuple(_origin(item) for item in inputs)
         self.total = sum(origin.size for origin in self.origins)
         self.settings = {"column": column, "boundary": boundary.value}
@@ -98,7 +102,9 @@ class DocumentReader(Iterator[Document]):
         return next(self._stream)
 
 
-def read_documents(inputs: Sequence[str], *, column: str = "text", boundary: Boundary = Boundary.AUTO) -> DocumentReader:
+def read_documents(
+    inputs: Sequence[str], *, column: str = "text", boundary: Boundary = Boundary.AUTO
+) -> DocumentReader:
     """The documents of files, globs, folders (searched to the bottom) and Hub data sets ("hub:owner/name:configuration:split").
 
     All names are checked before the first document is read.
@@ -115,14 +121,18 @@ def read_documents(inputs: Sequence[str], *, column: str = "text", boundary: Bou
     """
     found = dict[_Input, None]()
     for name in inputs:
-        with readable(name):
+        with check_readable(name):
             found |= dict.fromkeys(_resolve(name))
     return DocumentReader(list(found), column, boundary)
 
 
 def _resolve(name: str) -> list[_Input]:
     if name == STDIN:
-        raise DataError("the standard input is not read for documents", where=name, fix="Write it into a file, and name that.")
+        raise DataError(
+            "the standard input is not read for documents",
+            where=name,
+            fix="Write it into a file, and name that.",
+        )
     if name.startswith(HUB):
         parse_hub_name(name.removeprefix(HUB))
         return [_Hub(name.removeprefix(HUB))]
@@ -136,23 +146,39 @@ def _resolve(name: str) -> list[_Input]:
         files = [_file(match) for match in matches if match.is_file()]
         if files:
             return files
-        raise DataError("matches no file", where=name, fix="Check the pattern; ** goes through folders.")
-    raise DataError("no such file or folder", where=name, fix=f"Check the name; a Hub data set is {HUB}owner/name.")
+        raise DataError(
+            "matches no file", where=name, fix="Check the pattern; ** goes through folders."
+        )
+    raise DataError(
+        "no such file or folder",
+        where=name,
+        fix=f"Check the name; a Hub data set is {HUB}owner/name.",
+    )
 
 
 def _resolve_folder(folder: Path) -> list[_Input]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    visible = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    visible = [
+        path
+        for path in paths
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
     files = [_file(path) for path in visible if _kind(path) is not None]
     if not files:
-        raise DataError("holds no file that can be read", where=folder, fix=f"Readable are {_KINDS}.")
+        raise DataError(
+            "holds no file that can be read", where=folder, fix=f"Readable are {_KINDS}."
+        )
     return files
 
 
 def _file(path: Path) -> _Input:
     kind = _kind(path)
     if kind is None:
-        raise DataError(f"is of no known kind (suffix {path.suffix!r})", where=path, fix=f"Readable are {_KINDS}.")
+        raise DataError(
+            f"is of no known kind (suffix {path.suffix!r})",
+            where=path,
+            fix=f"Readable are {_KINDS}.",
+        )
     if path.stat().st_size == 0:
         raise DataError("is an empty file", where=path, fix="Leave it out, or fetch it again.")
     return kind
@@ -180,7 +206,9 @@ def _origin(item: _Input) -> Origin:
             assert_never(item)
 
 
-def _read(item: _Input, column: str, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
+def _read(
+    item: _Input, column: str, boundary: Boundary, bytes_read: BytesRead
+) -> Iterator[Document]:
     match item:
         case _Text(path):
             return read_text(path, boundary, bytes_read)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from bothways.core.batch import Batch, pack
+from bothways.core.config.checks import require_at_least
+from bothways.core.keyed_rng import rng
 from bothways.core.layout import cut_to_predict
-from bothways.core.learner import Cursor, Plan, Source
-from bothways.core.ranges import check_least
-from bothways.core.seeds import rng
 from bothways.core.sequence import Sequence
-from bothways.data.packing import Examples, Tokens, deal, fits
+from bothways.core.source import Cursor, SequencePlan, Source
+from bothways.data.batching import ExampleBudget, TokenBudget, deal, fits
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ PREFETCHED = 4
 """Items that are made ahead."""
 
 T = TypeVar("T")
-P = TypeVar("P", bound=Plan)
+P = TypeVar("P", bound=SequencePlan)
 Prepare = Callable[[Sequence, np.random.Generator], Sequence]
 
 
@@ -45,7 +45,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Step:
+class LoadedStep:
     """What one update reads (a `core.learner.Step`).
 
     Attributes:
@@ -77,15 +77,15 @@ class Loader(Generic[P]):
 
     source: Source[P]
     prepare: Prepare
-    batch: Examples | Tokens
+    batch: ExampleBudget | TokenBudget
     microbatch_tokens: int
     seed: int
     share: Share = Share()
 
     def __post_init__(self) -> None:
-        check_least(1, microbatch_tokens=self.microbatch_tokens)
+        require_at_least(1, microbatch_tokens=self.microbatch_tokens)
 
-    def steps(self, cursor: Cursor) -> Iterator[Step]:
+    def steps(self, cursor: Cursor) -> Iterator[LoadedStep]:
         """Without end, from `cursor` on. A step never reaches over the end of an epoch: the last of each may be smaller."""
         group: list[tuple[P, Cursor]] = []
         tokens = 0
@@ -100,22 +100,26 @@ class Loader(Generic[P]):
                 group, tokens = [], 0
             cursor = after
 
-    def epoch(self, number: int = 0) -> Iterator[Step]:
+    def epoch(self, number: int = 0) -> Iterator[LoadedStep]:
         """The steps of one epoch, for evaluation; a `batch` of some thousand sequences is cut into tight microbatches."""
         for step in self.steps(Cursor(number)):
             yield step
             if step.cursor.epoch > number:
                 return
 
-    def _step(self, group: list[tuple[P, Cursor]], after: Cursor) -> Step:
+    def _step(self, group: list[tuple[P, Cursor]], after: Cursor) -> LoadedStep:
         lengths = [plan.length for plan, _ in group]
         mine = deal(lengths, self.share.world, self.microbatch_tokens)[self.share.rank]
         filler = min(range(len(group)), key=lengths.__getitem__)
         microbatches = tuple(
-            pack([self._sequence(*group[place]) for place in places] if places else [_void(self._sequence(*group[filler]))])
+            pack(
+                [self._sequence(*group[place]) for place in places]
+                if places
+                else [_void(self._sequence(*group[filler]))]
+            )
             for places in mine
         )
-        return Step(microbatches, after, sum(lengths), len(group), self.source.epochs(after))
+        return LoadedStep(microbatches, after, sum(lengths), len(group), self.source.epochs(after))
 
     def _sequence(self, plan: P, place: Cursor) -> Sequence:
         epoch = place.epoch if self.source.views is None else place.epoch % self.source.views
@@ -125,17 +129,24 @@ class Loader(Generic[P]):
 
 def _void(sequence: Sequence) -> Sequence:
     """The same input, with targets that carry no weight."""
-    return dataclasses.replace(sequence, targets={name: target.void() for name, target in sequence.targets.items()})
+    return dataclasses.replace(
+        sequence, targets={name: target.void() for name, target in sequence.targets.items()}
+    )
 
 
-def in_batches(sequences: Many[Sequence], most: int, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
+def in_batches(
+    sequences: Many[Sequence], most: int, device: torch.device
+) -> Iterator[tuple[list[int], Batch]]:
     """Sequences for predictions, those of like length together: which ones, and their batch on a device.
 
     Args:
         most: tokens of a batch, unless one sequence has more.
     """
     for places in deal([len(sequence) for sequence in sequences], 1, most)[0]:
-        yield places, pack([sequences[place] for place in places], cut_to_predict(device)).to(device)
+        yield (
+            places,
+            pack([sequences[place] for place in places], cut_to_predict(device)).to(device),
+        )
 
 
 def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
@@ -157,7 +168,7 @@ def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
                 future.cancel()
 
 
-def ahead(steps: Iterable[Step], device: torch.device) -> Iterable[Step]:
+def ahead(steps: Iterable[LoadedStep], device: torch.device) -> Iterable[LoadedStep]:
     """The same steps, made ahead of a GPU and in memory that it reads by itself; on a CPU in turn with the model.
 
     There a thread would bring a team of torch's threads with it, which wait on the cores that the model computes on: 8,800
@@ -166,5 +177,7 @@ def ahead(steps: Iterable[Step], device: torch.device) -> Iterable[Step]:
     return steps if device.type == "cpu" else prefetch(map(_pinned, steps), PREFETCHED)
 
 
-def _pinned(step: Step) -> Step:
-    return dataclasses.replace(step, microbatches=tuple(batch.pinned() for batch in step.microbatches))
+def _pinned(step: LoadedStep) -> LoadedStep:
+    return dataclasses.replace(
+        step, microbatches=tuple(batch.pinned() for batch in step.microbatches)
+    )

@@ -42,7 +42,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CorpusSettings:
     """What decides the corpus besides its documents. `splitter`: of sentences, with version. `tokenizer`: its fingerprint."""
 
     tokenizer: str
@@ -67,7 +67,7 @@ class Manifest:
 
     counts: Counts
     token_type: str
-    settings: Settings
+    settings: CorpusSettings
     origins: tuple[Origin, ...]
     reading: dict[str, str]
     text: str
@@ -98,7 +98,9 @@ def read_manifest(folder: Path) -> Manifest:
         what = f"is a corpus of version {tree.get('version')}, and this program reads version {VERSION}"
         raise DataError(what, where=folder, fix=_AGAIN)
     try:
-        return TypeAdapter(Manifest).validate_python({k: v for k, v in tree.items() if k not in ("format", "version")})
+        return TypeAdapter(Manifest).validate_python(
+            {k: v for k, v in tree.items() if k not in ("format", "version")}
+        )
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise DataError(f"is damaged at {place}", where=folder / MANIFEST, fix=_AGAIN) from error
@@ -109,7 +111,11 @@ def _read_tree(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise DataError("no such folder", where=folder, fix=fix)
     if not (folder / MANIFEST).is_file():
-        raise DataError(f"is not a corpus, or one that was not finished: it has no {MANIFEST}", where=folder, fix=fix)
+        raise DataError(
+            f"is not a corpus, or one that was not finished: it has no {MANIFEST}",
+            where=folder,
+            fix=fix,
+        )
     try:
         tree = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except ValueError as error:

@@ -27,7 +27,7 @@ Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Tokens:
+class SingleTokens:
     """Every token is chosen for itself."""
 
     kind: Literal["tokens"] = "tokens"
@@ -68,7 +68,7 @@ class Masking:
     """
 
     rate: float = 0.15
-    unit: Tokens | WholeWords = Tokens()
+    unit: SingleTokens | WholeWords = SingleTokens()
     mask: float = 0.8
     random: float = 0.1
     most: int | None = None
@@ -79,7 +79,9 @@ class Masking:
             raise ConfigError(f"must lie in (0, 1], not {self.rate}", where="masking.rate")
         for name in ("mask", "random"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"must lie in [0, 1], not {getattr(self, name)}", where=f"masking.{name}")
+                raise ConfigError(
+                    f"must lie in [0, 1], not {getattr(self, name)}", where=f"masking.{name}"
+                )
         if self.mask + self.random > 1 + 1e-9:
             raise ConfigError(
                 f"mask {self.mask} and random {self.random} are more than 1 together",
@@ -87,7 +89,9 @@ class Masking:
                 fix="They are shares of the chosen tokens; what they leave is kept unchanged.",
             )
         if self.most is not None and self.most < 1:
-            raise ConfigError(f"must be at least 1, or absent for no limit, not {self.most}", where="masking.most")
+            raise ConfigError(
+                f"must be at least 1, or absent for no limit, not {self.most}", where="masking.most"
+            )
 
     def count(self, length: int) -> int:
         """Predictions in a sequence of so many tokens, if it has enough that are not special."""
@@ -120,12 +124,14 @@ class Vocabulary:
         return np.flatnonzero(~self.special)
 
 
-def mask(sequence: Sequence, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator) -> Sequence:
+def mask_tokens(
+    sequence: Sequence, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator
+) -> Sequence:
     """The sequence with tokens hidden, and what stood there as `targets["masked"]`, by ascending position.
 
     A sequence of special tokens alone has no predictions. The given sequence stays as it is.
     """
-    from bothways.core.batch import TokenTargets
+    from bothways.core.targets import TokenTargets
 
     index = _choose(sequence.ids, masking, vocabulary, rng)
     hidden = sequence.ids[index]
@@ -141,7 +147,7 @@ def _choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.G
     candidates = np.flatnonzero(~special)
     count = masking.count(len(ids))
     match masking.unit:
-        case Tokens():
+        case SingleTokens():
             chosen = rng.permutation(candidates)[:count]
         case WholeWords():
             opens = ~vocabulary.continues[ids]
@@ -153,7 +159,9 @@ def _choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.G
     return chosen
 
 
-def _whole_words(candidates: Places, opens: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Places:
+def _whole_words(
+    candidates: Places, opens: NDArray[np.bool_], count: int, rng: np.random.Generator
+) -> Places:
     """Words in random order, each taken if it still fits in `count`: their positions, unordered."""
     if len(candidates) == 0:
         return candidates
@@ -171,14 +179,18 @@ def _whole_words(candidates: Places, opens: NDArray[np.bool_], count: int, rng: 
     return np.concatenate(taken) if taken else candidates[:0]
 
 
-def _replace(hidden: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator) -> Ids:
+def _replace(
+    hidden: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator
+) -> Ids:
     """What stands in the place of the hidden tokens: [MASK], a random token, or the token itself."""
     fate = rng.random(len(hidden))
     match masking.replacements:
         case AnyToken():
             strangers = rng.integers(vocabulary.size, size=len(hidden))
         case OrdinaryToken():
-            strangers = vocabulary.ordinary[rng.integers(len(vocabulary.ordinary), size=len(hidden))]
+            strangers = vocabulary.ordinary[
+                rng.integers(len(vocabulary.ordinary), size=len(hidden))
+            ]
         case _:
             assert_never(masking.replacements)
     changed = np.where(fate < masking.mask + masking.random, strangers, hidden)

@@ -18,7 +18,7 @@ from typing import Any
 from typing_extensions import assert_never
 
 from bothways.core.errors import DataError
-from bothways.data.streams import BytesRead, open_bytes, read_lines
+from bothways.data.text_io import BytesRead, open_bytes, read_lines
 
 SNIFFED = 2**21
 """Characters of a file that are looked at before its kind is settled."""
@@ -73,7 +73,11 @@ def read_text(path: Path, boundary: Boundary, bytes_read: BytesRead) -> Iterator
     match boundary:
         case Boundary.AUTO:
             inner = "\n".join(line.strip() for _, line in head).strip()
-            return _block_documents(path, numbered) if "\n\n" in inner else _line_documents(path, numbered)
+            return (
+                _block_documents(path, numbered)
+                if "\n\n" in inner
+                else _line_documents(path, numbered)
+            )
         case Boundary.BLANK:
             return _block_documents(path, numbered)
         case Boundary.LINE:
@@ -84,7 +88,9 @@ def read_text(path: Path, boundary: Boundary, bytes_read: BytesRead) -> Iterator
             assert_never(boundary)
 
 
-def read_extracted(path: Path, column: str, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
+def read_extracted(
+    path: Path, column: str, boundary: Boundary, bytes_read: BytesRead
+) -> Iterator[Document]:
     """Documents of a file that is named as wiki-extractor names them: of JSON lines if it begins with `{`, as with --json.
 
     Raises:
@@ -130,7 +136,9 @@ def _wiki_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Do
             yield Document(unwrap("\n".join(body)), f"{path}:{start}")
             start = 0
         elif start and line.startswith("<doc "):
-            raise _doc_error("begins before the one of line " + str(start) + " has ended", path, number)
+            raise _doc_error(
+                "begins before the one of line " + str(start) + " has ended", path, number
+            )
         elif line.startswith("<doc "):
             found = _DOC_TITLE.search(line)
             start, title, body = number, found.group(1) if found else "", []
@@ -144,7 +152,11 @@ def _wiki_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Do
 
 
 def _doc_error(what: str, path: Path, line: int) -> DataError:
-    return DataError(what, where=f"{path}:{line}", fix="Each document is a line <doc …>, its text and a line </doc>.")
+    return DataError(
+        what,
+        where=f"{path}:{line}",
+        fix="Each document is a line <doc …>, its text and a line </doc>.",
+    )
 
 
 def read_json_lines(path: Path, column: str, bytes_read: BytesRead) -> Iterator[Document]:
@@ -157,7 +169,9 @@ def read_json_lines(path: Path, column: str, bytes_read: BytesRead) -> Iterator[
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        row = json_object(line, where, f'like {{"{column}": "…"}}; for plain text use the suffix .txt')
+        row = json_object(
+            line, where, f'like {{"{column}": "…"}}; for plain text use the suffix .txt'
+        )
         yield Document(_text_of(row, column, where), where)
 
 
@@ -167,13 +181,17 @@ def json_object(line: str, where: str, meant: str) -> dict[str, Any]:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         what = f"is not JSON: {error.msg} at column {error.colno}"
-        raise DataError(what, where=where, fix="Each line of a .jsonl file is one JSON object.") from error
+        raise DataError(
+            what, where=where, fix="Each line of a .jsonl file is one JSON object."
+        ) from error
     except (ValueError, RecursionError) as error:
         what = "holds a number with too many digits, or brackets too deep in each other"
         raise DataError(what, where=where, fix="Take it out, or leave the line out.") from error
     if not isinstance(row, dict):
         raise DataError(
-            f"holds a JSON {type(row).__name__}, not an object", where=where, fix=f"Each line is an object {meant}."
+            f"holds a JSON {type(row).__name__}, not an object",
+            where=where,
+            fix=f"Each line is an object {meant}.",
         )
     return row
 
@@ -198,7 +216,11 @@ def read_parquet(path: Path, column: str, bytes_read: BytesRead) -> Iterator[Doc
                     row += 1
                     where = f"{path}:row {row}"
                     yield Document(_text_of({column: value}, column, where), where)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # of the latter two, a damaged page's
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        UnicodeDecodeError,
+    ) as error:  # of the latter two, a damaged page's
         what = f"is not a whole Parquet file ({str(error).splitlines()[0]})"
         raise DataError(what, where=path, fix="Fetch or write it again.") from error
 
@@ -217,7 +239,11 @@ def read_hub(name: str, column: str) -> Iterator[Document]:
         rows = load_dataset(repository, config, split=split, streaming=True)
         for number, row in enumerate(rows, 1):
             yield Document(_text_of(row, column, f"{where}:row {number}"), f"{where}:row {number}")
-    except (OSError, ValueError, RuntimeError) as error:  # the last for data sets that are programs, which are not run
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # the last for data sets that are programs, which are not run
         what = f"cannot be read: {str(error).splitlines()[0]}"
         fix = "Check the name, hub:owner/name[:configuration][:split], and the connection."
         raise DataError(what, where=where, fix=fix) from error
@@ -242,7 +268,9 @@ def check_column(column: str, names: list[str], where: str | Path) -> None:
     """Raises DataError naming the columns there are, if `column` is not one."""
     if column not in names:
         fix = "Name the column that holds the text, with --column."
-        raise DataError(f"has no column {column!r}; it has {', '.join(names) or 'none'}", where=where, fix=fix)
+        raise DataError(
+            f"has no column {column!r}; it has {', '.join(names) or 'none'}", where=where, fix=fix
+        )
 
 
 def _text_of(row: dict[str, object], column: str, where: str) -> str:
@@ -250,5 +278,7 @@ def _text_of(row: dict[str, object], column: str, where: str) -> str:
     value = row[column]
     if value is not None and not isinstance(value, str):
         fix = "Name a column that holds text, with --column."
-        raise DataError(f"column {column!r} holds {type(value).__name__}, not text", where=where, fix=fix)
+        raise DataError(
+            f"column {column!r} holds {type(value).__name__}, not text", where=where, fix=fix
+        )
     return value or ""

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.config_rules import NUMBERS, ConfigRules, read_number
 from bothways.families.family import Family
-from bothways.families.keys import KeyTable, Rename, Rule, Stack
-from bothways.families.translation import NUMBERS, Translation, read_number
-from bothways.model.config import Dropouts, EncoderConfig, Readout, Sharing
+from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
+from bothways.model.config import Dropouts, EncoderConfig, Sharing
+from bothways.model.head_config import Readout
 
 VOCABULARY = 30_000
 
@@ -50,7 +51,10 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    sharing = Sharing(read_number(raw, "num_hidden_groups", 1, where), read_number(raw, "inner_group_num", 1, where))
+    sharing = Sharing(
+        read_number(raw, "num_hidden_groups", 1, where),
+        read_number(raw, "inner_group_num", 1, where),
+    )
     rate = read_number(raw, "classifier_dropout_prob", 0.1, where)
     return replace(config, sharing=sharing, readout=replace(config.readout, pair_dropout=rate))
 
@@ -73,7 +77,10 @@ _RULES: tuple[Rule, ...] = (
     Rename("encoder.embedding.segment", "albert.embeddings.token_type_embeddings"),
     Rename("encoder.embedding.norm", "albert.embeddings.LayerNorm"),
     Rename("encoder.embedding.project", "albert.encoder.embedding_hidden_mapping_in"),
-    Stack(f"{_BLOCK}.attention.qkv", tuple(f"{_LAYER}.attention.{name}" for name in ("query", "key", "value"))),
+    Stack(
+        f"{_BLOCK}.attention.qkv",
+        tuple(f"{_LAYER}.attention.{name}" for name in ("query", "key", "value")),
+    ),
     Rename(f"{_BLOCK}.attention.out", f"{_LAYER}.attention.dense"),
     Rename(f"{_BLOCK}.attention_norm", f"{_LAYER}.attention.LayerNorm"),
     Rename(f"{_BLOCK}.mlp.up", f"{_LAYER}.ffn"),
@@ -81,17 +88,26 @@ _RULES: tuple[Rule, ...] = (
     Rename(f"{_BLOCK}.mlp_norm", f"{_LAYER}.full_layer_layer_norm"),
     Rename("heads.pooler.dense", "albert.pooler"),
     Rename("heads.pair.dense", "sop_classifier.classifier"),
-    *masked_rules("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"),
+    *masked_rules(
+        "predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"
+    ),
     *output_rules(),
 )
 _DROPOUT = ("classifier_dropout_prob", 0.1)
 
 ALBERT = Family(
     model_type="albert",
-    keys=KeyTable("albert.", _RULES, ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")),
-    architectures=classes("Albert", pooled={"labels", "choice"}, pretraining={"masked", "pooler", "pair"}),
-    translation=Translation(
-        _sized(12, 4096, 64), numbers=NUMBERS | {"embedding": "embedding_size"}, read_more=_read_more, write_more=_write_more
+    keys=KeyTable(
+        "albert.", _RULES, ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
+    ),
+    architectures=classes(
+        "Albert", pooled={"labels", "choice"}, pretraining={"masked", "pooler", "pair"}
+    ),
+    translation=ConfigRules(
+        _sized(12, 4096, 64),
+        numbers=NUMBERS | {"embedding": "embedding_size"},
+        read_more=_read_more,
+        write_more=_write_more,
     ),
     dropouts={"labels": _DROPOUT, "tags": _DROPOUT, "choice": _DROPOUT},
 )

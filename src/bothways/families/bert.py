@@ -13,10 +13,10 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.config_rules import ConfigRules
 from bothways.families.family import Architecture, Family, HeadKind
-from bothways.families.keys import KeyTable, Rename, Rule, Stack
-from bothways.families.translation import Translation
+from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.config import EncoderConfig, PreNorm
 
 UNCASED = 30_522
@@ -105,13 +105,18 @@ def post_norm_rules(stem: str) -> tuple[Rule, ...]:
     """Names of the LayerNorms in post-norm order."""
     return (
         Rename("encoder.embedding.norm", f"{stem}.embeddings.LayerNorm"),
-        Rename("encoder.blocks.{}.attention_norm", f"{stem}.encoder.layer.{{}}.attention.output.LayerNorm"),
+        Rename(
+            "encoder.blocks.{}.attention_norm",
+            f"{stem}.encoder.layer.{{}}.attention.output.LayerNorm",
+        ),
         Rename("encoder.blocks.{}.mlp_norm", f"{stem}.encoder.layer.{{}}.output.LayerNorm"),
     )
 
 
 _LM = "cls.predictions"
-MASKED_RULES = masked_rules(f"{_LM}.transform.dense", f"{_LM}.transform.LayerNorm", f"{_LM}.decoder", f"{_LM}.bias")
+MASKED_RULES = masked_rules(
+    f"{_LM}.transform.dense", f"{_LM}.transform.LayerNorm", f"{_LM}.decoder", f"{_LM}.bias"
+)
 _COMMON: tuple[Rule, ...] = (
     *encoder_rules("bert"),
     Rename("heads.pooler.dense", "bert.pooler.dense"),
@@ -138,12 +143,12 @@ BERT = Family(
     model_type="bert",
     keys=KeyTable("bert.", _COMMON + post_norm_rules("bert"), _COMPUTED),
     architectures=_architectures("Bert"),
-    translation=Translation(base(), constant=_CONSTANT),
+    translation=ConfigRules(base(), constant=_CONSTANT),
 )
 MEGATRON_BERT = Family(
     model_type="megatron-bert",
     keys=KeyTable("bert.", _COMMON + _PRE, _COMPUTED),
     architectures=_architectures("MegatronBert"),
-    translation=Translation(megatron(), constant=_CONSTANT),
+    translation=ConfigRules(megatron(), constant=_CONSTANT),
     dropouts={},
 )

@@ -14,12 +14,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from bothways.attention.patterns import Blocks, Full, Pattern
 from bothways.families import bert
-from bothways.families.alike import masked_rules, output_rules
+from bothways.families.common import masked_rules, output_rules
+from bothways.families.config_rules import (
+    ACTIVATIONS,
+    ConfigRules,
+    read_choice,
+    read_flag,
+    read_number,
+)
 from bothways.families.family import Architecture, Family, HeadKind
-from bothways.families.keys import KeyTable, Rename, Rule
-from bothways.families.translation import ACTIVATIONS, Translation, read_choice, read_flag, read_number
-from bothways.model.config import Bias, Blocks, Deep, Dropouts, EncoderConfig, Full, Learned, Own, Pattern
+from bothways.families.weight_names import KeyTable, Rename, Rule
+from bothways.model.config import Bias, Dropouts, EncoderConfig
+from bothways.model.head_config import Deep, Own
+from bothways.model.positions import Learned
 
 VOCABULARY = 50_358
 _SEPARATOR = 66
@@ -33,7 +42,12 @@ def _read_by(shape: EncoderConfig) -> EncoderConfig:
 
 
 def _sized(shape: EncoderConfig) -> EncoderConfig:
-    long = replace(shape, position=Learned(4096), patterns=(_BLOCKS,), dropout=Dropouts(places=("sum", "attention", "mlp")))
+    long = replace(
+        shape,
+        position=Learned(4096),
+        patterns=(_BLOCKS,),
+        dropout=Dropouts(places=("sum", "attention", "mlp")),
+    )
     return _read_by(replace(long, activation="gelu_tanh"))
 
 
@@ -52,7 +66,9 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     size, random = (read_number(raw, name, default, where) for name, default in _SIZES.items())
     kinds: dict[str, Pattern] = {"block_sparse": Blocks(size, random), "original_full": Full()}
     pattern = read_choice(raw, "attention_type", kinds, "block_sparse", where)
-    position = Learned(config.position.most, scaled=read_flag(raw, "rescale_embeddings", False, where))
+    position = Learned(
+        config.position.most, scaled=read_flag(raw, "rescale_embeddings", False, where)
+    )
     bias = Bias(projections=read_flag(raw, "use_bias", True, where))
     return _read_by(replace(config, patterns=(pattern,), position=position, bias=bias))
 
@@ -110,10 +126,18 @@ _CLASSES: tuple[tuple[str, frozenset[HeadKind], frozenset[HeadKind]], ...] = (
 
 BIGBIRD = Family(
     model_type="big_bird",
-    keys=KeyTable("bert.", _RULES, ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")),
-    architectures=tuple(Architecture("BigBird" + name, heads, name == "Model", idle=idle) for name, heads, idle in _CLASSES),
-    translation=Translation(
-        base(), activations={"gelu_new": "gelu_tanh", **ACTIVATIONS}, read_more=_read_more, write_more=_write_more
+    keys=KeyTable(
+        "bert.", _RULES, ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+    ),
+    architectures=tuple(
+        Architecture("BigBird" + name, heads, name == "Model", idle=idle)
+        for name, heads, idle in _CLASSES
+    ),
+    translation=ConfigRules(
+        base(),
+        activations={"gelu_new": "gelu_tanh", **ACTIVATIONS},
+        read_more=_read_more,
+        write_more=_write_more,
     ),
     dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
 )

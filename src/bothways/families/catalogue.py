@@ -20,7 +20,7 @@ from bothways.families import (
     transformer,
 )
 from bothways.families.family import Family
-from bothways.model.recurrentconfig import ModelConfig, RecurrentConfig
+from bothways.model.lstm_config import LSTMConfig, ModelConfig
 
 FAMILIES: tuple[Family, ...] = (
     bert.BERT,
@@ -61,10 +61,13 @@ def family_named(model_type: str) -> Family | None:
 
 def family_for(config: ModelConfig, vocabulary: str | None = None) -> Family | None:
     """The first family that can express this configuration; one of this kind of vocabulary goes before the others."""
-    if isinstance(config, RecurrentConfig):
+    if isinstance(config, LSTMConfig):
         return None  # transformers has Transformers alone
     able = [family for family in FAMILIES if family.translation.write(config) is not None]
-    return next((family for family in able if vocabulary and family.vocabulary == vocabulary), next(iter(able), None))
+    return next(
+        (family for family in able if vocabulary and family.vocabulary == vocabulary),
+        next(iter(able), None),
+    )
 
 
 def preset(name: str) -> ModelConfig:
@@ -78,5 +81,9 @@ def preset(name: str) -> ModelConfig:
 
         near = difflib.get_close_matches(name, PRESETS, n=1)
         fix = f"Did you mean {near[0]!r}?" if near else None
-        raise ConfigError(f"there is no preset {name!r}: it must be one of {', '.join(PRESETS)}", where="model", fix=fix)
+        raise ConfigError(
+            f"there is no preset {name!r}: it must be one of {', '.join(PRESETS)}",
+            where="model",
+            fix=fix,
+        )
     return PRESETS[name]()

@@ -21,13 +21,27 @@ from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.families import bert
-from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.config_rules import (
+    FIXED,
+    NUMBERS,
+    ConfigRules,
+    read_choice,
+    read_flag,
+    read_number,
+)
+from bothways.families.deberta_positions import (
+    WITH_TANH,
+    activation_said,
+    decodes,
+    read_position,
+    write_position,
+)
 from bothways.families.family import Architecture, Family, HeadKind
-from bothways.families.keys import Interleave, KeyTable, Rename, Rule, Stack
-from bothways.families.relative import WITH_TANH, activation_said, decodes, read_position, write_position
-from bothways.families.translation import FIXED, NUMBERS, Translation, read_choice, read_flag, read_number
-from bothways.model.config import Bias, Disentangled, EncoderConfig, Learned, Own, PostNorm, Readout
-from bothways.model.place import Convolution
+from bothways.families.weight_names import Interleave, KeyTable, Rename, Rule, Stack
+from bothways.model.config import Bias, EncoderConfig, PostNorm
+from bothways.model.head_config import Own, Readout
+from bothways.model.positions import Convolution, Disentangled, Learned
 
 ENGLISH_BYTES = 50_265
 ENGLISH = 128_100
@@ -53,12 +67,19 @@ def _sized(vocab: int, depth: int, width: int, heads: int, position: Disentangle
 
 def first(depth: int, width: int, heads: int) -> EncoderConfig:
     """Version 1: a row of its own for each distance, layers of its own for positions, no biases of keys."""
-    return replace(_sized(ENGLISH_BYTES, depth, width, heads, Disentangled(absolute="decoder")), bias=Bias(key=False))
+    return replace(
+        _sized(ENGLISH_BYTES, depth, width, heads, Disentangled(absolute="decoder")),
+        bias=Bias(key=False),
+    )
 
 
-def later(depth: int, width: int, heads: int, vocab: int = ENGLISH, convolution: Convolution | None = None) -> EncoderConfig:
+def later(
+    depth: int, width: int, heads: int, vocab: int = ENGLISH, convolution: Convolution | None = None
+) -> EncoderConfig:
     """Version 3, and with a convolution version 2."""
-    position = Disentangled(buckets=256, shared=True, norm=True, absolute="decoder", convolution=convolution)
+    position = Disentangled(
+        buckets=256, shared=True, norm=True, absolute="decoder", convolution=convolution
+    )
     shape = _sized(vocab, depth, width, heads, position)
     return replace(shape, readout=replace(shape.readout, replaced="with_first"))
 
@@ -79,21 +100,32 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
     narrow = read_number(raw, "embedding_size", config.width, where)
-    for key, size in (("pooler_hidden_size", config.width), ("attention_head_size", config.width // config.heads)):
+    for key, size in (
+        ("pooler_hidden_size", config.width),
+        ("attention_head_size", config.width // config.heads),
+    ):
         if raw.get(key) is not None and raw[key] != size:
-            raise FolderError(f"{key} must be {size} as the rest says, not {raw[key]!r}", where=where)
+            raise FolderError(
+                f"{key} must be {size} as the rest says, not {raw[key]!r}", where=where
+            )
     activation = read_choice(raw, "pooler_hidden_act", WITH_TANH, "gelu", where)
     own = Own(activation, input_dropout=read_number(raw, "pooler_dropout", 0.0, where))
     position = read_position(raw, config.position.most, config.bias.key, where)
     # Only transformers' own layout of the head has a matrix that the embedding may be tied to.
-    untied = config.readout.output == "own" and read_flag(raw, "legacy", True, where) and not decodes(position)
+    untied = (
+        config.readout.output == "own"
+        and read_flag(raw, "legacy", True, where)
+        and not decodes(position)
+    )
     return replace(
         config,
         segments=read_number(raw, "type_vocab_size", 0, where),
         position=position,
         embedding=None if narrow == config.width else narrow,
         order=PostNorm(projected=narrow != config.width),
-        readout=replace(config.readout, labels=own, choice=own, output="own" if untied else "embedding"),
+        readout=replace(
+            config.readout, labels=own, choice=own, output="own" if untied else "embedding"
+        ),
     )
 
 
@@ -106,7 +138,11 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         "pooler_hidden_act": activation_said(own.activation) if isinstance(own, Own) else "",
         "pooler_dropout": own.input_dropout if isinstance(own, Own) else 0.0,
     }
-    return settings | write_position(config.position) if isinstance(config.position, Learned | Disentangled) else settings
+    return (
+        settings | write_position(config.position)
+        if isinstance(config.position, Learned | Disentangled)
+        else settings
+    )
 
 
 _EMBEDDINGS = "deberta.embeddings"
@@ -172,7 +208,10 @@ _LATER: tuple[Rule, ...] = (
 
 def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
     """The names for this configuration: heads of version 1's matrix, and the masked LM head's layout."""
-    placed = tuple(replace(rule, heads=config.heads) if isinstance(rule, Interleave) else rule for rule in rules)
+    placed = tuple(
+        replace(rule, heads=config.heads) if isinstance(rule, Interleave) else rule
+        for rule in rules
+    )
     decoder = decodes(config.position)
     ours, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
     every = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *_masked(ours))
@@ -188,7 +227,11 @@ def _seen(config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
     legacy = _LEGACY["bias"] in names and _PUBLISHED["bias"] not in names
     if not table or legacy:
         return config
-    return replace(config, position=replace(position, absolute="decoder"), readout=replace(config.readout, output="embedding"))
+    return replace(
+        config,
+        position=replace(position, absolute="decoder"),
+        readout=replace(config.readout, output="embedding"),
+    )
 
 
 def _own(*heads: HeadKind) -> Architecture:
@@ -197,13 +240,16 @@ def _own(*heads: HeadKind) -> Architecture:
 
 
 def _family(
-    model_type: str, defaults: EncoderConfig, rules: tuple[Rule, ...], architectures: tuple[Architecture, ...]
+    model_type: str,
+    defaults: EncoderConfig,
+    rules: tuple[Rule, ...],
+    architectures: tuple[Architecture, ...],
 ) -> Family:
     return Family(
         model_type=model_type,
         keys=_keys_for(rules, defaults),
         architectures=architectures,
-        translation=Translation(
+        translation=ConfigRules(
             defaults,
             numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
             fixed=FIXED | {"talking_head": False},
@@ -219,7 +265,12 @@ def _family(
 _FIRST_CLASSES = tuple(known for known in classes("Deberta") if known.heads != {"choice"})
 
 # A setting that is absent says what it does in transformers, which the published sizes do not follow.
-DEBERTA = _family("deberta", replace(first(12, 768, 12), position=Disentangled()), _FIRST, (*_FIRST_CLASSES, _own("choice")))
+DEBERTA = _family(
+    "deberta",
+    replace(first(12, 768, 12), position=Disentangled()),
+    _FIRST,
+    (*_FIRST_CLASSES, _own("choice")),
+)
 DEBERTA_V2 = _family(
     "deberta-v2",
     replace(later(24, 1536, 24), position=Disentangled()),

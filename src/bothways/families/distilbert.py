@@ -11,18 +11,21 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.families import bert
-from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.config_rules import ConfigRules, read_number
 from bothways.families.family import Family
-from bothways.families.keys import KeyTable, Rename, Rule, Stack
-from bothways.families.translation import Translation, read_number
-from bothways.model.config import Dropouts, EncoderConfig, Own, Readout
+from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.head_config import Own, Readout
 
 _HEAD = Own("relu")
 
 
 def base(vocab: int = bert.UNCASED) -> EncoderConfig:
     """6 layers of 768."""
-    shape = replace(bert.base(vocab), depth=6, segments=0, dropout=Dropouts(places=("embedding", "mlp")))
+    shape = replace(
+        bert.base(vocab), depth=6, segments=0, dropout=Dropouts(places=("embedding", "mlp"))
+    )
     return replace(shape, readout=Readout(labels=_HEAD, choice=_HEAD, span_dropout=0.1))
 
 
@@ -34,7 +37,10 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    return replace(config, readout=replace(config.readout, span_dropout=read_number(raw, "qa_dropout", 0.1, where)))
+    return replace(
+        config,
+        readout=replace(config.readout, span_dropout=read_number(raw, "qa_dropout", 0.1, where)),
+    )
 
 
 _LAYER = "distilbert.transformer.layer.{}"
@@ -42,7 +48,9 @@ _RULES: tuple[Rule, ...] = (
     Rename("encoder.embedding.token", "distilbert.embeddings.word_embeddings"),
     Rename("encoder.embedding.position", "distilbert.embeddings.position_embeddings"),
     Rename("encoder.embedding.norm", "distilbert.embeddings.LayerNorm"),
-    Stack("encoder.blocks.{}.attention.qkv", tuple(f"{_LAYER}.attention.{name}_lin" for name in "qkv")),
+    Stack(
+        "encoder.blocks.{}.attention.qkv", tuple(f"{_LAYER}.attention.{name}_lin" for name in "qkv")
+    ),
     Rename("encoder.blocks.{}.attention.out", f"{_LAYER}.attention.out_lin"),
     Rename("encoder.blocks.{}.attention_norm", f"{_LAYER}.sa_layer_norm"),
     Rename("encoder.blocks.{}.mlp.up", f"{_LAYER}.ffn.lin1"),
@@ -56,7 +64,7 @@ DISTILBERT = Family(
     model_type="distilbert",
     keys=KeyTable("distilbert.", _RULES, ("distilbert.embeddings.position_ids",)),
     architectures=classes("DistilBert"),
-    translation=Translation(
+    translation=ConfigRules(
         base(),
         numbers={
             "vocab": "vocab_size",
@@ -70,7 +78,11 @@ DISTILBERT = Family(
         },
         activation="activation",
         fixed={},
-        aliases={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
+        aliases={
+            "hidden_size": "dim",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+        },
         read_more=_read_more,
         write_more=lambda config: {"qa_dropout": config.readout.span_dropout},
     ),

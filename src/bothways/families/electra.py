@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.families import bert
-from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.config_rules import FIXED, NUMBERS, ConfigRules, read_number
 from bothways.families.family import Family
-from bothways.families.keys import KeyTable, Rename, Rule
-from bothways.families.translation import FIXED, NUMBERS, Translation, read_number
-from bothways.model.config import EncoderConfig, Own, Readout
+from bothways.families.weight_names import KeyTable, Rename, Rule
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import Own, Readout
 
 _READOUT = Readout(labels=Own("gelu", dropout_first=True), choice=Own("gelu"), masked="gelu")
 
@@ -49,7 +50,9 @@ _RULES: tuple[Rule, ...] = (
     Rename("encoder.embedding.project", "electra.embeddings_project"),
     Rename("heads.replaced.inner", "discriminator_predictions.dense"),
     Rename("heads.replaced.dense", "discriminator_predictions.dense_prediction"),
-    *masked_rules("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
+    *masked_rules(
+        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
+    ),
     *output_rules(
         {
             "labels.inner": "classifier.dense",
@@ -61,12 +64,15 @@ _RULES: tuple[Rule, ...] = (
 
 ELECTRA = Family(
     model_type="electra",
-    keys=KeyTable("electra.", _RULES, ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")),
+    keys=KeyTable(
+        "electra.", _RULES, ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
+    ),
     architectures=classes("Electra", pretraining={"replaced"}),
-    translation=Translation(
+    translation=ConfigRules(
         _sized(12, 256, 128),
         numbers=NUMBERS,
-        fixed=FIXED | {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
+        fixed=FIXED
+        | {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
         read_more=_read_more,
         write_more=lambda config: {"embedding_size": config.embedding_width},
     ),

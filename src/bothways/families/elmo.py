@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bothways.model.recurrentconfig import RecurrentConfig
+from bothways.model.lstm_config import LSTMConfig
 
 VOCABULARY = 30_522
 """BERT's, so that the two are compared on the same tokens."""
 
-PRESETS: dict[str, Callable[[], RecurrentConfig]] = {
+PRESETS: dict[str, Callable[[], LSTMConfig]] = {
     # Peters et al. 2018, section 3.4: two layers of 4096 cells, projected to 512 features.
-    "elmo-original": lambda: RecurrentConfig(VOCABULARY),
+    "elmo-original": lambda: LSTMConfig(VOCABULARY),
     # The smaller ones that its authors published, in the same proportions.
-    "elmo-medium": lambda: RecurrentConfig(VOCABULARY, projection=256, cells=2048),
-    "elmo-small": lambda: RecurrentConfig(VOCABULARY, projection=128, cells=1024),
+    "elmo-medium": lambda: LSTMConfig(VOCABULARY, projection=256, cells=2048),
+    "elmo-small": lambda: LSTMConfig(VOCABULARY, projection=128, cells=1024),
 }

@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bothways.families.keys import KeyTable, untied
-from bothways.families.translation import Translation
+from bothways.families.config_rules import ConfigRules
+from bothways.families.weight_names import KeyTable, untied
 from bothways.model.config import EncoderConfig
 
-HeadKind = Literal["masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced", "causal", "bilm"]
+HeadKind = Literal[
+    "masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced", "causal", "bilm"
+]
 
 DROPOUTS: dict[HeadKind, tuple[str, float | None]] = {
     "labels": ("classifier_dropout", None),
@@ -56,7 +58,7 @@ class Family:
     model_type: str
     keys: KeyTable
     architectures: tuple[Architecture, ...]
-    translation: Translation
+    translation: ConfigRules
     vocabulary: str | None = None
     dropouts: Mapping[HeadKind, tuple[str, float | None]] = field(default_factory=lambda: DROPOUTS)
     adapted: Callable[[EncoderConfig], KeyTable] | None = None
@@ -80,5 +82,9 @@ class Family:
     def architecture_with(self, heads: Iterable[str]) -> Architecture | None:
         """The class with exactly these heads; what it holds idle may be missing."""
         wanted = frozenset(heads)
-        able = (known for known in self.architectures if known.heads - known.idle <= wanted <= known.heads)
+        able = (
+            known
+            for known in self.architectures
+            if known.heads - known.idle <= wanted <= known.heads
+        )
         return next(able, None)

@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from bothways.attention.patterns import Causal
+from bothways.families.config_rules import ACTIVATIONS, ConfigRules, read_number
 from bothways.families.family import Architecture, Family
-from bothways.families.keys import KeyTable, Rename, Rule, Tie, Transpose
-from bothways.families.translation import ACTIVATIONS, Translation, read_number
-from bothways.model.config import Activation, Causal, EncoderConfig, Learned, PostNorm, PreNorm
+from bothways.families.weight_names import KeyTable, Rename, Rule, Tie, Transpose
+from bothways.model.activation import Activation
+from bothways.model.config import EncoderConfig, PostNorm, PreNorm
+from bothways.model.positions import Learned
 
 
 def base() -> EncoderConfig:
@@ -52,7 +55,9 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     if raw.get("n_inner") is not None:
         inner = read_number(raw, "n_inner", inner, where)
     return replace(
-        config, inner=inner, dropout=replace(config.dropout, embedding=None if rate == config.dropout.hidden else rate)
+        config,
+        inner=inner,
+        dropout=replace(config.dropout, embedding=None if rate == config.dropout.hidden else rate),
     )
 
 
@@ -92,12 +97,21 @@ _ALIASES = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
-_FIRST_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+_FIRST_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
 """What GPT's code calls gelu is the approximation."""
 _END = 50_256
 _SECOND_ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", **ACTIVATIONS}
 _MASKS = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
-_SCALED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+_SCALED = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
 
 
 def _classes(stem: str) -> tuple[Architecture, ...]:
@@ -111,7 +125,7 @@ GPT = Family(
     model_type="openai-gpt",
     keys=KeyTable("transformer.", _FIRST, ("transformer.position_ids", *_MASKS)),
     architectures=_classes("OpenAIGPT"),
-    translation=Translation(
+    translation=ConfigRules(
         base(),
         numbers=_NUMBERS,
         most="n_positions",
@@ -128,7 +142,7 @@ GPT2 = Family(
     model_type="gpt2",
     keys=KeyTable("transformer.", _SECOND, _MASKS),
     architectures=_classes("GPT2"),
-    translation=Translation(
+    translation=ConfigRules(
         second(12, 768),
         numbers=_NUMBERS,
         most="n_positions",

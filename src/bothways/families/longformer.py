@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from bothways.attention.patterns import Pattern, Window
 from bothways.core.errors import FolderError
 from bothways.families import bert, roberta
-from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.config_rules import ConfigRules
 from bothways.families.family import Family
-from bothways.families.keys import KeyTable, Rename, Rule, Stack
-from bothways.families.translation import Translation
-from bothways.model.config import EncoderConfig, Learned, Pattern, Window
+from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
+from bothways.model.config import EncoderConfig
+from bothways.model.positions import Learned
 
 WINDOW = 512
 """Tokens on both sides together, if nothing is said."""
@@ -27,7 +29,9 @@ _SEPARATOR = 2
 
 
 def _long(shape: EncoderConfig) -> EncoderConfig:
-    return replace(shape, position=Learned(4096, 2), patterns=(Window(WINDOW // 2, everywhere=True),))
+    return replace(
+        shape, position=Learned(4096, 2), patterns=(Window(WINDOW // 2, everywhere=True),)
+    )
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
@@ -39,7 +43,10 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
     said = raw.get("attention_window", WINDOW)
     sizes = said if isinstance(said, list) else [said] * config.depth
-    known = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 and size % 2 == 0 for size in sizes)
+    known = all(
+        isinstance(size, int) and not isinstance(size, bool) and size > 0 and size % 2 == 0
+        for size in sizes
+    )
     if len(sizes) != config.depth or not known:
         what = f"attention_window must be an even number above 0, or one for each of {config.depth} layers, not {said!r:.60}"
         raise FolderError(what, where=where)
@@ -51,7 +58,9 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
     patterns = [config.pattern(layer) for layer in range(config.depth)]
     # The separator is the tokenizer's to know; transformers' class for answers needs it.
     return {
-        "attention_window": [2 * pattern.radius if isinstance(pattern, Window) else WINDOW for pattern in patterns],
+        "attention_window": [
+            2 * pattern.radius if isinstance(pattern, Window) else WINDOW for pattern in patterns
+        ],
         "sep_token_id": _SEPARATOR,
     }
 
@@ -60,7 +69,10 @@ _LAYER = "longformer.encoder.layer.{}.attention.self"
 _RULES: tuple[Rule, ...] = (
     *bert.encoder_rules("longformer"),
     *bert.post_norm_rules("longformer"),
-    Stack("encoder.blocks.{}.attention.wide", tuple(f"{_LAYER}.{name}_global" for name in ("query", "key", "value"))),
+    Stack(
+        "encoder.blocks.{}.attention.wide",
+        tuple(f"{_LAYER}.{name}_global" for name in ("query", "key", "value")),
+    ),
     Rename("heads.pooler.dense", "longformer.pooler.dense"),
     *masked_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
     *output_rules({"labels.inner": "classifier.dense", "labels.dense": "classifier.out_proj"}),
@@ -68,11 +80,21 @@ _RULES: tuple[Rule, ...] = (
 
 LONGFORMER = Family(
     model_type="longformer",
-    keys=KeyTable("longformer.", _RULES, ("longformer.embeddings.position_ids", "longformer.embeddings.token_type_ids")),
+    keys=KeyTable(
+        "longformer.",
+        _RULES,
+        ("longformer.embeddings.position_ids", "longformer.embeddings.token_type_ids"),
+    ),
     architectures=classes("Longformer", pooled={"choice"}),
     # What transformers' configuration class means by a setting that is absent, which the published sizes do not follow.
-    translation=Translation(
-        replace(_long(roberta.base()), vocab=30_522, segments=2, norm_epsilon=1e-12, position=Learned(510, 2)),
+    translation=ConfigRules(
+        replace(
+            _long(roberta.base()),
+            vocab=30_522,
+            segments=2,
+            norm_epsilon=1e-12,
+            position=Learned(510, 2),
+        ),
         read_more=_read_more,
         write_more=_write_more,
     ),

@@ -11,12 +11,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from bothways.attention.patterns import Full, Pattern, Window
 from bothways.core.errors import FolderError
-from bothways.families.alike import classes, masked_rules
+from bothways.families.common import classes, masked_rules
+from bothways.families.config_rules import (
+    ACTIVATIONS,
+    ConfigRules,
+    read_choice,
+    read_flag,
+    read_number,
+)
 from bothways.families.family import Family
-from bothways.families.keys import KeyTable, Rename, Rule
-from bothways.families.translation import ACTIVATIONS, Translation, read_choice, read_flag, read_number
-from bothways.model.config import Bias, Dropouts, EncoderConfig, Full, Gated, Own, Pattern, PreNorm, Readout, Rotary, Window
+from bothways.families.weight_names import KeyTable, Rename, Rule
+from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, PreNorm
+from bothways.model.head_config import Own, Readout
+from bothways.model.positions import Rotary
 
 GLOBAL, LOCAL = 160_000.0, 10_000.0
 _PAD = 50_283
@@ -53,7 +62,10 @@ def large() -> EncoderConfig:
     return _sized(28, 1024, 2624)
 
 
-PRESETS: dict[str, Callable[[], EncoderConfig]] = {"modernbert-base": base, "modernbert-large": large}
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "modernbert-base": base,
+    "modernbert-large": large,
+}
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", LOCAL)}
@@ -62,13 +74,22 @@ _THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", L
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
     kinds = _layers(raw, config.depth, where)
-    patterns: dict[str, Pattern] = {_FULL: Full(), _WINDOW: Window(read_number(raw, "local_attention", 128, where) // 2)}
+    patterns: dict[str, Pattern] = {
+        _FULL: Full(),
+        _WINDOW: Window(read_number(raw, "local_attention", 128, where) // 2),
+    }
     bases = {kind: _base(raw, kind, where) for kind in set(kinds)}
     activation = read_choice(raw, "classifier_activation", ACTIVATIONS, "gelu", where)
     reads = read_choice(raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", where)
-    own, rate = Own(activation, norm=True, reads=reads), read_number(raw, "embedding_dropout", 0.0, where)
+    own, rate = (
+        Own(activation, norm=True, reads=reads),
+        read_number(raw, "embedding_dropout", 0.0, where),
+    )
     both = config.dropout.attention  # theirs is on attention's output, too
-    bias = {ours: read_flag(raw, theirs, getattr(config.bias, ours), where) for ours, theirs in _BIASES.items()}
+    bias = {
+        ours: read_flag(raw, theirs, getattr(config.bias, ours), where)
+        for ours, theirs in _BIASES.items()
+    }
     return replace(
         config,
         position=Rotary(config.position.most, tuple(bases[kind] for kind in kinds)),
@@ -100,9 +121,17 @@ def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
     """The kind of each layer; older files say only how often a global one comes."""
     every = read_number(raw, "global_attn_every_n_layers", 3, where)
     if every < 1:
-        raise FolderError(f"global_attn_every_n_layers must be at least 1, not {every}", where=where)
-    kinds = raw.get("layer_types") or [_WINDOW if layer % every else _FULL for layer in range(depth)]
-    if not isinstance(kinds, list) or len(kinds) != depth or not all(kind in list(_THETAS) for kind in kinds):
+        raise FolderError(
+            f"global_attn_every_n_layers must be at least 1, not {every}", where=where
+        )
+    kinds = raw.get("layer_types") or [
+        _WINDOW if layer % every else _FULL for layer in range(depth)
+    ]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != depth
+        or not all(kind in list(_THETAS) for kind in kinds)
+    ):
         what = f"layer_types must name {' or '.join(_THETAS)} for each of {depth} layers, not {kinds!r}"
         raise FolderError(what, where=where)
     return kinds
@@ -114,7 +143,10 @@ def _base(raw: Mapping[str, Any], kind: str, where: str) -> float:
     every = raw.get("rope_parameters") or {}
     said = (every.get(kind) or {}) if isinstance(every, dict) else every
     if not isinstance(said, dict):
-        raise FolderError(f"rope_parameters must be a table for each kind of layers, not {every!r:.60}", where=where)
+        raise FolderError(
+            f"rope_parameters must be a table for each kind of layers, not {every!r:.60}",
+            where=where,
+        )
     if raw.get("rope_scaling") or said.get("rope_type", "default") != "default":
         what = f"rotary positions scaled by {raw.get('rope_scaling') or said.get('rope_type')!r} have no counterpart here"
         raise FolderError(what, where=where)
@@ -126,17 +158,29 @@ def _base(raw: Mapping[str, Any], kind: str, where: str) -> float:
 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
-    layers = [_WINDOW if isinstance(config.pattern(layer), Window) else _FULL for layer in range(config.depth)]
-    radius = next((pattern.radius for pattern in config.patterns if isinstance(pattern, Window)), 64)
-    thetas = {kind: config.base(layers.index(kind)) if kind in layers else default for kind, (_, default) in _THETAS.items()}
+    layers = [
+        _WINDOW if isinstance(config.pattern(layer), Window) else _FULL
+        for layer in range(config.depth)
+    ]
+    radius = next(
+        (pattern.radius for pattern in config.patterns if isinstance(pattern, Window)), 64
+    )
+    thetas = {
+        kind: config.base(layers.index(kind)) if kind in layers else default
+        for kind, (_, default) in _THETAS.items()
+    }
     own, gate = config.readout.tokens or _OWN, config.mlp
     return {
         "layer_types": layers,
         "local_attention": 2 * radius,
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
+        },
         "embedding_dropout": config.dropout_at("embedding"),
         "mlp_dropout": gate.dropout if isinstance(gate, Gated) else 0.0,
-        "classifier_activation": next((theirs for theirs, ours in ACTIVATIONS.items() if ours == own.activation), ""),
+        "classifier_activation": next(
+            (theirs for theirs, ours in ACTIVATIONS.items() if ours == own.activation), ""
+        ),
         "classifier_pooling": {"first": "cls", "mean": "mean"}[own.reads],
         "classifier_dropout": config.readout.span_dropout,
         **{theirs: getattr(config.bias, ours) for ours, theirs in _BIASES.items()},
@@ -169,7 +213,7 @@ MODERNBERT = Family(
     model_type="modernbert",
     keys=KeyTable("model.", _RULES),
     architectures=classes("ModernBert"),
-    translation=Translation(
+    translation=ConfigRules(
         base(),
         numbers={
             "vocab": "vocab_size",

@@ -12,11 +12,13 @@ from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.families import bert
-from bothways.families.alike import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.config_rules import ConfigRules
 from bothways.families.family import Family
-from bothways.families.keys import KeyTable, Rename, Rule
-from bothways.families.translation import Translation
-from bothways.model.config import EncoderConfig, Learned, Own, Readout
+from bothways.families.weight_names import KeyTable, Rename, Rule
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import Own, Readout
+from bothways.model.positions import Learned
 
 ENGLISH = 50_265
 MULTILINGUAL = 250_002
@@ -26,7 +28,14 @@ _READOUT = Readout(labels=Own("tanh", dropout_first=True), masked="gelu")
 
 
 def _as_roberta(shape: EncoderConfig) -> EncoderConfig:
-    return replace(shape, segments=1, position=Learned(512, _OFFSET), norm_epsilon=1e-5, pad=1, readout=_READOUT)
+    return replace(
+        shape,
+        segments=1,
+        position=Learned(512, _OFFSET),
+        norm_epsilon=1e-5,
+        pad=1,
+        readout=_READOUT,
+    )
 
 
 def base(vocab: int = ENGLISH) -> EncoderConfig:
@@ -61,7 +70,9 @@ _RULES: tuple[Rule, ...] = (
 )
 
 
-def counted_from_padding(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+def counted_from_padding(
+    config: EncoderConfig, raw: Mapping[str, Any], where: str
+) -> EncoderConfig:
     """Their positions count from the padding token's id on."""
     if config.pad is None:
         raise FolderError("pad_token_id is absent, and positions count from it", where=where)
@@ -72,9 +83,13 @@ def counted_from_padding(config: EncoderConfig, raw: Mapping[str, Any], where: s
 def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
     return Family(
         model_type=model_type,
-        keys=KeyTable("roberta.", _RULES, ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids")),
+        keys=KeyTable(
+            "roberta.",
+            _RULES,
+            ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids"),
+        ),
         architectures=classes(stem, pooled={"choice"}),
-        translation=Translation(defaults, read_more=counted_from_padding),
+        translation=ConfigRules(defaults, read_more=counted_from_padding),
         dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
     )
 
@@ -82,4 +97,6 @@ def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
 # What transformers' configuration classes mean by a setting that is absent, which the published sizes do not follow.
 _ABSENT = replace(base(), segments=2, norm_epsilon=1e-12, position=Learned(510, _OFFSET))
 ROBERTA = _family("roberta", "Roberta", _ABSENT)
-XLM_ROBERTA = replace(_family("xlm-roberta", "XLMRoberta", replace(_ABSENT, vocab=30_522)), vocabulary="Unigram")
+XLM_ROBERTA = replace(
+    _family("xlm-roberta", "XLMRoberta", replace(_ABSENT, vocab=30_522)), vocabulary="Unigram"
+)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from bothways.model.config import Dropouts, EncoderConfig, PostNorm, Sinusoidal
+from bothways.model.config import Dropouts, EncoderConfig, PostNorm
+from bothways.model.positions import Sinusoidal
 
 VOCABULARY = 37_000
 """Of the paper's English and German, in bytes paired; a corpus brings its own."""
@@ -38,7 +39,14 @@ def base() -> EncoderConfig:
 
 def big() -> EncoderConfig:
     """6 layers of 1024, and more dropout, as for English to German."""
-    return replace(base(), width=1024, heads=16, inner=4096, dropout=Dropouts(0.3, 0.0), initial_range=1024**-0.5)
+    return replace(
+        base(),
+        width=1024,
+        heads=16,
+        inner=4096,
+        dropout=Dropouts(0.3, 0.0),
+        initial_range=1024**-0.5,
+    )
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {"transformer-base": base, "transformer-big": big}

@@ -13,14 +13,16 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import assert_never
 
-from bothways.model.config import Activation, Disentangled, EncoderConfig, Gated, PostNorm
-from bothways.model.disentangled import PositionTerms, attend_disentangled
-from bothways.model.dropout import Dropout
-from bothways.model.kernels import attend
+from bothways.attention.dispatch import attend
+from bothways.attention.mask import AttentionView
+from bothways.attention.relative import PositionTerms, attend_disentangled
+from bothways.kernels.add_norm import add_norm
+from bothways.kernels.dropout import Dropout
+from bothways.kernels.row_buckets import on_round_rows
+from bothways.model.activation import Activation
+from bothways.model.config import EncoderConfig, Gated, PostNorm
 from bothways.model.norm import layer_norm
-from bothways.model.residual import add_norm
-from bothways.model.rounding import on_round_rows
-from bothways.model.view import View
+from bothways.model.positions import Disentangled
 
 KEPT = 2**22
 """On a CPU, up to so many numbers what an activation gives is kept for the backward pass; beyond, it is computed again there,
@@ -59,8 +61,12 @@ class Attention(nn.Module):
         self.rate = config.dropout.attention
         bias = config.bias.attention and config.bias.projections
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias and config.bias.key)
-        self.bias = nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None
-        self.wide = nn.Linear(config.width, 3 * config.width, bias=bias) if config.everywhere else None
+        self.bias = (
+            nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None
+        )
+        self.wide = (
+            nn.Linear(config.width, 3 * config.width, bias=bias) if config.everywhere else None
+        )
         self.partial = config.everywhere  # a batch may have no global tokens
         self.out = nn.Linear(config.width, config.width, bias=config.bias.attention)
         position = config.position
@@ -73,7 +79,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "tokens width"],
-        view: View,
+        view: AttentionView,
         relative: Float[Tensor, "rows width"] | None = None,
         queries: Float[Tensor, "tokens width"] | None = None,
         only: Int[Tensor, " asked"] | None = None,
@@ -95,8 +101,16 @@ class Attention(nn.Module):
             first = self.qkv.weight[:width], None if bias is None else bias[:width]
             q = on_round_rows(lambda rows: F.linear(rows, *first), queries)
             qkv = torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
-        wide = on_round_rows(self.wide, x).view(len(x), *self.shape) if self.wide is not None and view.everywhere else None
-        heads = attend(qkv, view, rate, wide) if terms is None else attend_disentangled(qkv, terms, view, rate)
+        wide = (
+            on_round_rows(self.wide, x).view(len(x), *self.shape)
+            if self.wide is not None and view.everywhere
+            else None
+        )
+        heads = (
+            attend(qkv, view, rate, wide)
+            if terms is None
+            else attend_disentangled(qkv, terms, view, rate)
+        )
         return _rows(heads.flatten(1), only)
 
     def _project(
@@ -109,7 +123,10 @@ class Attention(nn.Module):
         if self.position_key is None and self.position_query is None:
             both = self._qkv(torch.cat([x, relative]))
             positions = both[len(x) :]
-            keys, queries = (positions[:, part] if term in self.terms else None for part, term in ((1, "c2p"), (0, "p2c")))
+            keys, queries = (
+                positions[:, part] if term in self.terms else None
+                for part, term in ((1, "c2p"), (0, "p2c"))
+            )
             return both[: len(x)], PositionTerms(keys, queries)
         layers, shape = (self.position_key, self.position_query), (len(relative), *self.shape[1:])
         keys, queries = (None if layer is None else layer(relative).view(shape) for layer in layers)
@@ -127,7 +144,9 @@ def _dense(config: EncoderConfig, bias: bool = True) -> nn.Linear:
     return nn.Linear(config.width, config.width, bias=config.bias.attention and bias)
 
 
-def _rows(x: Float[Tensor, "tokens width"], only: Int[Tensor, " asked"] | None) -> Float[Tensor, "asked width"]:
+def _rows(
+    x: Float[Tensor, "tokens width"], only: Int[Tensor, " asked"] | None
+) -> Float[Tensor, "asked width"]:
     return x if only is None else x.index_select(0, only)
 
 
@@ -146,7 +165,11 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
         """down(activation(up(x))), or with a gate down(activation(inner) · gate)."""
         x = self.up(x)
-        if x.device.type != "cpu" or x.numel() <= KEPT or not (x.requires_grad and torch.is_grad_enabled()):
+        if (
+            x.device.type != "cpu"
+            or x.numel() <= KEPT
+            or not (x.requires_grad and torch.is_grad_enabled())
+        ):
             return self._down(x)
         result: Tensor = checkpoint(self._down, x, use_reentrant=False)
         return result
@@ -183,7 +206,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "tokens width"],
-        view: View,
+        view: AttentionView,
         relative: Float[Tensor, "rows width"] | None = None,
         queries: Float[Tensor, "tokens width"] | None = None,
         only: Int[Tensor, " asked"] | None = None,
@@ -195,9 +218,15 @@ class Block(nn.Module):
         else:
             normed = None if queries is None else self.attention_norm(queries)
             heads = self.attention(self.attention_norm(x), view, relative, normed, only)
-        return compiled_rest()(self, start, heads) if self.compiled else on_round_rows(self.rest, start, heads)
+        return (
+            compiled_rest()(self, start, heads)
+            if self.compiled
+            else on_round_rows(self.rest, start, heads)
+        )
 
-    def rest(self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]) -> Float[Tensor, "asked width"]:
+    def rest(
+        self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]
+    ) -> Float[Tensor, "asked width"]:
         """What follows the attention, each token by itself.
 
         Args:
@@ -207,7 +236,9 @@ class Block(nn.Module):
         if not self.normed_after:
             x = start + self.attention_dropout(self.attention.out(heads))
             return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
-        first, second = (self.attention_dropout.rate, self.mlp_dropout.rate) if self.training else (0.0, 0.0)
+        first, second = (
+            (self.attention_dropout.rate, self.mlp_dropout.rate) if self.training else (0.0, 0.0)
+        )
         x = add_norm(start, self.attention.out(heads), first, self.attention_norm)
         return add_norm(x, self.mlp(x), second, self.mlp_norm)
 

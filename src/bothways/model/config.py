@@ -9,16 +9,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
-from bothways.core.ranges import check_least, check_rates
 from bothways.model.activation import Activation
-from bothways.model.pattern import Blocks, Causal, Full, Pattern, Window
-from bothways.model.place import Disentangled, Learned, Rotary, Sinusoidal
-from bothways.model.readout import Deep, FromPooler, Own, Readout
+from bothways.model.head_config import Deep, FromPooler, Own, Readout
+from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
 
 __all__ = [
-    "Activation", "Bias", "Blocks", "Causal", "Deep", "Disentangled", "Dropouts", "EncoderConfig", "FromPooler", "Full",
-    "Gated", "Learned", "Own", "Pattern", "Place", "Plain", "PostNorm", "PreNorm", "Readout", "Rotary", "Sharing", "Sinusoidal",
+    "Activation",
+    "Bias",
+    "Blocks",
+    "Causal",
+    "Deep",
+    "Disentangled",
+    "DropoutPlace",
+    "Dropouts",
+    "EncoderConfig",
+    "FromPooler",
+    "Full",
+    "Gated",
+    "Learned",
+    "Own",
+    "Pattern",
+    "Plain",
+    "PostNorm",
+    "PreNorm",
+    "Readout",
+    "Rotary",
+    "Sharing",
+    "Sinusoidal",
     "Window",
 ]  # fmt: skip
 
@@ -73,7 +93,7 @@ class Gated:
     kind: Literal["gated"] = "gated"
 
     def __post_init__(self) -> None:
-        check_rates("encoder.mlp", dropout=self.dropout)
+        require_probability("encoder.mlp", dropout=self.dropout)
 
 
 @dataclass(frozen=True)
@@ -112,10 +132,10 @@ class Sharing:
     inner: int = 1
 
     def __post_init__(self) -> None:
-        check_least(1, "encoder.sharing", groups=self.groups, inner=self.inner)
+        require_at_least(1, "encoder.sharing", groups=self.groups, inner=self.inner)
 
 
-Place = Literal["sum", "embedding", "attention", "mlp"]
+DropoutPlace = Literal["sum", "embedding", "attention", "mlp"]
 """The sum of embeddings before their LayerNorm; the same after it; the output of attention; that of the feed-forward layer."""
 
 
@@ -133,10 +153,15 @@ class Dropouts:
     hidden: float = 0.1
     attention: float = 0.1
     embedding: float | None = None
-    places: tuple[Place, ...] = ("embedding", "attention", "mlp")
+    places: tuple[DropoutPlace, ...] = ("embedding", "attention", "mlp")
 
     def __post_init__(self) -> None:
-        check_rates("encoder.dropout", hidden=self.hidden, attention=self.attention, embedding=self.embedding)
+        require_probability(
+            "encoder.dropout",
+            hidden=self.hidden,
+            attention=self.attention,
+            embedding=self.embedding,
+        )
 
 
 @dataclass(frozen=True)
@@ -214,20 +239,34 @@ class EncoderConfig:
     def norm_after_projection(self) -> bool:
         """Whether the LayerNorm of narrow embeddings comes after the layer that takes them to the width."""
         order = self.order
-        return self.embedding is not None and isinstance(order, PostNorm) and order.embedding and order.projected
+        return (
+            self.embedding is not None
+            and isinstance(order, PostNorm)
+            and order.embedding
+            and order.projected
+        )
 
     @property
     def first_norm(self) -> bool:
         """Whether the first block has a LayerNorm for its attention; blocks that serve several layers always have it."""
-        return isinstance(self.order, PostNorm) or not self.order.embedding or self.sharing is not None
+        return (
+            isinstance(self.order, PostNorm) or not self.order.embedding or self.sharing is not None
+        )
 
     @property
     def canonical(self) -> EncoderConfig:
         """The same encoder with its cycles over layers as short as can be: equal for encoders that compute the same."""
         position, depth = self.position, self.depth
         if isinstance(position, Rotary):
-            position = replace(position, bases=_shortest([position.bases[i % len(position.bases)] for i in range(depth)]))
-        return replace(self, position=position, patterns=_shortest([self.pattern(layer) for layer in range(depth)]))
+            position = replace(
+                position,
+                bases=_shortest([position.bases[i % len(position.bases)] for i in range(depth)]),
+            )
+        return replace(
+            self,
+            position=position,
+            patterns=_shortest([self.pattern(layer) for layer in range(depth)]),
+        )
 
     def pattern(self, layer: int) -> Pattern:
         """Which tokens attend to which in this layer."""
@@ -238,7 +277,7 @@ class EncoderConfig:
         position = self.position
         return position.bases[layer % len(position.bases)] if isinstance(position, Rotary) else None
 
-    def dropout_at(self, place: Place) -> float:
+    def dropout_at(self, place: DropoutPlace) -> float:
         """The rate at this place."""
         rates = self.dropout
         if place not in rates.places:
@@ -252,42 +291,80 @@ class EncoderConfig:
         return self.dropout.hidden
 
     def __post_init__(self) -> None:
-        check_least(1, "encoder", vocab=self.vocab, width=self.width, depth=self.depth, heads=self.heads, inner=self.inner)
+        require_at_least(
+            1,
+            "encoder",
+            vocab=self.vocab,
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+            inner=self.inner,
+        )
         if self.width % self.heads:
             raise ConfigError(
                 f"width {self.width} cannot be divided among {self.heads} heads",
                 where="encoder.heads",
                 fix=f"Use a number of heads that divides {self.width}.",
             )
-        check_least(1, "encoder", embedding=self.embedding)
+        require_at_least(1, "encoder", embedding=self.embedding)
         if self.sharing is not None and self.sharing.groups > self.depth:
             what = f"{self.sharing.groups} groups cannot share {self.depth} layers"
-            raise ConfigError(what, where="encoder.sharing.groups", fix=f"Use at most {self.depth}.")
-        check_least(0, "encoder", segments=self.segments)
+            raise ConfigError(
+                what, where="encoder.sharing.groups", fix=f"Use at most {self.depth}."
+            )
+        require_at_least(0, "encoder", segments=self.segments)
         for name in ("norm_epsilon", "initial_range"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"must be above 0, not {getattr(self, name)}", where=f"encoder.{name}")
+                raise ConfigError(
+                    f"must be above 0, not {getattr(self, name)}", where=f"encoder.{name}"
+                )
         _check_features(self.position, self.width, self.heads)
         if not self.patterns:
-            raise ConfigError("must hold at least one pattern", where="encoder.patterns", fix='Full attention is ["full"].')
-        if isinstance(self.position, Disentangled) and (self.everywhere or any(isinstance(p, Blocks) for p in self.patterns)):
+            raise ConfigError(
+                "must hold at least one pattern",
+                where="encoder.patterns",
+                fix='Full attention is ["full"].',
+            )
+        if isinstance(self.position, Disentangled) and (
+            self.everywhere or any(isinstance(p, Blocks) for p in self.patterns)
+        ):
             what = "distances between tokens are scored for all keys, which blocks and global tokens do not read"
-            raise ConfigError(what, where="encoder.patterns", fix="Use learned positions, or full attention and windows.")
+            raise ConfigError(
+                what,
+                where="encoder.patterns",
+                fix="Use learned positions, or full attention and windows.",
+            )
         if self.pad is not None and not 0 <= self.pad < self.vocab:
-            raise ConfigError(f"id {self.pad} is not in the vocabulary of {self.vocab}", where="encoder.pad")
+            raise ConfigError(
+                f"id {self.pad} is not in the vocabulary of {self.vocab}", where="encoder.pad"
+            )
 
 
-def _check_features(position: Learned | Sinusoidal | Rotary | Disentangled, width: int, heads: int) -> None:
+def _check_features(
+    position: Learned | Sinusoidal | Rotary | Disentangled, width: int, heads: int
+) -> None:
     if isinstance(position, Rotary) and width // heads % 2:
         what = f"rotary positions turn pairs of features, but a head has {width // heads}"
         raise ConfigError(what, where="encoder.heads", fix="Use heads of an even width.")
-    groups = position.convolution.groups if isinstance(position, Disentangled) and position.convolution else 1
+    groups = (
+        position.convolution.groups
+        if isinstance(position, Disentangled) and position.convolution
+        else 1
+    )
     if width % groups:
         what = f"width {width} cannot be divided among {groups} groups"
-        raise ConfigError(what, where="encoder.position.convolution.groups", fix=f"Use a number that divides {width}.")
+        raise ConfigError(
+            what,
+            where="encoder.position.convolution.groups",
+            fix=f"Use a number that divides {width}.",
+        )
 
 
 def _shortest(values: Sequence[T]) -> tuple[T, ...]:
     """The shortest cycle that gives these values."""
     lengths = range(1, len(values) + 1)
-    return next(tuple(values[:n]) for n in lengths if all(value == values[at % n] for at, value in enumerate(values)))
+    return next(
+        tuple(values[:n])
+        for n in lengths
+        if all(value == values[at % n] for at, value in enumerate(values))
+    )

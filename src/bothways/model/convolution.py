@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bothways.core.layout import Layout
+from bothways.kernels.dropout import Dropout
 from bothways.model.block import activate
 from bothways.model.config import EncoderConfig
-from bothways.model.dropout import Dropout
 from bothways.model.norm import layer_norm
-from bothways.model.place import Convolution
+from bothways.model.positions import Convolution
 
 
 class NgramConvolution(nn.Module):
@@ -32,6 +32,9 @@ class NgramConvolution(nn.Module):
         self, x: Float[Tensor, "tokens width"], y: Float[Tensor, "tokens width"], layout: Layout
     ) -> Float[Tensor, "tokens width"]:
         """`x`: the embeddings. `y`: what the first layer gives."""
-        parts = [part.unpad(self.conv(part.pad(x).transpose(1, 2)).transpose(1, 2)) for part in layout.rectangles]
+        parts = [
+            part.unpad(self.conv(part.pad(x).transpose(1, 2)).transpose(1, 2))
+            for part in layout.rectangles
+        ]
         result: Tensor = self.norm(y + activate(self.activation, self.dropout(torch.cat(parts))))
         return result

@@ -12,11 +12,12 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
-from bothways.model.config import Disentangled, EncoderConfig, Learned, Rotary, Sinusoidal
-from bothways.model.dropout import Dropout
-from bothways.model.native import traced
+from bothways.kernels.dropout import Dropout
+from bothways.kernels.library import traced
+from bothways.kernels.row_buckets import on_round_rows
+from bothways.model.config import EncoderConfig
 from bothways.model.norm import layer_norm
-from bothways.model.rounding import on_round_rows
+from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
 
 
 class Embedding(nn.Module):
@@ -41,9 +42,13 @@ class Embedding(nn.Module):
         self.sum_dropout = Dropout(config.dropout_at("sum"))
         self.dropout = Dropout(config.dropout_at("embedding"))
         narrow = config.embedding is not None
-        self.project = nn.Linear(width, config.width, bias=not self.late) if narrow else nn.Identity()
+        self.project = (
+            nn.Linear(width, config.width, bias=not self.late) if narrow else nn.Identity()
+        )
 
-    def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens width"], Float[Tensor, "vocab embedded"]]:
+    def forward(
+        self, batch: Batch
+    ) -> tuple[Float[Tensor, "tokens width"], Float[Tensor, "vocab embedded"]]:
         """What enters the first block, and the matrix of tokens as heads shall read it, see `look_up`.
 
         Raises IndexError for an id, segment or position outside its table; the caller checks inputs before.
@@ -56,7 +61,11 @@ class Embedding(nn.Module):
         if self.segment is not None:
             x = x + self.segment(batch.segments)
         x = self.sum_dropout(x)
-        x = self.dropout(self.norm(self._wide(x))) if self.late else self._wide(self.dropout(self.norm(x)))
+        x = (
+            self.dropout(self.norm(self._wide(x)))
+            if self.late
+            else self._wide(self.dropout(self.norm(x)))
+        )
         return x, table
 
     def _wide(self, x: Float[Tensor, "tokens embedded"]) -> Float[Tensor, "tokens width"]:
@@ -97,12 +106,16 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_rows: Tensor | None, of_whole: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(
+        ctx: Any, of_rows: Tensor | None, of_whole: Tensor | None
+    ) -> tuple[Tensor | None, None, None]:
         (ids,) = ctx.saved_tensors
         if of_rows is None:
             return None if of_whole is None else of_whole.to(ctx.dtype), None, None
         # A sum of its own: others may have been given the same gradient.
-        result = of_rows.new_zeros(ctx.shape) if of_whole is None else of_whole.to(ctx.dtype, copy=True)
+        result = (
+            of_rows.new_zeros(ctx.shape) if of_whole is None else of_whole.to(ctx.dtype, copy=True)
+        )
         return result.index_add_(0, ids, of_rows), None, None
 
 
@@ -147,10 +160,14 @@ def positions(config: Learned | Sinusoidal | Rotary | Disentangled, width: int) 
 
 def _scale(position: Learned | Sinusoidal | Rotary | Disentangled, width: int) -> float:
     """What tokens are multiplied by before positions are added."""
-    return math.sqrt(width) if isinstance(position, Learned | Sinusoidal) and position.scaled else 1.0
+    return (
+        math.sqrt(width) if isinstance(position, Learned | Sinusoidal) and position.scaled else 1.0
+    )
 
 
-def sinusoids(positions: Int[Tensor, " tokens"], width: int, interleaved: bool) -> Float[Tensor, "tokens width"]:
+def sinusoids(
+    positions: Int[Tensor, " tokens"], width: int, interleaved: bool
+) -> Float[Tensor, "tokens width"]:
     """The vectors of fixed positions (Vaswani et al. 2017, section 3.5); an odd width ends with a sine."""
     pairs = math.ceil(width / 2)
     steps = torch.arange(pairs, dtype=torch.float64, device=positions.device)

@@ -10,15 +10,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bothways.attention.mask import AttentionView, attention_views
 from bothways.core.batch import Batch
 from bothways.model.block import Block
-from bothways.model.config import Disentangled, EncoderConfig, PreNorm, Sharing
+from bothways.model.config import EncoderConfig, PreNorm, Sharing
 from bothways.model.convolution import NgramConvolution
-from bothways.model.distances import RelativePositions
 from bothways.model.embedding import Embedding
 from bothways.model.init import initialise
 from bothways.model.norm import layer_norm
-from bothways.model.view import View, views
+from bothways.model.positions import Disentangled
+from bothways.model.relative_positions import RelativePositions
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class Encoder(nn.Module):
         self.embedding = Embedding(config)
         place = config.position if isinstance(config.position, Disentangled) else None
         self.relative = RelativePositions(config, place) if place else None
-        self.convolution = NgramConvolution(config, place.convolution) if place and place.convolution else None
+        self.convolution = (
+            NgramConvolution(config, place.convolution) if place and place.convolution else None
+        )
         self.blocks = nn.ModuleList(_blocks(config, config.sharing))
         final = isinstance(config.order, PreNorm)
         self.norm = layer_norm(config) if final else nn.Identity()
@@ -67,10 +70,14 @@ class Encoder(nn.Module):
         depth, sharing = self.config.depth, self.config.sharing
         if sharing is None:
             return [self.blocks[number]]
-        group = self.blocks[int(number / (depth / sharing.groups))]  # in floating point, as ALBERT's code has it
+        group = self.blocks[
+            int(number / (depth / sharing.groups))
+        ]  # in floating point, as ALBERT's code has it
         return list(group.children())
 
-    def forward(self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None) -> Hidden:
+    def forward(
+        self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
+    ) -> Hidden:
         """Encode a packed batch.
 
         Args:
@@ -83,7 +90,7 @@ class Encoder(nn.Module):
         before, layers, tokens, depth = x, [x], len(x), self.config.depth
         end = self.layer(depth - 1)[-1]
         cut = only is not None and not keep_layers and (depth > 1 or self.convolution is None)
-        seen = views(self.config, batch.layout, batch.everywhere, self.training)
+        seen = attention_views(self.config, batch.layout, batch.everywhere, self.training)
         relative = self._relative(seen[0])
         again = self.recompute and self.training and torch.is_grad_enabled()
         for layer, view in enumerate(seen):
@@ -92,7 +99,11 @@ class Encoder(nn.Module):
                 if layer == depth - 1 and block is end:
                     x = block(x, view, relative, only=only if cut else None)
                 else:
-                    x = checkpoint(block, x, view, relative, use_reentrant=False) if again else block(x, view, relative)
+                    x = (
+                        checkpoint(block, x, view, relative, use_reentrant=False)
+                        if again
+                        else block(x, view, relative)
+                    )
             if layer == 0 and self.convolution is not None:
                 x = self.convolution(layers[0], x, batch.layout)
             if keep_layers:  # else a prediction would hold what every layer gave
@@ -117,13 +128,13 @@ class Encoder(nn.Module):
             queries: what attends to it at first; then, what that gave.
             only: as in `forward`.
         """
-        view = views(self.config, batch.layout, batch.everywhere, self.training)[-1]
+        view = attention_views(self.config, batch.layout, batch.everywhere, self.training)[-1]
         block, relative = self.layer(self.config.depth - 1)[-1], self._relative(view)
         queries = block(before, view, relative, queries)
         result: Tensor = self.norm(block(before, view, relative, queries, only))
         return result if only is None else spread(result, only, len(before))
 
-    def _relative(self, view: View) -> Float[Tensor, "rows width"] | None:
+    def _relative(self, view: AttentionView) -> Float[Tensor, "rows width"] | None:
         """The vectors of relative positions."""
         if self.relative is None or view.distances is None:
             return None
@@ -131,13 +142,20 @@ class Encoder(nn.Module):
         return result
 
 
-def spread(x: Float[Tensor, "asked width"], only: Int[Tensor, " asked"], tokens: int) -> Float[Tensor, "tokens width"]:
+def spread(
+    x: Float[Tensor, "asked width"], only: Int[Tensor, " asked"], tokens: int
+) -> Float[Tensor, "tokens width"]:
     """Vectors in the places of their tokens, 0 in the others."""
     return x.new_zeros(tokens, x.shape[1]).index_copy(0, only, x)
 
 
 def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Module]:
     if sharing is None:
-        yield from (Block(config, normed=layer > 0 or config.first_norm) for layer in range(config.depth))
+        yield from (
+            Block(config, normed=layer > 0 or config.first_norm) for layer in range(config.depth)
+        )
     else:
-        yield from (nn.ModuleList(Block(config) for _ in range(sharing.inner)) for _ in range(sharing.groups))
+        yield from (
+            nn.ModuleList(Block(config) for _ in range(sharing.inner))
+            for _ in range(sharing.groups)
+        )

@@ -28,7 +28,11 @@ class _Undrawn(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = kwargs or {}
         if func.__name__.endswith(("normal_", "uniform_")):
@@ -63,7 +67,9 @@ def _open_forget_gates(lstm: nn.LSTM) -> None:
         if name.startswith("bias"):
             parameter.zero_()
         if name.startswith("bias_ih"):
-            parameter[cells : 2 * cells] = 1.0  # the gates in torch's order: input, forget, cell, output
+            parameter[cells : 2 * cells] = (
+                1.0  # the gates in torch's order: input, forget, cell, output
+            )
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from bothways.model.recurrentconfig import ModelConfig
+from bothways.model.lstm_config import ModelConfig
 
 
 def layer_norm(config: ModelConfig, width: int | None = None) -> nn.LayerNorm:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from bothways.core.errors import ResourceError
 from bothways.report import sections
-from bothways.report.figures import draw
-from bothways.report.sections import Chart, Report, percentage, readable
+from bothways.report.charts import draw
+from bothways.report.sections import Chart, Report, percentage, readable_number
 from bothways.report.terminal import cell_text
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ def write_html(report: Report, file: Path) -> None:
     try:
         file.write_text(page, encoding="utf8")
     except OSError as error:
-        raise ResourceError(f"cannot be written: {error.strerror}", where=file, fix="Name another file.") from error
+        raise ResourceError(
+            f"cannot be written: {error.strerror}", where=file, fix="Name another file."
+        ) from error
 
 
 @functools.cache
@@ -45,7 +47,12 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percentage": percentage, "readable": readable, "cell": cell_text, "chart": _chart}
+    environment.filters |= {
+        "percentage": percentage,
+        "readable": readable_number,
+        "cell": cell_text,
+        "chart": _chart,
+    }
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)
     environment.tests["marked"] = lambda part: isinstance(part, sections.Marked)
     environment.globals["kind"] = lambda section: type(section).__name__

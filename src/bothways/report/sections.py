@@ -66,7 +66,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonChart:
     """Repeated runs of several contenders under one measure: each run is a dot, with the mean and the spread.
 
     Attributes:
@@ -94,7 +94,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSection:
     """Rows under named columns; settings and parameter ledgers are tables, too.
 
     Attributes:
@@ -150,7 +150,7 @@ class Marked:
 
 
 @dataclass(frozen=True)
-class Guess:
+class ReportGuess:
     """An answer of the model with its probability, and whether it is right."""
 
     answer: str
@@ -159,7 +159,7 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Example:
+class ReportExample:
     """A text, the model's best answers to it, and the right one.
 
     Attributes:
@@ -171,16 +171,16 @@ class Example:
 
     parts: Sequence[str | Marked]
     truth: str
-    guesses: Sequence[Guess]
+    guesses: Sequence[ReportGuess]
     where: str = ""
 
 
 @dataclass(frozen=True)
-class Examples:
+class ExampleSection:
     """Some inputs with what the model makes of them."""
 
     title: str
-    examples: Sequence[Example]
+    examples: Sequence[ReportExample]
     note: str = ""
 
 
@@ -200,8 +200,18 @@ class Details:
     sections: Sequence[Section]
 
 
-Section = KeyFigures | Curves | Comparison | Confusion | Scatter | Table | Examples | Prose | Details
-Chart = Curves | Comparison | Confusion | Scatter
+Section = (
+    KeyFigures
+    | Curves
+    | ComparisonChart
+    | Confusion
+    | Scatter
+    | TableSection
+    | ExampleSection
+    | Prose
+    | Details
+)
+Chart = Curves | ComparisonChart | Confusion | Scatter
 """The sections with a picture."""
 
 
@@ -229,7 +239,7 @@ def percentage(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def readable(value: Number, percent: bool = False) -> str:
+def readable_number(value: Number, percent: bool = False) -> str:
     """A number as it is read: whole ones in groups of three digits, others with four significant digits."""
     if percent:
         return percentage(value)

@@ -10,22 +10,22 @@ from typing_extensions import assert_never
 
 from bothways.report.sections import (
     Cell,
-    Comparison,
+    ComparisonChart,
     Confusion,
     Curves,
     Details,
-    Example,
-    Examples,
+    ExampleSection,
     KeyFigures,
     Line,
     Marked,
     Prose,
     Report,
+    ReportExample,
     Scatter,
     Section,
-    Table,
+    TableSection,
     percentage,
-    readable,
+    readable_number,
 )
 
 if TYPE_CHECKING:
@@ -45,28 +45,30 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(report.lead, style="dim"))
     for section in report.sections:
         if not isinstance(section, Details):
-            console.print(Padding(render(section), (1, 0, 0, 0)))
+            console.print(Padding(render_report(section), (1, 0, 0, 0)))
 
 
-def render(section: Section) -> RenderableType:
+def render_report(section: Section) -> RenderableType:
     """A section as rich prints it; of folded details only the title."""
     from rich.console import Group
     from rich.text import Text
 
     match section:
         case KeyFigures(figures):
-            return _grid("", ("", "", ""), [(figure.label, figure.value, figure.note) for figure in figures])
+            return _grid(
+                "", ("", "", ""), [(figure.label, figure.value, figure.note) for figure in figures]
+            )
         case Curves():
             return _curves(section)
-        case Comparison():
+        case ComparisonChart():
             return _comparison(section)
         case Confusion():
             return _table(confusion_table(section))
         case Scatter():
             return Text(f"{section.title}: {len(section.x):,} points", style="bold")
-        case Table():
+        case TableSection():
             return _table(section)
-        case Examples(title, examples):
+        case ExampleSection(title, examples):
             return Group(Text(title, style="bold"), *(_example(example) for example in examples))
         case Prose(title, paragraphs):
             return Group(Text(title, style="bold"), *(Text(paragraph) for paragraph in paragraphs))
@@ -83,7 +85,11 @@ def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
     from rich.text import Text
 
     grid = Grid(
-        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_header=any(columns),
+        pad_edge=False,
     )
     for place, column in enumerate(columns):
         numeric = any(isinstance(row[place], int | float) for row in rows)
@@ -101,12 +107,12 @@ def cell_text(cell: Cell) -> str:
         case str():
             return cell
         case int() | float():
-            return readable(cell)
+            return readable_number(cell)
         case _:
             assert_never(cell)
 
 
-def _table(table: Table) -> RenderableType:
+def _table(table: TableSection) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -116,33 +122,49 @@ def _table(table: Table) -> RenderableType:
     return Group(grid, Text(table.note, style="dim")) if table.note else grid
 
 
-def confusion_table(section: Confusion) -> Table:
+def confusion_table(section: Confusion) -> TableSection:
     """The counts as a table."""
-    rows: list[tuple[Cell, ...]] = [(label, *counts) for label, counts in zip(section.labels, section.counts, strict=True)]
-    return Table(section.title, ["true \\ predicted", *section.labels], rows, note=section.note)
+    rows: list[tuple[Cell, ...]] = [
+        (label, *counts) for label, counts in zip(section.labels, section.counts, strict=True)
+    ]
+    return TableSection(
+        section.title, ["true \\ predicted", *section.labels], rows, note=section.note
+    )
 
 
-def _comparison(section: Comparison) -> Grid:
+def _comparison(section: ComparisonChart) -> Grid:
     rows: list[tuple[Cell, ...]] = [
         (
             name,
-            readable(section.mean(name), section.percent),
-            readable(section.spread(name), section.percent),
-            "  ".join(readable(value, section.percent) for value in values),
+            readable_number(section.mean(name), section.percent),
+            readable_number(section.spread(name), section.percent),
+            "  ".join(readable_number(value, section.percent) for value in values),
         )
         for name, values in section.groups.items()
     ]
-    rows += [(name, readable(value, section.percent), None, None) for name, value in section.baselines.items()]
-    return _grid(f"{section.title}: {section.measure}", ("", "mean", "spread (σ)", "each run"), rows)
+    rows += [
+        (name, readable_number(value, section.percent), None, None)
+        for name, value in section.baselines.items()
+    ]
+    return _grid(
+        f"{section.title}: {section.measure}", ("", "mean", "spread (σ)", "each run"), rows
+    )
 
 
 def _curves(section: Curves) -> Grid:
     rows: list[tuple[Cell, ...]] = [
-        (line.name, sparkline(line), f"{readable(line.y[0], section.percent)} → {readable(line.y[-1], section.percent)}")
+        (
+            line.name,
+            sparkline(line),
+            f"{readable_number(line.y[0], section.percent)} → {readable_number(line.y[-1], section.percent)}",
+        )
         for line in section.lines
         if line.y
     ]
-    rows += [(name, None, readable(value, section.percent)) for name, value in section.baselines.items()]
+    rows += [
+        (name, None, readable_number(value, section.percent))
+        for name, value in section.baselines.items()
+    ]
     return _grid(f"{section.title}: {section.y_label}", ("", "", ""), rows)
 
 
@@ -156,7 +178,7 @@ def sparkline(line: Line, columns: int = _COLUMNS) -> str:
     return "".join(_LEVELS[round((mean - low) / span * top)] for mean in means)
 
 
-def _example(example: Example) -> RenderableType:
+def _example(example: ReportExample) -> RenderableType:
     from rich.padding import Padding
     from rich.text import Text
 
@@ -171,7 +193,9 @@ def _example(example: Example) -> RenderableType:
                 assert_never(part)
     answers = Text("→ ")
     for place, guess in enumerate(example.guesses):
-        answers.append(("  " if place else "") + guess.answer, style="bold green" if guess.right else "")
+        answers.append(
+            ("  " if place else "") + guess.answer, style="bold green" if guess.right else ""
+        )
         answers.append(f" {percentage(guess.probability)}", style="dim")
     answers.append(f"  (it is: {example.truth})", style="dim")
     return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))

@@ -37,7 +37,11 @@ class Calibration:
 
     def __init__(self, bins: int = BINS) -> None:
         self._edges = np.linspace(0.0, 1.0, bins + 1)[1:-1]
-        self._counts, self._confidence, self._right = np.zeros(bins, np.int64), np.zeros(bins), np.zeros(bins)
+        self._counts, self._confidence, self._right = (
+            np.zeros(bins, np.int64),
+            np.zeros(bins),
+            np.zeros(bins),
+        )
 
     def add(self, confidence: float, right: bool) -> None:
         """One prediction: its probability, and whether it is right."""
@@ -49,11 +53,19 @@ class Calibration:
     @property
     def bins(self) -> list[Bin]:
         """The bins that hold something, from the lowest confidence on."""
-        columns = zip(self._counts.tolist(), self._confidence.tolist(), self._right.tolist(), strict=True)
-        return [Bin(count, confidence / count, right / count) for count, confidence, right in columns if count]
+        columns = zip(
+            self._counts.tolist(), self._confidence.tolist(), self._right.tolist(), strict=True
+        )
+        return [
+            Bin(count, confidence / count, right / count)
+            for count, confidence, right in columns
+            if count
+        ]
 
     @property
     def error(self) -> float:
         """The expected calibration error: the mean distance of accuracy and confidence, weighted by examples; 0 for none."""
         total = int(self._counts.sum())
-        return sum(part.examples * abs(part.accuracy - part.confidence) for part in self.bins) / max(1, total)
+        return sum(
+            part.examples * abs(part.accuracy - part.confidence) for part in self.bins
+        ) / max(1, total)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from bothways.tasks.answer import Answering
-from bothways.tasks.choice import MultipleChoice
-from bothways.tasks.classify import Classification
-from bothways.tasks.embed import Embedding
-from bothways.tasks.fill import Filling
-from bothways.tasks.likelihood import Likelihood
-from bothways.tasks.multilabel import MultiLabel
-from bothways.tasks.regress import Regression
-from bothways.tasks.tag import Tagging
+from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.likelihood.task import LikelihoodTask
+from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.tagging.task import TaggingTask
 
-Trainable = Classification | Regression | MultiLabel | MultipleChoice | Tagging | Answering
+Trainable = (
+    ClassificationTask
+    | RegressionTask
+    | MultilabelTask
+    | ChoiceTask
+    | TaggingTask
+    | QuestionAnsweringTask
+)
 """The definitions that a model can be fine-tuned for."""
 
-AnyDefinition = Trainable | Filling | Likelihood | Embedding
+AnyDefinition = Trainable | MaskFillingTask | LikelihoodTask | SentenceEmbeddingTask
 """Every definition. Those after the trainable ones need no fine-tuning."""
 
 

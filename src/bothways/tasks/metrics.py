@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 
-def classification(confusion: Int[NDArray[np.int64], "labels labels"]) -> dict[str, float]:
+def classification_metrics(confusion: Int[NDArray[np.int64], "labels labels"]) -> dict[str, float]:
     """Accuracy, macro F1 and Matthews correlation, and for two classes the F1 of the second.
 
     Args:
@@ -28,16 +28,22 @@ def classification(confusion: Int[NDArray[np.int64], "labels labels"]) -> dict[s
     counts, single = confusion[truth, predicted], len({*truth.tolist(), *predicted.tolist()}) == 1
     scores = {
         "accuracy": accuracy_score(truth, predicted, sample_weight=counts),
-        "f1_macro": f1_score(truth, predicted, average="macro", sample_weight=counts, zero_division=0.0),
+        "f1_macro": f1_score(
+            truth, predicted, average="macro", sample_weight=counts, zero_division=0.0
+        ),
         # Where there is but one class, scikit-learn says 0 too, with a warning.
         "mcc": 0.0 if single else matthews_corrcoef(truth, predicted, sample_weight=counts),
     }
     if len(confusion) == 2:
-        scores["f1"] = f1_score(truth, predicted, average="binary", sample_weight=counts, zero_division=0.0)
+        scores["f1"] = f1_score(
+            truth, predicted, average="binary", sample_weight=counts, zero_division=0.0
+        )
     return {name: float(score) for name, score in scores.items()}
 
 
-def multilabel(right: Int[NDArray[np.int64], " labels"], wrong: Int[NDArray[np.int64], " labels"]) -> dict[str, float]:
+def multilabel_metrics(
+    right: Int[NDArray[np.int64], " labels"], wrong: Int[NDArray[np.int64], " labels"]
+) -> dict[str, float]:
     """F1 where an example has any number of labels.
 
     Args:
@@ -53,18 +59,22 @@ def multilabel(right: Int[NDArray[np.int64], " labels"], wrong: Int[NDArray[np.i
 
 
 def best_thresholds(
-    truth: Int[NDArray[np.int64], "examples labels"], probabilities: Float[NDArray[np.float64], "examples labels"]
+    truth: Int[NDArray[np.int64], "examples labels"],
+    probabilities: Float[NDArray[np.float64], "examples labels"],
 ) -> tuple[float, ...]:
     """For each label the threshold with the best F1, where a label is given from its threshold on.
 
     It lies halfway between the last probability that is above it and the next one below, so that rounding moves nothing across.
     Of equally good ones it is the nearest to one half; a label that no example has keeps one half.
     """
-    return tuple(_best_threshold(truth[:, at], probabilities[:, at]) for at in range(truth.shape[1]))
+    return tuple(
+        _best_threshold(truth[:, at], probabilities[:, at]) for at in range(truth.shape[1])
+    )
 
 
 def _best_threshold(
-    truth: Int[NDArray[np.int64], " examples"], probabilities: Float[NDArray[np.float64], " examples"]
+    truth: Int[NDArray[np.int64], " examples"],
+    probabilities: Float[NDArray[np.float64], " examples"],
 ) -> float:
     if not truth.any():
         return 0.5
@@ -77,7 +87,9 @@ def _best_threshold(
     return float(best[np.abs(best - 0.5).argmin()])
 
 
-def correlation(truth: Float[NDArray[np.float64], " n"], predicted: Float[NDArray[np.float64], " n"]) -> dict[str, float]:
+def correlation(
+    truth: Float[NDArray[np.float64], " n"], predicted: Float[NDArray[np.float64], " n"]
+) -> dict[str, float]:
     """How two arrays of scores agree; 16 bytes an example.
 
     Returns:

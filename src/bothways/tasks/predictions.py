@@ -27,11 +27,14 @@ class ClassPrediction:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `bothways predict` writes them."""
-        return {"label": self.label, "probabilities": {name: brief(value) for name, value in self.probabilities.items()}}
+        return {
+            "label": self.label,
+            "probabilities": {name: brief(value) for name, value in self.probabilities.items()},
+        }
 
 
 @dataclass(frozen=True)
-class MultiPrediction:
+class MultilabelPrediction:
     """Any number of labels.
 
     Attributes:
@@ -49,7 +52,7 @@ class MultiPrediction:
 
 
 @dataclass(frozen=True)
-class Score:
+class ScorePrediction:
     """A number."""
 
     score: float
@@ -75,11 +78,15 @@ class ChoicePrediction:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `bothways predict` writes them."""
-        return {"index": self.index, "ending": self.ending, "probabilities": list(map(brief, self.probabilities))}
+        return {
+            "index": self.index,
+            "ending": self.ending,
+            "probabilities": list(map(brief, self.probabilities)),
+        }
 
 
 @dataclass(frozen=True)
-class Guess:
+class TokenGuess:
     """A token for a mask: as the vocabulary spells it, and its probability."""
 
     token: str
@@ -110,7 +117,7 @@ class FillPrediction:
         fillings: the best fillings of all masks together, the most probable first.
     """
 
-    masks: tuple[tuple[Guess, ...], ...]
+    masks: tuple[tuple[TokenGuess, ...], ...]
     fillings: tuple[JointFilling, ...]
 
     @property
@@ -122,9 +129,13 @@ class FillPrediction:
         """Plain values, as `bothways predict` writes them."""
         return {
             "text": self.text,
-            "masks": [[{"token": g.token, "probability": brief(g.probability)} for g in mask] for mask in self.masks],
+            "masks": [
+                [{"token": g.token, "probability": brief(g.probability)} for g in mask]
+                for mask in self.masks
+            ],
             "fillings": [
-                {"tokens": list(f.tokens), "probability": brief(f.probability), "text": f.text} for f in self.fillings
+                {"tokens": list(f.tokens), "probability": brief(f.probability), "text": f.text}
+                for f in self.fillings
             ],
         }
 
@@ -157,7 +168,10 @@ class LikelihoodPrediction:
         return {
             "log_likelihood": brief(self.log_likelihood),
             "pseudo_perplexity": None if perplexity is None else brief(perplexity),
-            "tokens": [[token, brief(log)] for token, log in zip(self.tokens, self.log_likelihoods, strict=True)],
+            "tokens": [
+                [token, brief(log)]
+                for token, log in zip(self.tokens, self.log_likelihoods, strict=True)
+            ],
         }
 
 
@@ -178,7 +192,11 @@ class VectorPrediction:
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `bothways predict` writes them; digits enough to give the same vector back."""
         rows = [[float(str(value)) for value in vector] for vector in self.vectors]
-        return {"vector": rows[0]} if self.cosine is None else {"vectors": rows, "cosine": brief(self.cosine)}
+        return (
+            {"vector": rows[0]}
+            if self.cosine is None
+            else {"vectors": rows, "cosine": brief(self.cosine)}
+        )
 
 
 @dataclass(frozen=True)
@@ -200,7 +218,13 @@ class Entity:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {"type": self.type, "text": self.text, "start": self.start, "end": self.end, "score": brief(self.score)}
+        return {
+            "type": self.type,
+            "text": self.text,
+            "start": self.start,
+            "end": self.end,
+            "score": brief(self.score),
+        }
 
 
 @dataclass(frozen=True)
@@ -221,7 +245,11 @@ class TagPrediction:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `bothways predict` writes them."""
-        entities = {} if self.entities is None else {"entities": [entity.to_json() for entity in self.entities]}
+        entities = (
+            {}
+            if self.entities is None
+            else {"entities": [entity.to_json() for entity in self.entities]}
+        )
         return {**entities, "words": list(self.words), "tags": list(self.tags)}
 
 
@@ -231,7 +259,7 @@ def brief(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Span:
+class AnswerSpan:
     """A span of a text as an answer.
 
     Attributes:
@@ -267,7 +295,7 @@ class AnswerPrediction:
     end: int | None
     confidence: float
     null_difference: float
-    spans: tuple[Span, ...]
+    spans: tuple[AnswerSpan, ...]
 
     @property
     def best(self) -> str:
@@ -276,6 +304,19 @@ class AnswerPrediction:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `bothways predict` writes them."""
-        spans = [{**vars(span), "score": brief(span.score), "probability": brief(span.probability)} for span in self.spans]
-        numbers = {"confidence": brief(self.confidence), "null_difference": brief(self.null_difference)}
-        return {"id": self.id, "text": self.text, "start": self.start, "end": self.end, **numbers, "spans": spans}
+        spans = [
+            {**vars(span), "score": brief(span.score), "probability": brief(span.probability)}
+            for span in self.spans
+        ]
+        numbers = {
+            "confidence": brief(self.confidence),
+            "null_difference": brief(self.null_difference),
+        }
+        return {
+            "id": self.id,
+            "text": self.text,
+            "start": self.start,
+            "end": self.end,
+            **numbers,
+            "spans": spans,
+        }

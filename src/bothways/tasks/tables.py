@@ -16,10 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import DataError
-from bothways.data import streams
+from bothways.data import text_io as streams
 from bothways.data.documents import HUB
 from bothways.data.readers import json_object, parse_hub_name
-from bothways.data.streams import COMPRESSED, STANDARD_INPUT, BytesRead, file_at, open_bytes, read_lines, standard_input
+from bothways.data.text_io import (
+    COMPRESSED,
+    STANDARD_INPUT,
+    BytesRead,
+    file_at,
+    open_bytes,
+    read_lines,
+    standard_input,
+)
 
 STDIN = streams.STDIN
 """The name of the standard input."""
@@ -29,14 +37,19 @@ _LONGEST = 2**27
 _KINDS = f".csv, .tsv, .jsonl, .txt (each also with {', '.join(COMPRESSED)}), .parquet, or {HUB}owner/name:configuration:split"
 
 _TAGS = " Words with their tags: --task tag."
-_OTHER_TASKS = {".json": " Questions, as SQuAD has them: --task answer.", ".conll": _TAGS, ".bio": _TAGS, ".iob": _TAGS}
+_OTHER_TASKS = {
+    ".json": " Questions, as SQuAD has them: --task answer.",
+    ".conll": _TAGS,
+    ".bio": _TAGS,
+    ".iob": _TAGS,
+}
 
 Lines = Iterable[tuple[int, str]]
 Records = Iterator[tuple[int, list[str]]]
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row: its values by column, and its file and line, for messages."""
 
     values: Mapping[str, Any]
@@ -54,7 +67,7 @@ class Table:
 
     where: str
     names: tuple[str, ...]
-    rows: Iterator[Row]
+    rows: Iterator[TableRow]
     share: Callable[[], float] | None = None
 
 
@@ -104,7 +117,9 @@ def _text_file(path: Path, asked: Iterable[str], lines: Iterator[tuple[int, str]
 
 def _plain_lines(where: str, lines: Lines) -> Table:
     """Every line is a text, an empty one too: predictions keep in step with lines."""
-    return _filled(where, ("text",), (Row({"text": line}, f"{where}:{number}") for number, line in lines))
+    return _filled(
+        where, ("text",), (TableRow({"text": line}, f"{where}:{number}") for number, line in lines)
+    )
 
 
 def _tsv_records(lines: Lines) -> Records:
@@ -128,12 +143,18 @@ def _delimited(where: str, records: Records, asked: Iterable[str]) -> Table:
     first = next((record for record in records if record[1]), (1, []))
     names = first[1]
     records = _kept(records, len(names))
-    if any(name.isdecimal() and name not in names for name in asked):  # no header: the first record is a row
+    if any(
+        name.isdecimal() and name not in names for name in asked
+    ):  # no header: the first record is a row
         names, records = list(map(str, range(len(names)))), itertools.chain([first], records)
     twice = next((name for place, name in enumerate(names) if name and name in names[:place]), None)
     if twice is not None:
         what = f"two columns are called {twice!r}"
-        raise DataError(what, where=f"{where}:{first[0]}", fix="Rename one; without a header, go by number, from 0: --text 0 …")
+        raise DataError(
+            what,
+            where=f"{where}:{first[0]}",
+            fix="Rename one; without a header, go by number, from 0: --text 0 …",
+        )
     return _filled(where, names, (_record(where, names, line, values) for line, values in records))
 
 
@@ -149,33 +170,39 @@ def _kept(records: Records, columns: int) -> Records:
             blank.append((line, [""]))
 
 
-def _record(where: str, names: list[str], line: int, values: list[str]) -> Row:
+def _record(where: str, names: list[str], line: int, values: list[str]) -> TableRow:
     """A row that is short lacks its last columns; one that is long is cut wrongly, so nothing in it can be trusted."""
     if len(values) > len(names):
         what = f"has {len(values)} values, but there are {len(names)} columns ({', '.join(names)})"
-        raise DataError(what, where=f"{where}:{line}", fix="Quote values that hold the separator, or take the row out.")
-    return Row(dict(zip(names, values, strict=False)), f"{where}:{line}")
+        raise DataError(
+            what,
+            where=f"{where}:{line}",
+            fix="Quote values that hold the separator, or take the row out.",
+        )
+    return TableRow(dict(zip(names, values, strict=False)), f"{where}:{line}")
 
 
-def _filled(where: str, names: Iterable[str] | None, rows: Iterator[Row]) -> Table:
+def _filled(where: str, names: Iterable[str] | None, rows: Iterator[TableRow]) -> Table:
     """The table, if it has a row; named as the values of its first row are, if it has no names."""
     first = next(rows, None)
     if first is None:
         raise DataError("holds no row", where=where, fix="Give a file with at least one example.")
-    return Table(where, tuple(first.values if names is None else names), itertools.chain([first], rows))
+    return Table(
+        where, tuple(first.values if names is None else names), itertools.chain([first], rows)
+    )
 
 
 def _json_lines(where: str, lines: Lines) -> Table:
     return _filled(where, None, _json_rows(where, lines))
 
 
-def _json_rows(where: str, lines: Lines) -> Iterator[Row]:
+def _json_rows(where: str, lines: Lines) -> Iterator[TableRow]:
     for number, line in lines:
         if not line.strip():
             continue
         place = f"{where}:{number}"
         values = json_object(line, place, 'like {"text": "…", "label": "…"}')
-        yield Row(values, place)
+        yield TableRow(values, place)
 
 
 def _parquet(path: Path) -> Table:
@@ -186,7 +213,7 @@ def _parquet(path: Path) -> Table:
     return _filled(str(path), names, _parquet_rows(path))
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[TableRow]:
     from pyarrow import parquet
 
     number = 0
@@ -194,7 +221,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024):
             for values in batch.to_pylist():
                 number += 1
-                yield Row(values, f"{path}:row {number}")
+                yield TableRow(values, f"{path}:row {number}")
 
 
 @contextlib.contextmanager
@@ -203,7 +230,11 @@ def _whole(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # of the latter two, a damaged page's
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        UnicodeDecodeError,
+    ) as error:  # of the latter two, a damaged page's
         what = f"is not a whole Parquet file ({str(error).splitlines()[0]})"
         raise DataError(what, where=path, fix="Fetch or write it again.") from error
 
@@ -213,21 +244,29 @@ def _hub(source: str) -> Table:
     return _filled(source, None, _hub_rows(source))
 
 
-def _hub_rows(source: str) -> Iterator[Row]:
+def _hub_rows(source: str) -> Iterator[TableRow]:
     from datasets import ClassLabel, load_dataset
 
     repository, config, split = parse_hub_name(source.removeprefix(HUB))
     try:
         data = load_dataset(repository, config, split=split, streaming=True)
         features = data.features or {}
-        classes = {name: kind.names for name, kind in features.items() if isinstance(kind, ClassLabel)}
+        classes = {
+            name: kind.names for name, kind in features.items() if isinstance(kind, ClassLabel)
+        }
         # A feature of lists of classes, such as tags of words, holds the class as its own feature.
-        lists = {name: kind.feature.names for name, kind in features.items() if _lists_classes(kind)}
+        lists = {
+            name: kind.feature.names for name, kind in features.items() if _lists_classes(kind)
+        }
         for number, values in enumerate(data, 1):
             named = {name: _class_name(values[name], names) for name, names in classes.items()}
             named |= {name: _class_names(values[name], names) for name, names in lists.items()}
-            yield Row({**values, **named}, f"{source}:row {number}")
-    except (OSError, ValueError, RuntimeError) as error:  # the last for data sets that are programs, which are not run
+            yield TableRow({**values, **named}, f"{source}:row {number}")
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # the last for data sets that are programs, which are not run
         what = f"cannot be read: {str(error).splitlines()[0]}"
         fix = (
             f"Check the name, {HUB}owner/name[:configuration][:split], and the connection. "

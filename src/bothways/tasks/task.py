@@ -1,268 +1,156 @@
-"""What a task is: a learner whose sequences come from examples, and whose outputs become typed, scored predictions.
+"""What a task is before there is a model: how its data is read, checked and encoded, and which heads it needs.
 
-    examples → encode → sequences → (packed, through the model) → outputs → decode → predictions → score
-
-One example may give many sequences (the windows of a long text, the choices of a question); their outputs meet again in
-`decode`. Everything streams: what is held is one window of examples, however many there are.
+A definition is a frozen value, a part of the run's configuration. It is saved with the model, tuned thresholds and all, so that
+predictions are made as in training. With a model it becomes a `Task`.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from bothways.core.allocator import tune_allocator
-from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError
-from bothways.core.hardware import Precision, resolve_precision
-from bothways.core.learner import Learner
-from bothways.core.sequence import Sequence
-from bothways.core.shares import OnShare, untold
-from bothways.data.loader import in_batches
-from bothways.model.heads import Model
-from bothways.model.prepared import cuts_itself, gains, prepare
-from bothways.tasks.definition import Definition, E, Metrics, P
+from bothways.model.head_config import Head
+from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from bothways.core.finding import Finding
+    from bothways.tasks.task_learner import EncodedExample, TaskLearner
 
-Output = NDArray[np.float32]
-"""What the model says of one sequence, as the task wants it: a vector of logits, or one per token."""
+E = TypeVar("E")
+"""An example of a task: a frozen dataclass; its field `where` says where it comes from."""
+P = TypeVar("P")
+"""A prediction of a task."""
 
-SHORTEST = 5
-"""[CLS], a token, [SEP], a token, [SEP]."""
+D = TypeVar("D", bound="Task[Any, Any]")
+
+Direction = Literal["lowest", "highest"]
+Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Input:
-    """What an example becomes.
-
-    Attributes:
-        sequences: with targets where the example has its answer.
-        tokens: of its texts, without special tokens, before anything was cut.
-        cut: how many of these are in no sequence.
+class Reading(Generic[E]):
+    """Attributes:
+    definition: of the task, with the columns that are read.
+    examples: once through.
+    share: how much has been read, from 0 to 1; none where nobody knows.
     """
 
-    sequences: tuple[Sequence, ...]
-    tokens: int
-    cut: int
+    definition: Task[E, Any]
+    examples: Iterator[E]
+    share: Callable[[], float] | None = None
 
 
-class Task(Learner, Generic[E, P]):
-    """A learner over examples. Subclasses define the methods below that raise, `weights` and `forward`.
+class Task(Generic[E, P]):
+    """A task without a model. Subclasses are frozen dataclasses with a last field `kind`, and define the methods below.
 
-    Args:
-        definition: what the task is.
-        model: the encoder with the heads that the definition asks for.
-        tokenizer: of its ids.
-        labels: names of the outputs, in order.
-        length: the longest text in tokens, specials included.
-
-    Raises:
-        ConfigError: a length that the model cannot have.
+    Class attributes:
+        metric: what the best weights are chosen by, unless another one is named.
+        length: of the longest sequence in tokens, unless another one is given.
+        window: the most examples that predictions are made of together; less where an example becomes many sequences.
+        problem: what transformers calls it, where a label head may be for several.
     """
 
-    def __init__(
-        self, definition: Definition[E, P], model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> None:
-        super().__init__()
-        positions = model.config.most
-        if not SHORTEST <= length <= positions:
-            what = f"must be from {SHORTEST} to the encoder's {positions} positions, not {length}"
-            raise ConfigError(what, where="length", fix=f"Set length={min(max(length, SHORTEST), positions)}.")
-        self.definition, self.model, self.tokenizer = definition, model, tokenizer
-        self.labels, self.length = tuple(labels), length
+    metric: ClassVar[str]
+    length: ClassVar[int] = 128
+    window: ClassVar[int] = 4096
+    problem: ClassVar[
+        Literal["single_label_classification", "multi_label_classification", "regression"] | None
+    ] = None
 
-    def encode(self, examples: Many[E]) -> list[Input]:
-        """What each example becomes; as the definition has it."""
-        return self.definition.encode(examples, self.tokenizer, self.labels, self.length)
+    def read(self, source: str, asked: Any = None, *, labelled: bool = True) -> Reading[E]:
+        """The examples of a file, a Hub data set or ("-") the standard input, streamed.
 
-    def outputs(self, batch: Batch) -> list[Output]:
-        """What the model says of each sequence of a batch on its device."""
-        raise NotImplementedError
-
-    def decode(self, example: E, outputs: Many[Output]) -> P:
-        """The prediction for an example, from the outputs of its sequences."""
-        raise NotImplementedError
-
-    def score(self, results: Iterable[tuple[E, P]]) -> Metrics:
-        """The metrics of examples with their predictions, in one pass and constant memory."""
-        raise NotImplementedError
-
-    def grade(self, example: E, prediction: P) -> float:
-        """How good one prediction is, more being better: 1 for a right label, 0 for a wrong one. For tests between models."""
-        raise NotImplementedError
-
-    def tuned(self, results: Iterable[tuple[E, P]]) -> Definition[E, P]:
-        """The definition with what is best chosen from predictions on development data, such as thresholds."""
-        return self.definition
-
-    def prepared(self, precision: Precision | Literal["int8"] = "fp32") -> Task[E, P]:
-        """The same task for many calls with few texts, or in int8, with a model as `model.prepared.prepare` makes it.
+        Args:
+            source: its name.
+            asked: the columns to read, of the type of this definition's own; those that it does not name are as in the
+                definition, if the data has them, else they are guessed.
+            labelled: whether answers are wanted.
 
         Raises:
-            ConfigError: as there.
+            DataError: it cannot be read, or a column is not there or cannot be guessed.
         """
-        result = copy.copy(self)
-        result.__dict__["_modules"] = self._modules | {"model": prepare(self.model, precision)}  # a copy would share it
-        result.training = False
-        return result
+        raise NotImplementedError
 
-    def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
-        """The sequence as it is: its targets came with its example."""
-        return sequence
+    def labels(self, examples: Iterable[E]) -> tuple[str, ...]:
+        """The names of the outputs, in order: what occurs in training data."""
+        raise NotImplementedError
 
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """What the model needs; they start at random in fine-tuning; a pooler that they read comes with the model."""
+        raise NotImplementedError
 
-AT_ONCE = {"cpu": 1024, "cuda": 8192}
-"""Tokens that go through the model at once: on a CPU what its cache holds, 1.2 times as fast as 8,192 with 384 features."""
-MANY = 4096
-"""Tokens from which it pays to prepare a model, which takes as long as 1,000 to 2,000 tokens save, of any model; and that go
-through one at once that cuts them itself."""
+    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """The metrics by which weights can be chosen, and which value of them is best."""
+        raise NotImplementedError
 
+    def texts(self, example: E) -> tuple[str, ...]:
+        """The texts of an example."""
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class Pace:
-    """How predictions are computed; none of it changes them, but for `precision`, by its rounding.
+    def shared(self, example: E) -> str | None:
+        """A text that neighbouring examples may share, and that `encode` reads once for all of them; none in most tasks."""
+        return None
 
-    Attributes:
-        precision: of matrix products; int8 for those of the blocks, see `model.prepared`.
-        tokens: the most that go through the model at once, unless one sequence has more; none for `AT_ONCE`.
-        window: examples that are read together; sequences of like length in a window share a batch.
-    """
+    def check(self, train: Many[E], dev: Many[E]) -> list[Finding]:
+        """Everything that the examples can have wrong; `dev` may be empty."""
+        raise NotImplementedError
 
-    precision: Precision | Literal["int8"] = "fp32"
-    tokens: int | None = None
-    window: int = 4096
+    def encode(
+        self, examples: Many[E], tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> list[EncodedExample]:
+        """What each example becomes, at most `length` tokens a text. CPU only, pure; many at once are faster.
 
-    def __post_init__(self) -> None:
-        for name, value in (("tokens", self.tokens), ("window", self.window)):
-            if value is not None and value < 1:
-                raise ConfigError(f"must be at least 1, not {value}", where=name)
+        Raises:
+            DataError: a label that is none of `labels`.
+        """
+        raise NotImplementedError
 
+    def task(
+        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> TaskLearner[E, P]:
+        """The task with a model that has the heads."""
+        raise NotImplementedError
 
-@dataclass
-class Tally:
-    """What has gone by: how many examples, how many of them the model cannot read whole, and how many have nothing to read.
+    def baseline(self, train: Many[E], scored: Many[E]) -> Metrics:
+        """What answering without reading reaches on `scored`: always the answer, or the mean, that is most usual in `train`.
 
-    Attributes:
-        cut: were longer than the model reads.
-        blank: have a text without anything but white space. Training refuses such; here they are answered.
-        on_count: is told after each batch how many examples are done.
-    """
+        Returns:
+            Metrics by their names in `directions`; "loss" is that of the best constant output, in the units of the task's own
+            loss. Those that are not known are left out; here, all.
+        """
+        return {}
 
-    examples: int = 0
-    cut: int = 0
-    blank: int = 0
-    on_count: Callable[[float], object] = untold
-    _last: int = 0
+    def answer(self, prediction: P) -> Hashable:
+        """What a prediction says, without its probabilities: a model that has collapsed says the same of all examples."""
+        return repr(prediction)
 
-    def add(self, texts: Iterable[Many[str]], inputs: Many[Input]) -> None:
-        """Count examples, by the texts of each and what they became."""
-        self._last = len(inputs)
-        self.examples += self._last
-        self.cut += sum(item.cut > 0 for item in inputs)
-        self.blank += sum(not all(text.strip() for text in each) for each in texts)
-
-    def note(self, share: float) -> None:
-        """Is told how much of the examples that were added last is done."""
-        self.on_count(self.examples - self._last * (1 - share))
+    def with_columns(self: D, columns: Any) -> D:
+        """The same definition, with the columns that were read."""
+        return dataclasses.replace(self, columns=columns)  # type: ignore[type-var]
 
     @property
-    def warnings(self) -> list[str]:
-        """What a user should know, in sentences; none if all is well."""
-        said = {"were longer than the model reads, and were cut": self.cut, "have an empty text, and were answered": self.blank}
-        every = f"of {self.examples:,} examples"
-        return [f"warning: {count:,} {every} ({count / self.examples:.1%}) {what}" for what, count in said.items() if count]
+    def name(self) -> str:
+        """Its `kind`."""
+        return str(self.kind)  # type: ignore[attr-defined]
 
 
-PACE = Pace()
-"""In fp32, so that predictions are the same on all machines to its rounding."""
+_AROUND = {"where", "before", "after"}
 
 
-def predict(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: Tally | None = None) -> Iterator[tuple[E, P]]:
-    """Examples with their predictions, in their order, without dropout; the task keeps the mode it had.
-
-    Args:
-        tally: counts along.
-
-    Raises:
-        ConfigError: the precision is not to be had on the task's device, or for its model.
-    """
-    tally = tally or Tally()
-    if pace.precision == "int8":  # once for all windows
-        task, pace = task.prepared("int8"), dataclasses.replace(pace, precision="fp32")
-    for window, inputs in windows(task, examples, pace):
-        tally.add(map(task.definition.texts, window), inputs)
-        yield from predict_encoded(task, window, inputs, pace, tally.note)
-
-
-@torch.inference_mode()
-def predict_encoded(
-    task: Task[E, P],
-    examples: Many[E],
-    inputs: Many[Input],
-    pace: Pace = PACE,
-    on_share: OnShare = untold,
-) -> list[tuple[E, P]]:
-    """As `predict`, for examples that are encoded already; after each batch, `on_share` is told how much is done."""
-    device = next(task.parameters()).device
-    precision = pace.precision
-    if precision == "int8":
-        task, precision = task.prepared("int8"), "fp32"
-    dtype, training = resolve_precision(precision, device), task.training
-    sequences = [sequence for item in inputs for sequence in item.sequences]
-    many = sum(map(len, sequences)) >= MANY
-    if many and gains(task.model, dtype):
-        task, training = task.prepared("bf16" if dtype is torch.bfloat16 else "fp32"), False
-    most = pace.tokens or (MANY if many and cuts_itself(task.model) else AT_ONCE[device.type])
-    outputs: dict[int, Output] = {}
-    tune_allocator()
-    if training or task.model.training:  # not always: to go through all modules takes a tenth of the time of a short text
-        task.eval()
-    try:
-        for places, batch in in_batches(sequences, most, device):
-            with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                results = task.outputs(batch)
-            outputs.update(zip(places, results, strict=True))
-            on_share(len(outputs) / len(sequences))
-    finally:
-        if training:
-            task.train()
-    ordered = iter(outputs[place] for place in range(len(sequences)))
-    pairs = zip(examples, inputs, strict=True)
-    return [(example, task.decode(example, list(itertools.islice(ordered, len(item.sequences))))) for example, item in pairs]
-
-
-def windows(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE) -> Iterator[tuple[list[E], list[Input]]]:
-    """Examples with what they became, so many together as the pace has it, or fewer where the task has fewer."""
-    for window in grouped(examples, min(pace.window, task.definition.window)):
-        yield window, task.encode(window)
-
-
-def evaluate(task: Task[E, P], examples: Iterable[E], pace: Pace = PACE, tally: Tally | None = None) -> Metrics:
-    """The metrics on examples that have their answers; arguments as `predict`."""
-    return task.score(predict(task, examples, pace, tally))
-
-
-def grouped(items: Iterable[T], size: int, shared: Callable[[T], object] = lambda item: None) -> Iterator[list[T]]:
-    """Items in lists of `size`, the last one shorter; neighbours that share something are not parted, whatever the size."""
-    window: list[T] = []
-    for item in items:
-        if len(window) >= size and shared(item) != shared(window[-1]):
-            yield window
-            window = []
-        window.append(item)
-        if len(window) >= size and shared(item) is None:  # without waiting for the next one, which somebody may have to type
-            yield window
-            window = []
-    if window:
-        yield window
+def examples_fingerprint(examples: Iterable[Any]) -> str:
+    """The sha256 of examples, in their order; where they come from does not count, nor what of it is read around them."""
+    result = hashlib.sha256()
+    for example in examples:
+        values = [
+            getattr(example, field.name)
+            for field in dataclasses.fields(example)
+            if field.name not in _AROUND
+        ]
+        result.update(json.dumps(values, default=dataclasses.asdict).encode() + b"\n")
+    return result.hexdigest()

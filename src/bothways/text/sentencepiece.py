@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bothways.core.protobuf import Fixed, fields
+from bothways.text.protobuf import Fixed, fields
 
 Kind = Literal["unigram", "bpe", "word", "char"]
 
@@ -42,11 +42,27 @@ def read_sentencepiece(content: bytes) -> SentencePieceModel:
         if number == _PIECES:
             pieces.append(_piece(message))
         elif number == _TRAINER:
-            kind = next((found for at, found in fields(message) if at == _MODEL_TYPE and isinstance(found, int)), kind)
+            kind = next(
+                (
+                    found
+                    for at, found in fields(message)
+                    if at == _MODEL_TYPE and isinstance(found, int)
+                ),
+                kind,
+            )
         elif number == _NORMALIZER:
-            charsmap = next((found for at, found in fields(message) if at == _CHARSMAP and isinstance(found, bytes)), b"")
+            charsmap = next(
+                (
+                    found
+                    for at, found in fields(message)
+                    if at == _CHARSMAP and isinstance(found, bytes)
+                ),
+                b"",
+            )
     if not pieces or kind not in _KINDS:
-        raise ValueError("it holds no pieces" if not pieces else f"its model is of the unknown kind {kind}")
+        raise ValueError(
+            "it holds no pieces" if not pieces else f"its model is of the unknown kind {kind}"
+        )
     return SentencePieceModel(tuple(pieces), _KINDS[kind], charsmap or None)
 
 

@@ -55,13 +55,17 @@ class Template:
 
     def flat(self) -> Template:
         """The same with all tokens in segment 0."""
-        before, after, first, between, last = (replace(gap, segments=np.zeros_like(gap.segments)) for gap in self._gaps)
+        before, after, first, between, last = (
+            replace(gap, segments=np.zeros_like(gap.segments)) for gap in self._gaps
+        )
         return Template(before, after, first, between, last, (0, 0))
 
     @property
     def most(self) -> int:
         """The highest segment that a token is of."""
-        return max(*self.segments, *(int(segment) for gap in self._gaps for segment in gap.segments))
+        return max(
+            *self.segments, *(int(segment) for gap in self._gaps for segment in gap.segments)
+        )
 
     @property
     def _gaps(self) -> tuple[Gap, ...]:
@@ -73,11 +77,19 @@ class Template:
         if backend.post_processor is None:
             bos, eos = _token(opening), _token(closing)
             return cls(bos, eos, bos, eos, _token(closing, 1))
-        word = next(token for token in backend.get_vocab() if len(backend.encode(token, add_special_tokens=False).ids))
+        word = next(
+            token
+            for token in backend.get_vocab()
+            if len(backend.encode(token, add_special_tokens=False).ids)
+        )
         alone, both = backend.encode(word), backend.encode(word, word)
         a, pair = np.array(_owners(alone)), np.array(_owners(both))
-        (one,), (first,), (second,) = (np.flatnonzero(owner)[:1] for owner in (a == 0, pair == 0, pair == 1))
-        end, middle, stop = (int(np.flatnonzero(owner)[-1]) + 1 for owner in (a == 0, pair == 0, pair == 1))
+        (one,), (first,), (second,) = (
+            np.flatnonzero(owner)[:1] for owner in (a == 0, pair == 0, pair == 1)
+        )
+        end, middle, stop = (
+            int(np.flatnonzero(owner)[-1]) + 1 for owner in (a == 0, pair == 0, pair == 1)
+        )
         return cls(
             _gap(alone, 0, int(one)),
             _gap(alone, end, len(a)),
@@ -95,7 +107,10 @@ def assemble(a: Ids, b: Ids | None, template: Template) -> Sequence:
         parts = [t.before.ids, a, t.after.ids]
         segments = [t.before.segments, np.zeros(len(a), dtype=np.int8), t.after.segments]
     else:
-        own = [np.full(len(ids), segment, dtype=np.int8) for ids, segment in zip((a, b), t.segments, strict=True)]
+        own = [
+            np.full(len(ids), segment, dtype=np.int8)
+            for ids, segment in zip((a, b), t.segments, strict=True)
+        ]
         parts = [t.first.ids, a, t.between.ids, b, t.last.ids]
         segments = [t.first.segments, own[0], t.between.segments, own[1], t.last.segments]
     return Sequence(np.concatenate(parts).astype(np.int32), np.concatenate(segments))
@@ -112,4 +127,7 @@ def _owners(encoding: tokenizers.Encoding) -> list[int]:
 
 def _gap(encoding: tokenizers.Encoding, start: int, stop: int) -> Gap:
     part = slice(start, stop)
-    return Gap(np.array(encoding.ids[part], dtype=np.int32), np.array(encoding.type_ids[part], dtype=np.int8))
+    return Gap(
+        np.array(encoding.ids[part], dtype=np.int32),
+        np.array(encoding.type_ids[part], dtype=np.int8),
+    )

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import DataError, ResourceError, TokenizerError
 from bothways.core.sequence import Ids
-from bothways.text.files import load_backend, tokenizer_config
-from bothways.text.pieces import PieceTable, cutter
-from bothways.text.specials import Specials
+from bothways.text.special_tokens import Specials
 from bothways.text.template import Template
+from bothways.text.tokenizer_files import load_backend, tokenizer_config
+from bothways.text.word_cache import PieceTable, cutter
 
 __all__ = ["Encoded", "Specials", "Tokenizer"]
 
@@ -61,7 +61,9 @@ class Tokenizer:
         flat: whether all tokens are of one segment, whatever the backend's post-processor says.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, specials: Specials, flat: bool = False) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, specials: Specials, flat: bool = False
+    ) -> None:
         self.backend = backend
         self.specials = specials
         self.flat = flat
@@ -86,9 +88,15 @@ class Tokenizer:
 
     def for_segments(self, count: int) -> Tokenizer:
         """For a model with so many segments: with fewer than it tells apart, all is of one, as transformers would have it."""
-        return Tokenizer(self.backend, self.specials, flat=True) if self.template.most >= max(1, count) else self
+        return (
+            Tokenizer(self.backend, self.specials, flat=True)
+            if self.template.most >= max(1, count)
+            else self
+        )
 
-    def save(self, folder: str | Path, *, positions: int | None = None, segments: bool = True) -> None:
+    def save(
+        self, folder: str | Path, *, positions: int | None = None, segments: bool = True
+    ) -> None:
         """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`; transformers opens the folder.
 
         Args:
@@ -116,7 +124,9 @@ class Tokenizer:
                 (Path(folder) / name).write_text(content, encoding="utf-8", newline="\n")
         except OSError as error:
             fix = "Free some room, or choose another folder."
-            raise ResourceError(f"cannot be written: {error.strerror}", where=folder, fix=fix) from error
+            raise ResourceError(
+                f"cannot be written: {error.strerror}", where=folder, fix=fix
+            ) from error
 
     @functools.cached_property
     def _tokens(self) -> list[str]:
@@ -140,7 +150,9 @@ class Tokenizer:
     def special(self) -> NDArray[np.bool_]:
         """`(size)`: True for control tokens, which stand for no text: padding, [CLS], [SEP], [MASK] and the like, not [UNK]."""
         table = np.zeros(self.size, dtype=np.bool_)
-        table[[id for id, token in self.backend.get_added_tokens_decoder().items() if token.special]] = True
+        table[
+            [id for id, token in self.backend.get_added_tokens_decoder().items() if token.special]
+        ] = True
         table[self.specials.unknown] = False
         return table
 
@@ -155,7 +167,9 @@ class Tokenizer:
             case {"continuing_subword_prefix": str(prefix)} if prefix:
                 table = [token.startswith(prefix) for token in self._tokens]
             case {"type": "BPE" | "Unigram"}:
-                table = [token != "" and not token.startswith(_SPACE_MARKS) for token in self._tokens]
+                table = [
+                    token != "" and not token.startswith(_SPACE_MARKS) for token in self._tokens
+                ]
             case _:
                 table = [False] * self.size
         result = np.array(table, dtype=np.bool_)
@@ -176,13 +190,18 @@ class Tokenizer:
     @functools.cached_property
     def lowercase(self) -> bool:
         """Whether texts are lower-cased."""
-        return self.backend.normalizer is not None and "A" not in self.backend.normalizer.normalize_str("A")
+        return (
+            self.backend.normalizer is not None
+            and "A" not in self.backend.normalizer.normalize_str("A")
+        )
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 of all that decides the ids, in hexadecimal; formatting of the file does not enter."""
         # The last digits of scores change when tokenizers reads what it wrote.
-        spec = json.loads(json.dumps(self._spec), parse_float=lambda digits: round(float(digits), 6))
+        spec = json.loads(
+            json.dumps(self._spec), parse_float=lambda digits: round(float(digits), 6)
+        )
         canonical = json.dumps(spec, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -197,7 +216,10 @@ class Tokenizer:
     def encode_flat(self, texts: list[str]) -> tuple[Ids, NDArray[np.int64]]:
         """Ids `(tokens)` of all texts end to end, and the number of tokens `(texts)` of each; else as `encode`."""
         rows = self._rows(texts)
-        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)) // np.dtype(np.int32).itemsize
+        lengths = (
+            np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+            // np.dtype(np.int32).itemsize
+        )
         return np.frombuffer(b"".join(rows), dtype=np.int32).copy(), lengths
 
     def _rows(self, texts: list[str]) -> list[bytes]:
@@ -258,7 +280,9 @@ class Tokenizer:
 
 def _not_text(texts: list[str]) -> DataError:
     """The error for the first of the texts that is not made of characters."""
-    number, text = next((number, text) for number, text in enumerate(texts) if _flaw(text) is not None)
+    number, text = next(
+        (number, text) for number, text in enumerate(texts) if _flaw(text) is not None
+    )
     fix = 'Give str; halves of pairs go with text.encode("utf-8", "ignore").decode("utf-8")'
     return DataError(f"text {number} {_flaw(text)}", fix=fix)
 

@@ -27,18 +27,23 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 import bothways
+from bothways.core.atomic_files import file_digest, remove_folder, replace_folder
+from bothways.core.config.checks import require_at_least
 from bothways.core.errors import CheckpointError, ConfigError, ResourceError
-from bothways.core.files import digest, new_folder, remove
-from bothways.core.hardware import disk_free
+from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
-from bothways.core.ranges import check_least
-from bothways.core.seeds import rng
-from bothways.training.optim import FusedAdamW
+from bothways.runtime.devices import disk_free
+from bothways.training.optimizers import FusedAdamW
 from bothways.training.parallel import Plan, gather, is_main
-from bothways.training.state import Progress
+from bothways.training.state import RunState
 
 FORMAT = 1
-WEIGHTS, STATE, PROGRESS, MANIFEST = "model.safetensors", "state.pt", "progress.json", "manifest.json"
+WEIGHTS, STATE, PROGRESS, MANIFEST = (
+    "model.safetensors",
+    "state.pt",
+    "progress.json",
+    "manifest.json",
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Keep:
     best: Best | None = None
 
     def __post_init__(self) -> None:
-        check_least(1, "training.keep", last=self.last)
+        require_at_least(1, "training.keep", last=self.last)
 
     def check(self, evaluated: Iterable[str]) -> None:
         """ConfigError: the metric of the best checkpoint is not among those that are evaluated."""
@@ -86,7 +91,7 @@ class Checkpoint:
     """
 
     folder: Path
-    progress: Progress
+    progress: RunState
     metrics: Mapping[str, int | float]
     config: Mapping[str, Any]
 
@@ -101,7 +106,9 @@ class Checkpoint:
         except (RuntimeError, SafetensorError) as error:
             raise _misfit(self.folder, WEIGHTS, error) from error
 
-    def restore(self, learner: Learner, optimiser: FusedAdamW, plan: Plan, config: Mapping[str, Any]) -> Progress:
+    def restore(
+        self, learner: Learner, optimiser: FusedAdamW, plan: Plan, config: Mapping[str, Any]
+    ) -> RunState:
         """Put weights, optimiser and random state back; the progress to go on from.
 
         With another number of ranks than before, dropout is drawn anew; the data is what it would have been.
@@ -120,7 +127,7 @@ class Checkpoint:
         return self.progress
 
 
-def read(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in a folder, verified byte by byte.
 
     Raises:
@@ -137,18 +144,24 @@ def read(folder: Path) -> Checkpoint:
     for name in (WEIGHTS, STATE, PROGRESS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{name} is missing", where=folder, fix=_GO_BACK)
-        if digest(folder / name) != manifest.get("files", {}).get(name):
-            raise CheckpointError(f"{name} is damaged or was changed: it is not what was saved", where=folder, fix=_GO_BACK)
+        if file_digest(folder / name) != manifest.get("files", {}).get(name):
+            raise CheckpointError(
+                f"{name} is damaged or was changed: it is not what was saved",
+                where=folder,
+                fix=_GO_BACK,
+            )
     values = _json(folder, PROGRESS)
-    return Checkpoint(folder, Progress.from_json(values["progress"]), values["metrics"], values["config"])
+    return Checkpoint(
+        folder, RunState.from_json(values["progress"]), values["metrics"], values["config"]
+    )
 
 
-def save(
+def save_checkpoint(
     run: Path,
     learner: Learner,
     optimiser: FusedAdamW,
     plan: Plan,
-    progress: Progress,
+    progress: RunState,
     *,
     metrics: Mapping[str, int | float],
     config: Mapping[str, Any],
@@ -162,20 +175,33 @@ def save(
     if not is_main(plan):
         return
     state = optimiser.state_dict()
-    _check_room(run, [*learner.state_dict().values(), *(t for entry in state["state"].values() for t in entry.values())])
-    with new_folder(run / f"step-{progress.steps}") as folder:
+    _check_room(
+        run,
+        [
+            *learner.state_dict().values(),
+            *(t for entry in state["state"].values() for t in entry.values()),
+        ],
+    )
+    with replace_folder(run / f"step-{progress.steps}") as folder:
         save_model(learner, str(folder / WEIGHTS))
         with (folder / STATE).open("wb") as stream:
             torch.save({"optimiser": state, "random": random}, stream)
-        _write(folder / PROGRESS, {"progress": progress.to_json(), "metrics": dict(metrics), "config": config})
-        files = {name: digest(folder / name) for name in (WEIGHTS, STATE, PROGRESS)}
-        _write(folder / MANIFEST, {"format": FORMAT, "bothways": bothways.__version__, "files": files})
+        _write(
+            folder / PROGRESS,
+            {"progress": progress.to_json(), "metrics": dict(metrics), "config": config},
+        )
+        files = {name: file_digest(folder / name) for name in (WEIGHTS, STATE, PROGRESS)}
+        _write(
+            folder / MANIFEST, {"format": FORMAT, "bothways": bothways.__version__, "files": files}
+        )
 
 
 def checkpoints(run: Path) -> list[Path]:
     """The checkpoint folders of a run, oldest first."""
     steps = {path: path.name.removeprefix("step-") for path in run.glob("step-*")}
-    return sorted((path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path]))
+    return sorted(
+        (path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path])
+    )
 
 
 def latest(run: Path) -> Path | None:
@@ -200,7 +226,7 @@ def prune(run: Path, keep: Keep) -> None:
     stay = {*found[-keep.last :], best(run, keep.best) if keep.best else None}
     for folder in found:
         if folder not in stay:
-            remove(folder)
+            remove_folder(folder)
 
 
 _GO_BACK = "Delete the folder to continue from the checkpoint before it."
@@ -219,9 +245,13 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
         values = json.loads((folder / name).read_text(encoding="utf8"))
     except OSError as error:
-        raise CheckpointError(f"this is no checkpoint: {name} cannot be read", where=folder, fix=_GO_BACK) from error
+        raise CheckpointError(
+            f"this is no checkpoint: {name} cannot be read", where=folder, fix=_GO_BACK
+        ) from error
     except ValueError as error:
-        raise CheckpointError(f"{name} is damaged: it is no JSON", where=folder, fix=_GO_BACK) from error
+        raise CheckpointError(
+            f"{name} is damaged: it is no JSON", where=folder, fix=_GO_BACK
+        ) from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{name} is damaged: it holds no table", where=folder, fix=_GO_BACK)
     return values
@@ -245,18 +275,28 @@ def _check_run(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     # Through JSON, since what was saved went through it too: a tuple is a list there.
     then, now = _leaves(checkpoint.config), _leaves(json.loads(json.dumps(config)))
     changed = [name for name in {*then, *now} if then.get(name) != now.get(name)]
-    changed.sort(key=lambda name: (_is_digest(then.get(name)), name))  # other settings may be why it was read otherwise
+    changed.sort(
+        key=lambda name: (_is_digest(then.get(name)), name)
+    )  # other settings may be why it was read otherwise
     if changed:
-        shown = "; ".join(_change(name, then.get(name, "not set"), now.get(name, "not set")) for name in changed[:5])
+        shown = "; ".join(
+            _change(name, then.get(name, "not set"), now.get(name, "not set"))
+            for name in changed[:5]
+        )
         raise CheckpointError(
-            f"is of another run: {shown}" + (f"; {len(changed) - 5} more" if len(changed) > 5 else ""),
+            f"is of another run: {shown}"
+            + (f"; {len(changed) - 5} more" if len(changed) > 5 else ""),
             where=checkpoint.folder,
             fix="Continue with the configuration that the run began with, or begin a new run in another folder.",
         )
 
 
 def _change(name: str, then: Any, now: Any) -> str:
-    return f"{name} is not the same" if _is_digest(then) and _is_digest(now) else f"{name} was {then!r}, is {now!r}"
+    return (
+        f"{name} is not the same"
+        if _is_digest(then) and _is_digest(now)
+        else f"{name} was {then!r}, is {now!r}"
+    )
 
 
 def _is_digest(value: Any) -> bool:
@@ -267,7 +307,11 @@ def _leaves(values: Any, path: str = "") -> dict[str, Any]:
     """Nested tables → dotted path → value."""
     if not isinstance(values, Mapping):
         return {path: values}
-    return {name: leaf for key, value in values.items() for name, leaf in _leaves(value, f"{path}.{key}".strip(".")).items()}
+    return {
+        name: leaf
+        for key, value in values.items()
+        for name, leaf in _leaves(value, f"{path}.{key}".strip(".")).items()
+    }
 
 
 def _random(device: torch.device, plan: Plan) -> dict[str, Tensor]:
@@ -278,7 +322,9 @@ def _random(device: torch.device, plan: Plan) -> dict[str, Tensor]:
     return {name: gather(plan, state) for name, state in states.items()}
 
 
-def _set_random(states: Mapping[str, Tensor], device: torch.device, plan: Plan, progress: Progress) -> None:
+def _set_random(
+    states: Mapping[str, Tensor], device: torch.device, plan: Plan, progress: RunState
+) -> None:
     if len(states["cpu"]) != plan.world:
         torch.manual_seed(int(rng(progress.steps, "dropout", index=plan.rank).integers(2**63)))
         return

@@ -17,33 +17,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bothways.core.allocator import tune_allocator
 from bothways.core.errors import BothwaysError
-from bothways.core.hardware import Precision, resolve_precision
-from bothways.core.learner import Learner, Step, evaluating
+from bothways.core.learner import Learner, evaluating
 from bothways.core.loss import Loss
-from bothways.training.meter import Meter, Report, Scores
-from bothways.training.optim import FusedAdamW, set_rate, update
+from bothways.core.source import TrainingStep
+from bothways.runtime.allocator import tune_allocator
+from bothways.runtime.devices import Precision, resolve_precision
+from bothways.training.durations import Duration
+from bothways.training.meter import EvaluationScores, Meter, StepReport
+from bothways.training.optimizers import FusedAdamW, set_rate, update
 from bothways.training.parallel import Plan, exchanging, is_main, replicate, total
-from bothways.training.state import Duration, Progress
+from bothways.training.state import RunState
 
 _CLOCK, _STOP = "(clock)", "(stop)"
 
 
 def fit(  # noqa: PLR0913 – one independent value per question that a run answers
     learner: Learner,
-    steps: Iterable[Step],
+    steps: Iterable[TrainingStep],
     optimiser: FusedAdamW,
-    schedule: Callable[[Progress], float],
+    schedule: Callable[[RunState], float],
     plan: Plan,
     *,
     until: Duration,
-    progress: Progress,
-    on_step: Callable[[Progress, Meter], bool],
-    on_rest: Callable[[Report], object] = lambda report: None,
+    progress: RunState,
+    on_step: Callable[[RunState, Meter], bool],
+    on_rest: Callable[[StepReport], object] = lambda report: None,
     precision: Precision = "auto",
     clip_norm: float | None = 1.0,
-) -> Progress:
+) -> RunState:
     """Train until a duration is over, the steps end, or a rank asks to stop.
 
     Args:
@@ -69,7 +71,9 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     learner.train()
     for step in steps:
         weights = [learner.weights(batch) for batch in step.microbatches]
-        agreed = total(plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0})
+        agreed = total(
+            plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0}
+        )
         progress = dataclasses.replace(progress, seconds=agreed[_CLOCK])
         if agreed[_STOP] or progress.share(until) >= 1:
             break
@@ -91,7 +95,9 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
 
 
 @torch.no_grad()
-def evaluate(learner: Learner, steps: Iterable[Step], plan: Plan, *, precision: Precision = "auto") -> Scores:
+def evaluate(
+    learner: Learner, steps: Iterable[TrainingStep], plan: Plan, *, precision: Precision = "auto"
+) -> EvaluationScores:
     """Mean losses and accuracies over all steps, as many on each rank, without dropout; the learner keeps the mode it had.
 
     Raises:
@@ -108,7 +114,10 @@ def evaluate(learner: Learner, steps: Iterable[Step], plan: Plan, *, precision: 
     scores = meter.scores()
     for name, loss in scores.losses.items():
         if not math.isfinite(loss):
-            raise BothwaysError(f"the loss {name!r} of an evaluation is not finite", fix="Set the precision to fp32.")
+            raise BothwaysError(
+                f"the loss {name!r} of an evaluation is not finite",
+                fix="Set the precision to fp32.",
+            )
     return scores
 
 
@@ -139,4 +148,8 @@ def clock_from(before: float) -> Callable[[], float]:
 
 def _arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     dtype = resolve_precision(precision, device)
-    return torch.autocast(device.type, dtype) if dtype is not torch.float32 else contextlib.nullcontext()
+    return (
+        torch.autocast(device.type, dtype)
+        if dtype is not torch.float32
+        else contextlib.nullcontext()
+    )

@@ -19,11 +19,11 @@ from bothways.core.batch import Batch
 from bothways.core.errors import DivergedError
 from bothways.core.loss import Loss
 from bothways.training.parallel import Plan, gather
-from bothways.training.state import Progress
+from bothways.training.state import RunState
 
 
 @dataclass(frozen=True)
-class Scores:
+class EvaluationScores:
     """Attributes:
     losses: mean per target by name, in nats; none of weight 0.
     accuracies: share of targets predicted right, for the losses that count hits.
@@ -36,7 +36,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Report:
+class StepReport:
     """Attributes:
     progress: after the last step.
     scores: over the steps since the last report, on all ranks.
@@ -44,8 +44,8 @@ class Report:
     rate: the learning rate of the last step; the highest, if groups differ.
     """
 
-    progress: Progress
-    scores: Scores
+    progress: RunState
+    scores: EvaluationScores
     gradient_norm: float
     rate: float
 
@@ -72,11 +72,13 @@ class Meter:
         """Add one microbatch of this rank: the batch on the CPU, and its losses with their weights."""
         sums = torch.stack([_sums(losses[name]) for name in sorted(weights)])
         self._sums = sums if self._sums is None else self._sums + sums
-        self._weights = {name: self._weights.get(name, 0.0) + weight for name, weight in weights.items()}
+        self._weights = {
+            name: self._weights.get(name, 0.0) + weight for name, weight in weights.items()
+        }
         self._counts["tokens"] += batch.layout.tokens
         self._counts["slots"] += batch.layout.slots
 
-    def close(self, progress: Progress, norm: Float[Tensor, ""], rate: float) -> None:
+    def close(self, progress: RunState, norm: Float[Tensor, ""], rate: float) -> None:
         """End a step: the progress after it, its gradient norm on the device, its learning rate."""
         assert self._sums is not None, "a step has at least one microbatch"
         values = torch.cat([self._sums[:, 0], norm.detach().double()[None]])
@@ -85,7 +87,7 @@ class Meter:
         self._broken = torch.where(values.isfinite(), broken, broken.clamp(max=progress.steps))
         self._progress, self._norm, self._rate = progress, norm.detach(), rate
 
-    def read(self) -> Report:
+    def read(self) -> StepReport:
         """What was added since the last reading, which it then forgets.
 
         Raises:
@@ -95,29 +97,37 @@ class Meter:
         broken = gather(self._plan, self._broken.cpu()).amin(0).tolist()
         _check([*sorted(self._weights), None], broken)
         progress, norm, rate = self._progress, self._norm.item(), self._rate
-        return Report(progress, self.scores(), norm, rate)
+        return StepReport(progress, self.scores(), norm, rate)
 
-    def scores(self) -> Scores:
+    def scores(self) -> EvaluationScores:
         """Mean losses and accuracies of what was added since the last reading, which it then forgets."""
         if self._sums is None:
-            return Scores()
+            return EvaluationScores()
         names = sorted(self._weights)
         weights = torch.tensor([self._weights[name] for name in names], dtype=torch.float64)
         host = torch.tensor([self._counts["tokens"], self._counts["slots"]], dtype=torch.float64)
         local = torch.cat([self._sums.cpu().flatten(), weights, host])
         *sums, tokens, slots = gather(self._plan, local).sum(0).tolist()
         self._clear()
-        rows = zip(names, sums[0 : 2 * len(names) : 2], sums[1 : 2 * len(names) : 2], sums[2 * len(names) :], strict=True)
+        rows = zip(
+            names,
+            sums[0 : 2 * len(names) : 2],
+            sums[1 : 2 * len(names) : 2],
+            sums[2 * len(names) :],
+            strict=True,
+        )
         kept = [row for row in rows if row[3]]
         losses = {name: loss / weight for name, loss, _, weight in kept}
         accuracies = {name: hits / weight for name, _, hits, weight in kept if not math.isnan(hits)}
-        return Scores(losses, accuracies, 1 - tokens / slots)
+        return EvaluationScores(losses, accuracies, 1 - tokens / slots)
 
 
 def _sums(loss: Loss) -> Float[Tensor, 2]:
     """Total and hits; NaN for the hits of a loss that has none."""
     loss_total = loss.total.detach().double()
-    hits = torch.full_like(loss_total, math.nan) if loss.hits is None else loss.hits.detach().double()
+    hits = (
+        torch.full_like(loss_total, math.nan) if loss.hits is None else loss.hits.detach().double()
+    )
     return torch.stack([loss_total, hits])
 
 

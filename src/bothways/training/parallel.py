@@ -74,7 +74,7 @@ def _variable(name: str) -> int:
     return int(given)
 
 
-def place(plan: Plan, device: torch.device) -> torch.device:
+def rank_device(plan: Plan, device: torch.device) -> torch.device:
     """The device of this rank: on CUDA, the one with its local number.
 
     Raises:
@@ -118,7 +118,9 @@ def _leaving_buffers() -> dict[str, Any]:
     No training changes a buffer, and mixout has one for each matrix.
     """
     known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+    return {
+        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
+    }
 
 
 def replicate(learner: Learner, plan: Plan) -> nn.Module:
@@ -163,7 +165,11 @@ def gather(plan: Plan, values: Tensor) -> Tensor:
 def total(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
     """The sum over ranks of each value. All ranks give the same names, in any order."""
     names = sorted(values)
-    sums: list[float] = gather(plan, torch.tensor([values[name] for name in names], dtype=torch.float64)).sum(0).tolist()
+    sums: list[float] = (
+        gather(plan, torch.tensor([values[name] for name in names], dtype=torch.float64))
+        .sum(0)
+        .tolist()
+    )
     return dict(zip(names, sums, strict=True))
 
 

@@ -9,20 +9,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
-from bothways.core.hardware import Precision
-from bothways.core.learner import Cursor, Learner, Step
-from bothways.core.ranges import check_least
-from bothways.training.checkpoint import Keep, latest, prune, read, save
-from bothways.training.interrupt import Interruption
+from bothways.core.learner import Learner
+from bothways.core.source import Cursor, TrainingStep
+from bothways.runtime.devices import Precision
+from bothways.training.checkpoint import Keep, latest, prune, read_checkpoint, save_checkpoint
+from bothways.training.durations import Duration, Steps
+from bothways.training.early_stopping import EarlyStopping, Evaluation, Metrics
 from bothways.training.loop import clock_from, fit
-from bothways.training.meter import Meter, Report
-from bothways.training.optim import FusedAdamW, Optimiser, Rules, alike, build
+from bothways.training.meter import Meter, StepReport
+from bothways.training.optimizers import (
+    FusedAdamW,
+    OptimizerConfig,
+    ParameterRules,
+    build_optimizer,
+    same_for_all,
+)
 from bothways.training.parallel import Plan, is_main
-from bothways.training.patience import Evaluation, Metrics, Waiting
-from bothways.training.schedule import Schedule, factor
-from bothways.training.state import Duration, Progress, Steps
-from bothways.training.trackers import JsonLines, Peak, Record, Speed, TensorBoard, Terminal, Tracker, at, record
+from bothways.training.schedules import Schedule, factor
+from bothways.training.signals import Interruption
+from bothways.training.state import RunState
+from bothways.training.trackers import (
+    JsonLines,
+    Peak,
+    Record,
+    Speed,
+    TensorBoard,
+    Terminal,
+    Tracker,
+    at,
+    record,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +61,7 @@ class Training:
     """
 
     until: Duration
-    optimiser: Optimiser
+    optimiser: OptimizerConfig
     schedule: Schedule
     precision: Precision = "auto"
     clip_norm: float | None = 1.0
@@ -56,14 +74,16 @@ class Training:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        check_least(1, "training", patience=self.patience)
+        require_at_least(1, "training", patience=self.patience)
         if self.clip_norm is not None and not self.clip_norm > 0:
             what = f"must be greater than 0, not {self.clip_norm:g}"
-            raise ConfigError(what, where="training.clip_norm", fix="For no clipping, set it to none.")
+            raise ConfigError(
+                what, where="training.clip_norm", fix="For no clipping, set it to none."
+            )
 
 
 @dataclass(frozen=True)
-class Phase:
+class TrainingPhase:
     """A part of a run with data of its own, such as sequences of one length.
 
     Attributes:
@@ -72,12 +92,12 @@ class Phase:
     """
 
     until: Duration
-    steps: Callable[[Cursor], Iterable[Step]]
+    steps: Callable[[Cursor], Iterable[TrainingStep]]
 
 
-def train(  # noqa: PLR0913 – one independent value per question that a run answers
+def train_in_folder(  # noqa: PLR0913 – one independent value per question that a run answers
     learner: Learner,
-    phases: Sequence[Phase],
+    phases: Sequence[TrainingPhase],
     training: Training,
     plan: Plan,
     folder: Path,
@@ -85,8 +105,8 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
     config: Mapping[str, Any],
     evaluation: Evaluation | None = None,
     peak: Peak | None = None,
-    rules: Rules = alike,
-) -> Progress:
+    rules: ParameterRules = same_for_all,
+) -> RunState:
     """Train from the newest checkpoint in the folder, or from the start if there is none; the progress at the end.
 
     SIGINT and SIGTERM end the run after a step, with a checkpoint: the progress is then short of `training.until`.
@@ -107,22 +127,24 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             patience without such a metric.
         ResourceError: a file cannot be written.
     """
-    optimiser = build(training.optimiser, learner.named_parameters(), rules)
+    optimiser = build_optimizer(training.optimiser, learner.named_parameters(), rules)
     schedule, waiting = factor(training.schedule, training.until), _waiting(training, evaluation)
     checkpoints = _Checkpoints(folder, learner, optimiser, plan, config, training.keep)
     progress, metrics = checkpoints.restore(waiting)
     with Interruption() as interruption, _trackers(folder, plan, progress) as trackers:
         clock = clock_from(progress.seconds)
-        watch = _Watch(training, progress, metrics, trackers, waiting, evaluation, checkpoints, clock)
+        watch = _Watch(
+            training, progress, metrics, trackers, waiting, evaluation, checkpoints, clock
+        )
         speed = Speed(training.until, peak)
         speed.mark(progress)
 
-        def on_step(progress: Progress, meter: Meter) -> bool:
+        def on_step(progress: RunState, meter: Meter) -> bool:
             """Do what is due; whether to stop."""
             watch.step(progress, meter, speed)
             return interruption.asked or waiting.over
 
-        def fit_to(phase: Phase, progress: Progress) -> Progress:
+        def fit_to(phase: TrainingPhase, progress: RunState) -> RunState:
             """Train to the end of a phase."""
             now = dataclasses.replace(progress, seconds=clock())
             return fit(
@@ -137,8 +159,11 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
 
 
 def _one_by_one(
-    phases: Sequence[Phase], progress: Progress, waiting: Waiting, fit_to: Callable[[Phase, Progress], Progress]
-) -> Progress:
+    phases: Sequence[TrainingPhase],
+    progress: RunState,
+    waiting: EarlyStopping,
+    fit_to: Callable[[TrainingPhase, RunState], RunState],
+) -> RunState:
     """Phases from the current one on, until one is left before its end or patience is at its own."""
     for later, phase in enumerate(phases[progress.phase :]):
         if waiting.over:
@@ -160,38 +185,52 @@ class _Checkpoints:
     config: Mapping[str, Any]
     keep: Keep
 
-    def restore(self, waiting: Waiting) -> tuple[Progress, Metrics]:
+    def restore(self, waiting: EarlyStopping) -> tuple[RunState, Metrics]:
         """Go back to the newest, in what is waited for too; the progress and the metrics there, or the start of a run."""
         newest = latest(self.folder)
         if newest is None:
-            return Progress(), {}
-        checkpoint = read(newest)
+            return RunState(), {}
+        checkpoint = read_checkpoint(newest)
         progress = checkpoint.restore(self.learner, self.optimiser, self.plan, self.config)
         return progress, waiting.restore(checkpoint.metrics)
 
-    def save(self, progress: Progress, metrics: Metrics) -> None:
+    def save(self, progress: RunState, metrics: Metrics) -> None:
         """Write one, and delete those that need not stay."""
-        save(self.folder, self.learner, self.optimiser, self.plan, progress, metrics=metrics, config=self.config)
+        save_checkpoint(
+            self.folder,
+            self.learner,
+            self.optimiser,
+            self.plan,
+            progress,
+            metrics=metrics,
+            config=self.config,
+        )
         if is_main(self.plan):
             prune(self.folder, self.keep)
 
 
-def _waiting(training: Training, evaluation: object) -> Waiting:
+def _waiting(training: Training, evaluation: object) -> EarlyStopping:
     if training.patience is not None and (training.keep.best is None or evaluation is None):
         what = "patience needs a metric that is evaluated, by which the best checkpoint is kept"
-        raise ConfigError(what, where="training.patience", fix="Give development data, or leave patience out.")
-    return Waiting(training.patience, training.keep.best)
+        raise ConfigError(
+            what, where="training.patience", fix="Give development data, or leave patience out."
+        )
+    return EarlyStopping(training.patience, training.keep.best)
 
 
 @contextlib.contextmanager
-def _trackers(folder: Path, plan: Plan, progress: Progress) -> Iterator[list[Tracker]]:
+def _trackers(folder: Path, plan: Plan, progress: RunState) -> Iterator[list[Tracker]]:
     """Where the records of this rank go: nowhere, if it is not the main one."""
     with contextlib.ExitStack() as stack:
         if not is_main(plan):
             yield []
             return
-        lines = stack.enter_context(contextlib.closing(JsonLines(folder / "metrics.jsonl", progress.steps)))
-        board = stack.enter_context(contextlib.closing(TensorBoard(folder / "tensorboard", progress.steps)))
+        lines = stack.enter_context(
+            contextlib.closing(JsonLines(folder / "metrics.jsonl", progress.steps))
+        )
+        board = stack.enter_context(
+            contextlib.closing(TensorBoard(folder / "tensorboard", progress.steps))
+        )
         yield [lines, board, stack.enter_context(contextlib.closing(Terminal("training")))]
 
 
@@ -204,20 +243,29 @@ class _Watch:
     def __init__(
         self,
         training: Training,
-        progress: Progress,
+        progress: RunState,
         metrics: Metrics,
         trackers: Sequence[Tracker],
-        waiting: Waiting,
+        waiting: EarlyStopping,
         evaluation: Evaluation | None,
         checkpoints: _Checkpoints,
         clock: Callable[[], float],
     ) -> None:
-        self._training, self._trackers, self._waiting, self._checkpoints = training, trackers, waiting, checkpoints
+        self._training, self._trackers, self._waiting, self._checkpoints = (
+            training,
+            trackers,
+            waiting,
+            checkpoints,
+        )
         self._evaluation = evaluation and waiting.watched(evaluation)
-        self._before, self._metrics, self._evaluated = progress, metrics, progress.steps if metrics else None
+        self._before, self._metrics, self._evaluated = (
+            progress,
+            metrics,
+            progress.steps if metrics else None,
+        )
         self._saved, self._clock = progress, clock
 
-    def step(self, progress: Progress, meter: Meter, speed: Speed) -> None:
+    def step(self, progress: RunState, meter: Meter, speed: Speed) -> None:
         """Do what is due after a step."""
         before, self._before = self._before, progress
         end = progress.share(self._training.until) >= 1
@@ -235,11 +283,11 @@ class _Watch:
         if saving:
             self._save(progress)
 
-    def report(self, report: Report, speed: Speed) -> None:
+    def report(self, report: StepReport, speed: Speed) -> None:
         """Write what the steps since the last record came to."""
         self._write(record(report) | speed.mark(report.progress))
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: RunState) -> None:
         """Do what is still due at the end of the run, or of a session that was interrupted."""
         until = self._training.until
         end = progress.share(until) >= 1
@@ -247,13 +295,19 @@ class _Watch:
         if evaluating:
             self._evaluate(progress)
         # The time may have run out after the step that was saved, or in its evaluation.
-        if evaluating or self._saved.steps < progress.steps or (end and self._saved.share(until) < 1):
+        if (
+            evaluating
+            or self._saved.steps < progress.steps
+            or (end and self._saved.share(until) < 1)
+        ):
             self._save(progress)
 
-    def _evaluate(self, progress: Progress) -> None:
+    def _evaluate(self, progress: RunState) -> None:
         assert self._evaluation is not None
         with contextlib.ExitStack() as failed:
-            if self._checkpoints.plan.world == 1:  # other ranks may have got through it, and would not take part
+            if (
+                self._checkpoints.plan.world == 1
+            ):  # other ranks may have got through it, and would not take part
                 failed.callback(self._save, progress)  # so that no step is lost by it
             metrics = dict(self._evaluation(self._under_way))
             self._training.keep.check(metrics)
@@ -261,10 +315,13 @@ class _Watch:
         self._metrics, self._evaluated = metrics, progress.steps
         self._write(at(progress) | metrics)
 
-    def _save(self, progress: Progress) -> None:
+    def _save(self, progress: RunState) -> None:
         metrics = self._metrics if self._evaluated == progress.steps else {}
         self._saved = progress  # whose time all ranks agree on; that of now is the main one's
-        self._checkpoints.save(dataclasses.replace(progress, seconds=self._clock()), {**metrics, **self._waiting.state()})
+        self._checkpoints.save(
+            dataclasses.replace(progress, seconds=self._clock()),
+            {**metrics, **self._waiting.state()},
+        )
 
     def _under_way(self, share: float) -> None:
         for tracker in self._trackers:

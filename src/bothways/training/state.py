@@ -1,127 +1,24 @@
-"""How far a run is, and how long it is to be.
-
-One type of duration serves for the end of a run, warm-up, evaluation and saving. Progress is a value: a run that is killed
-continues from the last one that was written down.
-"""
+"""The state of a run: its progress in steps, tokens, epochs and seconds."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BeforeValidator
 from typing_extensions import assert_never
 
-from bothways.core.errors import ConfigError
-from bothways.core.learner import Cursor, Step
-
-
-@dataclass(frozen=True)
-class _Amount:
-    count: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.count < math.inf:
-            raise ConfigError(f"{self} is no duration: it must be greater than 0 and finite")
-
-    def __str__(self) -> str:
-        return f"{self.count:.12g} {type(self).__name__.lower()}"
-
-
-@dataclass(frozen=True)
-class Steps(_Amount):
-    """So many updates of the weights."""
-
-    count: int
-    kind: Literal["steps"] = "steps"
-
-
-@dataclass(frozen=True)
-class Tokens(_Amount):
-    """So many tokens read over all ranks, specials included."""
-
-    count: int
-    kind: Literal["tokens"] = "tokens"
-
-
-@dataclass(frozen=True)
-class Epochs(_Amount):
-    """So many passes over the data; fractions are allowed."""
-
-    count: float
-    kind: Literal["epochs"] = "epochs"
-
-
-@dataclass(frozen=True)
-class Hours(_Amount):
-    """So much time, evaluation and saving included; a resumed run counts what it took before."""
-
-    count: float
-    kind: Literal["hours"] = "hours"
-
-
-_UNITS: dict[str, Callable[[float], Steps | Tokens | Epochs | Hours]] = {
-    "steps": lambda n: Steps(_whole(n, "steps")),
-    "tokens": lambda n: Tokens(_whole(n, "tokens")),
-    "epochs": Epochs,
-    "hours": Hours,
-    "minutes": lambda n: Hours(n / 60),
-    "seconds": lambda n: Hours(n / 3600),
-}
-_FORM = re.compile(r"\s*([-+]?\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]+)\s*")
-
-
-def _whole(number: float, unit: str) -> int:
-    if not number.is_integer():
-        raise ConfigError(f"{number:g} {unit} is no duration: {unit} are counted in whole numbers")
-    return int(number)
-
-
-def duration(text: str) -> Steps | Tokens | Epochs | Hours:
-    """The duration that a text such as "1000 steps", "2e9 tokens", "3 epochs", "0.5 hours" or "30 minutes" names.
-
-    Raises:
-        ConfigError: the text is no number with one of these units, or the number is not above 0.
-    """
-    form = _FORM.fullmatch(text)
-    unit = form[2].removesuffix("s") + "s" if form else ""
-    if form is None or unit not in _UNITS:
-        units = ", ".join(_UNITS)
-        raise ConfigError(f"{text!r} is no duration", fix=f"Write a number and one of {units}, such as '1000 steps'.")
-    return _UNITS[unit](float(form[1]))
-
-
-Duration = Annotated[
-    Steps | Tokens | Epochs | Hours, BeforeValidator(lambda given: duration(given) if isinstance(given, str) else given)
-]
-"""Steps, Tokens, Epochs or Hours; a configuration may give it as a text that `duration` reads."""
-
-
-def part_of(run: Duration, share: float) -> Duration:
-    """The duration up to a share of a run, at least one step or token."""
-    match run:
-        case Steps(count):
-            return Steps(max(1, round(count * share)))
-        case Tokens(count):
-            return Tokens(max(1, round(count * share)))
-        case Epochs(count):
-            return Epochs(count * share)
-        case Hours(count):
-            return Hours(count * share)
-        case _:
-            assert_never(run)
-
+from bothways.core.source import Cursor, TrainingStep
+from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
 
 START = Cursor()
 """The place before the first sequence."""
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunState:
     """How far a run is: all that it needs, beside weights, optimiser and random state, to continue.
 
     Attributes:
@@ -166,12 +63,14 @@ class Progress:
         """Whether a run of this length is at its end, or ended before it on its own."""
         return self.early or self.share(run) >= 1
 
-    def passed(self, every: Duration, since: Progress) -> bool:
+    def passed(self, every: Duration, since: RunState) -> bool:
         """Whether a multiple of `every` lies after `since` and not after this."""
-        before, now = (math.floor(progress.share(every) + 1e-9) for progress in (since, self))  # 0.3 is no multiple of 0.1
+        before, now = (
+            math.floor(progress.share(every) + 1e-9) for progress in (since, self)
+        )  # 0.3 is no multiple of 0.1
         return before < now
 
-    def after(self, step: Step) -> Progress:
+    def after(self, step: TrainingStep) -> RunState:
         """The progress once the step is done."""
         return dataclasses.replace(
             self,
@@ -181,15 +80,17 @@ class Progress:
             cursor=step.cursor,
         )
 
-    def next_phase(self) -> Progress:
+    def next_phase(self) -> RunState:
         """The progress at the start of the next phase, whose data is read from its beginning."""
-        return dataclasses.replace(self, phase=self.phase + 1, cursor=START, earlier_epochs=self.epochs)
+        return dataclasses.replace(
+            self, phase=self.phase + 1, cursor=START, earlier_epochs=self.epochs
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes an equal progress."""
         return dataclasses.asdict(self) | {"cursor": list(self.cursor)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Progress:
+    def from_json(cls, values: Mapping[str, Any]) -> RunState:
         """The progress that `to_json` wrote down."""
         return cls(**{**values, "cursor": Cursor(*values["cursor"])})

@@ -21,19 +21,19 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from bothways.core.claim import refusals
-from bothways.core.errors import CheckpointError
-from bothways.core.files import replace_file
-from bothways.core.shares import TimeLeft
-from bothways.training.meter import Report, Scores
-from bothways.training.state import Duration, Progress
+from bothways.core.atomic_files import replace_file
+from bothways.core.errors import CheckpointError, os_errors
+from bothways.core.progress import TimeLeft
+from bothways.training.durations import Duration
+from bothways.training.meter import EvaluationScores, StepReport
+from bothways.training.state import RunState
 
 Record = Mapping[str, int | float]
 
 _FIX = "Make room or choose another folder; the checkpoints are whole."
 
 
-def record(report: Report) -> dict[str, int | float]:
+def record(report: StepReport) -> dict[str, int | float]:
     """A report as a flat table: progress, "loss/NAME", "accuracy/NAME", padding, gradient norm, learning rate."""
     return {
         **at(report.progress),
@@ -44,12 +44,17 @@ def record(report: Report) -> dict[str, int | float]:
     }
 
 
-def at(progress: Progress) -> dict[str, int | float]:
+def at(progress: RunState) -> dict[str, int | float]:
     """What places a record in the run."""
-    return {"step": progress.steps, "tokens": progress.tokens, "epochs": progress.epochs, "seconds": progress.seconds}
+    return {
+        "step": progress.steps,
+        "tokens": progress.tokens,
+        "epochs": progress.epochs,
+        "seconds": progress.seconds,
+    }
 
 
-def flat(scores: Scores, prefix: str = "") -> dict[str, float]:
+def flat(scores: EvaluationScores, prefix: str = "") -> dict[str, float]:
     """Scores as a flat table: "PREFIXloss/NAME" and "PREFIXaccuracy/NAME"."""
     losses = {f"{prefix}loss/{name}": value for name, value in scores.losses.items()}
     return losses | {f"{prefix}accuracy/{name}": value for name, value in scores.accuracies.items()}
@@ -81,13 +86,17 @@ class JsonLines:
     """
 
     def __init__(self, file: Path, step: int) -> None:
-        kept = "".join(line for line in _whole_lines(file) if _step(file, line) <= step) if step else ""
+        kept = (
+            "".join(line for line in _whole_lines(file) if _step(file, line) <= step)
+            if step
+            else ""
+        )
         replace_file(file, lambda place: place.write_text(kept, encoding="utf8"))
         self._file = file
 
     def write(self, record: Record) -> None:
         """Append a line."""
-        with refusals(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
+        with os_errors(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def evaluating(self, share: float) -> None:
@@ -108,7 +117,9 @@ def _step(file: Path, line: str) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{line.strip()!r} is no record of a run", where=file, fix="Delete that line.") from error
+        raise CheckpointError(
+            f"{line.strip()!r} is no record of a run", where=file, fix="Delete that line."
+        ) from error
 
 
 class TensorBoard:
@@ -118,7 +129,7 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        with refusals(folder, _FIX):
+        with os_errors(folder, _FIX):
             folder.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{time.time():.6f}"
             self._file = RecordWriter((folder / name).open("wb"))
@@ -131,7 +142,11 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.items() if name != "step"]
+        values = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in record.items()
+            if name != "step"
+        ]
         self._put(Event(step=int(record["step"]), summary=Summary(value=values)))
 
     def _put(self, event: Any) -> None:
@@ -157,7 +172,9 @@ class _Console(Console):
         """Print no more: Ctrl-C, say, has ended the `tee` that the output went through."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.file.fileno())  # what could not be written is still to be flushed at the end
+        os.dup2(
+            nowhere, self.file.fileno()
+        )  # what could not be written is still to be flushed at the end
         os.close(nowhere)
 
 
@@ -172,8 +189,17 @@ class Terminal:
 
     def __init__(self, name: str, console: Console | None = None, pause: float = 10.0) -> None:
         self._console, self._name, self._pause = console or _Console(), name, pause
-        columns = TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[line]}")
-        self._bar = Bar(*columns, console=self._console, refresh_per_second=2, disable=not self._console.is_terminal)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[line]}"),
+        )
+        self._bar = Bar(
+            *columns,
+            console=self._console,
+            refresh_per_second=2,
+            disable=not self._console.is_terminal,
+        )
         self._task = self._bar.add_task(name, total=1.0, line="")
         self._printed, self._left = -math.inf, TimeLeft()
         self._bar.start()
@@ -201,19 +227,28 @@ def line(record: Record) -> str:
 
     Metrics of single classes, such as "dev/f1/person", are for the file alone.
     """
-    metrics = {name: value for name, value in record.items() if name not in _FORMS and _is_shown(name)}
+    metrics = {
+        name: value for name, value in record.items() if name not in _FORMS and _is_shown(name)
+    }
     parts = [f"step {record['step']:,.0f}"]
     for name, value in metrics.items():
         right = metrics.get(name.replace("loss/", "accuracy/"))
         if "loss/" in name:
-            parts.append(f"{name.replace('loss/', '')} {value:.3f}" + (f" ({right:.1%} right)" if right is not None else ""))
+            parts.append(
+                f"{name.replace('loss/', '')} {value:.3f}"
+                + (f" ({right:.1%} right)" if right is not None else "")
+            )
         elif "accuracy/" not in name or name.replace("accuracy/", "loss/") not in metrics:
             parts.append(f"{name} {value:.3f}")
-    return " · ".join([*parts, *(form(record[name]) for name, form in _FORMS.items() if name in record)])
+    return " · ".join(
+        [*parts, *(form(record[name]) for name, form in _FORMS.items() if name in record)]
+    )
 
 
 def _is_shown(name: str) -> bool:
-    return name not in _NOT_SHOWN and (name.count("/") < 2 or "loss/" in name or "accuracy/" in name)
+    return name not in _NOT_SHOWN and (
+        name.count("/") < 2 or "loss/" in name or "accuracy/" in name
+    )
 
 
 _NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "share", "gradient_norm", "learning_rate"}
@@ -251,7 +286,7 @@ class Speed:
         self._run, self._peak, self._window = run, peak, window
         self._marks: deque[tuple[float, int, float]] = deque()
 
-    def mark(self, progress: Progress) -> dict[str, float]:
+    def mark(self, progress: RunState) -> dict[str, float]:
         """Note where the run is now: "share", and from the second time on "tokens_per_second" and "seconds_left"."""
         self._marks.append((time.perf_counter(), progress.tokens, progress.share(self._run)))
         while len(self._marks) > 2 and self._marks[-1][0] - self._marks[0][0] > self._window:
@@ -262,6 +297,8 @@ class Speed:
             speed = (tokens_now - tokens) / (now - start)
             result["tokens_per_second"] = speed
             if self._peak:
-                result["gemm_share"] = speed * self._peak.flops_per_token / self._peak.flops_per_second
+                result["gemm_share"] = (
+                    speed * self._peak.flops_per_token / self._peak.flops_per_second
+                )
             result["seconds_left"] = max(0.0, 1 - share_now) * (now - start) / (share_now - share)
         return result

@@ -1,0 +1,183 @@
+"""Who is compared at a pre-training step, and at what work.
+
+Each step is a whole update: forward, both losses, backward, clipping, AdamW. Ours goes through the library's own loop. On a GPU
+both come once more with the compiler that each offers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from bothways.core.batch import Batch, pack
+from bothways.core.sequence import Sequence
+from bothways.core.source import Cursor
+from bothways.core.targets import LabelTargets
+from bothways.data.loader import LoadedStep
+from bothways.data.masking import Masking, Vocabulary
+from bothways.finetuning.config import finetune_adam
+from bothways.model.config import EncoderConfig
+from bothways.model.flops import BACKWARD, forward_flops
+from bothways.model.head_config import MaskedHead, PairHead, PoolerHead
+from bothways.model.model import Model
+from bothways.objectives.masked_lm import MaskedLMLearner
+from bothways.preflight.compute import compute_as
+from bothways.runtime.devices import Precision
+from bothways.training.durations import Steps
+from bothways.training.loop import fit
+from bothways.training.optimizers import AdamW, build_optimizer
+from bothways.training.parallel import Single
+from bothways.training.run import Training
+from bothways.training.state import RunState
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A pre-training step: `rows` sequences of `length` tokens, 15 % of them masked."""
+
+    name: str
+    encoder: EncoderConfig
+    rows: int = 16
+    length: int = 128
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences together."""
+        return self.rows * self.length
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of one step, as the module counts them."""
+        predicted = Masking().count(self.length) / self.length
+        return (
+            (1 + BACKWARD)
+            * self.tokens
+            * forward_flops(self.encoder, (MaskedHead(),), self.length, predicted)
+        )
+
+
+WORKLOADS = {
+    "small": Workload("L4 H256", EncoderConfig(30522, 256, 4, 4, 1024)),
+    "base": Workload("BERT-base", EncoderConfig(30522)),
+    "long": Workload("BERT-base", EncoderConfig(30522), 64, 512),
+    "large": Workload("BERT-large", EncoderConfig(30522, 1024, 24, 16, 4096), 32, 512),
+}
+USUAL = finetune_adam()
+SUITED = {"cpu": ("small", "base"), "cuda": ("long", "large", "base")}
+"""The workloads that fill a device and do not take hours; the first one is the usual."""
+
+
+def make_batch(work: Workload, seed: int = 0) -> Batch:
+    """Random tokens in pairs of segments, masked."""
+    rng = np.random.default_rng(seed)
+    special = np.zeros(work.encoder.vocab, dtype=bool)
+    special[:5] = True
+    vocabulary = Vocabulary(special, np.zeros_like(special), 4)
+    segments = (np.arange(work.length) >= work.length // 2).astype(np.int8)
+    sequences = [
+        Sequence(
+            rng.integers(5, work.encoder.vocab, work.length, dtype=np.int32),
+            segments,
+            {"pair": LabelTargets(rng.integers(0, 2, 1))},
+        )
+        for _ in range(work.rows)
+    ]
+    learner = MaskedLMLearner(Model(EncoderConfig(5, 1, 1, 1, 1), ()), Masking(), vocabulary)
+    return pack([learner.prepare(sequence, rng) for sequence in sequences])
+
+
+def ours(
+    work: Workload, batch: Batch, precision: Precision, device: torch.device, how: Training = USUAL
+) -> Callable[[], None]:
+    """One update of this library, through its own loop."""
+    learner = MaskedLMLearner(
+        Model(work.encoder, (MaskedHead(), PoolerHead(), PairHead())), Masking(), _no_vocabulary()
+    ).to(device)
+    compute_as(learner.model.encoder, how, device)
+    batch = batch if device.type == "cpu" else batch.pinned()
+    optimiser = build_optimizer(AdamW(), learner.named_parameters())
+    step = LoadedStep((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
+
+    def update() -> None:
+        """A step of the loop."""
+        fit(
+            learner, [step], optimiser, lambda _: 1.0, Single(),
+            until=Steps(1), progress=RunState(), on_step=lambda *_: False, precision=precision,
+        )  # fmt: skip
+
+    return update
+
+
+def transformers(
+    work: Workload, batch: Batch, precision: Precision, device: torch.device, compiled: bool = False
+) -> Callable[[], None]:
+    """One update of transformers' BertForPreTraining as its documentation has it, padded rows and labels at all places."""
+    from transformers import BertConfig, BertForPreTraining
+
+    c = work.encoder
+    model = BertForPreTraining(
+        BertConfig(
+            vocab_size=c.vocab,
+            hidden_size=c.width,
+            num_hidden_layers=c.depth,
+            num_attention_heads=c.heads,
+            intermediate_size=c.inner,
+        )
+    ).to(device)
+    forward = torch.compile(model) if compiled else model
+    model.train()
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-4)
+    inputs = {name: x.to(device) for name, x in _padded(batch).items()}
+
+    def update() -> None:
+        """A step as it is usually written."""
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            loss = forward(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        loss.item()
+
+    return update
+
+
+def _padded(batch: Batch) -> dict[str, Any]:
+    rows = batch.layout.sequences
+    masked: Any = batch.targets["masked"]
+    pair: Any = batch.targets["pair"]
+    labels = torch.full_like(batch.ids, -100)
+    labels[masked.index] = masked.ids
+    ids = batch.ids.view(rows, -1)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": batch.segments.view(rows, -1),
+        "labels": labels.view(rows, -1),
+        "next_sentence_label": pair.labels,
+    }
+
+
+def _no_vocabulary() -> Vocabulary:
+    nothing = np.zeros(1, dtype=bool)
+    return Vocabulary(nothing, nothing, 0)
+
+
+Contender = Callable[[Workload, Batch, Precision, torch.device], Callable[[], None]]
+CONTENDERS: Mapping[str, Contender] = {
+    "bothways": ours,
+    "transformers": transformers,
+    "bothways compiled": partial(ours, how=dataclasses.replace(USUAL, compiled=True)),
+    "transformers compiled": partial(transformers, compiled=True),
+}
+
+
+def contenders(device: torch.device) -> tuple[str, ...]:
+    """Who takes part on a device: on a CPU nobody compiled, which takes longer to begin than all the rest."""
+    return tuple(name for name in CONTENDERS if device.type != "cpu" or "compiled" not in name)

@@ -1,0 +1,349 @@
+"""Typed configurations: trees of frozen dataclasses, read from TOML and `key=value` texts, and written back.
+
+A class is its own schema. Its fields are plain values, other such classes, tuples of them, or closed unions, whose members are
+told apart by a last field `kind: Literal[…]`, which one of them may lack. Reading is strict: an unknown key, a value of another
+type and a rule broken in `__post_init__` each name their dotted path. Values may be texts, as they come from a command line.
+
+Plain values are read by pydantic. The walk over the tree is written out here, since only then does an error that
+`__post_init__` raises keep its path, and a tree that leaves out `kind` mean "the member that stands there already".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bothways.core.config.toml import NONE, read_toml, write_toml
+from bothways.core.config.tree import Tree, depth, join_path, merge, parse_overrides
+from bothways.core.errors import ConfigError
+
+C = TypeVar("C")
+
+
+def load(
+    cls: type[C],
+    *,
+    base: C | None = None,
+    file: Path | None = None,
+    overrides: Tree | Iterable[str] = (),
+) -> C:
+    """A configuration from its defaults, then a TOML file, then overrides; each wins over what stands before it.
+
+    Args:
+        cls: the dataclass to make.
+        base: what holds where nothing else is said; none for the defaults of the class.
+        overrides: a tree, or texts such as "encoder.depth=6".
+
+    Raises:
+        ConfigError: an unknown key, a value that is not allowed, a missing one, or a text that is no setting; each with its
+            path, and the file that says it.
+    """
+    low = read_toml(file) if file else {}
+    top = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    try:
+        return read(cls, merge(low, top), base=base)
+    except ConfigError as error:
+        place = str(error.where)
+        if depth(low, place) <= depth(top, place):
+            raise
+        raise ConfigError(error.what, where=f"{file}: {place}", fix=error.fix) from error
+
+
+def read(cls: type[C], tree: Tree, *, base: C | None = None, where: str = "") -> C:
+    """A configuration from a tree of plain values; what the tree leaves out is as in `base`, or as the class has it.
+
+    Raises:
+        ConfigError: as in `load`; paths begin with `where`.
+    """
+    result: C = _record(cls, tree, base, where)
+    return result
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The configuration as plain values that JSON can hold and `read` makes an equal one from."""
+    hints = _hints(type(config))
+    return {
+        field.name: _plain(hints[field.name], getattr(config, field.name))
+        for field in _fields(config)
+    }
+
+
+def to_toml(config: Any) -> str:
+    """The configuration as the text of a TOML file, complete."""
+    return write_toml(to_dict(config))
+
+
+def fingerprint(config: Any) -> str:
+    """The sha256 of the configuration: equal for equal configurations, on any machine."""
+    return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a type allows: dataclasses, other types, and texts that stand for dataclasses."""
+
+    classes: tuple[type[Any], ...] = ()
+    others: tuple[Any, ...] = ()
+    readers: tuple[Callable[..., Any], ...] = ()
+
+    @property
+    def optional(self) -> bool:
+        return types.NoneType in self.others
+
+
+@functools.cache
+def _shape(hint: Any) -> _Shape:
+    from pydantic import BeforeValidator
+
+    match typing.get_origin(hint):
+        case typing.Annotated:
+            inner, *notes = typing.get_args(hint)
+            shape = _shape(inner)
+            readers = tuple(note.func for note in notes if isinstance(note, BeforeValidator))
+            return (
+                dataclasses.replace(shape, readers=readers)
+                if shape.classes
+                else _Shape(others=(hint,))
+            )
+        case typing.Union | types.UnionType:
+            parts = [_shape(part) for part in typing.get_args(hint)]
+            columns = zip(
+                *((part.classes, part.others, part.readers) for part in parts), strict=True
+            )
+            return _Shape(*(tuple(item for column in row for item in column) for row in columns))
+        case _:
+            if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+                return _Shape(classes=(hint,))
+            return _Shape(others=(hint,))
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _fields(config: Any) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(config) if field.init]
+
+
+def _kind(cls: type[Any]) -> str:
+    """What tells a class from the others of a union."""
+    return str(getattr(cls, "kind", cls.__name__))
+
+
+def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
+    """A dataclass from a table."""
+    fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
+    for key in tree:
+        if key not in fields:
+            raise _unknown("key", key, fields, join_path(where, key))
+    values = {}
+    for name, field in fields.items():
+        below = getattr(base, name) if isinstance(base, cls) else None
+        if name in tree:
+            values[name] = _value(hints[name], tree[name], below, join_path(where, name))
+        elif isinstance(base, cls):
+            values[name] = below
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(
+                f"is missing: it must be {_allowed(hints[name])}", where=join_path(where, name)
+            )
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, where=_place(error.where, fields, where), fix=error.fix
+        ) from error
+
+
+def _place(named: Any, fields: Iterable[str], where: str) -> str | None:
+    """Where an error of `__post_init__` is. What it says itself may begin with names of the whole, "encoder.dropout.hidden"."""
+    names = str(named or "").split(".")
+    inner = ".".join(names[next((at for at, name in enumerate(names) if name in fields), 1) :])
+    return (join_path(where, inner) if inner else where) or named
+
+
+def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
+    """A value of any allowed type."""
+    shape = _shape(hint)
+    if shape.optional and given in (None, NONE):
+        return None
+    item = _item(hint)
+    if item is not None and given in map(_kind, _shape(item).classes):
+        given = [given]
+    if item is not None and isinstance(given, Mapping | list | tuple):
+        return _items(item, given, base or (), where)
+    if shape.classes:
+        given = _table(shape, given)
+        if isinstance(given, Mapping):
+            return _record(_member(shape.classes, given, base, where), given, base, where)
+        if isinstance(given, shape.classes):
+            return given
+    return _leaf(hint, shape, given, where)
+
+
+def _item(hint: Any) -> Any:
+    """The type of the dataclasses in a tuple; none for another type."""
+    arguments = typing.get_args(hint)
+    return (
+        arguments[0] if typing.get_origin(hint) is tuple and _shape(arguments[0]).classes else None
+    )
+
+
+def _items(
+    item: Any, given: Tree | Iterable[Any], base: tuple[Any, ...], where: str
+) -> tuple[Any, ...]:
+    """A tuple of dataclasses: a list stands for all of it, a table such as {"0": …} changes what is there."""
+    if not isinstance(given, Mapping):
+        return tuple(
+            _value(item, value, None, join_path(where, str(place)))
+            for place, value in enumerate(given)
+        )
+    for key in given:
+        if key not in map(str, range(len(base))):
+            raise ConfigError(
+                f"there are {len(base)} items, counted from 0", where=join_path(where, key)
+            )
+    places = ((str(place), value) for place, value in enumerate(base))
+    return tuple(
+        _value(item, given[key], old, join_path(where, key)) if key in given else old
+        for key, old in places
+    )
+
+
+def _table(shape: _Shape, given: Any) -> Any:
+    """The table that the name of a member stands for: "linear" → {"kind": "linear"}; anything else as it is."""
+    return (
+        {"kind": given} if isinstance(given, str) and given in map(_kind, shape.classes) else given
+    )
+
+
+def _member(classes: tuple[type[Any], ...], given: Tree, base: Any, where: str) -> type[Any]:
+    """The class that a table is of."""
+    kinds = {_kind(cls): cls for cls in classes}
+    if "kind" not in given:
+        if type(base) in classes:
+            return type(base)
+        unnamed = [
+            cls for cls in classes if not hasattr(cls, "kind")
+        ]  # what is meant where no kind is said
+        if len(classes) > 1 and len(unnamed) != 1:
+            raise ConfigError(
+                f"is missing: it must be one of {', '.join(kinds)}", where=join_path(where, "kind")
+            )
+        return unnamed[0] if unnamed else classes[0]
+    if given["kind"] not in kinds:
+        raise _unknown("kind", str(given["kind"]), kinds, join_path(where, "kind"))
+    return kinds[given["kind"]]
+
+
+def _leaf(hint: Any, shape: _Shape, given: Any, where: str) -> Any:
+    """A value that is no table, or a text that stands for one."""
+    from pydantic import ValidationError
+
+    failure: ConfigError | None = None
+    for other in shape.others:
+        try:
+            return _adapter(other).validate_python(_split(other, given))
+        except ValidationError:
+            continue
+    for reader in shape.readers:
+        try:
+            value = reader(given)
+        except ConfigError as error:
+            failure = ConfigError(error.what, where=where, fix=error.fix)
+            continue
+        if isinstance(value, shape.classes):
+            return value
+    raise failure or ConfigError(
+        f"{given!r} is given, but it must be {_allowed(hint)}", where=where
+    )
+
+
+@functools.cache
+def _adapter(hint: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(hint)
+
+
+def _split(hint: Any, given: Any) -> Any:
+    """A text for a tuple → its parts: "0.9, 0.98" and "[0.9, 0.98]" are two."""
+    if not isinstance(given, str) or typing.get_origin(hint) is not tuple:
+        return given
+    parts = given.strip().removeprefix("[").removesuffix("]").split(",")
+    return [part.strip().strip("\"'") for part in parts if part.strip()]
+
+
+def _unknown(what: str, given: str, known: Iterable[str], where: str) -> ConfigError:
+    near = difflib.get_close_matches(given, list(known), 1)
+    guess = f"; did you mean {near[0]}?" if near else ""
+    return ConfigError(
+        f"unknown {what} {given!r}{guess}", where=where, fix=f"Known here: {', '.join(known)}."
+    )
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+    types.NoneType: NONE,
+}
+
+
+def _allowed(hint: Any) -> str:
+    """A type in words."""
+    shape, arguments = _shape(hint), typing.get_args(hint)
+    if shape.classes or len(shape.others) > 1:
+        kinds = [_kind(cls) for cls in shape.classes if hasattr(cls, "kind")]
+        tables = (
+            ["a table" + (f" of kind {', '.join(kinds)}" if kinds else "")] if shape.classes else []
+        )
+        return " or ".join([*map(_allowed, shape.others), *tables])
+    match typing.get_origin(hint):
+        case typing.Literal:
+            return f"one of {', '.join(map(str, arguments))}"
+        case origin if origin is tuple:
+            parts = "any number" if Ellipsis in arguments else str(len(arguments))
+            return f"a list of {parts}, each {_allowed(arguments[0])}"
+        case _:
+            return _WORDS.get(hint, str(hint))
+
+
+def _plain(hint: Any, value: Any) -> Any:
+    """A value as JSON has it: a dataclass as the text that stands for it, where a text says all."""
+    if dataclasses.is_dataclass(value):
+        return _text(hint, value) or to_dict(value)
+    match value:
+        case tuple() | list():
+            item = _item(hint)
+            return [_plain(item, part) for part in value]
+        case Mapping():
+            return {str(key): _plain(None, part) for key, part in value.items()}
+        case Path():
+            return str(value)
+        case _:
+            return value
+
+
+def _text(hint: Any, value: Any) -> str | None:
+    """The text that a dataclass is read from; none if there is no such text."""
+    if [field.name for field in _fields(value)] == ["kind"]:
+        return _kind(type(value))
+    for reader in _shape(hint).readers if hint is not None else ():
+        try:
+            if reader(str(value)) == value:
+                return str(value)
+        except ConfigError:
+            continue
+    return None

@@ -1,0 +1,62 @@
+"""Findings: problems with data, model or machine that are reported before a long run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Literal
+
+from bothways.core.errors import BothwaysError
+
+Check = Literal[
+    "ids", "positions", "casing", "truncation", "unknown", "disk", "memory", "time",
+    "rows", "labels", "balance", "overlap", "heads",
+]  # fmt: skip
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        check: which.
+        severity: an error stops the run, a warning is likely to spoil it, a note is worth knowing.
+        what: as one sentence.
+        where: a setting, a file or a line.
+        fix: what to change.
+    """
+
+    check: Check
+    severity: Literal["error", "warning", "note"]
+    what: str
+    where: str | None = None
+    fix: str | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.what}" + (f". {self.fix}" if self.fix else "")
+
+
+def report_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that are no errors, warnings first.
+
+    Raises:
+        BothwaysError: there are errors; it lists them all.
+    """
+    found = list(findings)
+    errors = [finding for finding in found if finding.severity == "error"]
+    if len(errors) == 1:
+        raise BothwaysError(errors[0].what, where=errors[0].where, fix=errors[0].fix)
+    if errors:
+        lines = "".join(f"\n  {number}. {error}" for number, error in enumerate(errors, 1))
+        raise BothwaysError(f"{len(errors)} things must be mended before training:{lines}")
+    return sorted(found, key=lambda finding: finding.severity != "warning")
+
+
+def places(items: Many[str]) -> str:
+    """The first few of some places, and how many more there are."""
+    return ", ".join(items[:SHOWN]) + (
+        f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    )

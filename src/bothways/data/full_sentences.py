@@ -1,0 +1,66 @@
+"""Sequences of whole sentences that follow each other, as RoBERTa is trained on (Liu et al. 2019, section 4.2).
+
+FULL-SENTENCES fills a sequence over the ends of documents, with a further [SEP] between them; DOC-SENTENCES stops at the end
+of a document. A sentence that is longer than a sequence is cut into pieces, none of which is lost.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from bothways.data.epoch_order import EpochBlock, Whole
+
+SPECIALS = 2
+"""[CLS] sentences [SEP]"""
+
+
+class SpanPlan(NamedTuple):
+    """Tokens `[start, stop)` of the corpus for each document that has a part in the sequence, in order."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence, specials included: [CLS], and a [SEP] after each document."""
+        return 1 + sum(stop - start + 1 for start, stop in self.ranges)
+
+
+def plan_spans(
+    block: EpochBlock, length: int, cross: bool, rng: np.random.Generator
+) -> list[SpanPlan]:
+    """All sequences of a block, shuffled: each sentence lies in exactly one, or is cut at multiples of what fits.
+
+    Args:
+        length: the longest sequence, specials included; at least 3.
+        cross: may a sequence go on with the next document of the block?
+    """
+    room = length - SPECIALS
+    pieces = _pieces(block, room)
+    opens, closes, document = pieces[0].tolist(), pieces[1].tolist(), pieces[2].tolist()
+    heads = np.searchsorted(pieces[2], np.arange(len(block.owners) + 1)).tolist()
+    read = np.cumsum(pieces[1] - pieces[0])
+    # The pieces [i, e) take ends[e - 1] − begins[i] tokens: their own, and a [SEP] for each document that ends among them.
+    ends = (read + pieces[2]).tolist()
+    begins = (read - (pieces[1] - pieces[0]) + pieces[2]).tolist()
+    spans, at = [], 0
+    while at < len(opens):
+        limit = len(opens) if cross else heads[document[at] + 1]
+        stop = bisect_right(ends, begins[at] + room, at + 1, limit)
+        cuts = [at, *heads[document[at] + 1 : document[stop - 1] + 1], stop]
+        spans.append(SpanPlan(tuple((opens[i], closes[e - 1]) for i, e in pairwise(cuts))))
+        at = stop
+    return [spans[i] for i in rng.permutation(len(spans)).tolist()]
+
+
+def _pieces(block: EpochBlock, room: int) -> tuple[Whole, Whole, Whole]:
+    """Sentences cut to at most `room` tokens: where each piece starts and stops, and its document."""
+    counts = -(-(block.stops - block.starts) // room)
+    sentence = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(len(sentence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = block.starts[sentence] + place * room
+    document = np.searchsorted(block.edges, sentence, side="right") - 1
+    return starts, np.minimum(starts + room, block.stops[sentence]), document

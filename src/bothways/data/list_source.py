@@ -1,0 +1,89 @@
+"""A finite list of sequences as a stream: labelled data for fine-tuning, held-out data for evaluation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import assert_never
+
+from bothways.core.errors import DataError
+from bothways.core.keyed_rng import rng
+from bothways.core.sequence import Sequence
+
+if TYPE_CHECKING:
+    from bothways.core.source import Cursor
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Another order in each epoch, keyed by the seed."""
+
+    seed: int
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """The order of the list, in each epoch."""
+
+
+class ListPlan(NamedTuple):
+    """The sequence at this place in the list."""
+
+    place: int
+    length: int
+
+
+class ListSource:
+    """Sequences in memory as an endless stream (a `core.learner.Source`); an epoch is one block."""
+
+    views = None
+
+    def __init__(self, sequences: Many[Sequence], order: Shuffled | InOrder) -> None:
+        """DataError if there are no sequences."""
+        if not sequences:
+            raise DataError("there are no sequences to read", fix="Give at least one example.")
+        self.sequences = sequences
+        self._places = functools.lru_cache(maxsize=2)(
+            functools.partial(_places, order, len(sequences))
+        )
+
+    def read(self, cursor: Cursor) -> Iterator[tuple[ListPlan, Cursor]]:
+        """Plans from `cursor` on, each with the cursor of the next. DataError for a cursor of a longer list."""
+        from bothways.core.source import Cursor
+
+        epoch, block, item = cursor
+        if block > 0 or item >= len(self.sequences):
+            raise DataError(
+                f"there is nothing at block {block}, item {item} of {len(self.sequences)} sequences",
+                fix="Continue with the data that the run began with.",
+            )
+        while True:
+            places = self._places(epoch)
+            for at in range(item, len(places)):
+                after = Cursor(epoch, 0, at + 1) if at + 1 < len(places) else Cursor(epoch + 1)
+                yield ListPlan(int(places[at]), len(self.sequences[places[at]])), after
+            epoch, item = epoch + 1, 0
+
+    def build(self, plan: ListPlan) -> Sequence:
+        """The sequence itself."""
+        return self.sequences[plan.place]
+
+    def epochs(self, cursor: Cursor) -> float:
+        """Epochs before this cursor, in sequences."""
+        return cursor.epoch + cursor.item / len(self.sequences)
+
+
+def _places(order: Shuffled | InOrder, count: int, epoch: int) -> NDArray[np.int64]:
+    match order:
+        case Shuffled(seed):
+            return rng(seed, "order", epoch=epoch).permutation(count)
+        case InOrder():
+            return np.arange(count)
+        case _:
+            assert_never(order)

@@ -1,0 +1,132 @@
+"""Pairs of segments for next sentence prediction, by the algorithm of Google's instance builder.
+
+Devlin et al. 2018, appendix A.2, leaves most of it open; google-research/bert, create_pretraining_data.py, is the source of
+what follows, as distributions. A document has a target length: what fits beside [CLS] and two [SEP], or for some documents a
+uniform draw down to 2. Sentences are gathered until the target is reached or the document ends. The first a of them are A, a
+drawn uniformly so that at least one is left. B is the rest, or, in half of the cases and whenever there is no rest, sentences
+from a random place in a random document; the rest is then put back, to open the next chunk. So more than half of the pairs
+are random where documents are short. The longer side is cut, token by token from either end, until the pair fits.
+
+Only the walk over the chunks is a loop; random documents, their bounds and the cuts are found for a whole block at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+
+from bothways.data.epoch_order import EpochBlock, Selection, Whole
+
+SPECIALS = 3
+"""[CLS] A [SEP] B [SEP]"""
+
+DRAWS = 10
+"""So often is a random document drawn at most; the last draw counts even if it is the same document."""
+
+
+class PairPlan(NamedTuple):
+    """A is tokens `[a, a_stop)` of the corpus, B `[b, b_stop)`; label 0 = B follows A in the text, 1 = random."""
+
+    a: int
+    a_stop: int
+    b: int
+    b_stop: int
+    label: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence, specials included."""
+        return self.a_stop - self.a + self.b_stop - self.b + SPECIALS
+
+
+def plan_pairs(
+    block: EpochBlock, selection: Selection, length: int, short: float, rng: np.random.Generator
+) -> list[PairPlan]:
+    """All pairs of a block, shuffled.
+
+    Args:
+        selection: where random segments come from.
+        length: the longest sequence, specials included; at least 5.
+        short: the share of documents whose target length is drawn.
+    """
+    room, documents = length - SPECIALS, len(block.owners)
+    drawn = rng.integers(2, room, size=documents, endpoint=True)
+    targets = np.where(rng.random(documents) < short, drawn, room)
+    document, first, middle, stop, label = _walk(block, targets, rng)
+    a, a_stop = block.starts[first], block.stops[middle - 1]
+    # A random pair of one sentence has no rest; its `middle` may lie past the block, but is not read in the end.
+    b, b_stop = block.starts[np.minimum(middle, len(block.starts) - 1)], block.stops[stop - 1]
+    random = np.flatnonzero(label)
+    wanted = (targets[document] - (a_stop - a))[random]
+    b[random], b_stop[random] = _strangers(block.owners[document[random]], wanted, selection, rng)
+    from_a, from_b = _excess(a_stop - a, b_stop - b, room)
+    pairs = np.stack([*_cut(a, a_stop, from_a, rng), *_cut(b, b_stop, from_b, rng), label], axis=1)
+    return [PairPlan._make(pair) for pair in rng.permutation(pairs).tolist()]
+
+
+def _walk(block: EpochBlock, targets: Whole, rng: np.random.Generator) -> Whole:
+    """Chunk by chunk through each document: `(5, pairs)`, the rows document, first sentence of A, of B, end, label."""
+    bounds = np.concatenate([[0], np.cumsum(block.stops - block.starts)]).tolist()
+    edges = block.edges.tolist()
+    draws = iter(rng.random(2 * len(block.starts)).tolist())
+    pairs: list[tuple[int, int, int, int, int]] = []
+    for document, target in enumerate(targets.tolist()):
+        at, end = edges[document], edges[document + 1]
+        while at < end:
+            stop = bisect_left(bounds, bounds[at] + target, at + 1, end)
+            rest = stop - at - 1
+            if rest:
+                middle = at + 1 + int(next(draws) * rest)
+                random = next(draws) < 0.5
+            else:
+                middle, random = stop, True
+            pairs.append((document, at, middle, stop, random))
+            at = middle if random else stop
+    rows: Whole = np.array(pairs, dtype=np.int64).T
+    return rows
+
+
+def _strangers(
+    own: Whole, wanted: Whole, selection: Selection, rng: np.random.Generator
+) -> tuple[Whole, Whole]:
+    """For each document a segment of another: tokens `[start, stop)` of at least `wanted` tokens if the other has so many."""
+    other = rng.integers(len(selection), size=len(own))
+    for _ in range(DRAWS - 1):
+        same = np.flatnonzero(other == own)
+        other[same] = rng.integers(len(selection), size=len(same))
+    low, high = selection.bounds(selection.chosen[other])
+    first = rng.integers(low, high)
+    start = selection.sentences[first]
+    # Every sentence has a token, so that `wanted` sentences are always enough.
+    last = np.minimum(high, first + np.maximum(wanted, 1))
+    return start, selection.sentences[
+        _first_at_least(selection.sentences, start + wanted, first + 1, last)
+    ]
+
+
+def _first_at_least(ascending: Whole, goals: Whole, low: Whole, high: Whole) -> Whole:
+    """For each goal the first index in `[low, high]` whose value reaches it, or else `high`."""
+    while (low < high).any():
+        middle = (low + high) // 2
+        reached = ascending[middle] >= goals
+        low, high = (
+            np.where(reached | (low == high), low, middle + 1),
+            np.where(reached, np.minimum(middle, high), high),
+        )
+    return low
+
+
+def _excess(a: Whole, b: Whole, room: int) -> tuple[Whole, Whole]:
+    """Tokens that A and B lose when the longer one, B if equal, gives up one after the other until both fit in `room`."""
+    over = np.maximum(a + b - room, 0)
+    level = np.minimum(over, np.abs(a - b))
+    from_a = np.where(a > b, level, 0) + (over - level) // 2
+    return from_a, over - from_a
+
+
+def _cut(start: Whole, stop: Whole, excess: Whole, rng: np.random.Generator) -> tuple[Whole, Whole]:
+    """The segments without `excess` tokens, each taken from the front or the back with equal chances."""
+    front = rng.binomial(excess, 0.5)
+    return start + front, stop - (excess - front)

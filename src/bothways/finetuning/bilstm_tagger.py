@@ -1,0 +1,285 @@
+"""The feature-based approach: a frozen encoder's vectors of words, read by a BiLSTM (Devlin et al. 2018, section 5.3, table 7).
+
+Idea: the vectors of each word's first token are computed once and kept on the disk; a two-layer BiLSTM over the words of a
+sentence and a dense layer are all that is trained. Nothing here has a way to the encoder's weights.
+
+Notable choices. The paper says "768-dimensional" of the BiLSTM; here that is each direction. It does not say which dropout:
+here it is on the features, between the layers and before the dense layer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bothways.core.atomic_files import replace_folder
+from bothways.core.batch import Batch
+from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.learner import Learner, evaluating
+from bothways.core.loss import Loss
+from bothways.core.progress import OnShare, untold
+from bothways.core.sequence import Sequence
+from bothways.core.targets import IGNORED, TokenTargets
+from bothways.data.loader import in_batches
+from bothways.kernels.cross_entropy import cross_entropy
+from bothways.kernels.dropout import Dropout
+from bothways.model.layer_mix import LayerChoice, build_mix, chosen_layers
+from bothways.model.lstm import BiLSTM
+from bothways.model.lstm_encoder import AnyEncoder
+from bothways.tasks.task_learner import EncodedExample
+
+Stored = Literal["float16", "float32"]
+_VALUES, _ABOUT = "features.npy", "features.json"
+AT_ONCE = 8192
+"""Tokens that go through the encoder together, at most, unless a sequence has more."""
+
+
+@dataclass(frozen=True)
+class BiLSTMTagger:
+    """What stands on the features.
+
+    Attributes:
+        hidden: width of each direction.
+        depth: layers.
+        dropout: on the features, between layers, and before the dense layer.
+    """
+
+    hidden: int = 768
+    depth: int = 2
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "tagger", hidden=self.hidden, depth=self.depth)
+        require_probability("tagger", dropout=self.dropout)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Frozen vectors of the words of some sentences.
+
+    Attributes:
+        values: `(words, layers, width)`, mapped from the disk.
+        layers: which of the encoder's these are; 0 is the embeddings.
+        offsets: sentence i is the words `[offsets[i], offsets[i+1])`.
+        labels: of every word; `IGNORED` where none is known.
+    """
+
+    values: NDArray[np.floating]
+    layers: tuple[int, ...]
+    offsets: Int[NDArray[np.int64], " bounds"]
+    labels: Int[NDArray[np.int64], " words"]
+
+    def sequences(self, start: int = 0) -> list[Sequence]:
+        """The sentences that have a word; as ids the rows of the values, from `start` on, and their labels as targets."""
+        return [
+            Sequence(
+                np.arange(first + start, last + start, dtype=np.int32),
+                np.zeros(last - first, dtype=np.int8),
+                {"tag": TokenTargets(np.arange(last - first), self.labels[first:last])},
+            )
+            for first, last in zip(
+                self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True
+            )
+            if last > first
+        ]
+
+
+def open_features(
+    folder: Path,
+    encoder: AnyEncoder,
+    inputs: Many[EncodedExample],
+    layers: tuple[int, ...],
+    stored: Stored = "float32",
+    on_share: OnShare = untold,
+) -> Features:
+    """The features of tagged sentences: from the folder if it holds those of this encoder and these tokens, else computed.
+
+    Args:
+        folder: one for each data set; what it holds of other encoders or tokens is replaced, layers that it lacks are added.
+        inputs: as `Tagging.encode` makes them.
+        on_share: as for `extract`.
+
+    Raises:
+        ResourceError: there is no room on the disk, or no permission.
+    """
+    words = [_words(item) for item in inputs]
+    offsets = np.cumsum([0, *(len(labels) for labels in words)], dtype=np.int64)
+    labels = np.concatenate([*words, np.zeros(0, dtype=np.int64)])
+    if not len(labels):
+        return Features(np.zeros((0, len(layers), encoder.width), stored), layers, offsets, labels)
+    about = _about(encoder, inputs, stored)
+    held = _held(folder, about)
+    missing = tuple(layer for layer in layers if layer not in held)
+    if missing:
+        with replace_folder(folder) as hidden:
+            shape = (len(labels), len(held) + len(missing), encoder.width)
+            table = np.lib.format.open_memmap(
+                hidden / _VALUES, mode="w+", dtype=stored, shape=shape
+            )
+            if held:
+                table[:, : len(held)] = np.load(folder / _VALUES, mmap_mode="r")
+            extract(encoder, inputs, missing, table[:, len(held) :], on_share=on_share)
+            table.flush()
+            held += missing
+            (hidden / _ABOUT).write_text(
+                json.dumps({**about, "layers": list(held)}) + "\n", encoding="utf8"
+            )
+    return Features(np.load(folder / _VALUES, mmap_mode="r"), held, offsets, labels)
+
+
+def holds(
+    folder: Path,
+    encoder: AnyEncoder,
+    inputs: Many[EncodedExample],
+    layers: tuple[int, ...],
+    stored: Stored,
+) -> bool:
+    """Whether `open_features` would find all it wants in the folder."""
+    return (folder / _ABOUT).is_file() and set(layers) <= set(
+        _held(folder, _about(encoder, inputs, stored))
+    )
+
+
+def _about(encoder: AnyEncoder, inputs: Many[EncodedExample], stored: Stored) -> dict[str, object]:
+    return {"key": _key(encoder, inputs), "stored": stored}
+
+
+def _words(item: EncodedExample) -> NDArray[np.int64]:
+    """The labels of the words of an example, window after window, which is their order."""
+    found = [cast(TokenTargets, sequence.targets["tag"]).ids for sequence in item.sequences]
+    return np.concatenate([np.asarray(ids) for ids in found])
+
+
+def _held(folder: Path, about: Mapping[str, object]) -> tuple[int, ...]:
+    """The layers that a folder holds of what it is asked for; none if it holds something else."""
+    try:
+        said = json.loads((folder / _ABOUT).read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return ()
+    layers = tuple(said.pop("layers", ()))
+    return layers if said == about else ()
+
+
+def _key(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> str:
+    """The sha256 of all that features depend on: weights, tokens, and which of them stand for words."""
+    result = hashlib.sha256(repr(encoder.config).encode())
+    for name, tensor in sorted(encoder.state_dict().items()):
+        result.update(name.encode())
+        result.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    for item in inputs:
+        for sequence in item.sequences:
+            places = np.asarray(cast(TokenTargets, sequence.targets["tag"]).index)
+            for array in (sequence.ids, sequence.segments, places):
+                result.update(np.int64(array.size).tobytes() + array.tobytes())
+    return result.hexdigest()
+
+
+@torch.no_grad()
+def extract(
+    encoder: AnyEncoder,
+    inputs: Many[EncodedExample],
+    layers: tuple[int, ...],
+    table: NDArray[np.floating],
+    on_share: OnShare = untold,
+) -> None:
+    """Write the vectors of each word's first token into a table `(words, layers, width)`, without dropout.
+
+    Args:
+        on_share: told the share of tokens that is done.
+    """
+    sequences = [sequence for item in inputs for sequence in item.sequences]
+    counts = [len(cast(TokenTargets, sequence.targets["tag"]).index) for sequence in sequences]
+    starts = np.cumsum([0, *counts])
+    done, total = 0, sum(map(len, sequences))
+    with evaluating(encoder):
+        for places, batch in in_batches(sequences, AT_ONCE, next(encoder.parameters()).device):
+            index = cast(Tensor, cast(TokenTargets, batch.targets["tag"]).index)
+            hidden = encoder(batch, keep_layers=True).layers
+            vectors = (
+                torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
+            )
+            rows = np.concatenate([np.arange(starts[place], starts[place + 1]) for place in places])
+            table[rows] = vectors
+            done += batch.layout.tokens
+            on_share(done / total)
+
+
+class FeatureTagger(Learner):
+    """A BiLSTM on frozen features, with an output for each tag.
+
+    Args:
+        tables: the features that it may be asked for, one behind the other: the ids of a batch are rows of all of them.
+        choice: which layers it reads, and how they become one vector.
+        depth: blocks of the encoder.
+        labels: how many tags.
+        shape: of what is trained.
+    """
+
+    def __init__(
+        self,
+        tables: Many[Features],
+        choice: LayerChoice,
+        depth: int,
+        labels: int,
+        shape: BiLSTMTagger = BiLSTMTagger(),
+    ) -> None:
+        super().__init__()
+        layers = chosen_layers(choice, depth)
+        self._tables = tuple(tables)
+        # Of each table its own: one may hold more layers than another.
+        self._columns = [[table.layers.index(layer) for layer in layers] for table in tables]
+        width = tables[0].values.shape[2]
+        self.mix = build_mix(choice, len(layers))
+        self.input_dropout = Dropout(shape.dropout)
+        self.lstm = BiLSTM(
+            width * len(layers) if choice == "concat_last_four" else width,
+            shape.hidden,
+            shape.depth,
+            shape.dropout,
+        )
+        self.output_dropout = Dropout(shape.dropout)
+        self.dense = nn.Linear(self.lstm.width, labels)
+
+    def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
+        """The sequence as it is."""
+        return sequence
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """The number of tagged words."""
+        return {"tag": float((_labels(batch) != IGNORED).sum())}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """The cross-entropy of the tags."""
+        return {"tag": cross_entropy(self.logits(batch), _labels(batch))}
+
+    def logits(self, batch: Batch) -> Float[Tensor, "words labels"]:
+        """One logit per label for each word."""
+        mixed = self.input_dropout(self.mix(self.read(batch)))
+        result: Tensor = self.dense(self.output_dropout(self.lstm(mixed, batch.layout)))
+        return result
+
+    def read(self, batch: Batch) -> Float[Tensor, "words layers width"]:
+        """The features of a batch, on its device."""
+        rows, start = batch.ids.cpu().numpy(), 0
+        shape = (len(rows), len(self._columns[0]), self._tables[0].values.shape[2])
+        result = np.empty(shape, dtype=np.float32)
+        for table, columns in zip(self._tables, self._columns, strict=True):
+            inside = (rows >= start) & (rows < start + len(table.values))
+            result[inside] = table.values[rows[inside] - start][:, columns]
+            start += len(table.values)
+        return torch.from_numpy(result).to(batch.ids.device)
+
+
+def _labels(batch: Batch) -> Tensor:
+    return cast(Tensor, cast(TokenTargets, batch.targets["tag"]).ids)

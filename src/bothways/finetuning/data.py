@@ -1,0 +1,166 @@
+"""Labelled examples, checked and encoded once for any number of runs; loaded for training, predicted and scored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+from bothways.core.errors import ConfigError
+from bothways.core.finding import Finding, report_findings
+from bothways.core.learner import Learner
+from bothways.core.progress import OnShare, untold
+from bothways.core.sequence import Sequence
+from bothways.core.stages import OnStage, part_of, unseen
+from bothways.data.list_source import ListPlan, ListSource, Shuffled
+from bothways.data.loader import Loader, Share
+from bothways.finetuning.config import FinetuneSettings
+from bothways.preflight.model import check_casing
+from bothways.preflight.text import check_inputs
+from bothways.tasks.task import Metrics, Task
+from bothways.tasks.task_learner import (
+    DEFAULT_PREDICT,
+    EncodedExample,
+    PredictConfig,
+    TaskLearner,
+    grouped,
+    predict_encoded,
+)
+from bothways.text.tokenizer import Tokenizer
+
+ALL = Share()
+"""All of the data: a single process."""
+ENCODED = 1024
+"""Examples that are encoded together, after which it is told how far one is."""
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Examples that are checked and encoded.
+
+    Attributes:
+        definition: of the task.
+        labels: in the order of the model's outputs.
+        train, dev: what the examples became.
+        train_examples, dev_examples: as they were read; there may be none to score.
+        findings: of the preflight.
+    """
+
+    definition: Task[Any, Any]
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    train: tuple[EncodedExample, ...]
+    dev: tuple[EncodedExample, ...]
+    train_examples: tuple[Any, ...]
+    dev_examples: tuple[Any, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All training sequences."""
+        return [sequence for item in self.train for sequence in item.sequences]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an epoch, specials included."""
+        return sum(len(sequence) for sequence in self.sequences)
+
+
+def examine(
+    definition: Task[Any, Any],
+    tokenizer: Tokenizer,
+    train: Many[Any],
+    dev: Many[Any],
+    length: int,
+    on_stage: OnStage = unseen,
+) -> LabelledData:
+    """Encode examples and look at them, errors among the findings and all."""
+    labels = definition.labels(train)
+    every = definition.labels([*train, *dev])  # beyond `labels` only where there is an error
+    inputs: list[EncodedExample] = []
+    for window in grouped([*train, *dev], ENCODED, definition.shared):
+        on_stage("tokenizing", len(inputs) / (len(train) + len(dev)))
+        inputs += definition.encode(window, tokenizer, every, length)
+    encoded = tuple(inputs[: len(train)]), tuple(inputs[len(train) :])
+    on_stage("checking the data", None)
+    found = (
+        *definition.check(train, dev),
+        *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
+        *check_inputs(encoded[0], tokenizer, length),
+    )
+    return LabelledData(
+        definition, tokenizer, labels, encoded[0], encoded[1], tuple(train), tuple(dev), found
+    )
+
+
+def label(
+    definition: Task[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int
+) -> LabelledData:
+    """Check and encode examples, once for any number of runs; `length` is that of the longest sequence, in tokens.
+
+    Raises:
+        BothwaysError: what the task cannot learn from, such as an empty text, an absent label, fewer than two classes; all of
+            them in one message.
+    """
+    data = examine(definition, tokenizer, train, dev, length)
+    return dataclasses.replace(data, findings=tuple(report_findings(data.findings)))
+
+
+def loader(
+    data: LabelledData, method: FinetuneSettings, learner: Learner, seed: int, share: Share = ALL
+) -> Loader[ListPlan]:
+    """Steps over the training data, shuffled anew in each epoch."""
+    source = ListSource(data.sequences, Shuffled(seed))
+    return Loader(source, learner.prepare, method.batch, method.microbatch_tokens, seed, share)
+
+
+def dev_windows(
+    data: LabelledData, pace: PredictConfig = DEFAULT_PREDICT
+) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
+    """The dev examples with what they became, as `tasks.task.windows` has it."""
+    size = min(pace.window, data.definition.window)
+    for start in range(0, len(data.dev), size):
+        part = slice(start, start + size)
+        yield list(data.dev_examples[part]), list(data.dev[part])
+
+
+def predictions(
+    task: TaskLearner[Any, Any],
+    data: LabelledData,
+    pace: PredictConfig = DEFAULT_PREDICT,
+    on_share: OnShare = untold,
+) -> Iterator[tuple[Any, Any]]:
+    """The dev examples with their predictions, in windows, so that no more predictions than one window's are held."""
+    done = 0
+    for examples, inputs in dev_windows(data, pace):
+        yield from predict_encoded(
+            task, examples, inputs, pace, part_of(on_share, done, len(inputs), len(data.dev))
+        )
+        done += len(inputs)
+
+
+def score(
+    task: TaskLearner[Any, Any],
+    data: LabelledData,
+    pace: PredictConfig = DEFAULT_PREDICT,
+    on_share: OnShare = untold,
+) -> Metrics:
+    """The metrics of the dev data."""
+    return task.score(predictions(task, data, pace, on_share))
+
+
+def tune(task: TaskLearner[Any, Any], data: LabelledData, on_share: OnShare = untold) -> None:
+    """Choose what the task takes from dev data, such as thresholds."""
+    task.definition = task.tuned(predictions(task, data, on_share=on_share))
+
+
+def check_metric(metric: str, data: LabelledData) -> None:
+    """Raises ConfigError for a metric that the task does not have with these labels."""
+    known = data.definition.directions(data.labels)
+    if metric not in known:
+        what = f"{metric!r} is no metric of {data.definition.name} with {len(data.labels)} labels: it must be one of "
+        raise ConfigError(
+            what + ", ".join(known), where="metric", fix=f"Set metric={data.definition.metric}."
+        )

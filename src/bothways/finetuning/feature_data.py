@@ -1,0 +1,245 @@
+"""A run on frozen features before it begins: its settings, its model and data, and how long it will take.
+
+The encoder's pass over the data is timed on some of its windows, as it will be run; the tagger's training on one batch with the
+data's numbers of words and random vectors, since the true ones are not there yet.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from typing_extensions import assert_never
+
+from bothways.core.batch import pack
+from bothways.core.finding import Finding, report_findings
+from bothways.core.targets import TokenTargets
+from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.finetuning.bilstm_tagger import (
+    BiLSTMTagger,
+    Features,
+    FeatureTagger,
+    Stored,
+    extract,
+    holds,
+)
+from bothways.finetuning.data import LabelledData, label
+from bothways.finetuning.prepare import amount_read
+from bothways.hub.model_folder import load_model
+from bothways.hub.resolve import resolve_run
+from bothways.model.flops import BACKWARD
+from bothways.model.layer_mix import LayerChoice, chosen_layers
+from bothways.model.lstm_encoder import AnyEncoder
+from bothways.preflight.machine import speed
+from bothways.preflight.model import check_model
+from bothways.runtime.devices import choose_device
+from bothways.tasks.tagging.task import Tagger, TaggingTask
+from bothways.tasks.task_learner import EncodedExample
+from bothways.training.durations import Epochs, Hours
+from bothways.training.optimizers import AdamW
+from bothways.training.run import Training
+from bothways.training.schedules import Linear
+
+SAMPLE = 1024
+"""Tokens that the encoder's pass is timed on."""
+
+
+def tagger_adam() -> Training:
+    """Twenty epochs of AdamW at 1e-3: the paper says nothing of it. The LSTM is small, so it is trained in fp32."""
+    return Training(
+        until=Epochs(20.0),
+        optimiser=AdamW(lr=1e-3, decay=0.0),
+        schedule=Linear(0.05),
+        precision="fp32",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig:
+    """Everything that decides what a run on frozen features computes.
+
+    Attributes:
+        model: a model folder, the folder of a run, or a Hub id.
+        train, dev: sentences with tags: files or Hub data sets.
+        layers: which of the encoder's, and how they become one vector.
+        task: how the data is read; the paper gives the encoder all of the document that fits.
+        length: the longest sequence in tokens; none means as many as the model has positions.
+        tagger: what is trained.
+        training: of it; the dev data is scored after every epoch, and the best weights are kept.
+        batch: sentences or words per update.
+        stored: the type of the features on the disk.
+        seed: of the tagger, the order of the data and dropout.
+    """
+
+    model: str
+    train: str
+    dev: str
+    layers: LayerChoice = "concat_last_four"
+    task: TaggingTask = TaggingTask(context="document")
+    length: int | None = None
+    tagger: BiLSTMTagger = BiLSTMTagger()
+    training: Training = field(default_factory=tagger_adam)
+    batch: ExampleBudget | TokenBudget = ExampleBudget(32)
+    stored: Stored = "float32"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TaggedSentences:
+    """Data that the encoder is to read.
+
+    Attributes:
+        task: how sentences are decoded and scored; its model has no head, and is on its device.
+        data: checked and encoded.
+        layers: of the encoder, all that are asked for.
+    """
+
+    task: Tagger
+    data: LabelledData
+    layers: tuple[int, ...]
+
+    @property
+    def splits(self) -> dict[str, tuple[EncodedExample, ...]]:
+        """By the name of the folder that their features are in."""
+        return {"train": self.data.train, "dev": self.data.dev}
+
+
+def read_tagged_sentences(
+    settings: FeatureConfig, choices: Iterable[LayerChoice], device: str
+) -> TaggedSentences:
+    """Read the model and the data, and look at what could go wrong later; errors as `recipes.features.prepare_features`."""
+    loaded = load_model(resolve_run(settings.model), heads=())
+    model, tokenizer = loaded.model, loaded.tokenizer()
+    length, depth = settings.length or model.config.most, model.config.depth
+    layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
+    report_findings(check_model(model.config, tokenizer, length))
+    reading = settings.task.read(settings.train, settings.task.columns)
+    train, definition = list(reading.examples), reading.definition
+    dev = list(definition.read(settings.dev, settings.task.columns).examples)
+    data = label(definition, tokenizer, train, dev, length)
+    return TaggedSentences(
+        Tagger(settings.task, model, tokenizer, data.labels, length)
+        .to(choose_device(device))
+        .eval(),
+        data,
+        layers,
+    )
+
+
+def forecast_features(sentences: TaggedSentences, settings: FeatureConfig, folder: Path) -> Finding:
+    """How long features and training will take; features that the folder holds take no time. Draws from torch's generator."""
+    parts = [*_encoding(sentences, settings, folder), _fitting(sentences, settings)]
+    left = timedelta(seconds=math.ceil(sum(seconds for _, seconds in parts)))
+    return Finding(
+        "time", "note", f"{', '.join(said for said, _ in parts)}, as measured now: about {left}"
+    )
+
+
+def _encoding(
+    sentences: TaggedSentences, settings: FeatureConfig, folder: Path
+) -> list[tuple[str, float]]:
+    """What the encoder has to read, and its seconds; empty if that is nothing."""
+    encoder, layers = sentences.task.model.encoder, sentences.layers
+    left = [
+        sum(map(tokens_in, inputs))
+        for name, inputs in sentences.splits.items()
+        if not holds(folder / name, encoder, inputs, layers, settings.stored)
+    ]
+    if not left:
+        return []
+    tokens, rate = sum(left), encoder_speed(encoder, sentences.data.train)
+    return [(f"{tokens:,} tokens through the encoder at {rate:,.0f} a second", tokens / rate)]
+
+
+def _fitting(sentences: TaggedSentences, settings: FeatureConfig) -> tuple[str, float]:
+    """What the tagger has to read, and its seconds."""
+    data, until = sentences.data, settings.training.until
+    if isinstance(until, Hours):
+        return f"{until} of training", 3600 * until.count
+    train, dev = (sum(map(words_in, inputs)) for inputs in (data.train, data.dev))
+    words = words_read(settings, train, dev, len(data.train))
+    assert words is not None
+    rate = tagger_speed(settings, sentences.task.model.encoder, data.train, len(data.labels))
+    return (
+        f"{words:,.0f} words through the tagger at {rate:,.0f} a second in training",
+        words / rate,
+    )
+
+
+def words_read(
+    settings: FeatureConfig, train: int | float, dev: int | float, sentences: int
+) -> float | None:
+    """Words that a run's training reads, those of its evaluations counted by what they cost beside training.
+
+    Args:
+        train, dev: words of the data.
+        sentences: of the training data.
+
+    Returns:
+        None if that depends on its speed.
+    """
+    read = amount_read(settings.training.until, settings.batch, train, sentences)
+    return None if read is None else read * (1 + dev / train / (1 + BACKWARD))
+
+
+def tokens_in(item: EncodedExample) -> int:
+    """Tokens that the encoder reads for a sentence, specials and its document included."""
+    return sum(map(len, item.sequences))
+
+
+def words_in(item: EncodedExample) -> int:
+    """Words that have a vector."""
+    return sum(
+        len(cast(TokenTargets, sequence.targets["tag"]).index) for sequence in item.sequences
+    )
+
+
+def encoder_speed(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> float:
+    """Tokens per second of the pass over the data, timed on some of it."""
+    ordered = sorted((item for item in inputs if item.sequences), key=tokens_in)
+    every = max(1, sum(map(tokens_in, ordered)) // SAMPLE)
+    sample = ordered[min(every, len(ordered)) // 2 :: every]
+    table = np.empty((sum(map(words_in, sample)), 1, encoder.width), dtype=np.float32)
+    seconds = 0.0
+    for _ in range(2):  # the first is slower than all that follow
+        start = time.perf_counter()
+        extract(encoder, sample, (0,), table)  # all layers are computed whichever are kept
+        seconds = time.perf_counter() - start
+    return sum(map(tokens_in, sample)) / seconds
+
+
+def tagger_speed(
+    settings: FeatureConfig, encoder: AnyEncoder, inputs: Many[EncodedExample], labels: int
+) -> float:
+    """Words per second in training, timed on one batch. Draws from torch's generator."""
+    counts = _batch_of(sorted(filter(None, map(words_in, inputs))), settings.batch)
+    depth = encoder.config.depth
+    layers, words = chosen_layers(settings.layers, depth), sum(counts)
+    values = np.random.default_rng(0).standard_normal(
+        (words, len(layers), encoder.width), dtype=np.float32
+    )
+    features = Features(values, layers, np.cumsum([0, *counts]), np.zeros(words, dtype=np.int64))
+    tagger = FeatureTagger([features], settings.layers, depth, labels, settings.tagger).to(
+        next(encoder.parameters()).device
+    )
+    return speed(tagger, pack(features.sequences()), settings.training.precision)
+
+
+def _batch_of(counts: list[int], batch: ExampleBudget | TokenBudget) -> list[int]:
+    """About as many of these sorted numbers of words as make a batch, evenly chosen."""
+    match batch:
+        case ExampleBudget(n):
+            every = len(counts) // n
+        case TokenBudget(n):
+            every = sum(counts) // n
+        case _:
+            assert_never(batch)
+    every = min(max(1, every), len(counts))
+    return counts[every // 2 :: every]

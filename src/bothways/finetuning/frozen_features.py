@@ -1,0 +1,244 @@
+"""Tagging with frozen features: the encoder runs once over the data, then only a BiLSTM is trained.
+
+Devlin et al. 2018, section 5.3 and table 7. Its fine-tuned counterpart is `recipes.finetune` with the task tag.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from bothways.core.errors import ConfigError
+from bothways.core.learner import evaluating
+from bothways.core.progress import OnShare, untold
+from bothways.core.sequence import Sequence
+from bothways.core.source import Cursor
+from bothways.core.terminal import say
+from bothways.data.list_source import ListSource, Shuffled
+from bothways.data.loader import Loader, Share, in_batches
+from bothways.finetuning.bilstm_tagger import Features, FeatureTagger, open_features
+from bothways.finetuning.feature_data import (
+    FeatureConfig,
+    TaggedSentences,
+    forecast_features,
+    read_tagged_sentences,
+)
+from bothways.model.layer_mix import LayerChoice, LayerSum, chosen_layers
+from bothways.runtime.devices import choose_device
+from bothways.tasks.predictions import TagPrediction
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.task import Tagger
+from bothways.tasks.task import Metrics
+from bothways.tasks.task_learner import Output
+from bothways.training.checkpoint import Best
+from bothways.training.durations import Epochs
+from bothways.training.in_memory import train_in_memory
+from bothways.training.state import RunState
+
+__all__ = ["FeatureConfig", "feature_based", "feature_restarts", "fit_features", "prepare_features"]
+
+
+@dataclass(frozen=True)
+class FeatureData:
+    """Frozen features of training and dev data, for any number of runs.
+
+    Attributes:
+        task: how sentences are decoded and scored; its model has no head.
+        train, dev: the features.
+        dev_examples: the sentences to score.
+        depth: blocks of the encoder.
+    """
+
+    task: Tagger
+    train: Features
+    dev: Features
+    dev_examples: tuple[TagExample, ...]
+    depth: int
+
+
+@dataclass(frozen=True)
+class FeatureResult:
+    """What a run came to.
+
+    Attributes:
+        layers: what was read of the encoder.
+        tagger: with the weights that were best on the dev data.
+        metrics: of the dev data, "f1" among them.
+        history: (epochs, F1) of every evaluation.
+        shares: of the layers in a weighted sum, as learned; empty for other choices.
+        progress: at the end.
+    """
+
+    layers: LayerChoice
+    tagger: FeatureTagger
+    metrics: Metrics
+    history: tuple[tuple[float, float], ...]
+    shares: tuple[float, ...]
+    progress: RunState
+
+
+def feature_based(
+    settings: FeatureConfig,
+    folder: Path,
+    *,
+    device: str = "auto",
+    console: Console | None = None,
+    on_share: OnShare = untold,
+    on_step: Callable[[RunState], None] = lambda progress: None,
+) -> FeatureResult:
+    """Compute features, unless the folder has them, and train on them; errors as `prepare_features` and `fit_features`.
+
+    Args:
+        console: where warnings and the forecast of the time go; none for nowhere.
+    """
+    sentences, console = (
+        read_tagged_sentences(settings, [settings.layers], device),
+        console or Console(quiet=True),
+    )
+    for finding in (*sentences.data.findings, forecast_features(sentences, settings, folder)):
+        say(console, f"{finding.severity}: {finding}")
+    data = compute_features(sentences, settings, folder, on_share)
+    return fit_features(data, settings, device=device, on_step=on_step)
+
+
+def prepare_features(
+    settings: FeatureConfig,
+    folder: Path,
+    choices: Iterable[LayerChoice],
+    *,
+    device: str = "auto",
+    on_share: OnShare = untold,
+) -> FeatureData:
+    """Read the data and compute the features for all of these choices, or take them from the folder.
+
+    Args:
+        on_share: told the share of all tokens that is done, where there is something to compute.
+
+    Raises:
+        BothwaysError: what is wrong with the data, all in one message.
+        ConfigError: the encoder has too few blocks for a choice, or too few positions for the length.
+        FolderError: the model cannot be read.
+        ResourceError: there is no room for the features.
+    """
+    return compute_features(
+        read_tagged_sentences(settings, choices, device), settings, folder, on_share
+    )
+
+
+def compute_features(
+    sentences: TaggedSentences, settings: FeatureConfig, folder: Path, on_share: OnShare = untold
+) -> FeatureData:
+    """The features of sentences, computed or from the folder; `on_share` and errors as for `prepare_features`."""
+    task, data = sentences.task, sentences.data
+    encoder = task.model.encoder
+    part = sum(item.tokens for item in data.train) / max(
+        1, sum(item.tokens for item in (*data.train, *data.dev))
+    )
+    shares: dict[str, Callable[[float], None]] = {
+        "train": lambda share: on_share(part * share),
+        "dev": lambda share: on_share(part + (1 - part) * share),
+    }
+    stored = {
+        name: open_features(
+            folder / name, encoder, inputs, sentences.layers, settings.stored, shares[name]
+        )
+        for name, inputs in sentences.splits.items()
+    }
+    return FeatureData(
+        task, stored["train"], stored["dev"], data.dev_examples, encoder.config.depth
+    )
+
+
+def fit_features(
+    data: FeatureData,
+    settings: FeatureConfig,
+    *,
+    device: str = "auto",
+    on_step: Callable[[RunState], None] = lambda progress: None,
+) -> FeatureResult:
+    """Train a tagger on features; of `settings` counts what concerns the layers and the training.
+
+    Raises:
+        BothwaysError: a loss or a gradient is not finite.
+        ConfigError: the schedule does not fit the run, or the features lack a layer.
+    """
+    torch.manual_seed(settings.seed)
+    tagger = build_tagger(data, settings).to(choose_device(device))
+    source = ListSource(data.train.sequences(), Shuffled(settings.seed))
+    budget = max(len(sequence) for sequence in source.sequences) * 64
+    trained = train_in_memory(
+        tagger,
+        Loader(source, tagger.prepare, settings.batch, budget, settings.seed, Share()).steps(
+            Cursor()
+        ),
+        dataclasses.replace(settings.training, evaluate=Epochs(1.0)),
+        Best("f1", "highest"),
+        lambda: data.task.score(tag_words(tagger, data)),
+        on_step=on_step,
+    )
+    mix = tagger.eval().mix
+    shares = tuple(mix.weights.softmax(0).tolist()) if isinstance(mix, LayerSum) else ()
+    history = tuple((epochs, metrics["f1"]) for epochs, metrics in trained.history)
+    return FeatureResult(
+        settings.layers, tagger, trained.metrics, history, shares, trained.progress
+    )
+
+
+def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
+    """A tagger with random weights. ConfigError for a layer that the features lack."""
+    missing = set(chosen_layers(settings.layers, data.depth)) - set(data.train.layers) & set(
+        data.dev.layers
+    )
+    if missing:
+        raise ConfigError(
+            f"the features do not hold layer {min(missing)}",
+            where="layers",
+            fix="Prepare them for this choice.",
+        )
+    return FeatureTagger(
+        [data.train, data.dev], settings.layers, data.depth, len(data.task.labels), settings.tagger
+    )
+
+
+def tag_words(
+    tagger: FeatureTagger, data: FeatureData, words: int = 8192
+) -> Iterator[tuple[TagExample, TagPrediction]]:
+    """The dev sentences with their predictions, without dropout; the tagger keeps the mode it had.
+
+    Args:
+        words: the most that go through the tagger at once, unless a sentence has more.
+    """
+    outputs = iter(_outputs(tagger, data.dev.sequences(start=len(data.train.values)), words))
+    empty = np.zeros((0, len(data.task.labels)), dtype=np.float32)
+    for example in data.dev_examples:
+        yield example, data.task.decode(example, [next(outputs) if example.words else empty])
+
+
+@torch.no_grad()
+def _outputs(tagger: FeatureTagger, sequences: Many[Sequence], words: int) -> list[Output]:
+    """The logits of each sentence `(words, labels)`."""
+    outputs: dict[int, Output] = {}
+    with evaluating(tagger):
+        for places, batch in in_batches(sequences, words, tagger.dense.weight.device):
+            logits = tagger.logits(batch).float().cpu().numpy()
+            outputs.update(
+                zip(places, np.split(logits, np.cumsum(batch.layout.lengths)[:-1]), strict=True)
+            )
+    return [outputs[place] for place in range(len(sequences))]
+
+
+def feature_restarts(
+    data: FeatureData, settings: FeatureConfig, seeds: Many[int], *, device: str = "auto"
+) -> list[FeatureResult]:
+    """The same run from several seeds: the paper reports the mean of five."""
+    return [
+        fit_features(data, dataclasses.replace(settings, seed=seed), device=device)
+        for seed in seeds
+    ]

@@ -1,0 +1,190 @@
+"""Fine-tuning in memory: many short runs on the same examples, from pre-trained weights or from random ones.
+
+What is the same for all runs is done once (`label`): checks, tokenizing, the order of the labels. What differs is a start, a
+method and a seed (`fit_task`). `bothways.recipes.finetune` is the same with files, a run folder and checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from bothways.core.errors import ConfigError
+from bothways.core.source import Cursor
+from bothways.core.stages import OnStage, unseen
+from bothways.finetuning.config import USUAL, FinetuneSettings
+from bothways.finetuning.data import LabelledData, check_metric, loader, predictions, score, tune
+from bothways.finetuning.failed_runs import (
+    DistinctAnswers,
+    Failure,
+    signs_of_scores,
+    signs_of_training,
+    training_loss,
+)
+from bothways.finetuning.stability import rules, steady
+from bothways.model.head_config import Head
+from bothways.model.lstm_config import ModelConfig
+from bothways.model.model import Model
+from bothways.preflight.compute import compute_as
+from bothways.runtime.devices import choose_device
+from bothways.tasks.task import Metrics
+from bothways.tasks.task_learner import TaskLearner
+from bothways.training.checkpoint import Best
+from bothways.training.in_memory import train_in_memory
+from bothways.training.state import RunState
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a run came to.
+
+    Attributes:
+        task: with the weights that were best on the dev data; the last ones, if there is none.
+        metrics: of these weights on the dev data; empty if there is none.
+        history: (epochs, metrics) of every evaluation.
+        progress: at the end.
+        failure: why the run is to be thought of as failed; none if nothing says so.
+    """
+
+    task: TaskLearner[Any, Any]
+    metrics: Metrics
+    history: tuple[tuple[float, Metrics], ...]
+    progress: RunState
+    failure: Failure | None = None
+
+
+def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> Model:
+    """A model with fresh heads: on the encoder and, if it is among them, the pooler of `start`, or all at random.
+
+    Raises:
+        ConfigError: `start` has no pooler, and the heads read one.
+    """
+    torch.manual_seed(seed)
+    if not isinstance(start, Model):
+        return Model(start, heads)
+    model = Model(start.config, heads, copy.deepcopy(start.encoder))
+    if "pooler" in model.heads:
+        if "pooler" not in start.heads:
+            what = f"the model has no pooler, only {', '.join(start.heads) or 'an encoder'}"
+            fix = "Pre-train with next-sentence pairs, or load the model with a fresh pooler."
+            raise ConfigError(what, where="start", fix=fix)
+        model.heads["pooler"].load_state_dict(start.heads["pooler"].state_dict())
+    return model
+
+
+def fit_task(
+    start: Model | ModelConfig,
+    data: LabelledData,
+    method: FinetuneSettings = USUAL,
+    *,
+    seed: int = 0,
+    order_seed: int | None = None,
+    device: str = "auto",
+    on_step: Callable[[RunState], None] = lambda progress: None,
+) -> FitResult:
+    """Fine-tune once, in memory.
+
+    Args:
+        start: a model whose encoder and pooler are copied, or a configuration for random weights.
+        seed: of the new head and of what else starts at random.
+        order_seed: of the order of the data, dropout and mixout; none for the same one.
+        on_step: called after each step, for a progress bar.
+
+    Raises:
+        BothwaysError: a loss or a gradient is not finite.
+        ConfigError: `start` has no pooler or not the blocks that `stability` names, the schedule does not fit the run, these
+            labels do not have the metric, or there is patience without dev data.
+    """
+    best = _best(data, method)
+    model = start_from(start, data.definition.heads(data.labels, method.dropout), seed)
+    _check_start(start, method)
+    steady(model, method.stability, seed)
+    compute_as(model.encoder, method.training, choose_device(device))
+    task = data.definition.task(model, data.tokenizer, data.labels, method.length).to(
+        choose_device(device)
+    )
+    order = seed if order_seed is None else order_seed
+    torch.manual_seed(order + 1)
+    with learning_by_rows(model, choose_device(device), world=1):
+        trained = train_in_memory(
+            task,
+            loader(data, method, task, order).steps(Cursor()),
+            method.training,
+            best,
+            (lambda: score(task, data)) if data.dev else None,
+            rules=rules(method.stability, model),
+            on_step=on_step,
+        )
+    task.eval()
+    metrics, failed = conclude(task, data, method)
+    return FitResult(task, metrics, trained.history, trained.progress, failed)
+
+
+@contextlib.contextmanager
+def learning_by_rows(model: Model, device: torch.device, world: int) -> Iterator[None]:
+    """Within, only those rows of the embedding are updated that the data names (`training.rows`), where that is quicker.
+
+    Heads of tasks leave the embedding to lookups. Other devices would have to wait to know the rows; ranks exchange them all.
+    """
+    table = model.encoder.embedding.token
+    table.sparse = device.type == "cpu" and world == 1
+    try:
+        yield
+    finally:
+        table.sparse = False
+
+
+def conclude(
+    task: TaskLearner[Any, Any],
+    data: LabelledData,
+    method: FinetuneSettings,
+    on_stage: OnStage = unseen,
+) -> tuple[Metrics, Failure | None]:
+    """Tune a trained task on the dev data and score it; metrics, empty without dev data, and whether the run has failed."""
+    trained = training_loss(
+        task,
+        data.sequences,
+        method.microbatch_tokens,
+        partial(on_stage, "looking at the training loss"),
+    )
+    baseline = data.definition.baseline
+    reasons = signs_of_training(trained, baseline(data.train_examples, data.train_examples))
+    metrics: Metrics = {}
+    if data.dev:
+        tune(task, data, on_share=partial(on_stage, "tuning on the dev data"))
+        answers = DistinctAnswers(data.definition)
+        metrics = task.score(
+            answers.seen(
+                predictions(task, data, on_share=partial(on_stage, "scoring the dev data"))
+            )
+        )
+        direction = data.definition.directions(data.labels)[method.chosen_by]
+        usual = baseline(data.train_examples, data.dev_examples)
+        reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
+    return metrics, Failure(reasons, method.training) if reasons else None
+
+
+def _best(data: LabelledData, method: FinetuneSettings) -> Best:
+    """By what weights are chosen. ConfigError for what cannot be measured on this data."""
+    check_metric(method.chosen_by, data)
+    if method.training.patience is not None and not data.dev:
+        what = "patience needs dev data, by which it is seen whether anything gets better"
+        raise ConfigError(
+            what, where="training.patience", fix="Give dev data, or leave patience out."
+        )
+    return Best(method.chosen_by, data.definition.directions(data.labels)[method.chosen_by])
+
+
+def _check_start(start: Model | ModelConfig, method: FinetuneSettings) -> None:
+    for name in ("reinitialise", "frozen", "mixout", "pull"):
+        if not isinstance(start, Model) and getattr(method.stability, name):
+            what = "is about pre-trained weights, and this run starts from random ones"
+            raise ConfigError(
+                what, where=f"stability.{name}", fix="Start from a model, or set it to 0."
+            )

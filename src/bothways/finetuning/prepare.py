@@ -1,0 +1,269 @@
+"""A fine-tuning run before it begins: its settings, its model and data, and the preflight."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bothways.core.batch import Batch, pack
+from bothways.core.errors import ConfigError
+from bothways.core.finding import Finding, report_findings
+from bothways.core.stages import OnStage, followed, followed_reading, unseen
+from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.data import LabelledData, check_metric, examine
+from bothways.finetuning.stability import steady
+from bothways.hub.model_folder import LoadedModel, load_model
+from bothways.hub.provenance import digest_of_model, stamp
+from bothways.hub.resolve import resolve_run
+from bothways.model.head_config import Head
+from bothways.model.model import Model
+from bothways.preflight.compute import compute_as
+from bothways.preflight.machine import Load, check_machine, forecast
+from bothways.preflight.model import check_model
+from bothways.tasks.catalogue import Trainable
+from bothways.tasks.task import Direction, Reading, examples_fingerprint
+from bothways.tasks.task_learner import TaskLearner
+from bothways.training.checkpoint import Best
+from bothways.training.durations import Duration, Epochs, Steps
+from bothways.training.durations import Tokens as TokenCount
+from bothways.training.run import Training
+
+SAMPLE = 1024
+"""Tokens by which the time of the run is forecast."""
+TOLD = 256
+"""Examples after which it is told how far one is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(FinetuneSettings):
+    """Everything that decides what a fine-tuning run computes.
+
+    Attributes:
+        model: a model folder, the folder of a pre-training run, or a Hub id.
+        train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev` the last weights are kept.
+        fresh: heads that start at random beside the task's own: "pooler", for a model that was trained without one.
+        seed: of the fresh heads and of what else starts at random.
+        order_seed: of the order of the data, dropout and mixout; none for the same one.
+    """
+
+    model: str
+    train: str
+    dev: str | None = None
+    fresh: tuple[Literal["pooler"], ...] = ()
+    seed: int = 0
+    order_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training.patience is not None and self.dev is None:
+            what = "patience needs development data, on which nothing gets better any more"
+            raise ConfigError(
+                what, where="training.patience", fix="Give --dev, or leave patience out."
+            )
+
+    @property
+    def ordered_by(self) -> int:
+        """The seed of the order of the data, dropout and mixout."""
+        return self.seed if self.order_seed is None else self.order_seed
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Data that was read: from where, how many examples, and the sha256 of their texts and labels."""
+
+    name: str
+    examples: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that can begin.
+
+    Attributes:
+        task: the model with its fresh heads, on its device.
+        data: the examples, checked and encoded.
+        sources: of the training and dev data.
+        base: the sha256 of the model that it begins with.
+        findings: warnings and notes of the preflight.
+    """
+
+    settings: FinetuneConfig
+    task: TaskLearner[Any, Any]
+    data: LabelledData
+    sources: Mapping[str, ModelSource]
+    base: str
+    findings: tuple[Finding, ...]
+
+
+def load_for(settings: FinetuneConfig, heads: Iterable[Head]) -> LoadedModel:
+    """The model that a run begins with: its own pooler, if it has one, and fresh heads; errors as `load_model`."""
+    wanted = tuple(heads)
+    return load_model(
+        resolve_run(settings.model),
+        wanted,
+        {head.kind for head in wanted} - {"pooler"} | {*settings.fresh},
+    )
+
+
+def make_ready(
+    settings: FinetuneConfig, folder: Path, device: torch.device, on_stage: OnStage = unseen
+) -> PreparedRun:
+    """Read model and data, and look at everything that could go wrong later; errors as `finetune`."""
+    train, dev, definition = _examples(settings, on_stage)
+    on_stage("reading the model", None)
+    base = digest_of_model(settings.model)
+    heads = definition.heads(definition.labels(train), settings.dropout)
+    torch.manual_seed(settings.seed)
+    loaded = load_for(settings, heads)
+    tokenizer = loaded.tokenizer()
+    data = examine(definition, tokenizer, train, dev, settings.length, on_stage)
+    found = report_findings(
+        [
+            *check_model(loaded.model.config, data.tokenizer, settings.length),
+            *data.findings,
+            *check_machine(_load(settings, loaded.model, data), folder, device),
+        ]
+    )
+    check_metric(settings.chosen_by, data)
+    # A resumed run comes by here too, so what mixout and pull go back to is read from the model again.
+    steady(loaded.model, settings.stability, settings.seed, settings.fresh)
+    compute_as(loaded.model.encoder, settings.training, device)
+    task = definition.task(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
+    tokens = tokens_of(settings, data)
+    if tokens is not None:
+        on_share = partial(on_stage, "measuring the speed of training")
+        found.append(forecast(task, _sample(data), tokens, settings.training.precision, on_share))
+    read = {"train": (settings.train, train)} | (
+        {"dev": (settings.dev, dev)} if settings.dev else {}
+    )
+    sources = {name: _source(*source, on_stage) for name, source in read.items()}
+    return PreparedRun(settings, task, data, sources, base, tuple(found))
+
+
+def fingerprints(settings: FinetuneConfig) -> dict[str, str]:
+    """The sha256 of the examples of the training and dev data, as `make_ready` finds them; DataError if they cannot be read."""
+    written = [
+        stamp(Path(source).expanduser())
+        for source in (settings.train, settings.dev)
+        if source is not None
+    ]
+    return dict(_fingerprints(settings.train, settings.dev, settings.task, *written))
+
+
+@functools.lru_cache
+def _fingerprints(
+    train: str, dev: str | None, task: Trainable, *written: tuple[int, int] | None
+) -> dict[str, str]:
+    """Read once for the runs of a series, as long as no file is written anew."""
+    settings = FinetuneConfig(model="", train=train, dev=dev, task=task)
+    of_train, of_dev, _ = _examples(settings, unseen)
+    return {"train": examples_fingerprint(of_train)} | (
+        {} if dev is None else {"dev": examples_fingerprint(of_dev)}
+    )
+
+
+def _examples(
+    settings: FinetuneConfig, on_stage: OnStage
+) -> tuple[list[Any], list[Any], Trainable]:
+    """Of training and dev, and the definition with the columns that were read."""
+    train, definition = _read(settings.train, settings.task, on_stage)
+    return train, _read(settings.dev, definition, on_stage)[0] if settings.dev else [], definition
+
+
+def _read(source: str, definition: Trainable, on_stage: OnStage) -> tuple[list[Any], Trainable]:
+    asked: Any = definition.columns
+    reading: Reading[Any] = definition.read(source, asked)
+    examples = list(followed_reading(reading, f"reading {source}", on_stage, TOLD).examples)
+    return examples, reading.definition  # type: ignore[return-value]
+
+
+def _source(name: str, examples: list[Any], on_stage: OnStage) -> ModelSource:
+    return ModelSource(
+        name,
+        len(examples),
+        examples_fingerprint(followed(examples, partial(on_stage, f"fingerprint of {name}"), TOLD)),
+    )
+
+
+def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
+    longest = max(len(sequence) for sequence in data.sequences)
+    checkpoints = settings.training.keep.last + 2  # the best one, and the one that is being written
+    recompute = settings.training.recompute
+    return Load(
+        model.config,
+        model.specification,
+        longest,
+        settings.microbatch_tokens,
+        checkpoints,
+        recompute,
+    )
+
+
+def tokens_of(settings: FinetuneConfig, data: LabelledData) -> int | float | None:
+    """How many tokens the run reads; none if that depends on its speed."""
+    return amount_read(settings.training.until, settings.batch, data.tokens, len(data.sequences))
+
+
+def amount_read(
+    until: Duration, batch: ExampleBudget | TokenBudget, tokens: int | float, sequences: int
+) -> int | float | None:
+    """How many tokens a run reads of data with so many tokens in so many sequences; none if that depends on its speed."""
+    match until, batch:
+        case Epochs(count), _:
+            return count * tokens
+        case TokenCount(count), _:
+            return count
+        case Steps(count), ExampleBudget(n):
+            return count * n * tokens / sequences
+        case Steps(count), TokenBudget(n):
+            return count * n
+        case _:
+            return None
+
+
+def _sample(data: LabelledData) -> Batch:
+    """A small batch with the lengths of the data."""
+    sequences = sorted(data.sequences, key=len)
+    return pack(sequences[:: max(1, data.tokens // SAMPLE)])
+
+
+def training_of(settings: FinetuneConfig, directions: Mapping[str, Direction]) -> Training:
+    """The training with what the dev data decides: whether there are evaluations, and the best checkpoint."""
+    if settings.dev is None:
+        return dataclasses.replace(
+            settings.training,
+            evaluate=None,
+            keep=dataclasses.replace(settings.training.keep, best=None),
+        )
+    best = Best(dev_name(settings.chosen_by), directions[settings.chosen_by])
+    return dataclasses.replace(
+        settings.training, keep=dataclasses.replace(settings.training.keep, best=best)
+    )
+
+
+def dev_name(metric: str) -> str:
+    """The name of a dev metric in the run's records, where losses and accuracies are named by what they are of."""
+    return f"dev/{metric}/label" if metric in {"loss", "accuracy"} else f"dev/{metric}"
+
+
+def remarks(ready: PreparedRun) -> list[str]:
+    """Every warning and note of the preflight, and what was guessed or left out."""
+    lines = [f"{finding.severity}: {finding}" for finding in ready.findings]
+    if ready.data.definition != ready.settings.task:
+        lines.append(f"note: the columns are guessed: {ready.data.definition.columns}")  # type: ignore[attr-defined]
+    if ready.settings.chosen_by == "f1" and len(ready.data.labels) == 2:
+        lines.append(
+            f"note: f1 is that of {ready.data.labels[1]!r}, the second of the two labels in their order"
+        )
+    if ready.settings.dev is None:
+        lines.append("note: without dev data the last weights are kept, and nothing is measured")
+    return lines

@@ -1,0 +1,294 @@
+"""Fine-tuning from files: a model folder and labelled data become a model folder for a task.
+
+The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, `config.toml` as resolved, and at the end
+`model/`: a Hugging Face folder (BertForSequenceClassification, say, `id2label`, tokenizer, model card) with the training's
+record in `bothways.json`; beside it `report.html`, what the model does well and badly on the dev data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from bothways.analysis.report import analyse_encoded, write_report
+from bothways.core.config import reader as configs
+from bothways.core.finding import Finding, places
+from bothways.core.progress import OnShare
+from bothways.core.stages import OnStage, part_of, stages
+from bothways.core.terminal import say
+from bothways.data.loader import Share, ahead
+from bothways.finetuning.data import LabelledData, dev_windows, loader, score
+from bothways.finetuning.failed_runs import Failure
+from bothways.finetuning.in_memory_run import conclude, learning_by_rows
+from bothways.finetuning.prepare import (
+    FinetuneConfig,
+    PreparedRun,
+    dev_name,
+    make_ready,
+    remarks,
+    training_of,
+)
+from bothways.finetuning.stability import Stability, rules
+from bothways.hub.card_sections import data_of, limits_of_finetuned, run_of
+from bothways.hub.model_card import Card
+from bothways.hub.model_folder import save_model
+from bothways.hub.provenance import without_places
+from bothways.model.flops import forward_flops
+from bothways.preflight.compute import peak_of
+from bothways.runtime.devices import choose_device
+from bothways.tasks.task import Metrics, Task
+from bothways.tasks.task_learner import PredictionCounts, TaskLearner
+from bothways.training import checkpoint, run
+from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
+from bothways.training.run_folder import note_settings, run_folder
+from bothways.training.state import RunState
+
+__all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What a run came to.
+
+    Attributes:
+        task: with the best weights.
+        progress: at the end; short of the configured length if the run was interrupted.
+        metrics: of the dev data; empty without it, and for an interrupted run.
+        findings: of the preflight.
+        folder: the model folder; none for an interrupted run.
+        failure: why the run is to be thought of as failed; none if nothing says so.
+    """
+
+    task: TaskLearner[Any, Any]
+    progress: RunState
+    metrics: Metrics
+    findings: tuple[Finding, ...]
+    folder: Path | None
+    failure: Failure | None = None
+
+
+def finetune(
+    settings: FinetuneConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    console: Console | None = None,
+    several: bool = False,
+) -> FinetuneResult:
+    """Fine-tune into a run folder, from its newest checkpoint or from the start.
+
+    Under `torchrun` each process is a rank. SIGINT and SIGTERM end the run after a step, with a checkpoint.
+
+    Args:
+        resume: go on with the checkpoints in the folder; without, it must hold none.
+        console: where warnings go; none for nowhere.
+        several: whether it is one of several runs; if it fails, other seeds are not advised.
+
+    Raises:
+        BothwaysError: what is wrong with the data or the machine, all in one message; a loss that is not finite.
+        FolderError: the model cannot be read.
+        ResourceError: the run folder is in use, holds another run, or cannot be written.
+    """
+    plan = plan_here()
+    console = console if console is not None and is_main(plan) else Console(quiet=True)
+    where = rank_device(plan, choose_device(device))
+    claim = run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext()
+    with claim, connected(plan, where):
+        with stages(console) as on_stage:
+            ready = make_ready(settings, folder, where, on_stage)
+        if is_main(plan):
+            note_settings(folder, configs.to_toml(settings))
+            for remark in remarks(ready):
+                say(console, remark)
+        done = _train(ready, folder, plan, where, console)
+        for remark in _afterwards(done, several):
+            say(console, remark)
+        return done
+
+
+def _afterwards(done: FinetuneResult, several: bool) -> list[str]:
+    """What is to be said at the end of a run."""
+    lines = []
+    if done.progress.early:
+        lines.append(
+            f"note: ended after {done.progress.epochs:.4g} epochs: patience is at its end, nothing got better"
+        )
+    return lines + ([f"warning: {done.failure.said(several)}"] if done.failure else [])
+
+
+def _train(
+    ready: PreparedRun, folder: Path, plan: Plan, device: torch.device, console: Console
+) -> FinetuneResult:
+    settings, data, task = ready.settings, ready.data, ready.task
+    training = training_of(settings, data.definition.directions(data.labels))
+    steps = loader(data, settings, task, settings.ordered_by, Share(plan.rank, plan.world))
+    with stages(console) as on_stage:
+        on_stage("measuring the speed of the machine", None)
+        peak = peak_of(_forward(ready), training, device, plan)
+    torch.manual_seed(
+        settings.ordered_by + 1 + plan.rank
+    )  # after the forecast and the peak, which draw too
+    with learning_by_rows(task.model, device, plan.world):
+        progress = run.train_in_folder(
+            task,
+            [run.TrainingPhase(training.until, lambda cursor: ahead(steps.steps(cursor), device))],
+            training,
+            plan,
+            folder,
+            config=_made_of(ready),
+            evaluation=partial(_evaluate, task, data) if data.dev else None,
+            peak=peak,
+            rules=rules(settings.stability, task.model, settings.fresh),
+        )
+    done = FinetuneResult(task, progress, {}, ready.findings, None)
+    if not progress.finished(training.until) or not is_main(plan):
+        return done
+    with stages(console) as on_stage:
+        return _concluded(done, ready, folder, on_stage)
+
+
+def _made_of(ready: PreparedRun) -> dict[str, Any]:
+    """What a checkpoint of the run is of."""
+    data = {name: source.sha256 for name, source in ready.sources.items()} | {"model": ready.base}
+    return without_places(configs.to_dict(ready.settings)) | {"data": data}
+
+
+def _evaluate(task: TaskLearner[Any, Any], data: LabelledData, on_share: OnShare) -> Metrics:
+    """The metrics of the dev data, by their names in the records of a run."""
+    return {dev_name(name): value for name, value in score(task, data, on_share=on_share).items()}
+
+
+def _concluded(
+    done: FinetuneResult, ready: PreparedRun, folder: Path, on_stage: OnStage
+) -> FinetuneResult:
+    """The end of a run that came to it: the best weights scored and saved, with a report."""
+    settings, data, task = ready.settings, ready.data, done.task
+    metric = training_of(settings, data.definition.directions(data.labels)).keep.best
+    on_stage("reading the best weights", None)
+    best = checkpoint.best(folder, metric) if metric else None
+    if best is not None:
+        checkpoint.read_checkpoint(best).load_weights(task)
+    task.eval()
+    metrics, failed = conclude(task, data, settings, on_stage)
+    done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failed)
+    on_stage("saving the model", None)
+    _save(done, ready)
+    if settings.dev is not None:
+        on_count = part_of(partial(on_stage, "looking at each answer"), 0, 1, len(data.dev))
+        analysis = analyse_encoded(
+            task, dev_windows(data), tally=PredictionCounts(on_count=on_count)
+        )
+        on_stage("writing the report", None)
+        write_report(
+            task,
+            analysis,
+            folder / "report.html",
+            model=str(folder),
+            data=settings.dev,
+            training=settings,
+        )
+    return done
+
+
+def _forward(ready: PreparedRun) -> float:
+    """Operations per token of a forward pass, for sequences of the usual length."""
+    model, data = ready.task.model, ready.data
+    return forward_flops(
+        model.config, model.specification, max(1, data.tokens // len(data.sequences))
+    )
+
+
+def _save(done: FinetuneResult, ready: PreparedRun) -> None:
+    assert done.folder is not None
+    save_model(
+        done.folder,
+        done.task.model,
+        ready.data.tokenizer,
+        labels=ready.data.labels,
+        problem=done.task.definition.problem,
+        card=_card(done, ready),
+        extra=_record(done, ready),
+    )
+
+
+def _record(done: FinetuneResult, ready: PreparedRun) -> dict[str, Any]:
+    """What `bothways.json` says of the training."""
+    settings, definition = ready.settings, done.task.definition
+    chosen = settings.chosen_by
+    return {
+        "task": configs.to_dict(definition),
+        "length": settings.length,
+        "data": {name: dataclasses.asdict(source) for name, source in ready.sources.items()},
+        "base": {"name": settings.model, "sha256": ready.base},
+        "settings": configs.to_dict(settings),
+        "steps": done.progress.steps,
+        "seconds": round(done.progress.seconds, 1),
+        "metrics": dict(done.metrics),
+        "chosen_by": {
+            "metric": chosen,
+            "direction": definition.directions(ready.data.labels)[chosen],
+        },
+        "early": done.progress.early,
+        "failure": list(done.failure.reasons) if done.failure else [],
+    }
+
+
+def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
+    settings, data = ready.settings, ready.data
+    return Card(
+        title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
+        summary=_summary(done, data.labels),
+        settings={
+            "base model": settings.model,
+            "length": settings.length,
+            "batch": _words(settings.batch),
+            "optimiser": _words(settings.training.optimiser),
+            "schedule": _words(settings.training.schedule),
+            "run": run_of(settings.training.until, done.progress),
+            "seed": settings.seed,
+            **_told(settings, done.task.definition),
+        },
+        metrics={f"dev {name}": value for name, value in done.metrics.items()},
+        data=data_of(ready.sources),
+        limits=limits_of_finetuned(settings.length, settings.seed, done.findings, bool(data.dev)),
+    )
+
+
+def _summary(done: FinetuneResult, labels: tuple[str, ...]) -> str:
+    said = f"Fine-tuned for the task {done.task.definition.name}" + (
+        f": {places(labels)}." if labels else "."
+    )
+    return said + (f" Warning: {done.failure}" if done.failure else "")
+
+
+def _told(settings: FinetuneConfig, definition: Task[Any, Any]) -> dict[str, object]:
+    """The settings of the task, what was tuned among them, and of stability that are not as usual."""
+    order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
+    return {
+        **_unusual(definition, type(definition)()),
+        **_unusual(settings.stability, Stability()),
+        **order,
+    }
+
+
+def _unusual(mine: Any, usual: Any) -> dict[str, object]:
+    """What differs, by its name in words; columns are the data's."""
+    before = configs.to_dict(usual)
+    changed = {
+        name: value for name, value in configs.to_dict(mine).items() if value != before[name]
+    }
+    return {name.replace("_", " "): value for name, value in changed.items() if name != "columns"}
+
+
+def _words(config: Any) -> str:
+    """A member of a union on one line: "adamw, lr 5e-05, …"."""
+    values = configs.to_dict(config)
+    return ", ".join([values.pop("kind"), *(f"{name} {value}" for name, value in values.items())])

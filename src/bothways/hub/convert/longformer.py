@@ -1,0 +1,103 @@
+"""A BERT or RoBERTa becomes a Longformer, a start for training on long texts (Beltagy et al. 2020, section 5).
+
+Its positions are repeated over and over, so that neighbours keep the vectors of neighbours; what global tokens see through
+begins as a copy of what all see through. Up to the window, and without global tokens, it gives what the model gave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bothways.attention.patterns import Window
+from bothways.core.errors import ConfigError
+from bothways.families import roberta
+from bothways.families.longformer import LONGFORMER
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import MaskedHead, PoolerHead
+from bothways.model.init import without_weights
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+
+_POSITIONS = "encoder.embedding.position.weight"
+
+
+POSITIONS, WINDOW = 4096, 512
+"""The authors' own: the longest input, and how many tokens each one sees."""
+
+
+def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -> Model:
+    """The same encoder as a Longformer, with the masked LM head, or the pooler if it has none; other heads are left out.
+
+    Args:
+        positions: the longest input, in tokens.
+        window: tokens that each looks at, on both sides together.
+
+    Raises:
+        ConfigError: an odd window or none, fewer positions than there are, neither head, or an encoder of another build.
+    """
+    if window < 2 or window % 2:
+        raise ConfigError(f"must be an even number above 0, not {window}", where="window")
+    old = model.config
+    if (
+        not isinstance(old, EncoderConfig)
+        or not isinstance(old.position, Learned)
+        or old.pad is None
+    ):
+        raise ConfigError(_OTHER, where="encoder.position", fix=_FIX)
+    if positions < old.position.most:
+        raise ConfigError(
+            f"must be at least the model's {old.position.most}, not {positions}", where="positions"
+        )
+    head = next((head for head in (MaskedHead(), PoolerHead()) if head.kind in model.heads), None)
+    if head is None:
+        raise ConfigError(
+            "a Longformer is made of a model with a masked LM head or a pooler",
+            where="heads",
+            fix=_FIX,
+        )
+    config = _long(old, old.pad, positions, window)
+    if LONGFORMER.translation.write(config) is None or (
+        head == MaskedHead() and (old.readout.masked or old.activation) != "gelu"
+    ):
+        raise ConfigError(_OTHER, where="encoder", fix=_FIX)
+    with without_weights():
+        result = Model(config, (head,))
+    result.load_state_dict(
+        _weights(model, old.position, config, list(result.state_dict())), assign=True
+    )
+    result.kept = model.kept
+    return result.eval()
+
+
+_OTHER = (
+    "this encoder is built otherwise than Longformer's, which is RoBERTa's but for the attention"
+)
+_FIX = "Give a BERT or RoBERTa as it was pre-trained, with exact GELU."
+
+
+def _long(old: EncoderConfig, pad: int, positions: int, window: int) -> EncoderConfig:
+    """Their positions count from the padding token's id on."""
+    patterns, readout = (
+        (Window(window // 2, everywhere=True),),
+        replace(roberta.base().readout, output=old.readout.output),
+    )
+    return replace(old, position=Learned(positions, pad + 1), patterns=patterns, readout=readout)
+
+
+def _weights(
+    model: Model, place: Learned, config: EncoderConfig, names: list[str]
+) -> dict[str, Tensor]:
+    state = model.state_dict()
+    unused, rows = state[_POSITIONS].split([place.offset, place.most])
+    assert isinstance(config.position, Learned)
+    first = rows.new_zeros(config.position.offset, rows.shape[1])
+    first[: len(unused)] = unused[: len(first)]
+    times = -(-config.position.most // place.most)
+    tiled = torch.cat([first, rows.repeat(times, 1)[: config.position.most]])
+    return {
+        name: tiled if name == _POSITIONS else state[name.replace(".wide.", ".qkv.")].clone()
+        for name in names
+    }

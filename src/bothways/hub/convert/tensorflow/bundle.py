@@ -1,0 +1,317 @@
+"""TensorFlow's checkpoint format, the tensor bundle, read without TensorFlow.
+
+`NAME.index` is a sorted table in LevelDB's format: blocks of entries whose keys leave out what they share with the one before,
+each block with a checksum, and a footer that says where the index block lies. The empty key holds the bundle's header, every
+other key is a tensor's name with its type, shape and place. `NAME.data-00000-of-00001` and its like hold the tensors' bytes.
+
+Notable choices. A file is believed in nothing: every length is held against what is there before it is used, keys must rise,
+tensors may not overlap, all checksums (CRC-32C) are compared. Opening reads the index alone; a tensor is read when asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import torch
+from torch import Tensor
+
+from bothways.core.errors import FolderError
+from bothways.families.weight_names import Shape
+from bothways.hub.weight_files import AGAIN, Weights
+from bothways.text.protobuf import Fixed, MalformedError, fields, varint
+
+_MAGIC = 0xDB4775248B80FB57
+_FOOTER = 48
+_MOST_INDEX = 1 << 22
+_MOST_NAME = 512
+_MOST_AXES = 8
+"""Limits on the index and on a name, in bytes, and on the axes of a tensor. The index of BERT-large with its optimizer's state
+has 0.1 MB."""
+
+_TYPES: Mapping[int, torch.dtype] = {
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.int32,
+    4: torch.uint8,
+    5: torch.int16,
+    6: torch.int8,
+    9: torch.int64,
+    10: torch.bool,
+    14: torch.bfloat16,
+    19: torch.float16,
+}
+"""TensorFlow's numbers of types. The others are no plain numbers, such as strings."""
+
+
+@dataclass(frozen=True)
+class BundleEntry:
+    """Where a tensor lies.
+
+    Attributes:
+        dtype: of its numbers, little-endian.
+        shape: none for a scalar.
+        shard: the number of the data file.
+        offset: of its first byte in there.
+        size: in bytes.
+        checksum: of its bytes, masked.
+    """
+
+    dtype: torch.dtype
+    shape: Shape
+    shard: int
+    offset: int
+    size: int
+    checksum: int
+
+
+def open_bundle(index: Path) -> Weights:
+    """The tensors of a checkpoint by TensorFlow's names.
+
+    Args:
+        index: its `.index` file; the data files lie beside it.
+
+    Raises:
+        FolderError: a file is missing, truncated, corrupt or of another kind. Reading a tensor raises it for a wrong checksum.
+    """
+    try:
+        shards, entries = _read_index(_content(index))
+    except MalformedError as error:
+        raise FolderError(
+            f"is no whole TensorFlow checkpoint: {error}", where=index, fix=AGAIN
+        ) from error
+    files = {
+        shard: _shard(index, shard, shards)
+        for shard in sorted({entry.shard for entry in entries.values()})
+    }
+    for shard, file in files.items():
+        _check_places(
+            file, {name: entry for name, entry in entries.items() if entry.shard == shard}
+        )
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    return Weights(
+        index, shapes, lambda name: _read_tensor(files[entries[name].shard], name, entries[name])
+    )
+
+
+def _content(index: Path) -> bytes:
+    try:
+        size = index.stat().st_size
+        if size > _MOST_INDEX:
+            raise MalformedError(
+                f"an index of {size:,} bytes is longer than that of any model, {_MOST_INDEX:,}"
+            )
+        return index.read_bytes()
+    except OSError as error:
+        raise FolderError(
+            f"cannot be read: {error.strerror}", where=index, fix="Check the permissions."
+        ) from error
+
+
+def _shard(index: Path, shard: int, shards: int) -> Path:
+    file = index.with_name(f"{index.name.removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}")
+    if not file.is_file():
+        raise FolderError(
+            f"needs {file.name}, which is not beside it",
+            where=index,
+            fix="Fetch all files of the checkpoint.",
+        )
+    return file
+
+
+def _check_places(file: Path, entries: Mapping[str, BundleEntry]) -> None:
+    size, end, before = file.stat().st_size, 0, ""
+    for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].offset, pair[1].size)):
+        if entry.offset < end:
+            raise FolderError(
+                f"{name} and {before} lie on top of each other", where=file, fix=AGAIN
+            )
+        end, before = entry.offset + entry.size, name
+        if end > size:
+            raise FolderError(
+                f"has {size:,} bytes, and {name} ends at {end:,}", where=file, fix=AGAIN
+            )
+
+
+def _read_tensor(file: Path, name: str, entry: BundleEntry) -> Tensor:
+    try:
+        with file.open("rb") as stream:
+            stream.seek(entry.offset)
+            data = stream.read(entry.size)
+    except OSError as error:
+        raise FolderError(
+            f"cannot be read: {error.strerror}", where=file, fix="Check the permissions."
+        ) from error
+    if len(data) != entry.size or _masked(data) != entry.checksum:
+        raise FolderError(f"the bytes of {name} do not fit their checksum", where=file, fix=AGAIN)
+    if not data:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    return torch.frombuffer(bytearray(data), dtype=entry.dtype).reshape(entry.shape)
+
+
+def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
+    """The content of an index → how many data files there are, and the tensors."""
+    if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
+        raise MalformedError("it does not end as an index does")
+    footer = _Bytes(data[-_FOOTER:-8])
+    _handle(footer)  # of a block about the blocks, which TensorFlow leaves empty
+    index = _block(data, *_handle(footer))
+    handles = [_handle(_Bytes(value)) for _, value in _entries(index)]
+    if any(offset + size > after for (offset, size), (after, _) in itertools.pairwise(handles)):
+        raise MalformedError("its blocks lie on top of each other")
+    shards, found, before = None, dict[str, BundleEntry](), None
+    for key, value in itertools.chain.from_iterable(
+        _entries(_block(data, *handle)) for handle in handles
+    ):
+        if before is not None and key <= before:
+            raise MalformedError(f"{key!r} comes after {before!r}: names must rise")
+        before = key
+        if not key:
+            shards = _header(value)
+        elif shards is None:
+            raise MalformedError("it has no header")
+        else:
+            name = _name(key)
+            found[name] = _entry(name, value, shards)
+    if shards is None:
+        raise MalformedError("it has no header")
+    return shards, found
+
+
+def _name(key: bytes) -> str:
+    if key.startswith(b"\0"):
+        raise MalformedError("it holds variables in slices, which are not read")
+    name = key.decode("latin-1")
+    if not name.isascii() or not name.isprintable():
+        raise MalformedError(f"{key!r} is no name of a variable")
+    if name == "_CHECKPOINTABLE_OBJECT_GRAPH":
+        raise MalformedError(
+            "it is one of objects, as TensorFlow 2 writes them; only those of TensorFlow 1 are read"
+        )
+    return name
+
+
+class _Bytes:
+    """A part of a file, read from its beginning on."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.data) - self.at:
+            raise MalformedError(
+                f"{count} bytes are announced where {len(self.data) - self.at} are left"
+            )
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def fixed(self, count: int) -> int:
+        return int.from_bytes(self.take(count), "little")
+
+    def varint(self) -> int:
+        result, self.at = varint(self.data, self.at)
+        return result
+
+
+def _handle(data: _Bytes) -> tuple[int, int]:
+    """Offset and size of a block."""
+    return data.varint(), data.varint()
+
+
+def _block(data: bytes, offset: int, size: int) -> bytes:
+    """The entries of a block, without the restart points that follow them."""
+    source = _Bytes(data[:-_FOOTER])
+    source.take(offset)
+    content = source.take(size)
+    compression = source.take(1)
+    if source.fixed(4) != _masked(content + compression):
+        raise MalformedError(f"the block at {offset} does not fit its checksum")
+    if compression != b"\0":
+        raise MalformedError(f"the block at {offset} is compressed, and only plain ones are read")
+    restarts = int.from_bytes(content[-4:], "little")
+    if len(content) < 4 * (restarts + 1):
+        raise MalformedError(
+            f"the block at {offset} is too short for its {restarts} restart points"
+        )
+    return content[: -4 * (restarts + 1)]
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """(key, value) of each entry."""
+    source, key = _Bytes(block), b""
+    while source.at < len(block):
+        shared, rest, size = source.varint(), source.varint(), source.varint()
+        if shared > len(key) or shared + rest > _MOST_NAME:
+            raise MalformedError(
+                f"a name shares {shared} bytes with one of {len(key)} and adds {rest}; {_MOST_NAME} are allowed"
+            )
+        key = key[:shared] + source.take(rest)
+        yield key, source.take(size)
+
+
+def _masked(data: bytes) -> int:
+    """CRC-32C, turned and shifted, so that a checksum of data that holds checksums is sound."""
+    plain: int = google_crc32c.value(data)
+    return (((plain >> 15) | (plain << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _numbers(message: bytes, **numbers: int) -> dict[str, int]:
+    """Whole numbers by name, of the fields of these numbers; 0 where there is none, as the format has it."""
+    whole = (
+        (number, value.whole if isinstance(value, Fixed) else value)
+        for number, value in fields(message)
+    )
+    found = {number: value for number, value in whole if isinstance(value, int)}
+    return {name: found.get(number, 0) for name, number in numbers.items()}
+
+
+def _header(message: bytes) -> int:
+    """How many data files there are."""
+    numbers = _numbers(message, shards=1, big_endian=2)
+    if numbers["big_endian"]:
+        raise MalformedError("its numbers are big-endian")
+    if not 1 <= numbers["shards"] <= 99_999:
+        raise MalformedError(f"it cannot have {numbers['shards']} data files")
+    return numbers["shards"]
+
+
+def _entry(name: str, message: bytes, shards: int) -> BundleEntry:
+    numbers = _numbers(message, dtype=1, shard=3, offset=4, size=5, checksum=6)
+    dtype = _TYPES.get(numbers["dtype"])
+    if dtype is None:
+        raise MalformedError(
+            f"{name} is of type {numbers['dtype']}, which is no plain number: one of {list(_TYPES)}"
+        )
+    shapes = [
+        value for number, value in fields(message) if number == 2 and isinstance(value, bytes)
+    ]
+    shape = tuple(
+        itertools.islice((size for value in shapes for size in _shape(name, value)), _MOST_AXES + 1)
+    )
+    if len(shape) > _MOST_AXES:
+        raise MalformedError(f"{name} has more than {_MOST_AXES} axes")
+    if math.prod(shape) * dtype.itemsize != numbers["size"]:
+        raise MalformedError(
+            f"{name} has {numbers['size']} bytes, not those of {list(shape)} numbers of {dtype.itemsize} bytes"
+        )
+    if numbers["shard"] >= shards:
+        raise MalformedError(f"{name} lies in data file {numbers['shard']} of {shards}")
+    return BundleEntry(
+        dtype, shape, numbers["shard"], numbers["offset"], numbers["size"], numbers["checksum"]
+    )
+
+
+def _shape(name: str, message: bytes) -> Iterator[int]:
+    for number, value in fields(message):
+        match number, value:
+            case 2, bytes():
+                size = _numbers(value, size=1)["size"]
+                if size >= 1 << 63:
+                    raise MalformedError(f"{name} has a negative size")
+                yield size
+            case 3, int() if value:
+                raise MalformedError(f"{name} has no known shape")

@@ -1,0 +1,326 @@
+"""Google's published checkpoints of BERT, ALBERT and ELECTRA → our models, without TensorFlow.
+
+Notable choices. Sizes are read off the tensors; `bert_config.json` says what tensors cannot, such as the number of heads, and
+is refused where it says otherwise. ELECTRA has no such file: its heads are 64 wide (google-research/electra). Google's "gelu"
+is GELU's tanh approximation, in all three, and becomes "gelu_tanh". What an optimizer kept beside the weights is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bothways.core.errors import ConfigError, FolderError
+from bothways.families import albert, bert, electra
+from bothways.families.config_rules import read_choice
+from bothways.families.family import Architecture, Family
+from bothways.families.weight_names import KeyTable, Shape, TensorPlacement, Tie
+from bothways.hub.convert.tensorflow import names
+from bothways.hub.convert.tensorflow.bundle import open_bundle
+from bothways.hub.hf_config import HFConfig, label_name
+from bothways.hub.infer_heads import heads_of
+from bothways.hub.load_report import LoadReport, head_of, listed
+from bothways.hub.model_folder import build_model
+from bothways.hub.weight_files import Weights, read_json
+from bothways.model.model import Model
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_files import Bert, bert_backend, finish
+
+ModelPart = Literal["discriminator", "generator"]
+"""ELECTRA's two models, which one checkpoint holds."""
+
+GELU = {"gelu": "gelu_pytorch_tanh", "relu": "relu"}
+"""Their activations by transformers' names. Their "gelu" is the approximation."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a family's checkpoints say what our configuration needs.
+
+    Attributes:
+        family: what becomes of them.
+        rules: names of variables.
+        sizes: settings that are the length of a tensor along an axis: (transformers' name of the tensor, axis).
+        counts: settings that tell how many tensors there are of a name.
+        config: the file that holds the other settings; none if there is no such file.
+    """
+
+    family: Family
+    rules: Sequence[names.NameRule]
+    sizes: Mapping[str, tuple[str, int]]
+    counts: Mapping[str, str]
+    config: str | None = None
+
+
+def _embedded(stem: str) -> dict[str, tuple[str, int]]:
+    return {
+        "vocab_size": (f"{stem}.embeddings.word_embeddings.weight", 0),
+        "max_position_embeddings": (f"{stem}.embeddings.position_embeddings.weight", 0),
+        "type_vocab_size": (f"{stem}.embeddings.token_type_embeddings.weight", 0),
+    }
+
+
+def _layered(stem: str) -> dict[str, tuple[str, int]]:
+    layer = f"{stem}.encoder.layer.0"
+    return {
+        "hidden_size": (f"{layer}.output.dense.bias", 0),
+        "intermediate_size": (f"{layer}.intermediate.dense.bias", 0),
+    }
+
+
+_SHARED = "albert.encoder.albert_layer_groups"
+_BERT = Dialect(
+    bert.BERT,
+    names.BERT,
+    _embedded("bert") | _layered("bert"),
+    {"num_hidden_layers": "bert.encoder.layer.{}.output.dense.bias"},
+    "bert_config.json",
+)
+_ALBERT = Dialect(
+    albert.ALBERT,
+    names.ALBERT,
+    _embedded("albert")
+    | {
+        "embedding_size": ("albert.embeddings.word_embeddings.weight", 1),
+        "hidden_size": (f"{_SHARED}.0.albert_layers.0.ffn_output.bias", 0),
+        "intermediate_size": (f"{_SHARED}.0.albert_layers.0.ffn.bias", 0),
+    },
+    {
+        "num_hidden_groups": f"{_SHARED}.{{}}.albert_layers.0.ffn.bias",
+        "inner_group_num": f"{_SHARED}.0.albert_layers.{{}}.ffn.bias",
+    },
+    "albert_config.json",
+)
+_DISCRIMINATOR = Dialect(
+    electra.ELECTRA,
+    names.DISCRIMINATOR,
+    _embedded("electra")
+    | _layered("electra")
+    | {"embedding_size": ("electra.embeddings.word_embeddings.weight", 1)},
+    {"num_hidden_layers": "electra.encoder.layer.{}.output.dense.bias"},
+)
+
+
+@dataclass(frozen=True)
+class TensorFlowCheckpoint:
+    """A checkpoint of TensorFlow in memory.
+
+    Attributes:
+        model: in evaluation mode, in fp32, on the CPU.
+        report: what became of every variable; those that were taken have transformers' names, the others TensorFlow's.
+        tokenizer: of the `vocab.txt` or the SentencePiece file beside it; none if there is none.
+        index: its `.index` file.
+    """
+
+    model: Model
+    report: LoadReport
+    tokenizer: Tokenizer | None
+    index: Path
+
+
+def read_checkpoint(source: str | Path, part: ModelPart | None = None) -> TensorFlowCheckpoint:
+    """Open a checkpoint of TensorFlow 1.
+
+    Args:
+        source: the folder that holds it, its `.index` file, or that name without `.index`.
+        part: of an ELECTRA, which model; none means the discriminator.
+
+    Raises:
+        FolderError: none, or several; a file is missing or corrupt; it is of another family; no class has its heads.
+        ConfigError: a part is asked for, and it is no ELECTRA.
+    """
+    index = _find_index(Path(source).expanduser())
+    bundle = open_bundle(index)
+    dialect = _dialect(bundle.shapes, part, index)
+    weights = _renamed(bundle, dialect.rules)
+    settings = _settings(dialect, weights)
+    model, report = build_model(settings, weights, heads_of(settings, weights.shapes))
+    left = {
+        name: _why(name, bundle.shapes)
+        for name in bundle.shapes
+        if names.find_rule(dialect.rules, name) is None
+    }
+    return TensorFlowCheckpoint(
+        model, replace(report, unused={**report.unused, **left}), _tokenizer(index.parent), index
+    )
+
+
+def _find_index(source: Path) -> Path:
+    if source.is_dir():
+        found = sorted(source.glob("*.index"))
+        if len(found) > 1:
+            what = f"holds {len(found)} checkpoints: {listed(file.name for file in found)}"
+            raise FolderError(what, where=source, fix="Give the .index file of one of them.")
+        if found:
+            return found[0]
+    else:
+        file = source if source.suffix == ".index" else source.with_name(f"{source.name}.index")
+        if file.is_file():
+            return file
+    fix = "Give the folder with bert_model.ckpt.index and bert_model.ckpt.data-00000-of-00001, unpacked."
+    what = (
+        "holds no checkpoint of TensorFlow"
+        if source.exists()
+        else "no such folder, and no checkpoint of this name"
+    )
+    raise FolderError(f"{what}: there is no .index file", where=source, fix=fix)
+
+
+def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) -> Dialect:
+    def has(stem: str) -> bool:
+        """Whether a variable is named so."""
+        return any(name.startswith(stem) for name in variables)
+
+    if has("electra/"):
+        untied = names.UNTIED_GENERATOR if has("generator/embeddings/") else names.GENERATOR
+        return replace(_DISCRIMINATOR, rules=untied) if part == "generator" else _DISCRIMINATOR
+    if part is not None:
+        raise ConfigError(
+            f"{part!r} is a part of an ELECTRA, which {index} is not",
+            where="part",
+            fix="Leave it out.",
+        )
+    if has("bert/encoder/transformer/"):
+        return _ALBERT
+    if has("bert/"):
+        return _BERT
+    what = f"holds no BERT, ALBERT or ELECTRA of Google's code: its variables are {listed(sorted(variables)) or 'none'}"
+    raise FolderError(what, where=index, fix="Checkpoints of other code have other names.")
+
+
+def _renamed(bundle: Weights, rules: Sequence[names.NameRule]) -> Weights:
+    """The variables that rules are about, as transformers names them and lays them out."""
+    found = ((variable, names.find_rule(rules, variable)) for variable in bundle.shapes)
+    places = {
+        rule[1]: TensorPlacement(rule[0], (variable,))
+        for variable, rule in found
+        if rule is not None
+    }
+    shapes = {
+        name: place.part_shape(bundle.shapes[place.names[0]]) for name, place in places.items()
+    }
+    return Weights(
+        bundle.file, shapes, lambda name: places[name].join([bundle.read(places[name].names[0])])
+    )
+
+
+def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
+    family = dialect.family
+    sizes = _sizes(dialect, weights)
+    if dialect.config is None:
+        raw, where = {"num_attention_heads": max(1, sizes["hidden_size"] // 64)}, weights.file
+    else:
+        raw, where = (
+            _read_config(weights.file.with_name(dialect.config)),
+            weights.file.with_name(dialect.config),
+        )
+    wrong = [
+        f"{key} {raw[key]!r}, not {size}"
+        for key, size in sizes.items()
+        if raw.get(key, size) != size
+    ]
+    if wrong:
+        what = f"does not fit the tensors of {weights.file.name}: it says {'; '.join(wrong)}"
+        raise FolderError(what, where=where, fix="Take the file that came with the checkpoint.")
+    activation = read_choice(raw, "hidden_act", GELU, "gelu", str(where))
+    encoder = family.translation.read({**raw, **sizes, "hidden_act": activation}, str(where))
+    biases = weights.shapes.get("classifier.bias", ())
+    outputs = (
+        biases[0] if len(biases) == 1 and biases[0] else 2
+    )  # two where it has none, as transformers has it
+    labels = tuple(label_name(at) for at in range(outputs))
+    dropouts = {kind: default for kind, (_, default) in family.dropouts.items()}
+    return HFConfig(
+        family.model_type,
+        family.keys_for(encoder),
+        encoder,
+        _architecture(family, weights),
+        lambda: labels,
+        dropouts,
+        None,
+    )
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        what = f"holds no {file.name}, which says what tensors cannot, such as the number of heads"
+        raise FolderError(
+            what,
+            where=file.parent,
+            fix="Put the one that came with the checkpoint there, under this name.",
+        )
+    return read_json(file)
+
+
+def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
+    """What the tensors say of the configuration, by transformers' names of settings."""
+    sizes = {
+        setting: _length(weights, name, axis) for setting, (name, axis) in dialect.sizes.items()
+    }
+    for setting, name in dialect.counts.items():
+        pattern = re.compile(re.escape(name).replace(r"\{\}", "[0-9]+"))
+        sizes[setting] = sum(pattern.fullmatch(held) is not None for held in weights.shapes)
+    return sizes
+
+
+def _length(weights: Weights, name: str, axis: int) -> int:
+    shape: Shape = weights.shapes.get(name, ())
+    if axis >= len(shape) or 0 in shape:  # an empty one could claim any length
+        held = f": it is {list(shape)}" if name in weights.shapes else ""
+        what = f"has no tensor for {name} of {axis + 1} axes or more{held}"
+        raise FolderError(what, where=weights.file, fix="Take a checkpoint of the whole encoder.")
+    return shape[axis]
+
+
+def _architecture(family: Family, weights: Weights) -> Architecture:
+    """The class with the most of the heads that there are tensors for."""
+    kinds = {kind for name in weights.shapes for kind in _heads(family.keys, name)}
+    able = [architecture for architecture in family.architectures if architecture.heads <= kinds]
+    if not able:
+        what = (
+            f"has the heads {listed(sorted(kinds)) or 'none'}, for which transformers has no class"
+        )
+        raise FolderError(
+            what, where=weights.file, fix="Take a checkpoint with its pooler or a head."
+        )
+    return max(able, key=lambda architecture: len(architecture.heads))
+
+
+def _heads(table: KeyTable, name: str) -> Iterable[str]:
+    kinds = (head_of(rule.ours) for rule in table.origins(name) if not isinstance(rule, Tie))
+    return (kind for kind in kinds if kind is not None)
+
+
+def _why(variable: str, variables: Collection[str]) -> str:
+    """Why a variable that no rule is about is left out."""
+    owner, _, last = variable.rpartition("/")
+    if owner in variables or last == "global_step":
+        return "the optimizer's state"
+    match variable.partition("/")[0]:
+        case "generator" | "generator_predictions":
+            return "the generator's"
+        case "electra" | "discriminator_predictions":
+            return "the discriminator's"
+        case _:
+            return "no part of this family that is known here"
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """That of `vocab.txt`, or of the one SentencePiece file, such as ALBERT's `30k-clean.model`.
+
+    No file of Google's says whether a vocabulary is of lower-case text; a capital letter in it does.
+    """
+    file, pieces = folder / "vocab.txt", list(folder.glob("*.model"))
+    if not file.is_file():
+        return Tokenizer.load(pieces[0]) if len(pieces) == 1 else None
+    tokenizer = Tokenizer.load(file)
+    vocab = tokenizer.backend.get_vocab()
+    cased = any(re.search("[A-Z]", token) and not re.fullmatch(r"\[.*\]", token) for token in vocab)
+    if not cased or file.with_name("tokenizer_config.json").exists():
+        return tokenizer
+    return Tokenizer(
+        finish(bert_backend(vocab, Bert(lowercase=False)), tokenizer.specials), tokenizer.specials
+    )

@@ -1,0 +1,128 @@
+"""What Google's checkpoints call the weights, as rules: TensorFlow's name of a variable ↔ transformers' name of a tensor.
+
+google-research/bert, google-research/albert and google-research/electra name a dense layer's matrix `kernel`, which lies there
+transposed, a LayerNorm's vectors `gamma` and `beta`, and number layers as `layer_0`. A table of embeddings or of a head's
+outputs is a variable as it is. `{}` stands for a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from bothways.families.weight_names import Rename, Transpose
+
+NameRule = Rename | Transpose
+"""Here `ours` is transformers' name and `theirs` is TensorFlow's."""
+
+
+def find_rule(rules: Iterable[NameRule], variable: str) -> tuple[NameRule, str] | None:
+    """The rule about a variable, and what transformers calls it; none if no rule is about it."""
+    for rule in rules:
+        match = re.fullmatch(re.escape(rule.theirs).replace(r"\{\}", "([0-9]+)"), variable)
+        if match is not None:
+            return rule, rule.ours.format(*match.groups())
+    return None
+
+
+def _dense(theirs: str, ours: str) -> tuple[NameRule, ...]:
+    return (
+        Transpose(f"{ours}.weight", f"{theirs}/kernel"),
+        Rename(f"{ours}.bias", f"{theirs}/bias"),
+    )
+
+
+def _norm(theirs: str, ours: str) -> tuple[NameRule, ...]:
+    return (Rename(f"{ours}.weight", f"{theirs}/gamma"), Rename(f"{ours}.bias", f"{theirs}/beta"))
+
+
+def _outputs(theirs: str, ours: str) -> tuple[NameRule, ...]:
+    """A head's last layer: its matrix is not transposed."""
+    return (
+        Rename(f"{ours}.weight", f"{theirs}output_weights"),
+        Rename(f"{ours}.bias", f"{theirs}output_bias"),
+    )
+
+
+def _embeddings(theirs: str, ours: str) -> tuple[NameRule, ...]:
+    tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+    return (
+        *(
+            Rename(f"{ours}.embeddings.{name}.weight", f"{theirs}/embeddings/{name}")
+            for name in tables
+        ),
+        *_norm(f"{theirs}/embeddings/LayerNorm", f"{ours}.embeddings.LayerNorm"),
+    )
+
+
+def _attention(theirs: str, ours: str) -> tuple[NameRule, ...]:
+    return tuple(
+        rule
+        for name in ("query", "key", "value")
+        for rule in _dense(f"{theirs}/self/{name}", f"{ours}.{name}")
+    )
+
+
+def _layers(theirs: str, ours: str) -> tuple[NameRule, ...]:
+    layer, its = f"{theirs}/encoder/layer_{{}}", f"{ours}.encoder.layer.{{}}"
+    return (
+        *_attention(f"{layer}/attention", f"{its}.attention.self"),
+        *_dense(f"{layer}/attention/output/dense", f"{its}.attention.output.dense"),
+        *_norm(f"{layer}/attention/output/LayerNorm", f"{its}.attention.output.LayerNorm"),
+        *_dense(f"{layer}/intermediate/dense", f"{its}.intermediate.dense"),
+        *_dense(f"{layer}/output/dense", f"{its}.output.dense"),
+        *_norm(f"{layer}/output/LayerNorm", f"{its}.output.LayerNorm"),
+    )
+
+
+BERT: tuple[NameRule, ...] = (
+    *_embeddings("bert", "bert"),
+    *_layers("bert", "bert"),
+    *_dense("bert/pooler/dense", "bert.pooler.dense"),
+    *_dense("cls/predictions/transform/dense", "cls.predictions.transform.dense"),
+    *_norm("cls/predictions/transform/LayerNorm", "cls.predictions.transform.LayerNorm"),
+    Rename("cls.predictions.bias", "cls/predictions/output_bias"),
+    *_outputs("cls/seq_relationship/", "cls.seq_relationship"),
+    *_outputs("cls/squad/", "qa_outputs"),
+    *_outputs("", "classifier"),
+)
+
+_GROUP = "bert/encoder/transformer/group_{}/inner_group_{}"
+_SHARED = "albert.encoder.albert_layer_groups.{}.albert_layers.{}"
+ALBERT: tuple[NameRule, ...] = (
+    *_embeddings("bert", "albert"),
+    *_dense(
+        "bert/encoder/embedding_hidden_mapping_in", "albert.encoder.embedding_hidden_mapping_in"
+    ),
+    *_attention(f"{_GROUP}/attention_1", f"{_SHARED}.attention"),
+    *_dense(f"{_GROUP}/attention_1/output/dense", f"{_SHARED}.attention.dense"),
+    *_norm(f"{_GROUP}/LayerNorm", f"{_SHARED}.attention.LayerNorm"),
+    *_dense(f"{_GROUP}/ffn_1/intermediate/dense", f"{_SHARED}.ffn"),
+    *_dense(f"{_GROUP}/ffn_1/intermediate/output/dense", f"{_SHARED}.ffn_output"),
+    *_norm(f"{_GROUP}/LayerNorm_1", f"{_SHARED}.full_layer_layer_norm"),
+    *_dense("bert/pooler/dense", "albert.pooler"),
+    *_dense("cls/predictions/transform/dense", "predictions.dense"),
+    *_norm("cls/predictions/transform/LayerNorm", "predictions.LayerNorm"),
+    Rename("predictions.bias", "cls/predictions/output_bias"),
+    *_outputs("cls/seq_relationship/", "sop_classifier.classifier"),
+    *_outputs("", "classifier"),
+)
+
+DISCRIMINATOR: tuple[NameRule, ...] = (
+    *_embeddings("electra", "electra"),
+    *_dense("electra/embeddings_project", "electra.embeddings_project"),
+    *_layers("electra", "electra"),
+    *_dense("discriminator_predictions/dense", "discriminator_predictions.dense"),
+    *_dense("discriminator_predictions/dense_1", "discriminator_predictions.dense_prediction"),
+)
+_GENERATOR: tuple[NameRule, ...] = (
+    *_dense("generator/embeddings_project", "electra.embeddings_project"),
+    *_layers("generator", "electra"),
+    *_dense("generator_predictions/dense", "generator_predictions.dense"),
+    *_norm("generator_predictions/LayerNorm", "generator_predictions.LayerNorm"),
+    Rename("generator_lm_head.bias", "generator_predictions/output_bias"),
+)
+GENERATOR = (*_embeddings("electra", "electra"), *_GENERATOR)
+"""It reads the discriminator's embeddings (Clark et al. 2020, section 3.2)."""
+UNTIED_GENERATOR = (*_embeddings("generator", "electra"), *_GENERATOR)
+"""As trained with embeddings of its own, which their code can do."""

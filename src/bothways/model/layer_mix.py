@@ -1,0 +1,85 @@
+"""Which of an encoder's layers are a word's features: the six choices of Devlin et al. 2018, table 7.
+
+Weighted sums are learned as ELMo's are: γ · Σ softmax(w)ₖ · layerₖ (Peters et al. 2018, section 3.2), without its layer
+normalisation.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import assert_never
+
+from bothways.core.errors import ConfigError
+
+LayerChoice = Literal[
+    "embeddings", "second_to_last", "last", "weighted_last_four", "concat_last_four", "weighted_all"
+]  # fmt: skip
+FOUR = 4
+
+
+def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
+    """The layers of an encoder with `depth` blocks that a choice reads: 0 is the embeddings, `depth` the last block's output.
+
+    Raises:
+        ConfigError: the encoder has too few blocks.
+    """
+    match choice:
+        case "embeddings":
+            return (0,)
+        case "second_to_last":
+            wanted = range(depth - 1, depth)
+        case "last":
+            wanted = range(depth, depth + 1)
+        case "weighted_last_four" | "concat_last_four":
+            wanted = range(depth - FOUR + 1, depth + 1)
+        case "weighted_all":
+            wanted = range(1, depth + 1)
+        case _:
+            assert_never(choice)
+    if wanted[0] < 1:
+        raise ConfigError(
+            f"{choice!r} needs more blocks than the encoder's {depth}",
+            where="layers",
+            fix="Choose last.",
+        )
+    return tuple(wanted)
+
+
+class LayerSum(nn.Module):
+    """γ · Σ softmax(w)ₖ · layerₖ; begins as the mean.
+
+    Args:
+        layers: how many.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(layers))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens width"]:
+        """One vector of each token's layers."""
+        return self.scale * torch.einsum("tlw,l->tw", x, self.weights.softmax(0))
+
+
+class LayerConcat(nn.Module):
+    """All layers of a token side by side; of a single layer, itself."""
+
+    def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens features"]:
+        """The layers of each token, the first in front."""
+        return x.flatten(1)
+
+
+def build_mix(choice: LayerChoice, layers: int) -> LayerSum | LayerConcat:
+    """What makes one vector of the layers of a choice."""
+    match choice:
+        case "weighted_last_four" | "weighted_all":
+            return LayerSum(layers)
+        case "embeddings" | "second_to_last" | "last" | "concat_last_four":
+            return LayerConcat()
+        case _:
+            assert_never(choice)

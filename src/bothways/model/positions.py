@@ -1,0 +1,150 @@
+"""How a token knows its place: the values of `EncoderConfig.position`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A learned vector for each absolute position, as in BERT (Devlin et al. 2018, section 3).
+
+    Attributes:
+        most: the longest input, in tokens.
+        offset: rows of the table before that of the first position: RoBERTa has 2.
+        scaled: whether tokens are multiplied by √width before positions are added to them (Vaswani et al. 2017, section 3.4).
+    """
+
+    most: int = 512
+    offset: int = 0
+    scaled: bool = False
+    kind: Literal["learned"] = "learned"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "encoder.position", most=self.most)
+        require_at_least(0, "encoder.position", offset=self.offset)
+
+
+@dataclass(frozen=True)
+class Sinusoidal:
+    """Sines and cosines of geometric wavelengths, fixed, added to the tokens (Vaswani et al. 2017, section 3.5).
+
+    Attributes:
+        most: the longest input, in tokens.
+        interleaved: sine and cosine of one wavelength lie side by side, as in the paper; else all sines come first.
+        scaled: whether tokens are multiplied by √width before positions are added to them (section 3.4 there).
+    """
+
+    most: int = 512
+    interleaved: bool = True
+    scaled: bool = False
+    kind: Literal["sinusoidal"] = "sinusoidal"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "encoder.position", most=self.most)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Queries and keys turned by an angle that grows with the position, pair of features by pair (Su et al. 2021, section 3).
+
+    Attributes:
+        most: the longest input, in tokens.
+        bases: of the angles' wavelengths, one for each layer in turn, over and over, as `patterns` are.
+    """
+
+    most: int = 512
+    bases: tuple[float, ...] = (10_000.0,)
+    kind: Literal["rotary"] = "rotary"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "encoder.position", most=self.most)
+        if not self.bases or not all(base > 1 for base in self.bases):
+            raise ConfigError(
+                f"must be numbers above 1, not {self.bases}", where="encoder.position.bases"
+            )
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution over the embeddings, added to what the first layer gives: it sees n-grams (He et al. 2020, appendix A.5).
+
+    Attributes:
+        size: tokens that it sees at once, odd.
+        groups: of features that do not mix.
+        activation: after it.
+    """
+
+    size: int = 3
+    groups: int = 1
+    activation: Literal["tanh", "gelu", "gelu_tanh", "relu", "silu"] = "tanh"
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.size % 2 == 0:
+            raise ConfigError(
+                f"must be odd, not {self.size}", where="encoder.position.convolution.size"
+            )
+        require_at_least(1, "encoder.position.convolution", groups=self.groups)
+
+
+Term = Literal["c2p", "p2c"]
+
+
+@dataclass(frozen=True)
+class Disentangled:
+    """Scores from content and from relative position apart: DeBERTa's attention (He et al. 2020, section 3.1).
+
+    A table has a vector for each relative position, the same in all layers. Each layer makes keys and queries of them.
+
+    Attributes:
+        most: the longest input, in tokens.
+        terms: what joins the score of content with content: a query with the position of its key (content to position), a
+            key with the position of its query (position to content).
+        reach: the largest distance that is told apart; none means `most`.
+        buckets: rows of the table on each side: up to half of them, each distance has one; beyond, they widen with its
+            logarithm, so that `reach` has the last. None for a row each.
+        shared: whether positions go through the content's layers for keys and queries, else through their own.
+        norm: whether a LayerNorm follows the table.
+        absolute: where absolute positions come in: nowhere, at the input, or in the masked LM head, which then applies the
+            last layer twice more (the enhanced mask decoder; section 3.2).
+        convolution: after the first layer; none for none.
+    """
+
+    most: int = 512
+    terms: tuple[Term, ...] = ("c2p", "p2c")
+    reach: int | None = None
+    buckets: int | None = None
+    shared: bool = False
+    norm: bool = False
+    absolute: Literal["none", "input", "decoder"] = "none"
+    convolution: Convolution | None = None
+    kind: Literal["disentangled"] = "disentangled"
+
+    @property
+    def farthest(self) -> int:
+        """The largest distance that is told apart."""
+        return self.most if self.reach is None else self.reach
+
+    @property
+    def span(self) -> int:
+        """Rows of the table on each side."""
+        return self.farthest if self.buckets is None else self.buckets
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "encoder.position", most=self.most, reach=self.reach)
+        require_at_least(2, "encoder.position", buckets=self.buckets)
+        if not self.terms or len(set(self.terms)) < len(self.terms):
+            raise ConfigError(
+                f"must hold c2p, p2c or both, once each, not {self.terms}",
+                where="encoder.position.terms",
+            )
+        if self.buckets is not None and 2 * (self.farthest - 1) <= self.buckets < 2 * (
+            self.most - 1
+        ):
+            least = f"at least {2 * (self.most - 1)}, enough for every distance in {self.most} positions"
+            what = f"must be below twice the distance {self.farthest} less 1 or {least}, not {self.buckets}"
+            raise ConfigError(what, where="encoder.position.buckets")

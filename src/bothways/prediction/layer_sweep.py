@@ -1,0 +1,179 @@
+"""Sentence vectors of a whole file, and the search for the layer and the pooling that give the best ones.
+
+The search goes through the model once: all layers are kept, and every layer is pooled in every way. Memory does not grow with
+the number of texts, beside one cosine for each pair and cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bothways.core.atomic_files import check_output_path, replace_file
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError
+from bothways.tasks.predictions import VectorPrediction
+from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold
+from bothways.tasks.sentence_embedding.task import Embedder, Pooling, SentenceEmbeddingTask, pool
+from bothways.tasks.task_learner import (
+    DEFAULT_PREDICT,
+    Output,
+    PredictConfig,
+    PredictionCounts,
+    TaskLearner,
+    predict,
+)
+from bothways.tasks.text_examples import TextExample
+
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+WINDOW = 256
+"""Pairs of which all layers are held at once."""
+GROUP = 1024
+"""Vectors in a row group of a Parquet file."""
+
+ONE = 1 - 1e-6
+"""The mean cosine from which on all texts have one vector: as that of [CLS] among the embeddings is: it agrees with nothing."""
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one layer, pooled in one way, came to. Layer 0 is the embeddings."""
+
+    layer: int
+    pooling: Pooling
+    correlation: Correlation
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Every layer with every pooling, layer by layer, on so many pairs."""
+
+    cells: tuple[Cell, ...]
+    pairs: int
+
+    @property
+    def best(self) -> Cell:
+        """The one with the highest Spearman correlation, of equals the first; not one vector that all texts have."""
+        return max(
+            self.cells,
+            key=lambda cell: (cell.correlation.anisotropy < ONE, cell.correlation.spearman),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as `bothways evaluate --json` writes them."""
+        rows = [{"layer": c.layer, "pooling": c.pooling, **vars(c.correlation)} for c in self.cells]
+        return {"pairs": self.pairs, "best": rows[self.cells.index(self.best)], "cells": rows}
+
+
+class _Every(TaskLearner[TextExample, VectorPrediction]):
+    """A model as a task that gives the vectors of all layers and poolings, cut as the definition has it."""
+
+    definition: SentenceEmbeddingTask
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """The vectors of each sequence `(cells, components)`."""
+        layers = self.model.encoder(batch, keep_layers=True).layers
+        cells = [
+            pool(x, batch.layout, pooling)[:, : self.definition.components]
+            for x in layers
+            for pooling in POOLINGS
+        ]
+        return list(torch.stack(cells, dim=1).cpu().numpy())
+
+    def decode(self, example: TextExample, outputs: Many[Output]) -> VectorPrediction:
+        """The vectors of its texts `(texts, cells, components)`."""
+        return VectorPrediction(np.stack(outputs))
+
+
+def sweep(
+    task: Embedder,
+    examples: Iterable[TextExample],
+    pace: PredictConfig = DEFAULT_PREDICT,
+    tally: PredictionCounts | None = None,
+) -> Sweep:
+    """How well the cosines of all layers and poolings agree with the scores of pairs, in one pass; else as `predict`.
+
+    Raises:
+        DataError: a single text, a score that is no number, fewer than two pairs.
+    """
+    every = _Every(task.definition, task.model, task.tokenizer, (), task.length).train(
+        task.training
+    )
+    agreement = Agreement()
+    slower = PredictConfig(pace.precision, pace.tokens, min(pace.window, WINDOW))
+    for example, prediction in predict(every, examples, slower, tally):
+        agreement.add(gold(example), prediction.vectors)
+    places = itertools.product(range(task.model.config.depth + 1), POOLINGS)
+    cells = tuple(
+        Cell(*place, found) for place, found in zip(places, agreement.cells(), strict=True)
+    )
+    return Sweep(cells, len(agreement.scores))
+
+
+def check_out(place: Path, source: str) -> None:
+    """ConfigError: vectors cannot be written to a file of this kind. ResourceError: see `check_home`."""
+    check_output_path(place, [source])
+    if place.suffix not in (".npy", ".parquet", ".jsonl"):
+        raise ConfigError(
+            f"{place.name!r} is none of .npy, .parquet and .jsonl",
+            where="out",
+            fix="Choose one by its suffix.",
+        )
+
+
+def write_vectors(place: Path, vectors: Iterable[Vector], width: int) -> None:
+    """One vector a text into a .npy `(texts, width)`, .parquet or .jsonl file, as they come; the file appears when it is whole.
+
+    Raises:
+        ResourceError: there is no room or no permission.
+    """
+    write = {".npy": _write_npy, ".parquet": _write_parquet, ".jsonl": _write_jsonl}[place.suffix]
+    replace_file(place, lambda file: write(file, iter(vectors), width))
+
+
+def _write_npy(file: Path, vectors: Iterator[Vector], width: int) -> None:
+    """The header is written again at the end, when the number of rows is known; NumPy leaves room for it."""
+    with file.open("wb") as stream:
+        _npy_header(stream, 0, width)
+        count = 0
+        for vector in vectors:
+            stream.write(vector.astype("<f4").tobytes())
+            count += 1
+        stream.seek(0)
+        _npy_header(stream, count, width)
+
+
+def _npy_header(stream: BinaryIO, count: int, width: int) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+    np.lib.format.write_array_header_1_0(stream, header)
+
+
+def _write_parquet(file: Path, vectors: Iterator[Vector], width: int) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    schema = pyarrow.schema([("vector", pyarrow.list_(pyarrow.float32(), width))])
+    with parquet.ParquetWriter(file, schema) as writer:
+        while group := list(itertools.islice(vectors, GROUP)):
+            column = pyarrow.FixedSizeListArray.from_arrays(
+                pyarrow.array(np.concatenate(group)), width
+            )
+            writer.write_table(pyarrow.table([column], schema=schema))
+
+
+def _write_jsonl(file: Path, vectors: Iterator[Vector], width: int) -> None:
+    import json
+
+    with file.open("w", encoding="utf8", newline="\n") as stream:
+        for vector in vectors:
+            stream.write(json.dumps(VectorPrediction(vector[None]).to_json()) + "\n")

@@ -1,0 +1,141 @@
+"""What is looked at before any training, since a failure after an hour is the dearest: of the model, its text, the machine.
+
+Each check is a function that returns findings. Errors stop, all of them in one message; warnings and notes are said once. What
+concerns labels is in `bothways.tasks.checks`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from bothways.core.batch import Batch
+from bothways.core.finding import Finding
+from bothways.core.learner import Learner
+from bothways.core.progress import OnShare, untold
+from bothways.model.flops import kept_floats
+from bothways.model.head_config import Head
+from bothways.model.lstm_config import ModelConfig
+from bothways.model.parameters import parameter_table
+from bothways.runtime.devices import Precision, disk_free, memory_available, resolve_precision
+
+ADAM_BYTES = 16
+"""Per parameter, in training: the weight, its gradient, and Adam's two moments, in fp32."""
+SAVED_BYTES = 12
+"""Per parameter, in a checkpoint: the weight and Adam's two moments."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a run asks of a machine.
+
+    Attributes:
+        encoder, heads: the model.
+        length: the longest sequence, in tokens.
+        microbatch: the most tokens that go through the model at once.
+        checkpoints: how many lie on the disk at once, the one being written included.
+        recompute: whether blocks are computed again in the backward pass.
+    """
+
+    encoder: ModelConfig
+    heads: tuple[Head, ...]
+    length: int
+    microbatch: int
+    checkpoints: int
+    recompute: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Those of the model."""
+        return parameter_table(self.encoder, self.heads).total
+
+    def memory(self, device: torch.device) -> float:
+        """Bytes at the peak of a step: weights with Adam's moments, and what the backward pass needs of each token."""
+        kept = kept_floats(self.encoder, self.length, device, self.recompute)
+        return ADAM_BYTES * self.parameters + 4.0 * kept * self.microbatch
+
+
+def check_machine(load: Load, folder: Path, device: torch.device) -> list[Finding]:
+    """Disk space for checkpoints and the model, and memory for a step by an estimate."""
+    return [*_check_disk(load, folder), *_check_memory(load, device)]
+
+
+def forecast(
+    learner: Learner,
+    batch: Batch,
+    tokens: int | float,
+    precision: Precision,
+    on_share: OnShare = untold,
+) -> Finding:
+    """How long so many tokens will take, as `speed` measures it."""
+    rate = speed(learner, batch, precision, on_share)
+    left = timedelta(seconds=math.ceil(tokens / rate))
+    return Finding(
+        "time",
+        "note",
+        f"{tokens:,.0f} tokens at {rate:,.0f} a second, as measured now: about {left}",
+    )
+
+
+def speed(
+    learner: Learner, batch: Batch, precision: Precision, on_share: OnShare = untold
+) -> float:
+    """Tokens per second in training, measured on one batch forward and backward; the weights stay as they are.
+
+    Draws from torch's generator, for dropout: seed it afterwards. `on_share` is told how much of the measurement is done.
+    """
+    device = next(learner.parameters()).device
+    dtype, moved = resolve_precision(precision, device), batch.to(device)
+    learner.train()
+    rate = 0.0
+    for done in range(2):  # the first is slower than all that follow
+        on_share(done / 2)
+        start = time.perf_counter()
+        with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+            losses = learner(moved)
+        torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        rate = batch.layout.tokens / (time.perf_counter() - start)
+    learner.zero_grad()
+    return rate
+
+
+def _check_disk(load: Load, folder: Path) -> list[Finding]:
+    needed, free = (
+        SAVED_BYTES * load.parameters * load.checkpoints + 4 * load.parameters,
+        disk_free(folder),
+    )
+    if needed <= free:
+        return []
+    what = f"{load.checkpoints} checkpoints and the model take {_size(needed)}, but {_size(free)} are free"
+    return [
+        Finding(
+            "disk", "error", what, str(folder), "Make room, or choose a folder on another disk."
+        )
+    ]
+
+
+def _check_memory(load: Load, device: torch.device) -> list[Finding]:
+    free, fixed = memory_available(device), ADAM_BYTES * load.parameters
+    if free is None:
+        return []
+    if fixed > free:
+        what = f"the model with its optimiser takes {_size(fixed)} of memory, but {_size(free)} are free on {device}"
+        return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
+    if (peak := load.memory(device)) > free:
+        what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
+        fix = f"Halve it; it is {load.microbatch}." + (
+            "" if load.recompute else " Or set training.recompute=true."
+        )
+        return [Finding("memory", "warning", what, "microbatch_tokens", fix)]
+    return []
+
+
+def _size(count: int | float) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,73 @@
+"""Checks of a model against its data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+from bothways.core.finding import Finding
+from bothways.model.lstm_config import ModelConfig
+from bothways.preflight.text import SAMPLE, UNKNOWN, unknown_share
+from bothways.text.tokenizer import Tokenizer
+
+
+def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:
+    """Ids against the rows of the embedding, and length against positions; what fails late as a "device-side assert"."""
+    findings = []
+    if tokenizer.size > encoder.vocab:
+        what = f"the tokenizer has ids up to {tokenizer.size - 1}, but the model's embedding has {encoder.vocab} rows"
+        findings.append(
+            Finding(
+                "ids",
+                "error",
+                what,
+                "tokenizer",
+                "Use the tokenizer that the model was trained with.",
+            )
+        )
+    if length > encoder.most:
+        what = f"sequences of {length} tokens are longer than the model's {encoder.most} positions"
+        findings.append(
+            Finding("positions", "error", what, "length", f"Set length={encoder.most} or less.")
+        )
+    return findings
+
+
+def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
+    """Whether the vocabulary and the tokenizer agree about capital letters, judged by a sample of the text."""
+    sample = list(texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE])
+    if tokenizer.lowercase:
+        control = tokenizer.special | (np.arange(tokenizer.size) == tokenizer.specials.unknown)
+        tokens = [token for token, id in tokenizer.backend.get_vocab().items() if not control[id]]
+        capital = sum(token != token.lower() for token in tokens) / max(1, len(tokens))
+        if capital <= 0.1:
+            return []
+        what = f"the vocabulary is cased ({capital:.0%} of its tokens have capitals), but the tokenizer lower-cases"
+        return [
+            Finding(
+                "casing",
+                "warning",
+                what,
+                "tokenizer",
+                'Set "do_lower_case": false in tokenizer_config.json.',
+            )
+        ]
+    unknown, lowered = (
+        unknown_share(tokenizer, some) for some in (sample, [text.lower() for text in sample])
+    )
+    if unknown - lowered <= UNKNOWN:
+        return []
+    what = (
+        f"the vocabulary is uncased, but the tokenizer keeps capitals: {unknown:.1%} of tokens are unknown, "
+        f"lower-cased {lowered:.1%}"
+    )
+    return [
+        Finding(
+            "casing",
+            "warning",
+            what,
+            "tokenizer",
+            'Set "do_lower_case": true in tokenizer_config.json.',
+        )
+    ]

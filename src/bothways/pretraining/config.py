@@ -1,0 +1,147 @@
+"""What a pre-training run is, as one value, and the recipes that make it.
+
+A recipe is a function that returns a complete `PretrainConfig`; a TOML file and dotted overrides change it; what came out is
+saved with the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from bothways.core.errors import ConfigError
+from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.data.corpus_source import FullSentences, NextSentence
+from bothways.data.masking import AnyToken, Masking
+from bothways.model.head_config import MaskedHead
+from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.model import token_head
+from bothways.training.durations import Epochs, Steps
+from bothways.training.optimizers import AdamW, BertAdam
+from bothways.training.run import Training
+from bothways.training.schedules import GoogleLinear, Linear
+
+
+@dataclass(frozen=True)
+class PretrainPhase:
+    """A part of the run with sequences of one length.
+
+    Attributes:
+        length: the longest sequence, in tokens.
+        share: of the run's duration.
+        segments: what a sequence is made of; none for what the run says.
+    """
+
+    length: int
+    share: float = 1.0
+    segments: FullSentences | NextSentence | None = None
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Everything that decides what a pre-training run computes.
+
+    Attributes:
+        encoder: the model.
+        training: the optimiser, its schedule, the length of the run, and how often it is evaluated and saved.
+        segments: what a sequence is made of; its length is that of the phase.
+        phases: one after the other; their shares add up to 1.
+        masking: how tokens are hidden; a language model hides none.
+        batch: sequences or tokens per update, over all ranks.
+        microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
+        held_out: the share of documents that is never trained on.
+        evaluation_tokens: how many tokens of held-out text are scored each time.
+        views: after how many epochs segments and masks repeat (Google's dupe_factor); none if never.
+        seed: of weights, data and dropout.
+        fresh: heads of a model to go on from that start at random; a sentence encoder, say, has none for masked tokens.
+    """
+
+    encoder: ModelConfig
+    training: Training
+    segments: FullSentences | NextSentence = NextSentence()
+    phases: tuple[PretrainPhase, ...] = (PretrainPhase(128),)
+    masking: Masking = Masking()
+    batch: ExampleBudget | TokenBudget = TokenBudget(8192)
+    microbatch_tokens: int = 4096
+    held_out: float = 0.01
+    evaluation_tokens: int = 200_000
+    views: int | None = None
+    seed: int = 0
+    fresh: tuple[str, ...] = ()
+
+    def segments_of(self, phase: PretrainPhase) -> FullSentences | NextSentence:
+        """What a sequence of this phase is made of, with its length."""
+        return dataclasses.replace(phase.segments or self.segments, length=phase.length)
+
+    def __post_init__(self) -> None:
+        total = sum(phase.share for phase in self.phases)
+        if abs(total - 1) > 1e-6:
+            raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
+        for number, phase in enumerate(self.phases):
+            if phase.length > self.encoder.most:
+                raise ConfigError(
+                    f"sequences of {phase.length} tokens are longer than the encoder's {self.encoder.most} positions",
+                    where=f"phases.{number}.length",
+                    fix="Shorten the phase, or set encoder.position.most higher.",
+                )
+
+
+def paper(encoder: ModelConfig) -> PretrainConfig:
+    """The paper's run (Devlin et al. 2018, appendix A.2), with what its code adds: GELU by tanh, Adam without bias correction.
+
+    A million steps of 256 sequences; 90 % of them at 128 tokens, the rest at 512; ten versions of the data.
+    """
+    return PretrainConfig(
+        encoder=encoder
+        if isinstance(encoder, LSTMConfig)
+        else dataclasses.replace(encoder, activation="gelu_tanh"),
+        training=Training(
+            until=Steps(1_000_000),
+            optimiser=BertAdam(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+            schedule=GoogleLinear(Steps(10_000)),
+            report=Steps(100),
+            evaluate=Steps(10_000),
+            save=Steps(10_000),
+        ),
+        segments=_segments(encoder),
+        phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
+        masking=Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
+        batch=ExampleBudget(256),
+        views=10,
+    )
+
+
+def _without_dropout(encoder: ModelConfig) -> ModelConfig:
+    if isinstance(encoder, LSTMConfig):
+        return dataclasses.replace(encoder, dropout=0.0)
+    return dataclasses.replace(
+        encoder, dropout=dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
+    )
+
+
+def modern(encoder: ModelConfig) -> PretrainConfig:
+    """What one would do today on one machine: no dropout, fresh masks in every epoch, batches by tokens, a higher rate.
+
+    That short runs want no dropout and a higher rate is from Izsak et al. 2021 and Geiping & Goldstein 2022.
+    """
+    return PretrainConfig(
+        encoder=_without_dropout(encoder),
+        segments=_segments(encoder),
+        training=Training(
+            until=Epochs(1.0),
+            optimiser=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+            schedule=Linear(0.06),
+            evaluate=Steps(1000),
+            save=Steps(1000),
+        ),
+    )
+
+
+def _segments(encoder: ModelConfig) -> FullSentences | NextSentence:
+    """Pairs for BERT; running text for a language model, for which there is no vector of a pair."""
+    return (
+        NextSentence(short=0.1) if isinstance(token_head(encoder), MaskedHead) else FullSentences()
+    )
+
+
+RECIPES = {"modern": modern, "paper": paper}

@@ -1,0 +1,179 @@
+"""Pre-training: from a corpus to a model folder with a head that predicts tokens and, by choice, a next-sentence head.
+
+The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the configuration as resolved and, at the end,
+`model/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
+from bothways.core.finding import Finding
+from bothways.core.source import Cursor, TrainingStep
+from bothways.data.corpus import Corpus
+from bothways.data.loader import ahead
+from bothways.hub.card_sections import data_of_corpus, limits_of_pretrained
+from bothways.hub.model_card import Card
+from bothways.hub.model_folder import save_model
+from bothways.model.flops import forward_flops
+from bothways.model.model import Model
+from bothways.preflight.compute import compute_as, peak_of
+from bothways.pretraining.build import Learning, heads_for, learner_of, loader_of, preflight
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.evaluation import HeldOut
+from bothways.runtime.devices import choose_device
+from bothways.training import run
+from bothways.training.durations import part_of
+from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
+from bothways.training.run import Training
+from bothways.training.run_folder import note_settings, run_folder
+from bothways.training.state import RunState
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """What a run came to.
+
+    Attributes:
+        learner: with the weights of the last step.
+        progress: at the end; short of the configured length if the run was interrupted.
+        metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair", "held-out/perplexity" …
+    """
+
+    learner: Learning
+    progress: RunState
+    metrics: Mapping[str, float]
+
+    def finished(self, training: Training) -> bool:
+        """Whether the run came to its configured end."""
+        return self.progress.finished(training.until)
+
+
+def pretrain(
+    settings: PretrainConfig,
+    corpus: Corpus,
+    folder: Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    start: Model | None = None,
+    on_finding: Callable[[Finding], object] = lambda _: None,
+) -> PretrainResult:
+    """Pre-train on a corpus.
+
+    Under `torchrun` each process is a rank. SIGINT and SIGTERM end the run after a step, with a checkpoint.
+
+    Args:
+        folder: of this run: checkpoints, metrics, `config.toml`.
+        resume: go on from the newest checkpoint in the folder; without, it must be new or empty.
+        start: a model to go on from, with the heads of `settings.segments`; none for new weights.
+        on_finding: takes what the preflight warns of.
+
+    Raises:
+        ResourceError: another run is in the folder, or has been.
+        BothwaysError: what the preflight and `training.run.train` raise.
+    """
+    plan = plan_here()
+    where = rank_device(plan, choose_device(device))
+    findings = preflight(settings, corpus, folder, where)
+    for finding in findings if is_main(plan) else []:
+        on_finding(finding)
+    learner = learner_of(settings, corpus, start).to(where)
+    compute_as(learner.model.encoder, settings.training, where)
+    # The main rank takes the folder before the ranks meet, so that none writes into another run's.
+    with (
+        run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(),
+        connected(plan, where),
+    ):
+        if is_main(plan):
+            note_settings(folder, configs.to_toml(settings))
+        peak = peak_of(_forward(settings), settings.training, where, plan)
+        torch.manual_seed(
+            settings.seed + 1 + plan.rank
+        )  # after the peak, which draws the first time in a process
+        train_ids, held_out_ids = corpus.split(settings.held_out, settings.seed)
+        scoring = HeldOut(settings, corpus, held_out_ids, plan, learner)
+        if (
+            settings.training.keep.best
+        ):  # before the first step: at the first evaluation it would be late
+            settings.training.keep.check(scoring.names())
+        progress = run.train_in_folder(
+            learner,
+            _phases(settings, corpus, train_ids, plan, learner),
+            settings.training,
+            plan,
+            folder,
+            config=configs.to_dict(settings) | {"corpus": run_fingerprint(corpus)},
+            evaluation=scoring,
+            peak=peak,
+        )
+        return PretrainResult(
+            learner, progress, scoring() if progress.finished(settings.training.until) else {}
+        )
+
+
+def _phases(
+    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan: Plan, learner: Learning
+) -> list[run.TrainingPhase]:
+    """The run's phases, each with its data from a cursor on."""
+
+    def steps(phase: PretrainPhase) -> Callable[[Cursor], Iterable[TrainingStep]]:
+        """Of this phase's data, made once for all cursors."""
+        loader = loader_of(settings, corpus, chosen, phase, plan, learner)
+        return lambda cursor: ahead(loader.steps(cursor), device)
+
+    device = next(learner.parameters()).device
+    ends = np.cumsum([phase.share for phase in settings.phases])
+    ends[-1] = 1.0
+    return [
+        run.TrainingPhase(part_of(settings.training.until, float(end)), steps(phase))
+        for phase, end in zip(settings.phases, ends, strict=True)
+    ]
+
+
+def _forward(settings: PretrainConfig) -> float:
+    """Operations per token of a forward pass in the first phase."""
+    heads = heads_for(settings.encoder, settings.segments)
+    return forward_flops(settings.encoder, heads, settings.phases[0].length, settings.masking.rate)
+
+
+def save_pretrained(
+    done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder: Path
+) -> None:
+    """Write the model folder, with the settings and what was reached."""
+    card = Card(
+        "A pre-trained encoder",
+        f"Pre-trained with bothways on {corpus.manifest.counts.documents:,} documents, {done.progress.tokens:,} tokens read.",
+        flatten(configs.to_dict(settings)),
+        done.metrics,
+        data_of_corpus(corpus, run_fingerprint(corpus)),
+        limits_of_pretrained(
+            settings.encoder,
+            (phase.length for phase in settings.phases),
+            done.progress.tokens,
+            corpus,
+        ),
+    )
+    record = {
+        "pretraining": configs.to_dict(settings),
+        "corpus": run_fingerprint(corpus),
+        "metrics": dict(done.metrics),
+    }
+    save_model(folder, done.learner.model, corpus.tokenizer, card=card, extra=record)
+
+
+def run_fingerprint(corpus: Corpus) -> str:
+    """The sha256 of a corpus: equal for equal arrays and tokenizers."""
+    stored = sorted((name, file.sha256) for name, file in corpus.manifest.files.items())
+    return hashlib.sha256(repr(stored).encode()).hexdigest()

@@ -1,0 +1,202 @@
+"""Search for hyper-parameters: every cell of a grid, or trials that optuna proposes. Each cell is a run in its own folder.
+
+The paper's grid is of appendix A.3, that for GLUE of section 4.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bothways.core.config import reader as configs
+from bothways.core.errors import ConfigError, ResourceError
+from bothways.finetuning.prepare import FinetuneConfig
+from bothways.sweeps.runs import (
+    Series,
+    SweepFolder,
+    SweepOutcome,
+    check_data,
+    keep_best,
+    run_all,
+    run_one,
+    write_sweep_report,
+)
+from bothways.training.parallel import plan_here
+
+Grid = Mapping[str, tuple[str, ...]]
+"""Dotted path of a setting → its values, as texts."""
+
+LONGEST = 200
+"""Bytes of a folder's name, before what it is shortened with; file systems take 255."""
+
+GRIDS: dict[str, Grid] = {
+    "paper": {
+        "batch.n": ("16", "32"),
+        "training.optimiser.lr": ("5e-5", "3e-5", "2e-5"),
+        "training.until": ("2 epochs", "3 epochs", "4 epochs"),
+    },
+    "glue": {
+        "batch.n": ("32",),
+        "training.optimiser.lr": ("5e-5", "4e-5", "3e-5", "2e-5"),
+        "training.until": ("3 epochs",),
+    },
+}
+
+
+def parse_grid(text: str) -> Grid:
+    """The grid of a name, or "key=value,value key=value": `training.until="2 epochs,3 epochs"` for values with spaces.
+
+    Raises:
+        ConfigError: a part that is no key with values.
+    """
+    if text in GRIDS:
+        return GRIDS[text]
+    grid = {}
+    try:
+        parts = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} has a quote that stays open", where="grid", fix="Close it."
+        ) from error
+    for part in parts:
+        key, equals, values = part.partition("=")
+        items = tuple(value.strip() for value in values.split(",") if value.strip())
+        if len(set(items)) != len(items):
+            raise ConfigError(
+                f"{part!r} has a value twice", where="grid", fix="Name each value once."
+            )
+        if not key or not equals or not items or key in grid:
+            fix = (
+                'Write key=value,value …, such as "training.optimiser.lr=2e-5,3e-5 batch.n=16,32".'
+            )
+            raise ConfigError(
+                f"{part!r} is no part of a grid ({', '.join(GRIDS)} have names)",
+                where="grid",
+                fix=fix,
+            )
+        grid[key] = items
+    if not grid:
+        raise ConfigError(
+            "is empty", where="grid", fix=f"Name one of {', '.join(GRIDS)}, or write one."
+        )
+    return grid
+
+
+def grid_cells(base: FinetuneConfig, grid: Grid) -> Iterator[tuple[str, FinetuneConfig]]:
+    """Every combination, each under the name of its folder. ConfigError for a setting that cannot be."""
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        yield folder_name(chosen), _with(base, chosen)
+
+
+def folder_name(chosen: Mapping[str, str]) -> str:
+    """ "batch.n" 16 and "training.optimiser.lr" 5e-5 → "batch.n=16,training.optimiser.lr=5e-5"; a long one ends in a hash."""
+    name = ",".join(
+        f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in chosen.items()
+    )
+    if len(name.encode()) <= LONGEST:
+        return name
+    return f"{name.encode()[:LONGEST].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def _with(base: FinetuneConfig, chosen: Mapping[str, str]) -> FinetuneConfig:
+    return configs.load(
+        FinetuneConfig, base=base, overrides=[f"{key}={value}" for key, value in chosen.items()]
+    )
+
+
+def search_grid(base: FinetuneConfig, grid: Grid, place: SweepFolder) -> Series:
+    """Run every cell; `model` is the best one's, `search.json` says what all came to. Errors are those of `series.run_all`."""
+    series = run_all(list(grid_cells(base, grid)), place)
+    if series.finished:
+        _report(series, place)
+    return series
+
+
+def search_trials(base: FinetuneConfig, space: str, trials: int, place: SweepFolder) -> Series:
+    """Run so many trials, each proposed by optuna's tree-structured Parzen estimator from those before it.
+
+    The proposals follow from the seed and from what the trials before came to. So a resumed search needs no record but the
+    runs: it proposes the same again, and finds them finished.
+
+    Args:
+        space: "key=low..high", "key=low..high:log" for a range, "key=value,value" for a choice, with spaces between.
+
+    Raises:
+        ConfigError: the space cannot be read, the data has changed since a trial that was finished, or there are several
+            processes, of which but one knows what a trial came to.
+        ResourceError: optuna is not installed.
+    """
+    if plan_here().world > 1:
+        fix = "Start it without torchrun, or give a --grid."
+        raise ConfigError(
+            "trials are proposed by one process, and there are several", where="trials", fix=fix
+        )
+    parts = parse_grid(space)
+    study = _study(base.seed)
+    done: list[SweepOutcome] = []
+    for number in range(trials):
+        trial = study.ask()
+        chosen = {key: _propose(trial, key, values) for key, values in parts.items()}
+        outcome = run_one(f"trial-{number}", _with(base, chosen), place)
+        if outcome is None:
+            return Series(tuple(done), finished=False)
+        done.append(outcome)
+        check_data(done, place)
+        value = outcome.metrics.get(outcome.metric)
+        if value is None:
+            study.tell(trial, state=_failed())
+        else:
+            study.tell(trial, value if outcome.direction == "lowest" else -value)
+    series = Series(tuple(done))
+    keep_best(series, place)
+    _report(series, place)
+    return series
+
+
+def _report(series: Series, place: SweepFolder) -> None:
+    best = series.best
+    write_sweep_report(
+        place.out / "search.json",
+        {"best": best.name, "metric": best.metric} if best else {},
+        series.runs,
+    )
+
+
+_RANGE = re.compile(r"([^.]+(?:\.\d+)?(?:e[-+]?\d+)?)\.\.([^:]+)(:log)?")
+
+
+def _propose(trial: Any, key: str, values: tuple[str, ...]) -> str:
+    form = _RANGE.fullmatch(values[0]) if len(values) == 1 else None
+    if form is None:
+        return str(trial.suggest_categorical(key, list(values)))
+    try:
+        low, high = float(form[1]), float(form[2])
+        if all(re.fullmatch(r"-?\d+", end) for end in form.group(1, 2)):
+            return str(trial.suggest_int(key, int(low), int(high), log=form[3] is not None))
+        return repr(float(trial.suggest_float(key, low, high, log=form[3] is not None)))
+    except ValueError as error:
+        fix = "Write low..high with low below high (above 0 for :log), such as 1e-5..1e-4:log."
+        raise ConfigError(f"{values[0]!r} is no range", where=f"space.{key}", fix=fix) from error
+
+
+def _study(seed: int) -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        fix = "pip install 'bothways[search]', or give a --grid instead of --trials."
+        raise ResourceError(
+            "optuna, which proposes the trials, is not installed", fix=fix
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+
+
+def _failed() -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState.FAIL

@@ -1,0 +1,207 @@
+"""Two fine-tuned models on the same examples: is the difference more than chance?
+
+Each example has a grade from each model (`Task.grade`: 1 or 0 for a label). If the models were alike, the sign of each
+difference would be a coin's: the permutation test flips them. The interval is the bootstrap's, over examples. Where a model
+was fine-tuned with several seeds, grades are averaged per example first; the spread between seeds is given beside, since a test
+over examples says nothing about other seeds.
+
+Sources: Dror et al., The hitchhiker's guide to testing statistical significance in NLP (2018); Efron and Tibshirani 1993.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from bothways.core.errors import DataError
+from bothways.prediction.predictor import Predictor, open_task
+from bothways.tasks.task import Reading, examples_fingerprint
+from bothways.tasks.task_learner import PredictionCounts
+
+RESAMPLES = 9999
+"""Of the permutations, which are all if there are fewer, and of the bootstrap."""
+CHANCE = 0.05
+"""The p-value below which a difference is called one."""
+Watch = Callable[[Reading[Any]], AbstractContextManager[PredictionCounts]]
+_HELD = 2**24
+"""Numbers that a resampling holds at once."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two.
+
+    Attributes:
+        name: its folder.
+        grades: the mean over the examples, by seed.
+    """
+
+    name: str
+    grades: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over seeds and examples."""
+        return float(np.mean(self.grades))
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation over seeds, with n − 1; 0 for a single one."""
+        return float(np.std(self.grades, ddof=1)) if len(self.grades) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """What the examples say.
+
+    Attributes:
+        examples: how many.
+        difference: of the mean grades, B − A.
+        interval: that the difference lies in with 95 % confidence.
+        p_value: how often a difference as large, in either direction, comes about by chance.
+    """
+
+    a: Side
+    b: Side
+    examples: int
+    difference: float
+    interval: tuple[float, float]
+    p_value: float
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        seen = f"{self.difference:+.4f} (95 % interval {low:+.4f} to {high:+.4f}, p = {self.p_value:.2g}, n = {self.examples:,})"
+        if self.p_value >= CHANCE:
+            return f"No difference is shown between {self.a.name} and {self.b.name}: {seen} may be chance."
+        better, worse = (self.b, self.a) if self.difference > 0 else (self.a, self.b)
+        return f"{better.name} is better than {worse.name} on these examples: B − A is {seen}."
+
+
+def compare(
+    a: str,
+    b: str,
+    source: str,
+    columns: Any = None,
+    *,
+    task: str | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    watch: Watch = lambda reading: nullcontext(PredictionCounts()),
+) -> ModelComparison:
+    """Grade both on the same labelled examples.
+
+    Args:
+        a, b: model folders, folders of runs, or of several seeds (`seed-N` in them, each of which counts).
+        source: a labelled file or a Hub data set.
+        columns: those to read, of the type of the task's own; none means as in training.
+        task: to compare them in; none means what the first one was trained for.
+        seed: of the permutations and the bootstrap.
+        watch: gives a tally for what each model reads, such as that of a progress bar.
+
+    Raises:
+        DataError: the two read other examples from it, these are fewer than two, or an example has no label.
+        ConfigError: the task has no grade for a single example.
+        FolderError: the other one has not the heads of the first one's task.
+        BothwaysError: a folder or the data cannot be read.
+    """
+    for one in (*folders(a), *folders(b)):  # before the first of them reads all the data
+        task = open_task(one, task, device="cpu").task.definition.name
+    left, right = (
+        _grades(
+            (open_task(one, task, device=device) for one in folders(name)), source, columns, watch
+        )
+        for name in (a, b)
+    )
+    if left[0] != right[0]:
+        what = f"{a} and {b} read other examples from it"
+        raise DataError(
+            what, where=source, fix="Name the columns, so that both read the same texts and labels."
+        )
+    return contrast(
+        Side(a, _means(left[1])), Side(b, _means(right[1])), left[1].mean(0), right[1].mean(0), seed
+    )
+
+
+def contrast(
+    a: Side,
+    b: Side,
+    left: Float[NDArray[np.float64], " examples"],
+    right: Float[NDArray[np.float64], " examples"],
+    seed: int = 0,
+) -> ModelComparison:
+    """Compare grades per example."""
+    from scipy import stats
+
+    difference, count = right - left, len(left)
+    batch, draws = max(1, _HELD // count), np.random.default_rng(seed)
+    if not difference.any():
+        return ModelComparison(a, b, count, 0.0, (0.0, 0.0), 1.0)
+    test = stats.permutation_test(
+        (difference,),
+        np.mean,
+        permutation_type="samples",
+        n_resamples=RESAMPLES,
+        batch=batch,
+        vectorized=True,
+        **_rng(draws),
+    )
+    places = stats.bootstrap(
+        (difference,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        batch=batch,
+        method="percentile",
+        vectorized=True,
+        **_rng(draws),
+    ).confidence_interval
+    interval = float(places.low), float(places.high)
+    return ModelComparison(a, b, count, float(difference.mean()), interval, float(test.pvalue))
+
+
+def _rng(draws: np.random.Generator) -> dict[str, np.random.Generator]:
+    """The argument that scipy takes a generator by; its name changed in 1.15."""
+    from scipy import __version__ as version
+
+    return {"rng" if tuple(map(int, version.split(".")[:2])) >= (1, 15) else "random_state": draws}
+
+
+def folders(name: str) -> list[str]:
+    """The models that a name stands for: those of its seeds, or itself."""
+    seeds = sorted(
+        path
+        for path in Path(name).expanduser().glob("seed-*")
+        if (path / "model" / "config.json").is_file()
+    )
+    return [str(path) for path in seeds] or [name]
+
+
+def _means(grades: Float[NDArray[np.float64], "runs examples"]) -> tuple[float, ...]:
+    return tuple(float(row.mean()) for row in grades)
+
+
+def _grades(
+    models: Iterable[Predictor], source: str, columns: Any, watch: Watch
+) -> tuple[str, Float[NDArray[np.float64], "runs examples"]]:
+    """The fingerprint of the examples, and the grades of each model; one model is held at a time."""
+    rows, seen = [], ""
+    for opened in models:
+        task, reading = opened.task, opened.read(source, columns, labelled=True)
+        with watch(reading) as tally:
+            results = list(opened.predict(reading, tally=tally))
+        if len(results) < 2:
+            raise DataError(
+                f"there are too few examples to compare on: {len(results)}",
+                where=source,
+                fix="Give two or more.",
+            )
+        task.score(iter(results))  # refuses an example without its answer
+        seen = examples_fingerprint(example for example, _ in results)
+        rows.append([task.grade(example, prediction) for example, prediction in results])
+    return seen, np.array(rows, dtype=np.float64)

@@ -1,0 +1,304 @@
+"""The tokenizers of BERT's descendants, part by part as transformers builds them: of RoBERTa, XLM-R, ALBERT, DeBERTa, BigBird.
+
+Liu et al. 2019 (bytes, after Radford et al. 2019); Conneau et al. 2020 and Lan et al. 2019, both with pieces of Kudo 2018; He
+et al. 2020, bytes in version 1, pieces after it; Zaheer et al. 2020, pieces.
+By these settings a folder without `tokenizer.json` is read, and a tokenizer is recognised when it is written: transformers
+builds these classes anew from the vocabulary and the settings.
+
+Notable choices. `<mask>`, and the [MASK] of ALBERT, BigBird and DeBERTa's first version, take the white space before them, as
+in the published `tokenizer.json`. DeBERTa's authors write [CLS] A [SEP] B [SEP] and normalise as SentencePiece does, and so
+do folders in the older layout here; transformers 5 puts a second [SEP] between texts in version 1, and has its own
+normalisation after it.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
+from typing_extensions import assert_never
+
+ALONE = "{cls} $A {sep}"
+PAIR = "{cls} $A {sep} {sep} $B {sep}"
+PAIR_OF_SEGMENTS = "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"
+
+Ends = tuple[tuple[str, int], tuple[str, int]]
+"""The token that begins an input and the one that ends it: (token, id) each."""
+
+
+@dataclass(frozen=True)
+class Roberta:
+    """Byte-level BPE. `prefix_space`: whether the first word of a text is read as if after a space."""
+
+    prefix_space: bool = False
+    trim_offsets: bool = True
+
+
+@dataclass(frozen=True)
+class XlmRoberta:
+    """Unigram over words with "▁" before them. `charsmap`: SentencePiece's normalisation, compiled."""
+
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Albert:
+    """As XlmRoberta; before that, in English, quotation marks made one, accents off, lower case."""
+
+    lowercase: bool = True
+    keep_accents: bool = False
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+@dataclass(frozen=True)
+class ByteDeberta:
+    """Byte-level BPE with BERT's special tokens. `doubled`: whether there are two [SEP] between texts, as in transformers 5."""
+
+    prefix_space: bool = False
+    doubled: bool = False
+
+
+@dataclass(frozen=True)
+class PieceDeberta:
+    """Unigram over whole texts. `split_punctuation`: whether each mark stands alone. `charsmap`: SentencePiece's normalisation,
+    compiled; none for that of transformers 5: white space made spaces, NFC, none at the end."""
+
+    lowercase: bool = False
+    split_punctuation: bool = False
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+@dataclass(frozen=True)
+class BigBird:
+    """Unigram over words with "▁" before them and BERT's special tokens. `charsmap`: SentencePiece's normalisation, compiled;
+    none for that of transformers 5, which makes several spaces one and does nothing else."""
+
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+Pipeline = Roberta | XlmRoberta | Albert | ByteDeberta | PieceDeberta | BigBird
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What stands around the model of a `tokenizers.Tokenizer`."""
+
+    normalizer: normalizers.Normalizer | None
+    pre_tokenizer: pre_tokenizers.PreTokenizer
+    decoder: decoders.Decoder
+    post_processor: processors.PostProcessor
+
+
+def parts(pipeline: Pipeline, ends: Ends) -> Parts:
+    """The parts of this pipeline."""
+    match pipeline:
+        case Roberta(prefix, trim):
+            cls, sep = ends
+            post = processors.RobertaProcessing(sep, cls, trim, prefix)
+            return Parts(
+                None, pre_tokenizers.ByteLevel(add_prefix_space=prefix), decoders.ByteLevel(), post
+            )
+        case XlmRoberta(prefix, charsmap):
+            norm = None if charsmap is None else normalizers.Precompiled(charsmap)
+            return Parts(norm, *_words(prefix), _template(PAIR, ends))
+        case Albert(_, _, prefix, _):
+            return Parts(
+                _albert_normalizer(pipeline), *_words(prefix), _template(PAIR_OF_SEGMENTS, ends)
+            )
+        case ByteDeberta(prefix, doubled):
+            between = PAIR if doubled else PAIR_OF_SEGMENTS
+            cut = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+            return Parts(None, cut, decoders.ByteLevel(), _template(between, ends))
+        case PieceDeberta(_, split, prefix, _):
+            spaces, joined = _spaces("always" if prefix else "first")
+            marks = [pre_tokenizers.Punctuation("isolated")] if split else []
+            before = pre_tokenizers.Sequence([*marks, spaces])
+            return Parts(
+                _deberta_normalizer(pipeline), before, joined, _template(PAIR_OF_SEGMENTS, ends)
+            )
+        case BigBird(prefix, charsmap):
+            first = (
+                normalizers.Strip(left=False, right=False)
+                if charsmap is None
+                else normalizers.Precompiled(charsmap)
+            )
+            steps = normalizers.Sequence([first, normalizers.Replace(Regex(" {2,}"), "▁")])
+            return Parts(
+                steps, *_spaces("always" if prefix else "never"), _template(PAIR_OF_SEGMENTS, ends)
+            )
+        case _:
+            assert_never(pipeline)
+
+
+def _words(prefix: bool) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
+    cut, joined = _spaces("always" if prefix else "never")
+    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), cut]), joined
+
+
+def _spaces(scheme: str) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
+    return pre_tokenizers.Metaspace("▁", prepend_scheme=scheme), decoders.Metaspace(
+        "▁", prepend_scheme=scheme
+    )
+
+
+def _deberta_normalizer(deberta: PieceDeberta) -> normalizers.Normalizer:
+    first = [normalizers.Lowercase()] if deberta.lowercase else []
+    if deberta.charsmap is None:
+        white = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+        return normalizers.Sequence(
+            [*first, white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
+        )
+    mapped = [
+        normalizers.Strip(),
+        normalizers.Precompiled(deberta.charsmap),
+        normalizers.Replace(Regex(" {2,}"), " "),
+    ]
+    return normalizers.Sequence([*first, *mapped])
+
+
+def _albert_normalizer(albert: Albert) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = [
+        normalizers.Replace("``", '"'),
+        normalizers.Replace("''", '"'),
+    ]
+    if not albert.keep_accents:
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if albert.lowercase:
+        steps.append(normalizers.Lowercase())
+    if albert.charsmap is not None:
+        steps.append(normalizers.Precompiled(albert.charsmap))
+    return normalizers.Sequence(steps)
+
+
+def _template(pair: str, ends: Ends) -> processors.PostProcessor:
+    (cls, _), (sep, _) = ends
+    single, both = (form.format(cls=cls, sep=sep).split() for form in (ALONE, pair))
+    return processors.TemplateProcessing(
+        single=single, pair=both, special_tokens=list(dict.fromkeys(ends))
+    )
+
+
+def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
+    """The class of transformers, with its settings, that arrives at this `tokenizer.json`; none if none does."""
+    for pipeline in _candidates(spec):
+        if _spoken(parts(pipeline, ends)) == _said(spec):
+            return {"bos_token": ends[0][0], "eos_token": ends[1][0]} | _settings(
+                pipeline, spec["model"].get("unk_id")
+            )
+    return None
+
+
+def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
+    """All pipelines that the model of this `tokenizer.json` may stand in; most fix the place of the unknown token."""
+    both = (False, True)
+    match spec["model"]:
+        case {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None | "",
+            "end_of_word_suffix": None | "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+        }:  # fmt: skip
+            yield from (Roberta(*choice) for choice in itertools.product(both, both))
+            yield from (ByteDeberta(prefix, doubled=True) for prefix in both)
+        case {"type": "Unigram", "unk_id": unknown, "byte_fallback": False}:
+            if unknown == 3:
+                yield from (XlmRoberta(prefix, _charsmap(spec)) for prefix in both)
+            if unknown == 1:
+                yield from (
+                    Albert(*choice, _charsmap(spec))
+                    for choice in itertools.product(both, both, both)
+                )
+            yield from (PieceDeberta(*choice) for choice in itertools.product(both, both, both))
+            if (
+                unknown is not None and spec["model"]["vocab"][unknown][1] == 0
+            ):  # transformers looks it up with this score
+                yield from (BigBird(prefix) for prefix in both)
+
+
+def _settings(pipeline: Pipeline, unknown: int | None) -> dict[str, Any]:
+    """Of transformers' class. `unknown`: the id of the unknown token in the model, if it has one."""
+    match pipeline:
+        case Roberta(prefix, trim):
+            return {
+                "tokenizer_class": "RobertaTokenizer",
+                "add_prefix_space": prefix,
+                "trim_offsets": trim,
+            }
+        case XlmRoberta(prefix, _):
+            return {"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": prefix}
+        case Albert(lowercase, accents, prefix, _):
+            named = {
+                "do_lower_case": lowercase,
+                "keep_accents": accents,
+                "add_prefix_space": prefix,
+            }
+            return {"tokenizer_class": "AlbertTokenizer", **named}
+        case ByteDeberta(prefix):
+            return {"tokenizer_class": "DebertaTokenizer", "add_prefix_space": prefix}
+        case PieceDeberta(lowercase, split, prefix):
+            named = {
+                "do_lower_case": lowercase,
+                "split_by_punct": split,
+                "add_prefix_space": prefix,
+            }
+            return {"tokenizer_class": "DebertaV2Tokenizer", **named, "unk_id": unknown}
+        case BigBird(prefix):
+            named = {"add_prefix_space": prefix}
+            return {
+                "tokenizer_class": "BigBirdTokenizer",
+                **named,
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+            }
+        case _:
+            assert_never(pipeline)
+
+
+def _steps(spec: Mapping[str, Any]) -> list[Any]:
+    """Of the normaliser; but not a last one that makes several spaces one: words are cut at them anyhow."""
+    match spec["normalizer"]:
+        case None:
+            return []
+        case {
+            "type": "Sequence",
+            "normalizers": [
+                *steps,
+                {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+            ],
+        }:
+            return steps
+        case {"type": "Sequence", "normalizers": [*steps]}:
+            return steps
+        case step:
+            return [step]
+
+
+def _charsmap(spec: Mapping[str, Any]) -> bytes | None:
+    match _steps(spec):
+        case [*_, {"type": "Precompiled", "precompiled_charsmap": str(text)}]:
+            return base64.b64decode(text)
+        case _:
+            return None
+
+
+def _said(spec: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (_steps(spec), spec["pre_tokenizer"], spec["decoder"], spec["post_processor"])
+
+
+def _spoken(made: Parts) -> tuple[Any, ...]:
+    norm, *others = (
+        _tree(part)
+        for part in (made.normalizer, made.pre_tokenizer, made.decoder, made.post_processor)
+    )
+    return (_steps({"normalizer": norm}), *others)
+
+
+def _tree(part: Any) -> Any:
+    return None if part is None else json.loads(part.__getstate__())

@@ -1,0 +1,329 @@
+"""The files of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, older layouts; read and written as transformers does.
+
+Older layouts are BERT's `vocab.txt`, RoBERTa's and DeBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of
+XLM-RoBERTa, ALBERT, BigBird and DeBERTa's later versions. ALBERT's pieces that end with a comma after a digit lose 100 in
+score, as in its published `tokenizer.json`: Google's code cuts that comma off.
+
+Notable choices. Truncation and padding that a file asks for are switched off: the parts that cut and pack do so in sight. A
+tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. What is written is declared a
+`BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's, DeBERTa's, BigBird's) only if transformers, which builds these anew from
+vocabulary and settings, arrives at the same tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from bothways.core.errors import ResourceError, TokenizerError
+from bothways.text.added_tokens import add_numbered, add_special
+from bothways.text.hf_pipelines import (
+    Albert,
+    BigBird,
+    ByteDeberta,
+    PieceDeberta,
+    Pipeline,
+    Roberta,
+    XlmRoberta,
+    declaration,
+    parts,
+)
+from bothways.text.reconcile import reconcile
+from bothways.text.sentencepiece import read_sentencepiece
+from bothways.text.special_tokens import NAMES, SETTINGS, Specials, find_specials, name_in
+from bothways.text.tokenizer_settings import CONFIG, flag, read_object, read_text_file
+
+FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "spm.model",
+)
+"""What a folder's tokenizer is read from: the first of these that it holds."""
+
+_ELSEWHERE = "Give a folder with tokenizer.json: transformers writes one, AutoTokenizer.from_pretrained(…).save_pretrained(…)."
+
+LONGEST_WORD = 100
+"""Characters; a longer word is unknown. transformers and tokenizers have 100, google-research/bert has 200."""
+
+
+@dataclass(frozen=True)
+class Bert:
+    """BERT's normalisation. `strip_accents`: none means as `lowercase`. `cjk`: spaces around ideographs."""
+
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    cjk: bool = True
+
+
+def bert_backend(
+    vocab: Mapping[str, int], bert: Bert, unknown: str = "[UNK]"
+) -> tokenizers.Tokenizer:
+    """WordPiece over this vocabulary with BERT's normalisation, as transformers' BertTokenizer has it."""
+    model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bert.cjk,
+        strip_accents=bert.strip_accents,
+        lowercase=bert.lowercase,
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials, bool]:
+    """A folder, or one of `FILES` → the backend, its special tokens, and whether its inputs are to be without segments.
+
+    Raises:
+        TokenizerError: no such file, a folder without tokenizer, a file that is none, missing special tokens, an added token
+            that does not get the id that is stated for it.
+        ResourceError: a file that cannot be read.
+    """
+    file = _find(path)
+    config = read_object(file.with_name("special_tokens_map.json")) | read_object(
+        file.with_name(CONFIG)
+    )
+    backend, pipeline = _open(file, config)
+    add_numbered(backend, config, file)
+    specials = find_specials(backend, config, file)
+    if pipeline is not None:
+        dress(backend, pipeline, specials)
+        add_numbered(backend, config, file)  # flags that are stated count over the pipeline's
+    add_special(backend, config, file)
+    names = config.get("model_input_names")
+    return (
+        finish(backend, specials),
+        specials,
+        isinstance(names, list) and "token_type_ids" not in names,
+    )
+
+
+def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials) -> None:
+    """Puts the parts of the pipeline around the model; the mask takes the white space before it, but for DeBERTa's pieces."""
+    made = parts(pipeline, _ends(backend, specials))
+    if made.normalizer is not None:
+        backend.normalizer = made.normalizer
+    backend.pre_tokenizer, backend.decoder, backend.post_processor = (
+        made.pre_tokenizer,
+        made.decoder,
+        made.post_processor,
+    )
+    strips = not isinstance(pipeline, PieceDeberta)
+    mask = tokenizers.AddedToken(
+        backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False
+    )
+    others = (
+        ("<s>", "</s>")
+        if isinstance(pipeline, BigBird) and backend.token_to_id("</s>") is not None
+        else ()
+    )
+    backend.add_special_tokens(
+        [mask, *(tokenizers.AddedToken(name, special=True, normalized=False) for name in others)]
+    )
+
+
+def _ends(
+    backend: tokenizers.Tokenizer, specials: Specials
+) -> tuple[tuple[str, int], tuple[str, int]]:
+    cls, sep = ((str(backend.id_to_token(id)), id) for id in (specials.cls, specials.sep))
+    return cls, sep
+
+
+def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Tokenizer:
+    """Marks the special tokens as such, takes truncation and padding off, and gives a template where there is none."""
+    contents = [backend.id_to_token(id) for id in asdict(specials).values()]
+    known = {
+        token.content for token in backend.get_added_tokens_decoder().values() if token.special
+    }
+    backend.add_special_tokens(
+        [
+            tokenizers.AddedToken(c, special=True, normalized=False)
+            for c in contents
+            if c not in known
+        ]
+    )
+    backend.no_truncation()
+    backend.no_padding()
+    if backend.post_processor is None:
+        cls, sep = backend.id_to_token(specials.cls), backend.id_to_token(specials.sep)
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+            special_tokens=[(cls, specials.cls), (sep, specials.sep)],
+        )
+    return backend
+
+
+def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[str, Any]:
+    """What `tokenizer_config.json` has to say for transformers to make the same tokenizer of `tokenizer.json`."""
+    names = {SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
+    spec = json.loads(backend.to_str())
+    added, known = {token["content"] for token in spec["added_tokens"]}, set(names.values())
+    only, family = added == known, declaration(spec, _ends(backend, specials))
+    match spec:
+        case _ if family is not None and added == known | {
+            family["bos_token"],
+            family["eos_token"],
+        }:
+            return family | names
+        case {
+            "normalizer": {"type": "BertNormalizer", "clean_text": True} as normalizer,
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "model": {
+                "type": "WordPiece",
+                "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+            },
+        } if only:
+            return {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": normalizer["lowercase"],
+                "strip_accents": normalizer["strip_accents"],
+                "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+                **names,
+            }
+        case _:
+            return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+
+
+def _find(path: Path) -> Path:
+    if not path.exists():
+        raise TokenizerError(
+            "no such file or folder",
+            where=path,
+            fix="Give a folder, a tokenizer.json or a vocab.txt.",
+        )
+    if not path.is_dir():
+        return path
+    for name in FILES:
+        if (path / name).exists():
+            return path / name
+    fix = "Give a folder that bothways or transformers saved, or train one: bothways tokenizer train FILES --out FOLDER"
+    raise TokenizerError(
+        f"the folder holds no tokenizer: none of {', '.join(FILES)}", where=path, fix=fix
+    )
+
+
+def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline | None]:
+    """The backend; and the pipeline to dress it in, if the file says nothing of it."""
+    match file.suffix:
+        case ".txt":
+            return _from_vocabulary(file, config), None
+        case ".model":
+            return _from_pieces(file, config)
+        case _ if file.name == "vocab.json":
+            backend, prefix = _from_merges(file), flag(config, file, "add_prefix_space", False)
+            byte_bert = backend.token_to_id("[CLS]") is not None
+            return backend, ByteDeberta(prefix) if byte_bert else Roberta(
+                prefix, flag(config, file, "trim_offsets", True)
+            )
+        case _:
+            backend = _from_json(file)
+            reconcile(backend, config, file)
+            return backend, None
+
+
+def _from_json(file: Path) -> tokenizers.Tokenizer:
+    text = read_text_file(file)
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises nothing narrower
+        what = f"is no tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
+        raise TokenizerError(what, where=file, fix="Fetch or train it again.") from error
+    unknown = getattr(backend.model, "unk_token", None)
+    if unknown is not None and backend.token_to_id(unknown) is None:
+        what = f"the model's unknown token {unknown!r} is not in its vocabulary"
+        raise TokenizerError(
+            what, where=file, fix='Set "unk_token" under "model" to a token that is.'
+        )
+    return backend
+
+
+def _from_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    lines = read_text_file(file).removesuffix("\n").split("\n")
+    bert = Bert(
+        lowercase=flag(config, file, "do_lower_case", True),
+        strip_accents=flag(config, file, "strip_accents", None),
+        cjk=flag(config, file, "tokenize_chinese_chars", True),
+    )
+    vocab = {token: id for id, token in enumerate(lines)}
+    return bert_backend(vocab, bert, name_in(config, SETTINGS["unknown"]) or "[UNK]")
+
+
+def _from_merges(file: Path) -> tokenizers.Tokenizer:
+    merges = file.with_name("merges.txt")
+    if not merges.exists():
+        what = "the folder has a vocab.json, and no merges.txt to go with it"
+        raise TokenizerError(
+            what, where=file.parent, fix="Fetch merges.txt, or tokenizer.json, which holds both."
+        )
+    try:
+        return tokenizers.Tokenizer(models.BPE.from_file(str(file), str(merges)))
+    except Exception as error:  # tokenizers raises nothing narrower
+        what = f"is no byte-level BPE vocabulary, or does not go with merges.txt: {error}"
+        raise TokenizerError(
+            what, where=file, fix="Fetch both again, or tokenizer.json."
+        ) from error
+
+
+def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline]:
+    """A file of SentencePiece; XLM-R's vocabulary has four tokens in front in place of three, and <mask> at the end."""
+    try:
+        held = read_sentencepiece(file.read_bytes())
+    except ValueError as error:
+        raise TokenizerError(
+            f"is no SentencePiece model: {error}", where=file, fix=_ELSEWHERE
+        ) from error
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise ResourceError(what, where=file, fix="Check the name and the permissions.") from error
+    pieces, prefix = list(held.pieces), flag(config, file, "add_prefix_space", True)
+    if held.kind == "unigram" and file.name == "sentencepiece.bpe.model":
+        names = [
+            (name_in(config, SETTINGS[use]) or NAMES[use][1])
+            for use in ("cls", "pad", "sep", "unknown", "mask")
+        ]
+        pieces = [*((name, 0.0) for name in names[:4]), *pieces[3:], (names[4], 0.0)]
+        return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=3)), XlmRoberta(
+            prefix, held.charsmap
+        )
+    places = {piece: id for id, (piece, _) in enumerate(pieces)}
+    if held.kind == "unigram" and {"<unk>", "<s>", "[CLS]"} <= set(places):
+        return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=places["<unk>"])), BigBird(
+            prefix, held.charsmap
+        )
+    if held.kind == "unigram" and {"<unk>", "[CLS]"} <= set(places):
+        scored = [
+            (piece, score - 100 if re.search(r"\d,$", piece) else score) for piece, score in pieces
+        ]
+        lowercase, accents = (
+            flag(config, file, "do_lower_case", True),
+            flag(config, file, "keep_accents", False),
+        )
+        albert = Albert(lowercase, accents, prefix, held.charsmap)
+        return tokenizers.Tokenizer(models.Unigram(scored, unk_id=places["<unk>"])), albert
+    if held.kind == "unigram" and {"[UNK]", "[CLS]"} <= set(places):
+        mask = name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
+        added = [] if mask in places else [(mask, 0.0)]
+        lowercase, punctuation = (
+            flag(config, file, "do_lower_case", False),
+            flag(config, file, "split_by_punct", False),
+        )
+        deberta = PieceDeberta(lowercase, punctuation, prefix, held.charsmap)
+        return tokenizers.Tokenizer(
+            models.Unigram([*pieces, *added], unk_id=places["[UNK]"])
+        ), deberta
+    known = "neither ALBERT's, BigBird's or DeBERTa's, which have [CLS], nor XLM-RoBERTa's sentencepiece.bpe.model"
+    what = f"its {held.kind} pieces are {known}"
+    raise TokenizerError(what, where=file, fix=_ELSEWHERE)

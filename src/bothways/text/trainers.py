@@ -1,0 +1,309 @@
+"""Vocabularies from text: WordPiece, byte-level BPE, Unigram, by the trainers of `tokenizers`.
+
+Schuster & Nakajima 2012 (WordPiece), Sennrich et al. 2016 (BPE; over bytes: Radford et al. 2019), Kudo 2018 (Unigram).
+
+Notable choices. The same text gives the same file, which the trainers alone do not: they walk hash tables in an order that
+differs from run to run. For WordPiece that decides which characters stay and which ids their "##" forms get, hence how ties
+between merges are broken; so the alphabet is counted here and given in a fixed order. It is closed: with a character its "##"
+form is in, so that no word over the alphabet is unknown. Byte-level BPE has a fixed alphabet and is deterministic as it is. For
+Unigram the order of summation reaches the last digits of the scores, so they are rounded and pieces put in order.
+
+Special tokens come first, by their family's names and places: [PAD] is 0, then [UNK], [CLS], [SEP], [MASK]; in byte-level BPE
+<s> is 0, then <pad>, </s>, <unk>, <mask>, and RoBERTa's template stands around texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from typing_extensions import assert_never
+
+from bothways.core.errors import ConfigError, DataError, TokenizerError
+from bothways.text.hf_pipelines import Roberta
+from bothways.text.sampling import Sample, sample
+from bothways.text.special_tokens import NAMES, find_specials
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_files import Bert, bert_backend, dress, finish
+
+SPECIALS = [names[0] for names in NAMES.values()]
+"""BERT's."""
+ROBERTA = [NAMES[use][1] for use in ("cls", "pad", "sep", "unknown", "mask")]
+"""RoBERTa's, in its order; there, <mask> is the last token of all."""
+CEILING = 200_000_000
+"""Characters of text that a vocabulary is learnt from at most."""
+
+# Decimals of Unigram's scores, natural logarithms. Between runs they differ by up to 4e-11.
+_DECIMALS = 4
+# By how much tokenizers sets apart the scores of characters that no word needs.
+_CHARACTER_STEP = 1e-4
+
+
+@dataclass(frozen=True)
+class WordPiece:
+    """BERT's vocabulary.
+
+    Attributes:
+        size: tokens, the special ones included.
+        min_frequency: how often a pair of pieces must occur to be joined.
+        lowercase, strip_accents, cjk: see `files.Bert`.
+        alphabet: how many characters are kept, the most frequent ones; words with others are unknown.
+    """
+
+    size: int = 30_000
+    min_frequency: int = 2
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    cjk: bool = True
+    alphabet: int = 1000
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "size", "min_frequency", "alphabet")
+
+
+@dataclass(frozen=True)
+class ByteBPE:
+    """RoBERTa's and GPT-2's vocabulary, over bytes: nothing is unknown, and case and white space stay.
+
+    Attributes:
+        size: tokens, the special ones included.
+        min_frequency: how often a pair of pieces must occur to be joined.
+        prefix_space: whether the first word of a text is read as if after a space, as all others are.
+    """
+
+    size: int = 50_000
+    min_frequency: int = 2
+    prefix_space: bool = True
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "size", "min_frequency")
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """ALBERT's and SentencePiece's vocabulary: the pieces that make the text most probable.
+
+    Attributes:
+        size: tokens, the special ones included; less if the trainer finds no more that the text needs.
+        lowercase, strip_accents: none for `strip_accents` means as `lowercase`.
+        longest: characters of a piece at most.
+    """
+
+    size: int = 30_000
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    longest: int = 16
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "size", "longest")
+
+
+Kind = WordPiece | ByteBPE | Unigram
+Reader = Callable[[Sample], Iterator[str]]
+
+
+def _check_positive(kind: Kind, *names: str) -> None:
+    for name in names:
+        if getattr(kind, name) < 1:
+            where = f"{type(kind).__name__}.{name}"
+            raise ConfigError(
+                f"must be at least 1, is {getattr(kind, name)}",
+                where=where,
+                fix="Give a positive number.",
+            )
+
+
+def train_tokenizer(
+    texts: Iterable[str], kind: Kind, *, ceiling: int = CEILING, seed: int = 0
+) -> Tokenizer:
+    """Learns a vocabulary from texts, read once; of more than `ceiling` characters, an even sample (`sample.sample`).
+
+    Memory: the sample, and the trainer's tables of its distinct words.
+
+    Raises:
+        TokenizerError: no text, or a size that cannot hold the special tokens and the alphabet.
+        DataError: a text with half of a surrogate pair.
+    """
+    return learn(sample(texts, ceiling, seed), kind)
+
+
+def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
+    """As `train`, from a sample; `read` is how the trainer goes through it, so that someone can watch."""
+    try:
+        backend = _learn(texts, kind, read)
+    except UnicodeEncodeError as error:
+        what = f"a text holds U+{ord(error.object[error.start]):04X}, half of a surrogate pair, which is no character"
+        fix = 'Mend the source, or drop them: text.encode("utf-8", "ignore").decode("utf-8")'
+        raise DataError(what, fix=fix) from error
+    specials = find_specials(backend, {}, "the vocabulary learnt")
+    if isinstance(kind, ByteBPE):
+        dress(backend, Roberta(kind.prefix_space), specials)
+    return Tokenizer(finish(backend, specials), specials)
+
+
+def _learn(texts: Sample, kind: Kind, read: Reader) -> tokenizers.Tokenizer:
+    match kind:
+        case WordPiece():
+            return _learn_word_piece(texts, kind, read)
+        case ByteBPE():
+            return _learn_byte_bpe(texts, kind, read)
+        case Unigram():
+            return _learn_unigram(texts, kind, read)
+        case _:
+            assert_never(kind)
+
+
+def _learn_word_piece(texts: Sample, kind: WordPiece, read: Reader) -> tokenizers.Tokenizer:
+    bert = Bert(kind.lowercase, kind.strip_accents, kind.cjk)
+    backend = bert_backend({}, bert)
+    letters = sorted(
+        character for character, _ in _ranked(_normal_characters(texts, backend))[: kind.alphabet]
+    )
+    inner = ["##" + letter for letter in letters if _goes_on(letter, backend)]
+    characters = f"{len(letters)} characters, {len(inner)} of them also within words"
+    _check_size(kind.size, len(letters) + len(inner), characters, "raise size, or lower alphabet")
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=kind.size,
+        min_frequency=kind.min_frequency,
+        special_tokens=[*SPECIALS, *letters, *inner],  # in this order, whatever they are
+        initial_alphabet=letters,
+        limit_alphabet=len(letters),
+        show_progress=False,
+    )
+    backend.train_from_iterator(read(texts), trainer)
+    return bert_backend(backend.get_vocab(), bert)
+
+
+def _goes_on(letter: str, backend: tokenizers.Tokenizer) -> bool:
+    """Whether the character can stand within a word."""
+    return (
+        len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str("a" + letter)))
+        == 1
+    )
+
+
+def _learn_byte_bpe(texts: Sample, kind: ByteBPE, read: Reader) -> tokenizers.Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    _check_size(
+        kind.size, len(alphabet) if texts.kept else 0, f"{len(alphabet)} bytes", "raise size"
+    )
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind.prefix_space)
+    trainer = trainers.BpeTrainer(
+        vocab_size=kind.size,
+        min_frequency=kind.min_frequency,
+        special_tokens=ROBERTA,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    backend.train_from_iterator(read(texts), trainer)
+    return backend
+
+
+def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.Unigram())
+    backend.normalizer = _sentencepiece_normalizer(kind)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+    )
+    backend.decoder = decoders.Metaspace()
+    letters = set[str]()
+    for text in texts.read():
+        letters.update(backend.normalizer.normalize_str(text))
+    letters.discard(" ")
+    needed = len(letters | {"▁"}) if letters else 0
+    _check_size(
+        kind.size, needed, f"{needed} characters", "raise size, or drop texts with rare characters"
+    )
+    scores = _unigram_scores(backend, read(texts), kind, kind.size)
+    if (
+        len(SPECIALS) + len(scores) < kind.size
+    ):  # it drops rare pieces once more after it has come down to the size
+        scores = _unigram_scores(backend, texts.read(), kind, kind.size * 3 // 2)
+    ranked = sorted(_steady(scores).items(), key=lambda item: (-item[1], item[0]))
+    single = [piece for piece, _ in ranked if len(piece) == 1]
+    longer = [piece for piece, _ in ranked if len(piece) > 1]
+    # The trainer was asked for more, or oversteps the size when there is room for single characters only.
+    kept = {*single, *longer[: kind.size - len(SPECIALS) - len(single)]}
+    pieces = [item for item in ranked if item[0] in kept]
+    backend.model = models.Unigram([(name, 0.0) for name in SPECIALS] + pieces, unk_id=1)
+    return backend
+
+
+def _unigram_scores(
+    backend: tokenizers.Tokenizer, texts: Iterator[str], kind: Unigram, size: int
+) -> dict[str, float]:
+    """Pieces with their logarithmic probabilities, `size` of them with the special tokens, or as many as the trainer finds."""
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size,
+        special_tokens=SPECIALS,
+        unk_token="[UNK]",
+        max_piece_length=kind.longest,
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return {
+        piece: score
+        for piece, score in json.loads(backend.to_str())["model"]["vocab"]
+        if piece not in SPECIALS
+    }
+
+
+def _sentencepiece_normalizer(kind: Unigram) -> normalizers.Normalizer:
+    """Control characters out, white space to single spaces, compatible forms to one; lower case and accents as asked."""
+    steps: list[normalizers.Normalizer] = [normalizers.Nmt(), normalizers.NFKC()]
+    if kind.lowercase if kind.strip_accents is None else kind.strip_accents:
+        steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
+    if kind.lowercase:
+        steps.append(normalizers.Lowercase())
+    return normalizers.Sequence([*steps, normalizers.Replace(tokenizers.Regex(r"\s+"), " ")])
+
+
+def _steady(scores: dict[str, float]) -> dict[str, float]:
+    """Scores that do not depend on the order in which the trainer met the words.
+
+    Characters that no word needs get the least score here; there, that one and a step more each, in the order of a hash table.
+    """
+    least = rung = min(scores.values())
+    steady = dict(scores)
+    for piece in sorted((piece for piece in scores if len(piece) == 1), key=scores.__getitem__):
+        if abs(scores[piece] - rung) < 1e-12:
+            steady[piece] = least
+            rung += _CHARACTER_STEP
+    return {piece: round(score, _DECIMALS) for piece, score in steady.items()}
+
+
+def _normal_characters(texts: Sample, backend: tokenizers.Tokenizer) -> Counter[str]:
+    """How often each character occurs once BERT's normaliser, which works on single characters, has been at it."""
+    raw = np.zeros(0x110000, dtype=np.int64)
+    for block in texts.blocks:
+        codes = np.frombuffer("".join(block).encode("utf-32-le"), dtype=np.uint32)
+        raw += np.bincount(codes, minlength=len(raw))
+    counts = Counter[str]()
+    for code in np.flatnonzero(raw).tolist():
+        for character in backend.normalizer.normalize_str(chr(code)):
+            counts[character] += int(raw[code])
+    return Counter(
+        {character: count for character, count in counts.items() if not character.isspace()}
+    )
+
+
+def _ranked(counts: Counter[str]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
+    """`needed`: tokens of the alphabet, which is described in words; none where there is no text."""
+    if needed == 0:
+        raise TokenizerError(
+            "there is no text to learn a vocabulary from", fix="Give files with text in them."
+        )
+    least = len(SPECIALS) + needed
+    if size < least:
+        what = f"a vocabulary of {size} cannot hold {len(SPECIALS)} special tokens and {alphabet}"
+        raise TokenizerError(what, where="size", fix=f"At least {least} are needed: {fix}.")

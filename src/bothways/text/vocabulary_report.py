@@ -1,0 +1,159 @@
+"""How well a vocabulary fits a text: unknown rate, fertility, coverage, unused entries, examples.
+
+Words are cut the same way for every tokenizer, so that two vocabularies can be compared on one text: at white space and
+punctuation marks and around ideographs, as BERT does it; what holds no letter or digit is no word. Each distinct word is
+tokenized as it stands in running text, after a space. Fertility as in Rust et al. 2021.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import normalizers, pre_tokenizers
+
+from bothways.core.errors import DataError
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.word_cache import bert_words
+
+_BLOCK = 256
+_CLEAN = normalizers.BertNormalizer(
+    clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
+)
+_CUT = pre_tokenizers.BertPreTokenizer()
+
+
+@dataclass(frozen=True)
+class SplitWord:
+    """A word of the text that is more than one token. `count`: how often it occurs."""
+
+    word: str
+    pieces: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class VocabularyReport:
+    """How a vocabulary fits a text. Shares lie between 0 and 1.
+
+    Attributes:
+        size: tokens in the vocabulary.
+        characters, tokens, words: of the text.
+        unknown: share of its tokens that are unknown.
+        unknown_words: share of its words that have an unknown token.
+        fertility: tokens per word.
+        whole_words: share of its words that are one known token.
+        covered: share of the characters in words that lie in words without an unknown token.
+        unused: share of the vocabulary, special tokens aside, that the text never uses.
+        longest: the longest tokens of the vocabulary, as the file spells them, the longest first.
+        split: the most frequent words that are more than one token.
+        strange: the most frequent words that have an unknown token.
+    """
+
+    size: int
+    characters: int
+    tokens: int
+    words: int
+    unknown: float
+    unknown_words: float
+    fertility: float
+    whole_words: float
+    covered: float
+    unused: float
+    longest: tuple[str, ...]
+    split: tuple[SplitWord, ...]
+    strange: tuple[SplitWord, ...]
+
+
+def vocabulary_report(
+    tokenizer: Tokenizer, texts: Iterable[str], *, examples: int = 10
+) -> VocabularyReport:
+    """Reads the texts once; holds one counter of distinct words and one of tokens.
+
+    Raises:
+        DataError: texts without a single word.
+    """
+    characters, use, words = _count(tokenizer, texts)
+    if not words:
+        raise DataError(
+            "there is no word in the text", fix="Give a text that the vocabulary is meant for."
+        )
+    ranked = sorted(words, key=lambda word: (-words[word], word))
+    spelled = tokenizer.encode([" " + word for word in ranked])
+    counts = np.array([words[word] for word in ranked])
+    letters = counts * np.array(list(map(len, ranked)))
+    lengths = np.array(list(map(len, spelled)))
+    strange = np.array([tokenizer.specials.unknown in ids for ids in spelled])
+    ordinary = _ordinary(tokenizer)
+
+    def show(chosen: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
+        """The most frequent of these words, with their pieces."""
+        places = np.flatnonzero(chosen)[:examples].tolist()
+        return tuple(
+            SplitWord(ranked[i], tuple(map(tokenizer.token, spelled[i].tolist())), int(counts[i]))
+            for i in places
+        )
+
+    return VocabularyReport(
+        size=tokenizer.size,
+        characters=characters,
+        tokens=int(use.sum()),
+        words=int(counts.sum()),
+        unknown=_share(use, np.arange(tokenizer.size) == tokenizer.specials.unknown),
+        unknown_words=_share(counts, strange),
+        fertility=int(counts @ lengths) / int(counts.sum()),
+        whole_words=_share(counts, (lengths == 1) & ~strange),
+        covered=_share(letters, ~strange),
+        unused=_share(ordinary, use == 0),
+        longest=_longest(tokenizer, ordinary)[:examples],
+        split=show((lengths > 1) & ~strange),
+        strange=show(strange),
+    )
+
+
+def _share(weights: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
+    """The part of all weight that the chosen have; 0 where there is none."""
+    return int(weights[chosen].sum()) / max(1, int(weights.sum()))
+
+
+def _ordinary(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """`(size)`: True for the ids of tokens that stand for text."""
+    ordinary = np.zeros(tokenizer.size, dtype=np.bool_)
+    ordinary[list(tokenizer.backend.get_vocab().values())] = True
+    ordinary[tokenizer.special] = ordinary[tokenizer.specials.unknown] = False
+    return ordinary
+
+
+def _longest(tokenizer: Tokenizer, ordinary: NDArray[np.bool_]) -> tuple[str, ...]:
+    tokens = map(tokenizer.token, np.flatnonzero(ordinary).tolist())
+    return tuple(sorted(tokens, key=lambda token: (-len(token), token)))
+
+
+def _count(
+    tokenizer: Tokenizer, texts: Iterable[str]
+) -> tuple[int, NDArray[np.int64], Counter[str]]:
+    """Characters, uses `(size)` of each id, and how often each word occurs."""
+    characters, use, pieces = 0, np.zeros(tokenizer.size, dtype=np.int64), Counter[str]()
+    find = bert_words([], spaces_ideographs=True).findall
+    stream = iter(texts)
+    while block := list(itertools.islice(stream, _BLOCK)):
+        ids, _ = tokenizer.encode_flat(block)
+        use += np.bincount(ids, minlength=tokenizer.size)
+        for text in block:
+            characters += len(text)
+            pieces.update(find(text))
+    words = Counter[str]()
+    for piece, count in pieces.items():
+        for word in _words(piece):
+            words[word] += count
+    return characters, use, words
+
+
+def _words(piece: str) -> list[str]:
+    cleaned = _CLEAN.normalize_str(piece)
+    return [word for word, _ in _CUT.pre_tokenize_str(cleaned) if any(map(str.isalnum, word))]

@@ -1,0 +1,118 @@
+"""How far a run is, and how long it is to be.
+
+One type of duration serves for the end of a run, warm-up, evaluation and saving. Progress is a value: a run that is killed
+continues from the last one that was written down.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+from typing_extensions import assert_never
+
+from bothways.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class _Amount:
+    count: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.count < math.inf:
+            raise ConfigError(f"{self} is no duration: it must be greater than 0 and finite")
+
+    def __str__(self) -> str:
+        return f"{self.count:.12g} {type(self).__name__.lower()}"
+
+
+@dataclass(frozen=True)
+class Steps(_Amount):
+    """So many updates of the weights."""
+
+    count: int
+    kind: Literal["steps"] = "steps"
+
+
+@dataclass(frozen=True)
+class Tokens(_Amount):
+    """So many tokens read over all ranks, specials included."""
+
+    count: int
+    kind: Literal["tokens"] = "tokens"
+
+
+@dataclass(frozen=True)
+class Epochs(_Amount):
+    """So many passes over the data; fractions are allowed."""
+
+    count: float
+    kind: Literal["epochs"] = "epochs"
+
+
+@dataclass(frozen=True)
+class Hours(_Amount):
+    """So much time, evaluation and saving included; a resumed run counts what it took before."""
+
+    count: float
+    kind: Literal["hours"] = "hours"
+
+
+_UNITS: dict[str, Callable[[float], Steps | Tokens | Epochs | Hours]] = {
+    "steps": lambda n: Steps(_whole(n, "steps")),
+    "tokens": lambda n: Tokens(_whole(n, "tokens")),
+    "epochs": Epochs,
+    "hours": Hours,
+    "minutes": lambda n: Hours(n / 60),
+    "seconds": lambda n: Hours(n / 3600),
+}
+_FORM = re.compile(r"\s*([-+]?\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]+)\s*")
+
+
+def _whole(number: float, unit: str) -> int:
+    if not number.is_integer():
+        raise ConfigError(f"{number:g} {unit} is no duration: {unit} are counted in whole numbers")
+    return int(number)
+
+
+def duration(text: str) -> Steps | Tokens | Epochs | Hours:
+    """The duration that a text such as "1000 steps", "2e9 tokens", "3 epochs", "0.5 hours" or "30 minutes" names.
+
+    Raises:
+        ConfigError: the text is no number with one of these units, or the number is not above 0.
+    """
+    form = _FORM.fullmatch(text)
+    unit = form[2].removesuffix("s") + "s" if form else ""
+    if form is None or unit not in _UNITS:
+        units = ", ".join(_UNITS)
+        raise ConfigError(
+            f"{text!r} is no duration",
+            fix=f"Write a number and one of {units}, such as '1000 steps'.",
+        )
+    return _UNITS[unit](float(form[1]))
+
+
+Duration = Annotated[
+    Steps | Tokens | Epochs | Hours,
+    BeforeValidator(lambda given: duration(given) if isinstance(given, str) else given),
+]
+"""Steps, Tokens, Epochs or Hours; a configuration may give it as a text that `duration` reads."""
+
+
+def part_of(run: Duration, share: float) -> Duration:
+    """The duration up to a share of a run, at least one step or token."""
+    match run:
+        case Steps(count):
+            return Steps(max(1, round(count * share)))
+        case Tokens(count):
+            return Tokens(max(1, round(count * share)))
+        case Epochs(count):
+            return Epochs(count * share)
+        case Hours(count):
+            return Hours(count * share)
+        case _:
+            assert_never(run)

@@ -1,0 +1,60 @@
+"""The folder of a run: one run at a time in it, and nothing of an earlier run or of anything else lost."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from bothways.core.atomic_files import HIDDEN, replace_file
+from bothways.core.errors import ResourceError, os_errors
+from bothways.core.folder_lock import lock_folder
+from bothways.training.checkpoint import latest
+
+MARK = ".run"
+"""The empty file that tells the folder of a run, even of one that was killed before its first checkpoint."""
+
+
+@contextlib.contextmanager
+def run_folder(folder: Path, *, resume: bool) -> Iterator[Path]:
+    """The folder, made if missing, for this process alone until the context ends.
+
+    Args:
+        folder: where the run's checkpoints and records lie.
+        resume: whether to go on with the checkpoints in it; without, it must hold none.
+
+    Raises:
+        ResourceError: another process runs in it, it holds checkpoints or other things, or it cannot be written.
+    """
+    with os_errors(folder, "Choose another folder."):
+        _check(folder, resume)
+    with lock_folder(folder):
+        with os_errors(folder, "Choose another folder."):
+            (folder / MARK).touch()
+            for left in folder.glob(f"{HIDDEN}*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield folder
+
+
+def _check(folder: Path, resume: bool) -> None:
+    if not folder.exists() or (folder / MARK).exists():
+        if latest(folder) is not None and not resume:
+            fix = "Add --resume (in Python resume=True) to go on with it, or choose another folder."
+            raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
+    elif any(folder.iterdir()):
+        raise ResourceError(
+            "is not empty, and not the folder of a run", where=folder, fix="Choose another folder."
+        )
+
+
+def note_settings(folder: Path, settings: str) -> None:
+    """Write `config.toml`, unless there are checkpoints, which go on with what it says.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    if latest(folder) is None:
+        replace_file(
+            folder / "config.toml", lambda file: file.write_text(settings, encoding="utf8")
+        )

@@ -1,0 +1,69 @@
+"""Ctrl-C and SIGTERM: finish the step, save, say how to go on. A second Ctrl-C ends the program at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """While it is open, the first SIGINT or SIGTERM is only noted. Afterwards the handlers are what they were.
+
+    Signals reach the main thread alone: opened in another, it changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.by: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self.by is not None
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.by = self.by or signal.Signals(number)
+        # Not through sys.stderr: the signal may have come in the middle of a write to it.
+        with contextlib.suppress(
+            OSError
+        ):  # nobody reads it: Ctrl-C has also ended what our output went to
+            os.write(
+                2,
+                f"\n{self.by.name}: the run saves after this step and ends. Ctrl-C ends it at once.\n".encode(),
+            )
+
+
+def resume_command(arguments: Sequence[str]) -> str:
+    """The line that continues a run which was started with these arguments, under torchrun if this one is.
+
+    >>> resume_command(["pretrain", "my run"])
+    "bothways pretrain 'my run' --resume"
+    """
+    words = ["bothways", *(word for word in arguments if word != "--resume"), "--resume"]
+    if ranks := os.environ.get("LOCAL_WORLD_SIZE"):
+        words = ["torchrun", f"--nproc-per-node={ranks}", "-m", *words]
+    return shlex.join(words)

@@ -1,0 +1,173 @@
+"""Windows with global tokens by FlexAttention, as far as a CPU goes: what is seen, which blocks are read, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_reach import formula as formula_of_reach
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import create_block_mask
+
+from bothways.attention import dispatch as kernels
+from bothways.attention import flex
+from bothways.attention.flex import FlexWindow
+from bothways.attention.mask import AttentionView
+from bothways.attention.patterns import Window
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.model.config import EncoderConfig
+from bothways.model.encoder import Encoder
+from bothways.runtime import devices as hardware
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:flex_attention called without torch.compile:UserWarning"
+)
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=8)
+
+
+@pytest.fixture
+def chosen() -> Iterator[list[bool]]:
+    """FlexAttention wherever a window has global tokens; for each layer, whether it had."""
+    found: list[bool] = []
+
+    def named(device: torch.device, size: int, rate: float, view: AttentionView) -> bool:
+        found.append(view.named is not None)
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "is_flexible", named)
+        yield found
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=LENGTHS,
+    radius=st.integers(0, 12),
+    share=st.sampled_from([0.0, 0.1, 0.5]),
+    seed=st.integers(0, 99),
+)
+def test_it_is_the_formula(
+    chosen: list[bool], lengths: list[int], radius: int, share: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    pattern, tokens = Window(radius, everywhere=True), sum(lengths)
+    qkv, wide = torch.randn(2, tokens, 3, 2, 4, dtype=torch.float64)
+    named = torch.rand(tokens) < share
+    view = AttentionView.of(Layout.of(lengths), pattern, everywhere=named)
+    found = kernels.attend(qkv, view, wide=wide)
+    assert chosen
+    torch.testing.assert_close(found, formula_of_reach(qkv, wide, lengths, pattern, named, None))
+    alike = kernels.attend(qkv, view)
+    torch.testing.assert_close(alike, formula_of_reach(qkv, qkv, lengths, pattern, named, None))
+
+
+@pytest.mark.parametrize(
+    "patterns", [(Window(2, everywhere=True),), (Window(5, everywhere=True), Window(3))]
+)
+@torch.no_grad()
+def test_an_encoder_is_the_same_by_either_kernel(
+    patterns: tuple[Window, ...], request: pytest.FixtureRequest
+) -> None:
+    torch.manual_seed(0)
+    encoder, layout = (
+        Encoder(EncoderConfig(50, 16, 4, 2, 24, patterns=patterns)).eval(),
+        Layout.of([30, 1, 12, 40]),
+    )
+    ids = torch.randint(4, 50, (layout.tokens,))
+    named = torch.zeros(layout.tokens, dtype=torch.bool)
+    named[layout.firsts] = named[35] = True
+    batch = Batch(ids, torch.zeros_like(ids), layout, everywhere=named)
+    wanted = encoder(batch).last
+    chosen: list[bool] = request.getfixturevalue("chosen")
+    torch.testing.assert_close(encoder(batch).last, wanted, rtol=1e-4, atol=1e-5)
+    assert chosen == [pattern.everywhere for pattern in patterns] * (4 // len(patterns))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), radius=st.integers(0, 40),
+    share=st.sampled_from([0.0, 0.02, 0.3]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_every_block_is_read_in_which_somebody_sees_somebody(
+    lengths: list[int], radius: int, share: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex, "BLOCK", 16)
+        tokens = sum(lengths)
+        window = FlexWindow(Layout.of(lengths), radius, torch.rand(tokens) < share)
+        for mask, queries in ((window.near, tokens), (window.far, len(window.named))):
+            if not queries:
+                continue
+            wanted = (
+                create_block_mask(mask.mask_mod, None, None, queries, tokens, "cpu", 16)
+                .to_dense()
+                .bool()
+            )
+            read = mask.to_dense().bool()
+            assert read.shape == wanted.shape
+            assert not (wanted & ~read).any()
+            assert read.sum() <= 2 * wanted.sum() + len(
+                lengths
+            )  # a block between two sequences may be read for nothing
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the tracer looks at it of every input
+def test_more_programs_are_compiled_than_torch_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past its limit all pairs of tokens are computed, and a run comes there: sizes of 1 and precisions need their own."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    counter, compiled = CompileCounterWithBackend("eager"), torch.compile
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            torch,
+            "compile",
+            lambda kernel, dynamic: compiled(kernel, dynamic=dynamic, backend=counter),
+        )
+        kernel = flex._kernel.__wrapped__("cuda")
+    monkeypatch.setattr(flex, "_kernel", lambda device: kernel)
+    for lengths in ([9], [200, 70]):
+        layout = Layout.of(lengths)
+        FlexWindow(layout, 5, layout.positions == 0)(torch.randn(layout.tokens, 3, 1, 16), None)
+    assert counter.frame_count == 4
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("has", "size", "rate", "named", "is_it"),
+    [
+        (True, 64, 0.0, True, True),
+        (True, 24, 0.0, True, False),
+        (True, 64, 0.1, True, False),
+        (True, 64, 0.0, False, False),
+        (False, 64, 0.0, True, False),
+    ],
+)
+def test_the_table(
+    has: bool, size: int, rate: float, named: bool, is_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "has_flex", lambda device: has)
+    view = AttentionView.of(
+        Layout.of([9]),
+        Window(2, everywhere=True),
+        everywhere=torch.ones(9, dtype=torch.bool) if named else None,
+    )
+    assert kernels.is_flexible(CUDA, size, rate, view) == is_it
+
+
+def test_it_is_for_gpus_that_triton_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not hardware.has_flex(CPU)
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not hardware.has_flex(CUDA)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert hardware.has_flex(CUDA)
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
+    assert not hardware.has_flex(CUDA)

@@ -1,0 +1,52 @@
+"""Folders that are replaced: whole, or as they were."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bothways.core import atomic_files as files
+from bothways.core.atomic_files import replace_file, replace_folder
+from bothways.core.errors import ResourceError
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, usual = tmp_path / "model", Path.rename
+    with replace_folder(place) as hidden:
+        (hidden / "a").write_text("former")
+
+    def rename(path: Path, target: Path) -> Path:
+        if path.name.startswith(".writing-new-"):
+            raise PermissionError(13, "in use")
+        return usual(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(ResourceError), replace_folder(place) as hidden:
+        (hidden / "a").write_text("later")
+    assert (place / "a").read_text() == "former"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_files_in_folders_within_are_flushed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(
+        files, "_flush", lambda path: flushed.append(os.path.relpath(path, tmp_path))
+    )
+    with replace_folder(tmp_path / "model") as hidden:
+        (hidden / "1_Pooling").mkdir()
+        (hidden / "1_Pooling" / "config.json").write_text("{}")
+    new = ".writing-new-model"
+    assert set(flushed) == {f"{new}/1_Pooling/config.json", f"{new}/1_Pooling", new, "."}
+
+
+def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=r"v\.npy: has no folder to lie in"):
+        replace_file(tmp_path / "nowhere" / "v.npy", lambda place: place.write_text("all"))
+    with pytest.raises(ResourceError, match="is a folder, where a file is to be written"):
+        replace_file(tmp_path, lambda place: place.write_text("all"))

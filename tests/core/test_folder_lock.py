@@ -1,0 +1,86 @@
+"""A folder is one process' at a time, and free again however that process ended."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bothways.core.errors import ResourceError, os_errors
+from bothways.core.folder_lock import LOCK, OWNER, lock_folder
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from bothways.core.claim import claim
+with claim(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> subprocess.Popen[str]:
+    """Another process that holds the folder `tmp_path`/a."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "a")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_another_process_is_named_and_its_death_frees_the_folder(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    who = f"a: is in use by process {holder.pid} on {platform.node()}"
+    with pytest.raises(ResourceError, match=who), lock_folder(tmp_path / "a"):
+        pass
+    (tmp_path / "a" / OWNER).unlink()
+    with (
+        pytest.raises(ResourceError, match="in use by another process"),
+        lock_folder(tmp_path / "a"),
+    ):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with lock_folder(tmp_path / "a") as folder:
+        assert folder == tmp_path / "a"
+
+
+def test_nothing_is_left_but_the_lock(tmp_path: Path) -> None:
+    with lock_folder(tmp_path / "b" / "c") as folder:
+        assert (folder / OWNER).exists()
+    assert {path.name for path in folder.iterdir()} <= {LOCK}
+    with lock_folder(folder):
+        pass
+
+
+def test_a_place_that_cannot_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ResourceError, match="cannot be written: Not a directory"),
+        lock_folder(tmp_path / "file" / "sub"),
+    ):
+        pass
+
+
+def test_refusals_of_the_system_alone_are_translated(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ResourceError, match=r"cannot be written: No space left\n  Make room\."),
+        os_errors(tmp_path, "Make room."),
+    ):
+        raise OSError(28, "No space left")
+    with pytest.raises(ValueError, match="a bug"), os_errors(tmp_path, "Make room."):
+        raise ValueError("a bug")

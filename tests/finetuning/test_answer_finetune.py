@@ -1,0 +1,142 @@
+"""Answering questions from files to predictions: what is learned, what transformers opens, and the threshold that stays."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bothways import cli
+from bothways.core.batch import pack
+from bothways.prediction.predictor import open_task
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from toy_folder import FILLERS, GOOD, make_folder
+
+
+def write_squad(file: Path, count: int, seed: int) -> dict[str, str]:
+    """A SQuAD 2.0 file: the answer is the one good word of the context; a third have none. The answers by id."""
+    draw, paragraphs, answers = random.Random(seed), [], {}
+    for number in range(count):
+        words = draw.choices(FILLERS[:-1], k=draw.randint(4, 18))
+        good = draw.choice(GOOD) if number % 3 else ""
+        if good:
+            words.insert(draw.randrange(len(words)), good)
+        context, id = " ".join(words), f"{seed}-{number}"
+        answers[id] = good
+        rights = [{"text": good, "answer_start": context.index(good)}] if good else []
+        question = {"id": id, "question": "it was", "answers": rights, "is_impossible": not good}
+        paragraphs.append({"context": context, "qas": [question]})
+    file.write_text(
+        json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]})
+    )
+    return answers
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a finished run is, in the folder "run"."""
+    folder = tmp_path_factory.mktemp("answer")
+    make_folder(folder / "bert", dropout=0.0)
+    write_squad(folder / "train.json", 240, 0)
+    write_squad(folder / "dev.json", 60, 1)
+    words = "--task answer --out run --device cpu length=16 task.stride=6 task.longest=3 training.optimiser.lr=3e-3"
+    with pytest.MonkeyPatch.context() as patch:
+        call(
+            patch,
+            folder,
+            "finetune",
+            "bert",
+            "train.json",
+            "--dev",
+            "dev.json",
+            *words.split(),
+            "training.until=4 epochs",
+        )
+    return folder
+
+
+def call(patch: pytest.MonkeyPatch, folder: Path, *words: str) -> None:
+    patch.chdir(folder)
+    cli.app(list(words), exit_on_error=False, result_action="return_value")
+
+
+def record_of(place: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((place / "run" / "model" / "bothways.json").read_text())
+    return record
+
+
+def test_it_is_learned_and_the_threshold_stays(place: Path) -> None:
+    record, task = record_of(place), open_task(str(place / "run"), device="cpu").task
+    assert record["metrics"]["f1"] > 0.95
+    assert record["metrics"]["f1"] == pytest.approx(record["metrics"]["f1_best"])
+    assert isinstance(task.definition, QuestionAnsweringTask)
+    assert (task.definition.stride, task.definition.longest, task.length) == (6, 3, 16)
+    assert task.definition.threshold is not None
+    assert (
+        task.definition.threshold
+        == record["task"]["threshold"]
+        == pytest.approx(record["metrics"]["threshold_best"])
+    )
+
+
+def test_what_is_saved_opens_in_transformers_with_equal_outputs(place: Path) -> None:
+    from transformers import AutoModelForQuestionAnswering
+
+    theirs, report = AutoModelForQuestionAnswering.from_pretrained(
+        place / "run" / "model", output_loading_info=True
+    )
+    assert type(theirs).__name__ == "BertForQuestionAnswering"
+    assert not any(report.values())
+    opened = open_task(str(place / "run"), device="cpu")
+    for item in opened.task.encode(
+        list(opened.read(str(place / "dev.json"), labelled=True).examples)[:20]
+    ):
+        for sequence in item.sequences:
+            ids, segments = (
+                torch.from_numpy(part).long()[None] for part in (sequence.ids, sequence.segments)
+            )
+            with torch.no_grad():
+                (found,) = opened.task.outputs(pack([sequence]))
+                output = theirs(input_ids=ids, token_type_ids=segments)
+            expected = torch.stack([output.start_logits[0], output.end_logits[0]], 1)
+            torch.testing.assert_close(torch.from_numpy(found), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_evaluate_and_predict(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(monkeypatch, place, "evaluate", "run", "dev.json", "--json")
+    assert json.loads(capsys.readouterr().out) == pytest.approx(
+        record_of(place)["metrics"], rel=1e-5
+    )
+    answers = write_squad(place / "new.json", 40, 2)
+    call(monkeypatch, place, "predict", "run", "new.json")
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["id"] for row in found] == list(answers)
+    assert sum(row["text"] == answers[row["id"]] for row in found) > 36
+    rows = [
+        {"question": "it was", "context": "the play was fine and old"},
+        {"question": "it was", "context": "the play was old"},
+    ]
+    (place / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    call(monkeypatch, place, "predict", "run", "new.jsonl")
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["id"], first["text"], first["start"], first["end"]) == ("1", "fine", 13, 17)
+    assert (second["text"], second["start"]) == ("", None)
+    assert 0 < second["confidence"] <= 1
+
+
+def test_an_untrained_span_head_answers_every_question(place: Path) -> None:
+    """Opened without the record, the task has its defaults."""
+    (place / "bare").mkdir()
+    for file in (place / "run" / "model").iterdir():
+        if file.name != "bothways.json":
+            (place / "bare" / file.name).write_bytes(file.read_bytes())
+    opened = open_task(str(place / "bare"), length=16, device="cpu")
+    assert opened.task.definition == QuestionAnsweringTask()
+    found = opened.predict(opened.read(str(place / "dev.json"), labelled=False))
+    assert all(prediction.text for _, prediction in found)

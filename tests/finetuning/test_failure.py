@@ -1,0 +1,255 @@
+"""Failed runs: each sign on a case that is made for it, and none on a run that learns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import accuracy_score, f1_score, log_loss
+
+from bothways.core.batch import pack
+from bothways.finetuning import failed_runs as failure
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.data import LabelledData, label
+from bothways.finetuning.failed_runs import (
+    DistinctAnswers,
+    Failure,
+    signs_of_scores,
+    signs_of_training,
+    training_loss,
+)
+from bothways.finetuning.in_memory_run import fit_task, start_from
+from bothways.model.config import EncoderConfig
+from bothways.model.positions import Learned
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
+from bothways.tasks.predictions import MultilabelPrediction
+from bothways.tasks.task import Task
+from bothways.tasks.text_examples import TextExample
+from bothways.training.durations import Epochs, Steps
+from bothways.training.optimizers import AdamW, BertAdam, OptimizerConfig
+from bothways.training.schedules import GoogleLinear, Linear, Schedule
+from toy_folder import VOCABULARY, make_examples, make_tokenizer
+
+SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return label(ClassificationTask(), tokenizer, make_examples(160, 0), make_examples(60, 1), 16)
+
+
+def method(rate: float, epochs: float) -> FinetuneSettings:
+    training = dataclasses.replace(
+        finetune_adam(), until=Epochs(epochs), optimiser=AdamW(lr=rate), precision="fp32"
+    )
+    return FinetuneSettings(training, 16)
+
+
+def test_a_run_that_learns_has_not_failed(data: LabelledData) -> None:
+    done = fit_task(SMALL, data, method(3e-3, 8.0), device="cpu")
+    assert done.metrics["accuracy"] > 0.9
+    assert done.failure is None
+
+
+def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
+    """The dev data has as many of each label, so that whichever it answers for all is no better than the other."""
+    parts = [
+        [item for item in make_examples(100, 1) if item.label == name][:30] for name in data.labels
+    ]
+    even = label(
+        data.definition,
+        data.tokenizer,
+        data.train_examples,
+        [item for part in parts for item in part],
+        16,
+    )
+    done = fit_task(SMALL, even, method(3.0, 2.0), device="cpu")
+    assert done.failure is not None
+    text = str(done.failure)
+    assert text.startswith("this run has probably failed: it answers '")
+    assert "for all 60 dev examples; its accuracy on the dev data, 0." in text
+    assert "its training loss, " in text
+    assert text.endswith(
+        "Try other seeds (--seeds 5), a lower rate (training.optimiser.lr=2e-05) and more epochs (training.until)."
+    )
+
+
+def test_what_is_usual_is_known_from_training_data_alone(
+    data: LabelledData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, real = list[tuple[object, object]](), ClassificationTask.baseline
+
+    def baseline(*arguments: object) -> object:
+        seen.append(arguments[1:])  # type: ignore[arg-type]
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ClassificationTask, "baseline", baseline)
+    fit_task(SMALL, data, method(1e-3, 0.2), device="cpu")
+    train, dev = data.train_examples, data.dev_examples
+    assert sorted(seen, key=lambda pair: pair[1] is dev) == [(train, train), (train, dev)]
+
+
+def test_without_dev_data_the_training_loss_speaks(data: LabelledData) -> None:
+    bare = label(ClassificationTask(), data.tokenizer, make_examples(160, 0), [], 16)
+    done = fit_task(SMALL, bare, method(1e-9, 1.0), device="cpu")
+    assert done.failure is not None
+    (reason,) = done.failure.reasons
+    assert reason.startswith("its training loss, ")
+
+
+def labelled(*counts: int) -> list[TextExample]:
+    return [
+        TextExample("x", None, name)
+        for name, count in zip("abc", counts, strict=False)
+        for _ in range(count)
+    ]
+
+
+def test_the_baseline_is_that_of_sklearns_dummies() -> None:
+    train, dev = labelled(5, 9, 2), labelled(4, 3, 6)
+    x, truth, answers = [[0]] * len(train), [e.label for e in train], [e.label for e in dev]
+    most, prior = DummyClassifier(strategy="most_frequent"), DummyClassifier(strategy="prior")
+    predicted = most.fit(x, truth).predict([[0]] * len(dev))
+    found = ClassificationTask().baseline(train, dev)
+    assert found["accuracy"] == pytest.approx(accuracy_score(answers, predicted))
+    assert found["f1_macro"] == pytest.approx(
+        f1_score(answers, predicted, average="macro", zero_division=0.0)
+    )
+    assert found["mcc"] == 0
+    probabilities = prior.fit(x, truth).predict_proba([[0]] * len(dev))
+    assert found["loss"] == pytest.approx(log_loss(answers, probabilities, labels=list("abc")))
+    entropy = -sum(count / 16 * math.log(count / 16) for count in (5, 9, 2))
+    assert ClassificationTask().baseline(train, train)["loss"] == pytest.approx(entropy)
+
+
+def answers_of(*labels: str) -> DistinctAnswers:
+    class Plain(Task[str, str]):
+        def answer(self, prediction: str) -> str:
+            return prediction
+
+    seen = DistinctAnswers(Plain())
+    assert [
+        prediction for _, prediction in seen.seen([("x", answer) for answer in labels])
+    ] == list(labels)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("value", "baseline", "direction", "answers", "signs"),
+    [
+        (0.6, {"m": 0.5}, "highest", "ab", 0),
+        (0.5, {"m": 0.5}, "highest", "ab", 1),
+        (0.6, {"m": 0.5}, "lowest", "ab", 1),
+        (0.4, {"m": 0.5}, "lowest", "ab", 0),
+        (
+            0.6,
+            {"m": 0.5},
+            "highest",
+            "aba",
+            0,
+        ),  # the last as the first, but one between them is not
+        (0.6, {"m": 0.5}, "highest", "aaa", 1),
+        (0.5, {"m": 0.5}, "highest", "aaa", 2),
+        (0.5, {}, "highest", "ab", 0),  # nothing is known of a constant answer
+        (0.5, {}, "highest", "bb", 1),
+        (1.0, {"m": 1.0, "accuracy": 1.0}, "highest", "aa", 0),  # one answer is right for all
+        (0.5, {"m": 0.4}, "highest", "a", 0),  # a single example
+    ],
+)
+def test_signs_of_scores(
+    value: float, baseline: dict[str, float], direction, answers: str, signs: int
+) -> None:  # type: ignore[no-untyped-def]
+    assert (
+        len(signs_of_scores({"m": value}, baseline, "m", direction, answers_of(*answers))) == signs
+    )
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "exact", "em", "f1"])
+def test_one_answer_that_is_right_for_all_is_none(metric: str) -> None:
+    """As for a file that was sorted before it was cut: training says the other label, the model the right one."""
+    assert not signs_of_scores(
+        {metric: 1.0}, {metric: 0.0}, metric, "highest", answers_of("a", "a")
+    )
+    assert signs_of_scores({metric: 0.9}, {metric: 0.0}, metric, "highest", answers_of("a", "a"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"), [(("y", "x"), "'x' and 'y'"), (("x",), "'x'"), ((), "nothing")]
+)
+def test_the_same_labels_for_all_are_said_in_words(labels: tuple[str, ...], said: str) -> None:
+    answers = DistinctAnswers(MultilabelTask())
+    made = MultilabelPrediction(labels, {"x": 0.5, "y": 0.5})
+    assert len(list(answers.seen([(MultilabelExample("t"), made)] * 1200))) == 1200
+    (sign,) = signs_of_scores({"exact": 0.5}, {}, "exact", "highest", answers)
+    assert sign == f"it answers {said} for all 1,200 dev examples"
+
+
+def test_the_training_loss_is_of_an_even_sample(
+    data: LabelledData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of data in the order of its labels the first part would say nothing about the rest."""
+    task = start_from(SMALL, data.definition.heads(data.labels, None), seed=0)
+    learner, sequences = (
+        data.definition.task(task, data.tokenizer, data.labels, 16),
+        data.sequences[:40],
+    )
+    monkeypatch.setattr(failure, "SAMPLE", 8)
+    with torch.no_grad():
+        loss = learner.eval()(pack(sequences[::5]))["label"]
+    assert training_loss(learner.train(), sequences, 64) == pytest.approx(
+        float(loss.total) / 8, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "usual", "signs"),
+    [(0.69, 0.6931, 1), (0.8, 0.6931, 1), (0.6, 0.6931, 0), (0.1, None, 0), (0.0, 0.0, 0)],
+)
+def test_signs_of_training(loss: float, usual: float | None, signs: int) -> None:
+    assert len(signs_of_training(loss, {} if usual is None else {"loss": usual})) == signs
+
+
+def test_a_loss_that_is_a_little_lower_is_not_said_not_to_be() -> None:
+    assert signs_of_training(0.6772, {"loss": 0.6908}) == (
+        "its training loss, 0.6772, is hardly below that of the best constant answer, 0.6908",
+    )
+
+
+def test_a_task_without_a_baseline_of_its_own_knows_none() -> None:
+    plain = Task[str, str]()
+    assert plain.baseline([], []) == {}
+    assert plain.answer("x") != plain.answer("y")
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "schedule", "several", "said"),
+    [
+        (AdamW(2e-5), Linear(0.1), True, "Try more epochs (training.until)."),
+        (
+            AdamW(2e-5),
+            Linear(Steps(100)),
+            False,
+            "Try other seeds (--seeds 5) and more epochs (training.until).",
+        ),
+        (
+            BertAdam(5e-5),
+            GoogleLinear(0.05),
+            True,
+            "Try a lower rate (training.optimiser.lr=2e-05), a longer warm-up (training.schedule.warmup=0.1), more epochs "
+            "(training.until) and the optimiser with bias correction (training.optimiser.kind=adamw).",
+        ),
+    ],
+)
+def test_nothing_is_advised_that_was_done(
+    optimiser: OptimizerConfig, schedule: Schedule, several: bool, said: str
+) -> None:
+    failed = Failure(
+        ("one", "two"), dataclasses.replace(finetune_adam(), optimiser=optimiser, schedule=schedule)
+    )
+    assert failed.said(several) == f"this run has probably failed: one; two. {said}"
+    assert str(failed) == failed.said(several=False)

@@ -1,0 +1,485 @@
+"""Frozen features: equal to transformers' hidden states, computed once, never trained; the tagger on them learns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from bothways.cli import app
+from bothways.commands.features import Layers
+from bothways.core.batch import Batch, pack
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.progress import TimeLeft
+from bothways.core.targets import IGNORED
+from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.finetuning import bilstm_tagger as features
+from bothways.finetuning import feature_data as feature_setup
+from bothways.finetuning.bilstm_tagger import BiLSTMTagger, FeatureTagger, open_features
+from bothways.finetuning.feature_data import (
+    FeatureConfig,
+    TaggedSentences,
+    encoder_speed,
+    forecast_features,
+    read_tagged_sentences,
+    tagger_speed,
+    tokens_in,
+)
+from bothways.finetuning.frozen_features import (
+    FeatureData,
+    build_tagger,
+    feature_based,
+    feature_restarts,
+    fit_features,
+    prepare_features,
+    tag_words,
+)
+from bothways.model.layer_mix import LayerChoice, LayerSum
+from bothways.preflight.machine import speed
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.task import TaggingTask
+from bothways.training.durations import Epochs, Hours
+from toy_folder import FILLERS, GOOD, make_folder
+
+ALL: tuple[LayerChoice, ...] = get_args(LayerChoice)
+
+
+def write_columns(file: Path, count: int, seed: int) -> Path:
+    """A good word is a name if "the" stands before it."""
+    draw, lines = random.Random(seed), ["-DOCSTART- O", ""]
+    for _ in range(count):
+        words = draw.choices([*FILLERS[:8], *GOOD * 4, *["the"] * 8], k=draw.randint(1, 9))
+        for place, word in enumerate(words):
+            name = word in GOOD and place > 0 and words[place - 1] == "the"
+            lines.append(f"{word} {'B-X' if name else 'O'}")
+        lines.append("")
+    file.write_text("\n".join(lines) + "\n", encoding="utf8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> FeatureConfig:
+    folder = tmp_path_factory.mktemp("data")
+    bert = make_folder(
+        folder / "bert", num_hidden_layers=5, initializer_range=0.3, max_position_embeddings=24
+    )
+    base = FeatureConfig(
+        model=str(bert),
+        train=str(write_columns(folder / "train.txt", 120, 0)),
+        dev=str(write_columns(folder / "dev.txt", 40, 1)),
+        tagger=BiLSTMTagger(16, 2, 0.1),
+    )
+    training = dataclasses.replace(
+        base.training,
+        until=Epochs(6.0),
+        optimiser=dataclasses.replace(base.training.optimiser, lr=1e-2),
+    )
+    return dataclasses.replace(base, training=training)
+
+
+@pytest.fixture(scope="module")
+def sentences(settings: FeatureConfig) -> TaggedSentences:
+    return read_tagged_sentences(settings, ["last"], "cpu")
+
+
+@pytest.fixture(scope="module")
+def data(settings: FeatureConfig, tmp_path_factory: pytest.TempPathFactory) -> FeatureData:
+    return prepare_features(settings, tmp_path_factory.mktemp("features"), ALL, device="cpu")
+
+
+def test_features_are_the_hidden_states_of_transformers(
+    data: FeatureData, settings: FeatureConfig
+) -> None:
+    from transformers import BertModel
+
+    theirs = BertModel.from_pretrained(settings.model).eval()
+    assert data.dev.layers == (0, 1, 2, 3, 4, 5)
+    inputs = data.task.encode(data.dev_examples)
+    row = 0
+    for item in inputs[:8]:
+        for sequence in item.sequences:
+            with torch.no_grad():
+                hidden = theirs(
+                    torch.from_numpy(sequence.ids.astype(np.int64))[None], output_hidden_states=True
+                ).hidden_states
+            index = sequence.targets["tag"].index
+            expected = np.stack([layer[0].numpy()[index] for layer in hidden], axis=1)
+            np.testing.assert_allclose(data.dev.values[row : row + len(index)], expected, atol=2e-5)
+            row += len(index)
+    assert row == data.dev.offsets[8]
+    assert (
+        data.dev.offsets[-1]
+        == sum(len(example.words) for example in data.dev_examples)
+        == len(data.dev.values)
+    )
+    assert isinstance(data.dev.values, np.memmap)
+
+
+def test_words_of_several_windows_stay_in_order(
+    settings: FeatureConfig, data: FeatureData, tmp_path: Path
+) -> None:
+    words = tuple(random.Random(2).choices(FILLERS[:-1], k=60))
+    example = TagExample(words, ("O",) * 60)
+    inputs = data.task.definition.encode([example], data.task.tokenizer, data.task.labels, 10)
+    assert len(inputs[0].sequences) > 5
+    found = open_features(tmp_path / "long", data.task.model.encoder, inputs, (0,))
+    assert len(found.values) == 60
+    assert (found.labels == data.task.labels.index("O")).all()
+    table = data.task.model.encoder.embedding.token.weight
+    norm = data.task.model.encoder.embedding
+    (ids,) = data.task.tokenizer.encode([" ".join(words)])
+    nearest = [
+        int(
+            (norm.norm(table + norm.position.weight[p] + norm.segment.weight[0]) - torch.tensor(v))
+            .square()
+            .sum(1)
+            .argmin()
+        )
+        for p, v in zip(places_of(inputs[0]), np.array(found.values[:, 0]), strict=True)
+    ]
+    assert nearest == ids.tolist()
+
+
+def places_of(item):  # type: ignore[no-untyped-def]
+    return [int(place) for sequence in item.sequences for place in sequence.targets["tag"].index]
+
+
+def test_features_are_computed_once(
+    settings: FeatureConfig, data: FeatureData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, ...]] = []
+    plain = features.extract
+
+    def counted(encoder, inputs, layers, table, on_share):  # type: ignore[no-untyped-def]
+        calls.append(layers)
+        plain(encoder, inputs, layers, table, on_share=on_share)
+
+    monkeypatch.setattr(features, "extract", counted)
+    encoder, inputs = data.task.model.encoder, data.task.encode(data.dev_examples)
+    first = open_features(tmp_path / "dev", encoder, inputs, (3, 4))
+    again = open_features(tmp_path / "dev", encoder, inputs, (4,))
+    assert calls == [(3, 4)]
+    assert again.layers == (3, 4)
+    np.testing.assert_array_equal(first.values, again.values)
+    more = open_features(tmp_path / "dev", encoder, inputs, (4, 5))
+    assert more.layers == (3, 4, 5)
+    np.testing.assert_array_equal(more.values[:, :2], first.values)
+    np.testing.assert_array_equal(
+        more.values[:, 2:], open_features(tmp_path / "5", encoder, inputs, (5,)).values
+    )
+    assert calls.pop() == (5,)
+    open_features(tmp_path / "dev", encoder, inputs[:-1], (5,))
+    with torch.no_grad():
+        bias = encoder.blocks[0].mlp.down.bias
+        bias.add_(1.0)
+        open_features(tmp_path / "dev", encoder, inputs[:-1], (5,))
+        bias.sub_(1.0)
+    half = open_features(tmp_path / "dev", encoder, inputs, (3, 4), "float16")
+    assert calls == [(3, 4), (5,), (5,), (5,), (3, 4)]
+    assert half.values.dtype == np.float16
+    np.testing.assert_allclose(half.values, first.values, atol=2e-2)
+    (tmp_path / "dev" / "features.json").write_text("no json")
+    open_features(tmp_path / "dev", encoder, inputs, (3,))
+    assert calls[-1] == (3,)
+    assert len(open_features(tmp_path / "none", encoder, [], (3,)).values) == 0
+
+
+@pytest.mark.parametrize("choice", ALL)
+def test_only_the_tagger_learns(
+    data: FeatureData, settings: FeatureConfig, choice: LayerChoice
+) -> None:
+    before = {name: tensor.clone() for name, tensor in data.task.model.state_dict().items()}
+    values = np.array(data.train.values)
+    short = dataclasses.replace(settings.training, until=Epochs(0.5))
+    run = dataclasses.replace(settings, layers=choice, training=short)
+    done = fit_features(data, run, device="cpu")
+    after = data.task.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter.grad is None for parameter in data.task.model.parameters())
+    np.testing.assert_array_equal(values, data.train.values)
+    torch.manual_seed(settings.seed)
+    fresh = build_tagger(data, run).state_dict()
+    assert all(
+        not torch.equal(fresh[name], tensor) for name, tensor in done.tagger.state_dict().items()
+    )
+    weighted = {"weighted_last_four": 4, "weighted_all": 5}.get(choice, 0)
+    assert len(done.shares) == weighted
+    assert sum(done.shares) == pytest.approx(1.0 if weighted else 0.0)
+    assert isinstance(done.tagger.mix, LayerSum) == bool(weighted)
+
+
+def test_the_tagger_is_what_it_says(data: FeatureData, settings: FeatureConfig) -> None:
+    tagger = build_tagger(data, dataclasses.replace(settings, layers="concat_last_four")).eval()
+    sequences = data.dev.sequences(start=len(data.train.values))
+    batch = pack(sequences[:4])
+    rows = np.array(data.dev.values[: int(data.dev.offsets[4])])
+    got = tagger.read(batch).numpy()
+    np.testing.assert_array_equal(got, rows[:, 2:])
+    joined = torch.from_numpy(rows[:, 2:].reshape(len(rows), -1))
+    alone = [tagger.lstm.lstm(part)[0] for part in joined.split([len(s) for s in sequences[:4]])]
+    expected = tagger.dense(torch.cat(alone))
+    torch.testing.assert_close(tagger.logits(batch), expected)
+    labels = torch.from_numpy(data.dev.labels[: len(rows)])
+    loss = tagger(batch)["tag"]
+    torch.testing.assert_close(
+        loss.total, torch.nn.functional.cross_entropy(expected, labels, reduction="sum")
+    )
+    assert tagger.weights(batch) == {"tag": len(rows)}
+    tagger.train()
+    assert not torch.equal(tagger.logits(batch), tagger.logits(batch))
+
+
+def test_tables_may_hold_other_layers(data: FeatureData, settings: FeatureConfig) -> None:
+    layers = data.train.layers
+    more = (*layers, layers[-1] + 1)[::-1]
+    values = np.stack(
+        [data.dev.values[:, layers.index(layer) if layer in layers else 0] for layer in more], 1
+    )
+    other = dataclasses.replace(data.dev, values=values, layers=more)
+    tagger = FeatureTagger([data.train, other], "concat_last_four", 5, 3, BiLSTMTagger(8, 1, 0.0))
+    usual = FeatureTagger([data.train, data.dev], "concat_last_four", 5, 3, BiLSTMTagger(8, 1, 0.0))
+    batch = pack(data.dev.sequences(len(data.train.values))[:4])
+    assert torch.equal(tagger.read(batch), usual.read(batch))
+
+
+def test_words_without_a_tag_carry_no_weight(data: FeatureData, settings: FeatureConfig) -> None:
+    bare = dataclasses.replace(data.train, labels=np.full_like(data.train.labels, IGNORED))
+    tagger = FeatureTagger([bare], "last", 5, 3, BiLSTMTagger(8, 1, 0.0))
+    assert tagger.weights(pack(bare.sequences()[:3])) == {"tag": 0.0}
+
+
+def test_it_learns_what_the_words_before_tell(settings: FeatureConfig, tmp_path: Path) -> None:
+    seen = []
+    training = dataclasses.replace(
+        settings.training,
+        until=Epochs(4.0),
+        optimiser=dataclasses.replace(settings.training.optimiser, lr=2e-2),
+    )
+    train = str(write_columns(tmp_path / "train.txt", 200, 0))
+    run = dataclasses.replace(
+        settings,
+        train=train,
+        layers="embeddings",
+        batch=ExampleBudget(8),
+        tagger=BiLSTMTagger(32, 2, 0.0),
+        training=training,
+    )
+    done = feature_based(run, tmp_path / "features", device="cpu", on_step=seen.append)
+    assert (
+        done.metrics["f1"] > 0.8
+    )  # 0 for one who knows the word alone: it is a name or none by what stands before it
+    assert done.metrics["f1"] == max(f1 for _, f1 in done.history)
+    assert len(done.history) == 4
+    assert seen[-1].epochs == 4.0
+
+
+def test_dev_sentences_keep_their_order_and_empty_ones_their_place(
+    data: FeatureData, settings: FeatureConfig
+) -> None:
+    first = data.dev_examples[0]
+    held = (TagExample((), ()), *data.dev_examples)
+    with_empty = dataclasses.replace(
+        data,
+        dev_examples=held,
+        dev=dataclasses.replace(data.dev, offsets=np.concatenate([[0], data.dev.offsets])),
+    )
+    tagger = build_tagger(data, settings)
+    tagger.train()
+    pairs = list(tag_words(tagger, with_empty, words=20))
+    assert tagger.training
+    assert [example for example, _ in pairs] == list(held)
+    assert pairs[0][1].tags == ()
+    assert pairs[1][1].words == first.words
+    whole = list(tag_words(tagger, data))
+    for (_, one), (_, other) in zip(pairs[1:], whole, strict=True):
+        np.testing.assert_allclose(one.probabilities, other.probabilities, atol=1e-5)
+
+
+def test_seeds_differ(data: FeatureData, settings: FeatureConfig) -> None:
+    short = dataclasses.replace(
+        settings, layers="last", training=dataclasses.replace(settings.training, until=Epochs(1.0))
+    )
+    a, b, c = feature_restarts(data, short, [0, 1, 0], device="cpu")
+    assert a.metrics == c.metrics != b.metrics
+
+
+def test_the_command_prints_metrics_and_shares(
+    settings: FeatureConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert get_args(Layers) == get_args(LayerChoice)
+    words = [
+        "features",
+        settings.model,
+        settings.train,
+        "--dev",
+        settings.dev,
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+    ]
+    short = ["training.until=1 epochs", "tagger.hidden=8", "--layers", "weighted_last_four"]
+    app([*words, *short, "--json"], result_action="return_value")
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+    assert "words through the tagger" in " ".join(printed.err.split())
+    assert said["layers"] == "weighted_last_four"
+    assert 0 <= said["metrics"]["f1"] <= 1
+    assert len(said["shares"]) == 4
+    app([*words, *short], result_action="return_value")
+    table = capsys.readouterr().out
+    assert "Frozen features: weighted_last_four" in table
+    assert "share of layer 4 of 4" in table
+
+
+def test_the_forecast_is_of_what_is_left(
+    settings: FeatureConfig,
+    sentences: TaggedSentences,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feature_setup, "encoder_speed", lambda encoder, inputs: 8.0)
+    monkeypatch.setattr(feature_setup, "tagger_speed", lambda *arguments: 4.0)
+    data = sentences.data
+    tokens = {
+        name: sum(len(s) for item in inputs for s in item.sequences)
+        for name, inputs in sentences.splits.items()
+    }
+    words = {
+        name: sum(len(e.words) for e in of)
+        for name, of in (("train", data.train_examples), ("dev", data.dev_examples))
+    }
+    read = 6 * (words["train"] + words["dev"] / 3)
+
+    def said(folder: Path, run: FeatureConfig = settings) -> str:
+        return str(forecast_features(sentences, run, folder))
+
+    def told(seconds: float) -> str:
+        return f", as measured now: about {timedelta(seconds=math.ceil(seconds))}"
+
+    fitting = f"{read:,.0f} words through the tagger at 4 a second in training"
+    whole, dev = sum(tokens.values()), tokens["dev"]
+    assert said(
+        tmp_path
+    ) == f"{whole:,} tokens through the encoder at 8 a second, {fitting}" + told(
+        whole / 8 + read / 4
+    )
+    open_features(tmp_path / "train", sentences.task.model.encoder, data.train, sentences.layers)
+    assert said(tmp_path) == f"{dev:,} tokens through the encoder at 8 a second, {fitting}" + told(
+        dev / 8 + read / 4
+    )
+    open_features(tmp_path / "dev", sentences.task.model.encoder, data.train, sentences.layers)
+    assert said(tmp_path).startswith(f"{dev:,} tokens")  # they are of other data
+    open_features(tmp_path / "dev", sentences.task.model.encoder, data.dev, sentences.layers)
+    assert said(tmp_path) == fitting + told(read / 4)
+    hours = dataclasses.replace(
+        settings, training=dataclasses.replace(settings.training, until=Hours(0.5))
+    )
+    assert said(tmp_path, hours) == "0.5 hours of training" + told(1800)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (ExampleBudget(32), (32, 9 * 40)),
+        (TokenBudget(50), (40, 64)),
+        (ExampleBudget(9999), (400, 9999)),
+    ],
+)
+def test_speeds_are_measured_as_the_work_will_be_done(
+    settings: FeatureConfig,
+    sentences: TaggedSentences,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: ExampleBudget | TokenBudget,
+    words: tuple[int, int],
+) -> None:
+    batches = list[Batch]()
+    encoder, inputs = sentences.task.model.encoder, sentences.data.train
+
+    def timed(learner: FeatureTagger, batch: Batch, precision: str) -> float:
+        batches.append(batch)
+        return speed(learner, batch, "fp32")
+
+    monkeypatch.setattr(feature_setup, "speed", timed)
+    run = dataclasses.replace(settings, batch=batch, layers="concat_last_four")
+    assert tagger_speed(run, encoder, inputs, 3) > 0
+    assert words[0] <= batches[0].layout.tokens <= words[1]
+    least, most = min(batches[0].layout.lengths), max(batches[0].layout.lengths)
+    assert least < 5 < most  # lengths are mixed as in the data
+    read = list[int]()
+    monkeypatch.setattr(
+        feature_setup,
+        "extract",
+        lambda encoder, sample, *_: read.append(sum(map(tokens_in, sample))),
+    )
+    assert encoder_speed(encoder, inputs) > 0
+    assert read[0] == read[1] <= 2 * feature_setup.SAMPLE
+
+
+def test_time_left_is_that_of_the_share_that_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 40.0, 100.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    left = TimeLeft()
+    assert left.said(0.1) == "10% done"  # from here on it is measured
+    assert left.said(0.4) == "40% done, 0:01:00 left"  # 0.3 in 30 seconds
+    assert left.said(1.0) == "100% done, 0:00:00 left"
+
+
+def test_shares_of_features_go_from_nothing_to_all(settings: FeatureConfig, tmp_path: Path) -> None:
+    shares = list[float]()
+    prepare_features(settings, tmp_path, ["last"], device="cpu", on_share=shares.append)
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] == pytest.approx(1)
+    shares.clear()
+    prepare_features(
+        settings, tmp_path, ["last"], device="cpu", on_share=shares.append
+    )  # they are there
+    assert shares == []
+
+
+def test_who_interrupts_the_command_is_told_what_is_kept(
+    settings: FeatureConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bothways.finetuning.frozen_features.fit_features", interrupt)
+    words = [
+        "features",
+        settings.model,
+        settings.train,
+        "--dev",
+        settings.dev,
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        app([*words, "--layers", "last"], result_action="return_value")
+    assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
+
+
+def test_mistakes_are_told(data: FeatureData, settings: FeatureConfig, tmp_path: Path) -> None:
+    only_last = dataclasses.replace(data, train=dataclasses.replace(data.train, layers=(5,)))
+    with pytest.raises(ConfigError, match="do not hold layer 4"):
+        build_tagger(only_last, dataclasses.replace(settings, layers="second_to_last"))
+    with pytest.raises(BothwaysError, match="positions"):
+        prepare_features(
+            dataclasses.replace(settings, length=400), tmp_path, ["last"], device="cpu"
+        )
+    for wrong in ({"hidden": 0}, {"depth": 0}, {"dropout": 1.0}):
+        with pytest.raises(ConfigError, match=f"tagger.{next(iter(wrong))}"):
+            BiLSTMTagger(**wrong)
+    assert settings.task == TaggingTask(context="document")

@@ -1,0 +1,451 @@
+"""Fine-tuning from files: what comes out opens in transformers and here, an interrupted run ends where an unbroken one does,
+and every mistake is one message."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from bothways.core.config import reader as configs
+from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, ResourceError
+from bothways.finetuning import run as job
+from bothways.finetuning.config import finetune_adam
+from bothways.finetuning.prepare import FinetuneConfig, make_ready, remarks
+from bothways.finetuning.run import FinetuneResult, finetune
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction.predictor import open_task
+from bothways.report.sections import readable_number
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.task import examples_fingerprint
+from bothways.tasks.text_examples import TextColumns, TextExample
+from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.optimizers import AdamW
+from bothways.training.trackers import Terminal
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+
+FAST = dataclasses.replace(
+    finetune_adam(), until=Epochs(5.0), optimiser=AdamW(lr=3e-3), precision="fp32"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    model: str
+    train: str
+    dev: str
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("files")
+    return Files(
+        str(make_folder(folder / "bert")),
+        str(write_tsv(folder / "train.tsv", make_examples(320, 0))),
+        str(write_tsv(folder / "dev.tsv", make_examples(80, 1))),
+    )
+
+
+def settings_of(files: Files, **changes: object) -> FinetuneConfig:
+    settings = FinetuneConfig(
+        model=files.model, train=files.train, dev=files.dev, length=16, training=FAST
+    )
+    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def done(
+    files: Files, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[FinetuneResult, Path, str]:
+    """A finished run, its folder, and what it said."""
+    stream, folder = io.StringIO(), tmp_path_factory.mktemp("run")
+    return (
+        finetune(settings_of(files), folder, device="cpu", console=Console(file=stream, width=200)),
+        folder,
+        stream.getvalue(),
+    )
+
+
+def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(
+    done: tuple[FinetuneResult, Path, str], files: Files
+) -> None:
+    result, folder, said = done
+    assert result.metrics["accuracy"] > 0.95
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    scored = [record["dev/accuracy/label"] for record in records if "dev/accuracy/label" in record]
+    assert len(scored) == 5
+    assert result.metrics["accuracy"] == max(scored)
+    assert (result.progress.steps, result.progress.epochs) == (50, 5.0)
+    assert configs.load(FinetuneConfig, file=folder / "config.toml") == settings_of(files)
+    assert "note: always answering" in said
+    assert "as measured now: about" in said
+    assert "note: the columns are guessed: text = 'sentence', label = 'label'" in said
+    assert [finding.check for finding in result.findings] == ["overlap", "balance", "time"]
+
+
+def test_it_is_said_whose_f1_chooses(files: Files, tmp_path: Path) -> None:
+    settings = settings_of(files, metric="f1")
+    said = "\n".join(remarks(make_ready(settings, tmp_path, torch.device("cpu"))))
+    assert "note: f1 is that of 'pos', the second of the two labels in their order" in said
+
+
+def test_what_is_saved_opens_in_transformers_with_equal_outputs(
+    done: tuple[FinetuneResult, Path, str],
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    result, _, _ = done
+    theirs, report = AutoModelForSequenceClassification.from_pretrained(
+        result.folder, output_loading_info=True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(result.folder)
+    assert not any(report.values())
+    assert type(theirs).__name__ == "BertForSequenceClassification"
+    assert theirs.config.id2label == {0: "neg", 1: "pos"}
+    assert theirs.config.problem_type == "single_label_classification"
+    classifier, examples = open_task(str(result.folder)), make_examples(30, 5)
+    for example, prediction in classifier.predict(reading_of(examples)):
+        with torch.no_grad():
+            logits = theirs(
+                **tokenizer(example.text, truncation=True, max_length=16, return_tensors="pt")
+            ).logits
+        expected = dict(zip(("neg", "pos"), logits[0].double().softmax(0).tolist(), strict=True))
+        assert prediction.probabilities == pytest.approx(expected, abs=1e-5)
+
+
+def reading_of(examples: list[TextExample]):  # type: ignore[no-untyped-def]
+    from bothways.tasks.task import Reading
+
+    return Reading(ClassificationTask(), iter(examples))
+
+
+def test_the_record_says_how_the_model_was_made(
+    done: tuple[FinetuneResult, Path, str], files: Files
+) -> None:
+    result, folder, _ = done
+    record = json.loads((folder / "model" / "bothways.json").read_text())
+    assert record["data"]["train"] == {
+        "name": files.train,
+        "examples": 320,
+        "sha256": examples_fingerprint(make_examples(320, 0)),
+    }
+    assert record["data"]["dev"]["examples"] == 80
+    assert record["metrics"] == dict(result.metrics)
+    assert configs.read(FinetuneConfig, record["settings"]) == settings_of(files)
+    card = (folder / "model" / "README.md").read_text()
+    assert "bert fine-tuned on train.tsv" in card
+    assert f"| dev accuracy | {result.metrics['accuracy']:.4g} |" in card
+    assert "| optimiser | adamw, lr 0.003, " in card
+    assert (
+        f"| train | {files.train}, 320 examples, sha256 {record['data']['train']['sha256']} |"
+        in card
+    )
+    assert "- It was trained on sequences of at most 16 tokens." in card
+    assert "- This is one run, of seed 0; other seeds" in card
+    assert "- The weights were chosen by the metrics above" in card
+
+
+def test_the_run_folder_has_a_report_on_the_dev_data(
+    done: tuple[FinetuneResult, Path, str],
+) -> None:
+    result, folder, _ = done
+    page = (folder / "report.html").read_text(encoding="utf8")
+    assert f"accuracy {readable_number(result.metrics['accuracy'])} on 80 examples" in page
+    assert "The hardest examples" in page
+    assert "run.training.optimiser.lr" in page
+
+
+def test_evaluating_the_folder_gives_the_metrics_of_the_run(
+    done: tuple[FinetuneResult, Path, str], files: Files
+) -> None:
+    result, folder, _ = done
+    for place in (folder, folder / "model"):
+        classifier = open_task(str(place))
+        assert classifier.evaluate(classifier.read(files.dev, labelled=True)) == pytest.approx(
+            dict(result.metrics), rel=1e-5
+        )
+        assert classifier.task.definition.columns == TextColumns("sentence", None, "label")
+        assert classifier.task.length == 16
+    assert open_task(str(folder), length=8).task.length == 8
+
+
+def test_a_folder_that_bothways_pretrained_is_a_start(tmp_path: Path, files: Files) -> None:
+    torch.manual_seed(0)
+    encoder = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1)
+    model = Model(encoder, (MaskedHead(), PoolerHead(), PairHead()))
+    save_model(tmp_path / "pretraining" / "model", model, make_tokenizer(tmp_path / "tokenizer"))
+    settings = settings_of(files, model=str(tmp_path / "pretraining"), metric="mcc")
+    result = finetune(settings, tmp_path / "run", device="cpu")
+    assert result.metrics["mcc"] > 0.9
+
+
+def test_an_interrupted_run_ends_where_an_unbroken_one_does(
+    done: tuple[FinetuneResult, Path, str],
+    files: Files,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scored = []
+
+    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
+        scored.append(1)
+        if len(scored) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return job_score(*arguments, **options)
+
+    job_score = job.score
+    monkeypatch.setattr(job, "score", interrupting)
+    broken = finetune(settings_of(files), tmp_path, device="cpu")
+    assert broken.folder is None
+    assert 0 < broken.progress.steps < 50
+    with pytest.raises(
+        ResourceError,
+        match="holds the checkpoints of an earlier run\n  Add --resume \\(in Python resume=True\\)",
+    ):
+        finetune(settings_of(files), tmp_path, device="cpu")
+    moved = shutil.copy(files.train, tmp_path / "moved.tsv")
+    result = finetune(settings_of(files, train=str(moved)), tmp_path, resume=True, device="cpu")
+    unbroken = done[0]
+    assert result.metrics == unbroken.metrics
+    states = [run.task.state_dict() for run in (result, unbroken)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    with pytest.raises(BothwaysError, match=r"is of another run: .*seed was 0, is 1"):
+        finetune(settings_of(files, seed=1), tmp_path, resume=True, device="cpu")
+    with pytest.raises(BothwaysError, match=r"is of another run: data\.model is not the same"):
+        finetune(
+            settings_of(files, model=str(make_folder(tmp_path / "other", seed=1))),
+            tmp_path,
+            resume=True,
+            device="cpu",
+        )
+
+
+def test_evaluations_on_the_way_tell_how_far_they_are(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(Terminal, "evaluating", lambda terminal, share: told.append(share))
+    finetune(
+        settings_of(files, training=dataclasses.replace(FAST, until=Steps(1))),
+        tmp_path,
+        device="cpu",
+    )
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    settings = settings_of(files, dev=None, training=dataclasses.replace(FAST, until=Steps(3)))
+    result = finetune(settings, tmp_path, device="cpu", console=Console(file=stream, width=200))
+    assert result.metrics == {}
+    assert (
+        "note: without dev data the last weights are kept, and nothing is measured"
+        in stream.getvalue()
+    )
+    saved = load_model(tmp_path / "model").model.state_dict()
+    assert all(
+        torch.equal(saved[name], tensor) for name, tensor in result.task.model.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("until", "batch", "expected"),
+    [
+        (Epochs(2.0), "examples", lambda data: 2 * data.tokens),
+        (Tokens(777), "examples", lambda data: 777),
+        (Steps(3), "examples", lambda data: 3 * 32 * data.tokens / 320),
+        (Steps(3), "tokens", lambda data: 3 * 100),
+        (Hours(1.0), "examples", lambda data: None),
+    ],
+)
+def test_the_tokens_of_a_run_are_known_beforehand(
+    files: Files, until, batch: str, expected
+) -> None:  # type: ignore[no-untyped-def]
+    from bothways.data import batching as packing
+    from bothways.finetuning.data import label
+    from bothways.finetuning.prepare import tokens_of
+
+    data = label(
+        ClassificationTask(), make_tokenizer(Path(files.model)), make_examples(320, 0), [], 16
+    )
+    sizes = {"examples": packing.ExampleBudget(32), "tokens": packing.TokenBudget(100)}
+    settings = settings_of(
+        files, training=dataclasses.replace(FAST, until=until), batch=sizes[batch]
+    )
+    assert tokens_of(settings, data) == pytest.approx(expected(data))
+
+
+def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\ngood,pos\n,neg\nbad,\nfine,pos\n")
+    (tmp_path / "dev.csv").write_text("text,label\ngood,odd\n")
+    settings = settings_of(
+        files, train=str(tmp_path / "train.csv"), dev=str(tmp_path / "dev.csv"), length=64
+    )
+    with pytest.raises(BothwaysError) as caught:
+        finetune(settings, tmp_path / "run", device="cpu")
+    message = str(caught.value)
+    assert "4 things must be mended before training:" in message
+    assert (
+        "length: sequences of 64 tokens are longer than the model's 32 positions. Set length=32 or less."
+        in message
+    )
+    assert f"1 examples have an empty text: {tmp_path}/train.csv:3" in message
+    assert f"1 examples have no label (it is empty, null or NaN): {tmp_path}/train.csv:4" in message
+    assert (
+        f"1 dev examples have labels that no training example has: {tmp_path}/dev.csv:2 ('odd')"
+        in message
+    )
+    assert not list((tmp_path / "run").glob("step-*"))
+
+
+def test_a_vocabulary_beyond_the_embedding_is_an_error(files: Files, tmp_path: Path) -> None:
+    model = make_folder(tmp_path / "small", vocab=len(VOCABULARY) - 1)
+    with pytest.raises(
+        BothwaysError,
+        match=r"^tokenizer: the tokenizer has ids up to 25, but the model's embedding has 25 rows",
+    ):
+        finetune(settings_of(files, model=str(model)), tmp_path / "run", device="cpu")
+
+
+def test_a_model_without_pooler_needs_leave_to_start_one(files: Files, tmp_path: Path) -> None:
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    save_model(
+        tmp_path / "mlm", Model(encoder, (MaskedHead(),)), make_tokenizer(tmp_path / "tokenizer")
+    )
+    settings = settings_of(
+        files, model=str(tmp_path / "mlm"), training=dataclasses.replace(FAST, until=Steps(2))
+    )
+    with pytest.raises(FolderError, match=r"does not hold the .*pooler[\s\S]* fresh=\['pooler'\]"):
+        finetune(settings, tmp_path / "run", device="cpu")
+    result = finetune(
+        dataclasses.replace(settings, fresh=("pooler",)), tmp_path / "run", device="cpu"
+    )
+    assert result.folder == tmp_path / "run" / "model"
+
+
+def test_f1_of_three_classes_is_refused_before_training(files: Files, tmp_path: Path) -> None:
+    train = write_tsv(
+        tmp_path / "train.tsv", [*make_examples(30, 0), TextExample("rain", None, "wet")]
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"^metric: 'f1' is no metric of classify with 3 labels: it must be one of accuracy, ",
+    ):
+        finetune(settings_of(files, train=str(train), metric="f1"), tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("heads", "problem", "message"),
+    [
+        (
+            (MaskedHead(), PoolerHead(), PairHead()),
+            None,
+            r"is for no task that is known: its heads are masked, pooler, pair",
+        ),
+    ],
+)
+def test_folders_that_do_not_classify_are_refused(
+    tmp_path: Path, heads, problem, message: str
+) -> None:  # type: ignore[no-untyped-def]
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    save_model(
+        tmp_path / "model",
+        Model(encoder, heads),
+        make_tokenizer(tmp_path / "tokenizer"),
+        problem=problem,
+    )
+    with pytest.raises(FolderError, match=message):
+        open_task(str(tmp_path / "model"))
+
+
+def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: Path) -> None:
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    save_model(
+        tmp_path / "model",
+        Model(encoder, (PoolerHead(), LabelHead(2))),
+        make_tokenizer(tmp_path / "tokenizer"),
+    )
+    classifier = open_task(str(tmp_path / "model"))
+    assert (classifier.task.labels, classifier.task.length) == (("LABEL_0", "LABEL_1"), 32)
+    assert classifier.task.definition.columns == TextColumns()
+    (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
+    with pytest.raises(
+        ConfigError,
+        match=r"^bothways\.json\.length: 'long' is given, but it must be a whole number or none",
+    ):
+        open_task(str(tmp_path / "model"))
+
+
+def test_a_folder_of_others_with_one_output_gives_scores(tmp_path: Path) -> None:
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    save_model(
+        tmp_path / "model", Model(encoder, (LabelHead(1),)), make_tokenizer(tmp_path / "tokenizer")
+    )
+    assert open_task(str(tmp_path / "model")).task.definition.name == "regress"
+
+
+def test_unseen_labels_stop_an_evaluation(
+    done: tuple[FinetuneResult, Path, str], tmp_path: Path
+) -> None:
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood\tpos\nrain\twet\n")
+    classifier = open_task(str(done[1]))
+    with pytest.raises(
+        DataError, match=r"dev\.tsv:3: label 'wet' is none of the model's: neg, pos"
+    ):
+        classifier.evaluate(classifier.read(str(tmp_path / "dev.tsv"), labelled=True))
+
+
+def test_two_ranks_do_what_one_does(files: Files, tmp_path: Path) -> None:
+    """Under torchrun, whose store outlives a run: so the ranks have to find each other anew in the second and third."""
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = str(make_folder(tmp_path / "bert", **quiet))
+    settings = settings_of(
+        files, model=model, training=dataclasses.replace(FAST, until=Steps(8), evaluate=Steps(4))
+    )
+    alone = finetune(settings, tmp_path / "alone", device="cpu")
+    (tmp_path / "run.toml").write_text(configs.to_toml(settings))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "ranks.py").write_text(
+        "import sys; from pathlib import Path; from bothways.core import config; from bothways.recipes.finetune import *\n"
+        "for folder in sys.argv[2:]:\n"
+        "    finetune(config.load(FinetuneConfig, file=Path(sys.argv[1])), Path(folder), device='cpu')\n"
+    )
+    arguments = [str(tmp_path / name) for name in ("ranks.py", "run.toml", "two", "again", "third")]
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            f"--master-port={port}",
+            *arguments,
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.DEVNULL,
+        timeout=200,
+        check=True,
+    )
+    shared = load_model(tmp_path / "two" / "model").model.state_dict()
+    for name, tensor in alone.task.model.state_dict().items():
+        if not name.endswith(
+            "qkv.bias"
+        ):  # a key's gradient is rounding, and Adam makes it as large as the rate
+            assert torch.allclose(tensor, shared[name], atol=5e-5), name

@@ -1,0 +1,272 @@
+"""`bothways finetune`, `evaluate` and `predict`, as one types them."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from bothways.cli import app
+from bothways.core.config import reader as configs
+from bothways.core.errors import BothwaysError
+from bothways.finetuning import run as job
+from bothways.finetuning.prepare import FinetuneConfig
+from bothways.training.durations import Epochs
+from bothways.training.optimizers import BertAdam
+from bothways.training.schedules import GoogleLinear
+from toy_folder import make_examples, make_folder, write_tsv
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, data and a finished run."""
+    folder = tmp_path_factory.mktemp("place")
+    make_folder(folder / "bert")
+    write_tsv(folder / "train.tsv", make_examples(320, 0))
+    write_tsv(folder / "dev.tsv", make_examples(80, 1))
+    (folder / "run.toml").write_text(
+        'length = 12\nseed = 5\n[training]\nuntil = "2 epochs"\nprecision = "fp32"\n'
+    )
+    return folder
+
+
+def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("sys.argv", ["bothways", *words])
+    app(list(words), result_action="return_value")
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path) -> Path:
+    words = [
+        "finetune",
+        "bert",
+        "train.tsv",
+        "--dev",
+        "dev.tsv",
+        "--out",
+        "run",
+        "--config",
+        "run.toml",
+        "--device",
+        "cpu",
+        "length=16",
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        run(patch, place, *words, "training.optimiser.lr=3e-3", "training.until=5 epochs")
+    return place
+
+
+def test_the_file_wins_over_the_recipe_and_the_words_over_the_file(finished: Path) -> None:
+    settings = configs.load(FinetuneConfig, file=finished / "run" / "config.toml")
+    assert (settings.model, settings.train, settings.dev) == ("bert", "train.tsv", "dev.tsv")
+    assert (settings.length, settings.seed, settings.training.until) == (16, 5, Epochs(5.0))
+    assert (settings.training.optimiser.lr, settings.training.precision) == (3e-3, "fp32")
+
+
+def test_a_run_says_what_it_reached_and_where_it_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "finetune",
+        "bert",
+        "train.tsv",
+        "--dev",
+        "dev.tsv",
+        "--out",
+        "brief",
+        "--recipe",
+        "paper",
+        "length=16",
+    ]
+    run(monkeypatch, place, *words, "training.until=1 steps")
+    output = capsys.readouterr()
+    assert "accuracy" in output.out
+    assert "The model is in brief/model. Try it: bothways predict brief FILE" in output.err
+    settings = configs.load(FinetuneConfig, file=place / "brief" / "config.toml")
+    assert (settings.training.optimiser, settings.training.schedule) == (
+        BertAdam(lr=5e-5),
+        GoogleLinear(0.1),
+    )
+
+
+def test_columns_are_options(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{e.label}\tthe film\t{e.text}" for e in make_examples(40, 3)]
+    (place / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    words = [
+        "finetune",
+        "bert",
+        "pairs.tsv",
+        "--text",
+        "1",
+        "--text-b",
+        "2",
+        "--label",
+        "0",
+        "--out",
+        "pairs",
+        "length=16",
+    ]
+    run(monkeypatch, place, *words, "training.until=1 steps", "task.smoothing=0.125")
+    record = json.loads((place / "pairs" / "model" / "bothways.json").read_text())
+    assert record["task"]["columns"] == {"text": "1", "text_b": "2", "label": "0"}
+    assert record["task"]["kind"] == "classify"
+    card = (place / "pairs" / "model" / "README.md").read_text()
+    assert "Fine-tuned for the task classify: neg, pos." in card
+    assert "| smoothing | 0.125 |" in card
+    assert "| weighting |" not in card  # as usual
+
+
+def test_interrupting_saves_and_says_how_to_go_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score = job.score
+
+    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
+        signal.raise_signal(signal.SIGTERM)
+        return score(*arguments, **options)
+
+    monkeypatch.setattr(job, "score", interrupting)
+    words = ["finetune", "bert", "train.tsv", "--dev", "dev.tsv", "--out", "broken", "length=16"]
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, place, *words)
+    said = capsys.readouterr().err
+    assert "Saved after step 1" in said
+    assert f"To go on: bothways {' '.join(words)} --resume" in said
+    monkeypatch.setattr(job, "score", score)
+    run(monkeypatch, place, *words, "--resume")
+    assert (place / "broken" / "model" / "model.safetensors").exists()
+
+
+def test_an_evaluation_is_a_table_or_json(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, finished, "evaluate", "run", "dev.tsv", "--json")
+    metrics = json.loads(capsys.readouterr().out)
+    record = json.loads((finished / "run" / "model" / "bothways.json").read_text())
+    assert metrics == pytest.approx(record["metrics"], rel=1e-5)
+    run(
+        monkeypatch,
+        finished,
+        "evaluate",
+        "run",
+        "dev.tsv",
+        "--label",
+        "label",
+        "--precision",
+        "fp32",
+    )
+    table, warnings = capsys.readouterr()
+    assert warnings == ""
+    assert f"{metrics['accuracy']:.4f}" in table
+    assert "run on dev.tsv" in table
+
+
+class Stdin:
+    def __init__(self, text: str) -> None:
+        self.buffer = io.BytesIO(text.encode())
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_predictions_are_json_lines_in_the_order_of_the_input(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = make_examples(100, 9, longest=16)
+    cut = sum(len(example.text.split()) > 14 for example in examples)
+    assert cut > 0
+    run(monkeypatch, finished, "predict", "run", str(write_tsv(finished / "new.tsv", examples)))
+    output = capsys.readouterr()
+    from_file = [json.loads(line) for line in output.out.splitlines()]
+    assert (
+        output.err
+        == f"warning: {cut} of 100 examples ({cut}.0%) were longer than the model reads, and were cut\n"
+    )
+    assert (
+        sum(
+            found["label"] == example.label
+            for found, example in zip(from_file, examples, strict=True)
+        )
+        > 95
+    )
+    for found in from_file:
+        assert found["probabilities"].keys() == {"neg", "pos"}
+        assert found["label"] == max(found["probabilities"], key=found["probabilities"].__getitem__)
+    lines = "".join(f"{example.text}\n" for example in examples)
+    objects = "".join(json.dumps({"words": example.text}) + "\n" for example in examples)
+    inputs = {
+        ("predict", "run"): lines,
+        ("predict", "run", "-"): lines,
+        ("predict", "run", "-", "--text", "words", "--window", "7"): objects,
+    }
+    for words, text in inputs.items():
+        monkeypatch.setattr("sys.stdin", Stdin(text))
+        run(monkeypatch, finished, *words)
+        for line, expected in zip(capsys.readouterr().out.splitlines(), from_file, strict=True):
+            assert json.loads(line)["probabilities"] == pytest.approx(
+                expected["probabilities"], abs=1e-5
+            )
+
+
+def test_columns_of_other_names_are_told(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, said in (
+        ("sentence", ""),
+        ("review", "note: the columns are guessed: text = 'review'\n"),
+    ):
+        (finished / "named.tsv").write_text(f"{name}\tlabel\nthe cat\tneg\n")
+        run(monkeypatch, finished, "predict", "run", "named.tsv")
+        assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_empty_texts_are_answered_with_a_warning(
+    command: str,
+    finished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [example.text for example in make_examples(6, 3)]
+    rows[1], rows[4] = "", " "
+    lines = "".join(f"{text}\tneg\n" for text in rows)
+    (finished / "blank.tsv").write_text("sentence\tlabel\n" + lines)
+    run(monkeypatch, finished, command, "run", "blank.tsv")
+    output = capsys.readouterr()
+    assert output.err == "warning: 2 of 6 examples (33.3%) have an empty text, and were answered\n"
+    assert len(output.out.splitlines()) >= 6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "finetune bert train.tsv --out x lenght=3",
+            "lenght: unknown key 'lenght'; did you mean length?",
+        ),
+        (
+            "finetune bert train.tsv --out x --label kind",
+            "train.tsv: has no column 'kind'; it has sentence, label",
+        ),
+        ("finetune none train.tsv --out x", "none"),
+        ("finetune bert none.tsv --out x", "none.tsv: no such file"),
+        ("finetune bert train.tsv --out run", "run: holds the checkpoints of an earlier run"),
+        ("finetune bert train.tsv --out bert", "bert: is not empty, and not the folder of a run"),
+        (
+            "evaluate bert dev.tsv",
+            "bert: is for no task that is known: its heads are masked, pooler, pair",
+        ),
+        ("predict run none.txt", "none.txt: no such file"),
+    ],
+)
+def test_mistakes_are_named(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BothwaysError) as caught:
+        run(monkeypatch, finished, *words.split())
+    assert str(caught.value).startswith(message)

@@ -1,0 +1,179 @@
+"""Fine-tuning for scores, several labels and choices from files: it opens again as it was, and flaws stop before training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from bothways.core.errors import BothwaysError
+from bothways.finetuning.config import finetune_adam
+from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.run import FinetuneResult, finetune
+from bothways.hub.model_folder import save_model
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction.predictor import open_task
+from bothways.tasks.catalogue import Trainable
+from bothways.tasks.choice.examples import ChoiceColumns
+from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.text_examples import TextColumns
+from bothways.training.durations import Epochs
+from bothways.training.optimizers import AdamW
+from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
+
+FAST = dataclasses.replace(
+    finetune_adam(), until=Epochs(1.0), optimiser=AdamW(lr=3e-3), precision="fp32"
+)
+
+
+def write(file: Path, rows: list[dict[str, object]]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def scored(count: int, seed: int) -> list[dict[str, object]]:
+    """A good film has five points, a bad one none."""
+    return [
+        {"text": e.text, "score": 5.0 if e.label == "pos" else 0.5}
+        for e in make_examples(count, seed)
+    ]
+
+
+def several(count: int, seed: int) -> list[dict[str, object]]:
+    draw, rows = random.Random(seed), []
+    for _ in range(count):
+        names = [name for name in ("bad", "good") if draw.random() < 0.5]
+        words = draw.choices(FILLERS[:-1], k=4) + [
+            draw.choice({"bad": BAD, "good": GOOD}[name]) for name in names
+        ]
+        draw.shuffle(words)
+        rows.append({"text": " ".join(words), "labels": names})
+    return rows
+
+
+def questions(count: int, seed: int) -> list[dict[str, object]]:
+    """The good ending is right."""
+    draw, rows = random.Random(seed), []
+    for _ in range(count):
+        endings = [
+            " ".join([draw.choice(BAD), *draw.choices(FILLERS[:-1], k=2)])
+            for _ in range(draw.randint(2, 4))
+        ]
+        label = draw.randrange(len(endings))
+        endings[label] = " ".join([*draw.choices(FILLERS[:-1], k=2), draw.choice(GOOD)])
+        rows.append({"context": "the film was", "endings": endings, "label": label})
+    return rows
+
+
+def balance(count: int, seed: int) -> list[dict[str, object]]:
+    return [{"text": e.text, "label": e.label} for e in make_examples(count, seed)]
+
+
+def run(folder: Path, task: Trainable, make, **changes: object) -> tuple[FinetuneResult, str]:  # type: ignore[no-untyped-def]
+    dev = write(folder / "dev.jsonl", make(40, 1))
+    settings = FinetuneConfig(
+        model=str(make_folder(folder / "bert", dropout=0.0)),
+        train=write(folder / "train.jsonl", make(64, 0)),
+        dev=dev,
+        length=16,
+        training=FAST,
+        task=task,
+    )
+    return finetune(dataclasses.replace(settings, **changes), folder / "run", device="cpu"), dev  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("task", "make", "metric", "kind"),
+    [
+        (RegressionTask(), scored, "spearman", "BertForSequenceClassification"),
+        (MultilabelTask(), several, "f1_micro", "BertForSequenceClassification"),
+        (ChoiceTask(), questions, "accuracy", "BertForMultipleChoice"),
+        (ClassificationTask(smoothing=0.1, weighting="balanced"), balance, "accuracy", None),
+    ],
+)
+def test_a_finished_run_opens_again_as_it_was(
+    tmp_path: Path, task: Trainable, make, metric: str, kind: str | None
+) -> None:  # type: ignore[no-untyped-def]
+    done, dev = run(tmp_path, task, make)
+    assert task.metric == metric
+    assert metric in done.metrics
+    opened = open_task(str(tmp_path / "run"))
+    assert opened.task.definition == done.task.definition
+    assert opened.task.definition.name == task.name
+    assert opened.task.labels == done.task.labels
+    assert opened.evaluate(opened.read(dev, labelled=True)) == pytest.approx(
+        dict(done.metrics), rel=1e-4
+    )
+    made = [
+        prediction.to_json() for _, prediction in opened.predict(opened.read(dev, labelled=False))
+    ]
+    assert len(made) == 40
+    architecture = json.loads((tmp_path / "run" / "model" / "config.json").read_text())[
+        "architectures"
+    ]
+    assert architecture == [kind or "BertForSequenceClassification"]
+
+
+def test_what_was_tuned_and_read_is_in_the_definition(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, MultilabelTask(), several)
+    definition = open_task(str(done.folder)).task.definition
+    assert isinstance(definition, MultilabelTask)
+    assert len(definition.thresholds) == 2
+    assert definition.thresholds == done.task.definition.thresholds  # type: ignore[attr-defined]
+    assert definition.columns == TextColumns("text", None, "labels")
+
+
+def test_flaws_are_in_one_message(tmp_path: Path) -> None:
+    bad = [
+        {"context": "c", "endings": ["a", "b"], "label": 5},
+        {"context": "c", "endings": ["a"], "label": 0},
+    ]
+    with pytest.raises(BothwaysError) as caught:
+        run(tmp_path, ChoiceTask(), lambda count, seed: [*questions(20, seed), *bad])
+    assert "4 labels are the place of no ending" not in str(caught.value)
+    assert "2 labels are the place of no ending: " in str(caught.value)
+    assert "2 examples have less than two endings to choose from: " in str(caught.value)
+    columns = ChoiceColumns("context", None, ("endings",), "label")
+    assert ChoiceTask().read(str(tmp_path / "dev.jsonl")).definition == ChoiceTask(columns)
+
+
+def test_a_label_that_is_no_number_stops_before_training(tmp_path: Path) -> None:
+    with pytest.raises(
+        BothwaysError,
+        match=r"2 labels are no numbers: .*train\.jsonl:65 \('much'\), .*dev\.jsonl:41",
+    ):
+        run(
+            tmp_path,
+            RegressionTask(),
+            lambda count, seed: [*scored(count, seed), {"text": "fine", "score": "much"}],
+        )
+
+
+@pytest.mark.parametrize(
+    ("count", "problem", "expected"),
+    [
+        (1, "regression", RegressionTask()),
+        (3, "multi_label_classification", MultilabelTask()),
+        (3, None, ClassificationTask()),
+    ],
+)
+def test_a_folder_of_others_is_for_what_its_head_is(
+    tmp_path: Path, count: int, problem, expected: Trainable
+) -> None:  # type: ignore[no-untyped-def]
+    encoder = EncoderConfig(26, 16, 1, 2, 32, position=Learned(32))
+    save_model(
+        tmp_path / "model",
+        Model(encoder, (PoolerHead(), LabelHead(count))),
+        make_tokenizer(tmp_path / "t"),
+        problem=problem,
+    )
+    assert open_task(str(tmp_path / "model")).task.definition == expected

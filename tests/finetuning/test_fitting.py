@@ -1,0 +1,317 @@
+"""Fine-tuning in memory: equal to padded fine-tuning by transformers, equal for equal seeds, and the best weights are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.source import Cursor
+from bothways.finetuning.config import RECIPES, FinetuneSettings, finetune_adam
+from bothways.finetuning.data import ALL, LabelledData, label, loader, score
+from bothways.finetuning.in_memory_run import fit_task, learning_by_rows, start_from
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import LabelHead, MaskedHead, PoolerHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.tasks.classification.task import ClassificationTask, Classifier
+from bothways.tasks.text_examples import TextExample
+from bothways.training.checkpoint import Best, Keep
+from bothways.training.durations import Epochs, Steps
+from bothways.training.loop import fit
+from bothways.training.meter import Meter
+from bothways.training.optimizers import AdamW, BertAdam, build_optimizer
+from bothways.training.parallel import Single
+from bothways.training.schedules import GoogleLinear, Linear, factor
+from bothways.training.state import RunState
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
+
+LENGTH = 16
+FAST = dataclasses.replace(
+    finetune_adam(), until=Epochs(6.0), optimiser=AdamW(lr=3e-3), precision="fp32"
+)
+METHOD = FinetuneSettings(FAST, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return label(
+        ClassificationTask(), tokenizer, make_examples(320, 0), make_examples(80, 1), LENGTH
+    )
+
+
+def small(**changes: object) -> EncoderConfig:
+    return EncoderConfig(
+        len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1, **changes
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) -> None:
+    """Twenty updates by this library and by transformers on the same batches: losses, gradient norms, weights.
+
+    The embedding is updated by rows, as alone on a CPU, and whole, as a rank of two does it.
+    """
+    from transformers import BertForSequenceClassification
+
+    source = make_folder(tmp_path / "theirs", dropout=0.0)
+    pretrained = load_model(source, [PoolerHead()]).model
+    data = label(ClassificationTask(), make_tokenizer(tmp_path), make_examples(200, 2), [], LENGTH)
+    task = Classifier(
+        ClassificationTask(),
+        start_from(pretrained, (PoolerHead(), LabelHead(2, None)), seed=3),
+        data.tokenizer,
+        data.labels,
+        LENGTH,
+    )
+    save_model(tmp_path / "begin", task.model, data.tokenizer, labels=data.labels)
+    theirs = BertForSequenceClassification.from_pretrained(tmp_path / "begin").train()
+
+    method = FinetuneSettings(
+        dataclasses.replace(FAST, until=Steps(20), schedule=Linear(0.2)),
+        LENGTH,
+        microbatch_tokens=150,
+    )
+    seen: list[tuple[float, float, float]] = []
+
+    def on_step(progress: RunState, meter: Meter) -> bool:
+        report = meter.read()
+        seen.append((report.scores.losses["label"], report.gradient_norm, report.rate))
+        return False
+
+    optimiser = AdamW(lr=3e-3, decay=0.05)
+    with learning_by_rows(task.model, torch.device("cpu"), world):
+        fit(
+            task,
+            loader(data, method, task, 3, ALL).steps(Cursor()),
+            build_optimizer(optimiser, task.named_parameters()),
+            factor(method.training.schedule, method.training.until),
+            Single(),
+            until=method.training.until,
+            progress=RunState(),
+            on_step=on_step,
+            precision="fp32",
+        )
+    decayed = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
+    others = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
+    adam = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=0.0
+    )
+    steps, sizes = loader(data, method, task, 3, ALL).steps(Cursor()), list[int]()
+    for number, (expected, step) in enumerate(zip(seen, steps, strict=False)):
+        rows = [
+            (ids, segments, label)
+            for batch in step.microbatches
+            for ids, segments, label in _rows(batch)
+        ]
+        ids, segments = (
+            pad_sequence([row[column] for row in rows], batch_first=True) for column in (0, 1)
+        )
+        labels = torch.stack([row[2] for row in rows])
+        sizes.append(len(rows))
+        mask = pad_sequence([torch.ones_like(row[0]) for row in rows], batch_first=True)
+        loss = theirs(
+            input_ids=ids, token_type_ids=segments, attention_mask=mask, labels=labels
+        ).loss
+        adam.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        rate = 3e-3 * (number / 4 if number < 4 else (20 - number) / 16)
+        for group in adam.param_groups:
+            group["lr"] = rate
+        adam.step()
+        assert expected == pytest.approx((loss.item(), norm.item(), rate), rel=1e-4, abs=1e-6), (
+            number
+        )
+    assert len(seen) == 20
+    assert sizes == [*[32] * 6, 8, *[32] * 6, 8, *[32] * 6]  # an epoch ends with what is left of it
+    theirs.save_pretrained(tmp_path / "end")
+    end = load_model(tmp_path / "end").model.state_dict()
+    for name, tensor in task.model.state_dict().items():
+        # The gradient of a key's bias is 0 but for rounding, which Adam blows up to the size of its rate.
+        if not name.endswith("qkv.bias"):
+            assert torch.allclose(tensor, end[name], atol=2e-5), name
+
+
+def _rows(batch):  # type: ignore[no-untyped-def]
+    lengths, labels = batch.layout.lengths, batch.targets["label"].labels
+    return zip(batch.ids.split(lengths), batch.segments.split(lengths), labels, strict=True)
+
+
+def test_a_start_is_copied_and_its_label_head_is_new(folder: Path) -> None:
+    pretrained = load_model(folder).model
+    before = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
+    model = start_from(pretrained, (PoolerHead(), LabelHead(3, None)), seed=1)
+    for name, tensor in model.state_dict().items():
+        if name.startswith("heads.labels"):
+            continue
+        assert torch.equal(tensor, before[name]), name
+        assert tensor.data_ptr() != pretrained.state_dict()[name].data_ptr()
+    weight = model.heads["labels"].dense.weight
+    assert weight.shape == (3, 32)
+    assert weight.std() > 0
+    assert torch.equal(
+        weight,
+        start_from(pretrained, (PoolerHead(), LabelHead(3, None)), seed=1)
+        .heads["labels"]
+        .dense.weight,
+    )
+    assert not torch.equal(
+        weight,
+        start_from(pretrained, (PoolerHead(), LabelHead(3, None)), seed=2)
+        .heads["labels"]
+        .dense.weight,
+    )
+
+
+def test_a_start_without_pooler_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^start: the model has no pooler, only masked\n  Pre-train with"
+    ):
+        start_from(Model(small(), (MaskedHead(),)), (PoolerHead(), LabelHead(2, None)), seed=0)
+
+
+def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: LabelledData) -> None:
+    steps: list[int] = []
+    for start in (load_model(folder).model, small()):
+        steps.clear()
+        done = fit_task(
+            start,
+            data,
+            METHOD,
+            seed=0,
+            device="cpu",
+            on_step=lambda progress: steps.append(progress.steps),
+        )
+        assert done.metrics["accuracy"] > 0.95
+        assert steps == list(range(1, 61))
+        assert [epochs for epochs, _ in done.history] == [1, 2, 3, 4, 5, 6]
+        assert done.metrics["accuracy"] == max(metrics["accuracy"] for _, metrics in done.history)
+        assert score(done.task, data) == done.metrics
+        assert not done.task.training
+
+
+def test_pairs_are_learned(data: LabelledData) -> None:
+    singles = make_examples(400, 7)
+    pairs = [TextExample("the film was it", e.text, e.label) for e in singles]
+    paired = label(ClassificationTask(), data.tokenizer, pairs[:320], pairs[320:], 20)
+    done = fit_task(small(), paired, dataclasses.replace(METHOD, length=20), device="cpu")
+    assert done.metrics["accuracy"] > 0.95
+
+
+def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data: LabelledData) -> None:
+    """While it is fine-tuned, and no longer: afterwards a tied head may read it."""
+    model = Model(small(), (LabelHead(2),))
+    table = model.encoder.embedding.token
+    for device, world, expected in (("cpu", 1, True), ("cpu", 2, False), ("cuda", 1, False)):
+        with learning_by_rows(model, torch.device(device), world):
+            assert table.sparse == expected
+    with pytest.raises(ZeroDivisionError), learning_by_rows(model, torch.device("cpu"), 1):
+        raise ZeroDivisionError
+    assert not table.sparse
+    assert not fit_task(
+        small(), data, METHOD, device="cpu"
+    ).task.model.encoder.embedding.token.sparse
+
+
+def test_seeds_decide_everything(data: LabelledData) -> None:
+    brief = dataclasses.replace(
+        METHOD, training=dataclasses.replace(FAST, until=Steps(4), evaluate=None)
+    )
+    one, again, other = (
+        fit_task(small(), data, brief, seed=seed, device="cpu") for seed in (1, 1, 2)
+    )
+    assert one.metrics == again.metrics != other.metrics
+    states = [done.task.state_dict() for done in (one, again)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert len(one.history) == 1  # at the end
+
+
+def test_the_best_weights_win_by_any_metric(data: LabelledData) -> None:
+    high = dataclasses.replace(
+        FAST, optimiser=AdamW(lr=2e-2), until=Epochs(2.0), evaluate=Steps(3)
+    )  # to make it jump about
+    for metric, choose in (("loss", min), ("mcc", max)):
+        done = fit_task(
+            small(), data, dataclasses.replace(METHOD, training=high, metric=metric), device="cpu"
+        )
+        assert done.metrics[metric] == choose(metrics[metric] for _, metrics in done.history)
+        assert score(done.task, data) == done.metrics
+        assert len(done.history) == 7  # of 20 steps every third, and the last
+
+
+def test_without_dev_data_the_last_weights_stay(data: LabelledData) -> None:
+    bare = label(ClassificationTask(), data.tokenizer, make_examples(64, 0), [], LENGTH)
+    done = fit_task(small(), bare, METHOD, device="cpu")
+    assert (done.metrics, done.history, done.progress.steps) == ({}, (), 12)
+
+
+def test_flaws_of_the_data_stop_before_training(data: LabelledData) -> None:
+    train, dev = (
+        [*make_examples(9, 0), TextExample(" ", None, "pos", "t:1")],
+        [TextExample("fine", None, "odd", "d:1")],
+    )
+    with pytest.raises(
+        BothwaysError,
+        match=r"^2 things must be mended before training:\n  1\. 1 examples have an empty text: t:1",
+    ):
+        label(ClassificationTask(), data.tokenizer, train, dev, LENGTH)
+
+
+def test_f1_is_of_two_classes(data: LabelledData) -> None:
+    three = label(
+        ClassificationTask(),
+        data.tokenizer,
+        [*make_examples(20, 0), TextExample("rain", None, "wet")],
+        [],
+        LENGTH,
+    )
+    with pytest.raises(
+        ConfigError, match=r"^metric: 'f1' is no metric of classify with 3 labels: "
+    ):
+        fit_task(small(), three, dataclasses.replace(METHOD, metric="f1"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"length": 4}, r"^length: must be at least 5"),
+        ({"microbatch_tokens": 0}, r"^microbatch_tokens: must be at least 1, not 0"),
+        ({"dropout": 1.0}, r"^dropout: must lie in \[0, 1\), not 1\.0"),
+        (
+            {"training": dataclasses.replace(FAST, keep=Keep(best=Best("x", "lowest")))},
+            r"^training\.keep\.best: which checkpoint is the best is decided by metric",
+        ),
+    ],
+)
+def test_methods_that_cannot_be_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FinetuneSettings(**changes)  # type: ignore[arg-type]
+
+
+def test_the_recipes_are_those_of_the_paper() -> None:
+    """facts: batch 32, 3 epochs, 5e-5, a tenth of warm-up; the code has no bias correction and its own decay."""
+    assert FinetuneSettings().batch.n == 32
+    assert RECIPES["paper"](ClassificationTask()).training.optimiser == BertAdam(
+        lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01
+    )
+    assert RECIPES["paper"](ClassificationTask()).training.schedule == GoogleLinear(0.1)
+    assert RECIPES["modern"](ClassificationTask()).training.optimiser == AdamW(lr=5e-5)
+    assert all(
+        recipe(ClassificationTask()).training.until == Epochs(3.0) for recipe in RECIPES.values()
+    )
+    assert start_from(small(), (PoolerHead(), LabelHead(2, 0.25)), seed=0).specification == (
+        PoolerHead(),
+        LabelHead(2, 0.25),
+    )

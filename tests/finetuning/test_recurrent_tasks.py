@@ -1,0 +1,272 @@
+"""ELMo at work: pre-trained from the command line, then at every task, embedded, as frozen features; and GPT pre-trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_family_tasks import LENGTH, TASKS, assert_opens_as_it_was, tokenizer_of
+
+from bothways.cli import app
+from bothways.core.batch import pack
+from bothways.core.config import reader as configs
+from bothways.core.errors import BothwaysError, ConfigError, FolderError
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus
+from bothways.families.catalogue import preset
+from bothways.finetuning.bilstm_tagger import BiLSTMTagger
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.data import label
+from bothways.finetuning.feature_data import FeatureConfig
+from bothways.finetuning.frozen_features import fit_features, prepare_features
+from bothways.finetuning.in_memory_run import fit_task
+from bothways.finetuning.stability import Stability, steady
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.sentence_transformers import save_sentence_encoder
+from bothways.model.head_config import BiLMHead
+from bothways.model.lstm_config import LSTMConfig
+from bothways.model.model import Model
+from bothways.prediction.predictor import open_task
+from bothways.pretraining.build import fit_to_corpus, heads_for
+from bothways.pretraining.config import PretrainConfig, modern, paper
+from bothways.tasks.catalogue import Trainable
+from bothways.tasks.task_learner import predict
+from bothways.tasks.text_examples import TextExample
+from bothways.training.durations import Epochs, Steps
+
+TINY = ["encoder.projection=16", "encoder.cells=24"]
+FAST = [
+    "training.until=30 steps", "training.precision=fp32", "training.optimiser.lr=0.03",
+    "encoder.initial_range=0.3", "batch.n=512", "batch.kind=tokens",
+    "held_out=0.1", "phases.0.length=24", "evaluation_tokens=1000",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `bothways pretrain`, of a second or two."""
+    out = tmp_path_factory.mktemp("elmo") / "run"
+    words = ["--model", "elmo-small", *TINY, *FAST, "--device", "cpu", "--out", str(out)]
+    app(["pretrain", str(corpus.folder), *words], result_action="return_value")
+    return out
+
+
+def test_pre_training_learns_to_tell_both_neighbours(trained: Path) -> None:
+    loaded = load_model(trained / "model")
+    assert loaded.model.specification == (BiLMHead(),)
+    assert isinstance(loaded.model.config, LSTMConfig)
+    assert (loaded.model.config.projection, loaded.model.config.cells) == (16, 24)
+    metrics = loaded.extra["metrics"]
+    for name in ("next", "previous"):
+        assert metrics[f"held-out/loss/{name}"] < 0.7 * metrics[f"unigram/loss/{name}"]
+        assert metrics[f"held-out/accuracy/{name}"] > metrics[f"unigram/accuracy/{name}"]
+    mean = (metrics["held-out/loss/next"] + metrics["held-out/loss/previous"]) / 2
+    assert metrics["held-out/perplexity"] == pytest.approx(math.exp(mean))
+    card = (trained / "model" / "README.md").read_text()
+    assert "It predicts the token that follows and the one before, each from one side alone" in card
+    assert "positions are as they were" not in card
+    # The configuration of the run makes an equal one without a base.
+    settings = configs.load(PretrainConfig, file=trained / "config.toml")
+    assert settings.encoder == loaded.model.config
+
+
+def test_a_run_goes_on_from_its_model_and_from_its_checkpoint(
+    trained: Path, corpus: Corpus, tmp_path: Path
+) -> None:
+    fast = [word for word in FAST[1:] if not word.startswith("encoder")]
+    common = [str(corpus.folder), *fast, "training.until=3 steps", "--device", "cpu"]
+    words = [
+        "--start",
+        str(trained / "model"),
+        "segments=full_sentences",
+        "--out",
+        str(tmp_path / "more"),
+    ]
+    app(["pretrain", *common, *words], result_action="return_value")
+    before, after = (
+        load_model(trained / "model").extra["metrics"],
+        load_model(tmp_path / "more" / "model").extra["metrics"],
+    )
+    assert after["held-out/perplexity"] < 2 * before["held-out/perplexity"]
+    again = [
+        "pretrain",
+        str(corpus.folder),
+        "--model",
+        "elmo-small",
+        *TINY,
+        *FAST,
+        "--device",
+        "cpu",
+    ]
+    app([*again, "--out", str(trained), "--resume"], result_action="return_value")
+    assert load_model(trained / "model").extra["metrics"] == pytest.approx(before)
+    with pytest.raises(ConfigError, match="next-sentence pairs go with masked LM"):
+        app(
+            ["pretrain", *common, "--start", str(trained / "model"), "--out", str(tmp_path / "no")],
+            result_action="return_value",
+        )
+
+
+def test_gpt_is_pre_trained_from_left_to_right(corpus: Corpus, tmp_path: Path) -> None:
+    from transformers import GPT2LMHeadModel
+
+    shape = [
+        "encoder.width=16",
+        "encoder.depth=1",
+        "encoder.heads=2",
+        "encoder.inner=32",
+        "encoder.position.most=64",
+    ]
+    words = ["--model", "gpt2", *shape, *FAST, "--device", "cpu", "--out", str(tmp_path / "run")]
+    app(["pretrain", str(corpus.folder), *words], result_action="return_value")
+    _, info = GPT2LMHeadModel.from_pretrained(tmp_path / "run" / "model", output_loading_info=True)
+    assert not any(info.values())
+    metrics = load_model(tmp_path / "run" / "model").extra["metrics"]
+    assert metrics["held-out/loss/next"] < 0.8 * metrics["unigram/loss/next"]
+    assert "held-out/loss/previous" not in metrics
+
+
+@pytest.mark.parametrize("recipe", [modern, paper])
+def test_recipes_give_a_language_model_running_text(recipe: Any) -> None:
+    for name in ("elmo-original", "gpt2"):
+        settings = recipe(preset(name))
+        assert settings.segments.kind == "full_sentences"
+        assert heads_for(settings.encoder, settings.segments)[0].kind in ("bilm", "causal")
+    assert recipe(preset("bert-base")).segments.kind == "next_sentence"
+
+
+@pytest.mark.parametrize(
+    "definition_and_examples", TASKS, ids=[definition.name for definition, _ in TASKS]
+)
+def test_every_task_is_done(
+    definition_and_examples: tuple[Trainable, list[Any]], tmp_path: Path
+) -> None:
+    definition, examples = definition_and_examples
+    tokenizer = tokenizer_of("bert")
+    shape = replace(
+        fit_to_corpus(preset("elmo-small"), tokenizer),
+        projection=8,
+        cells=12,
+        initial_range=0.3,
+        most=40,
+    )
+    data = label(definition, tokenizer, examples, [], LENGTH)
+    training = replace(finetune_adam(), until=Steps(2), evaluate=None, precision="fp32")
+    task = fit_task(
+        shape,
+        data,
+        FinetuneSettings(training, LENGTH, ExampleBudget(8), task=definition),
+        device="cpu",
+    ).task
+    inputs = [item for example in examples for item in task.encode([example]).copy()]
+    batch = pack([sequence for item in inputs for sequence in item.sequences])
+    (loss,) = task.train()(batch).values()
+    task.zero_grad()
+    loss.total.backward()
+    # A head on tokens at the end reads nothing of one direction; all parts are reached all the same.
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 for p in task.model.encoder.parameters()
+    )
+    record = {"task": configs.to_dict(task.definition), "length": LENGTH}
+    save_model(
+        tmp_path / "model",
+        task.model,
+        tokenizer,
+        labels=data.labels,
+        problem=definition.problem,
+        extra=record,
+    )
+    assert_opens_as_it_was(tmp_path / "model", task, examples)
+
+
+def test_texts_are_embedded(trained: Path) -> None:
+    task = open_task(str(trained), "embed", device="cpu").task
+    ((_, found),) = predict(task, [TextExample("the cat sleeps", "the owl")])
+    for text, vector in zip(("the cat sleeps", "the owl"), found.vectors, strict=True):
+        (item,) = task.encode([TextExample(text)])
+        with torch.no_grad():
+            wanted = task.model.encoder(pack(list(item.sequences))).last.mean(0)
+        np.testing.assert_allclose(vector, wanted.numpy(), atol=1e-6)
+    with pytest.raises(FolderError, match="sentence-transformers opens no other"):
+        save_sentence_encoder(trained / "vectors", task)  # type: ignore[arg-type]
+
+
+def test_a_model_that_fills_no_masks_says_so(trained: Path) -> None:
+    with pytest.raises(FolderError, match="cannot fill: that needs masked, and it holds bilm"):
+        open_task(str(trained), "fill", device="cpu")
+
+
+def test_blocks_start_anew_and_are_frozen_but_not_mixed() -> None:
+    model = Model(LSTMConfig(20, 4, 6, 2), (BiLMHead(),))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    steady(model, Stability(reinitialise=1, frozen=1), seed=5)
+    changed = {
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
+    }
+    assert changed == {
+        name for name in before if name.startswith("encoder.blocks.1.") and "weight" in name
+    }
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"encoder.embedding.token.weight"}
+    with pytest.raises(ConfigError, match=r"stability\.mixout: mixout works on dense layers"):
+        steady(model, Stability(mixout=0.1), seed=5)
+
+
+def test_pairs_are_refused_before_training(corpus: Corpus, tmp_path: Path) -> None:
+    words = [
+        "--model",
+        "elmo-small",
+        *TINY,
+        *FAST,
+        "segments=next_sentence",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    with pytest.raises(
+        BothwaysError,
+        match="pairs go with masked LM, and this encoder is trained by the head 'bilm'",
+    ):
+        app(["pretrain", str(corpus.folder), *words], result_action="return_value")
+    assert not (tmp_path / "run").exists()
+
+
+def test_frozen_layers_are_read_by_a_tagger(trained: Path, tmp_path: Path) -> None:
+    """ELMo's own use: layers weighed by the task (Peters et al. 2018, section 3.2)."""
+    lines = [
+        "The O",
+        "cat B-X",
+        "sleeps O",
+        "",
+        "The O",
+        "owl B-X",
+        "sings O",
+        "near O",
+        "the O",
+        "lake O",
+        "",
+    ] * 4
+    (tmp_path / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf8")
+    file, tagger = str(tmp_path / "train.txt"), BiLSTMTagger(8, 1, 0.0)
+    base = FeatureConfig(
+        model=str(trained / "model"), train=file, dev=file, layers="weighted_all", tagger=tagger
+    )
+    optimiser = replace(base.training.optimiser, lr=2e-2)
+    training = replace(base.training, until=Epochs(10.0), optimiser=optimiser)
+    settings = replace(base, training=training, batch=ExampleBudget(2))
+    data = prepare_features(
+        settings, tmp_path / "features", ("weighted_all", "embeddings"), device="cpu"
+    )
+    model = load_model(trained / "model").model
+    (item,) = data.task.encode(data.dev_examples[:1])
+    batch = pack(list(item.sequences))
+    with torch.no_grad():
+        layers = model.encoder(batch, keep_layers=True).layers
+    wanted = torch.stack(layers, 1)[batch.targets["tag"].index]
+    assert data.dev.layers == (0, 1, 2)
+    np.testing.assert_allclose(data.dev.values[: len(wanted)], wanted.numpy(), atol=1e-6)
+    assert fit_features(data, settings, device="cpu").metrics["f1"] > 0.9

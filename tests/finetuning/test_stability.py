@@ -1,0 +1,371 @@
+"""The stability kit: levels as ELECTRA has them, exactly the tensors that are meant, and runs that can be broken off."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bothways.core.errors import ConfigError
+from bothways.finetuning import in_memory_run as fitting
+from bothways.finetuning import run as job
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.data import LabelledData, label
+from bothways.finetuning.in_memory_run import fit_task, start_from
+from bothways.finetuning.mixout import MixoutLinear
+from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.run import finetune
+from bothways.finetuning.stability import Stability, is_pretrained, level, rules, steady
+from bothways.hub.model_folder import load_model
+from bothways.model.config import EncoderConfig, PreNorm
+from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.tasks.classification.task import ClassificationTask, Classifier
+from bothways.training.durations import Steps
+from bothways.training.optimizers import AdamW, ParameterRule
+from bothways.training.schedules import Constant
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+
+FAST = dataclasses.replace(
+    finetune_adam(), until=Steps(12), evaluate=Steps(3), optimiser=AdamW(lr=3e-3), precision="fp32"
+)
+METHOD = FinetuneSettings(FAST, 16)
+EVERYTHING = Stability(layer_decay=0.9, reinitialise=1, frozen=1, mixout=0.3, pull=1.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return label(ClassificationTask(), tokenizer, make_examples(96, 0), make_examples(40, 1), 16)
+
+
+def shape(depth: int = 4, **changes: object) -> EncoderConfig:
+    return EncoderConfig(len(VOCABULARY), 8, depth, 2, 16, position=Learned(16), **changes)  # type: ignore[arg-type]
+
+
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def changed(before: dict[str, torch.Tensor], model: torch.nn.Module) -> set[str]:
+    return {
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
+    }
+
+
+def electra_rates(rate: float, decay: float, layers: int) -> dict[str, float]:
+    """Rates by parts, as google-research/electra sets them: rate · decay^(layers + 2 − depth of the part)."""
+    depths = {"encoder.embedding.": 0, "heads.labels.": layers + 2}
+    depths |= {f"encoder.blocks.{layer}.": layer + 1 for layer in range(layers)}
+    return {part: rate * decay ** (layers + 2 - depth) for part, depth in depths.items()}
+
+
+@pytest.mark.parametrize(("decay", "depth"), [(0.8, 4), (0.9, 2), (1.0, 3)])
+def test_rates_decay_by_layers_as_electras(decay: float, depth: int) -> None:
+    model = Model(shape(depth), (PoolerHead(), LabelHead(2)))
+    expected, seen = electra_rates(1e-4, decay, depth), set()
+    rule = rules(Stability(layer_decay=decay), model)
+    for name, _ in model.named_parameters():
+        part = next((part for part in expected if name.startswith(part)), None)
+        if part is None:
+            assert name.startswith(
+                "heads.pooler."
+            )  # between the last block and the head; ELECTRA has none
+            assert rule(name) == ParameterRule(decay)
+        else:
+            seen.add(part)
+            assert 1e-4 * rule(f"model.{name}").factor == pytest.approx(expected[part], rel=1e-12)
+    assert seen == set(expected)
+
+
+def test_the_last_norm_of_a_pre_norm_encoder_lies_above_its_blocks() -> None:
+    model = Model(shape(2, order=PreNorm()), (PoolerHead(),))
+    assert {
+        level(name, 2) for name, _ in model.named_parameters() if name.startswith("encoder.norm")
+    } == {3}
+    assert not is_pretrained("encoder.norm.weight", Stability(reinitialise=1), 2, ())
+
+
+def test_starting_anew_changes_the_top_blocks_and_the_pooler_alone(folder: Path) -> None:
+    def begun(count: int, seed: int) -> tuple[Model, dict[str, torch.Tensor]]:
+        model = start_from(load_model(folder).model, (PoolerHead(), LabelHead(2)), seed=3)
+        before, draws = state(model), torch.get_rng_state()
+        steady(model, Stability(reinitialise=count), seed)
+        assert torch.equal(torch.get_rng_state(), draws)
+        return model, before
+
+    model, before = begun(1, 0)
+    names = changed(before, model)
+    new = {name for name in before if name.startswith(("encoder.blocks.1.", "heads.pooler."))}
+    # The toy's norms and biases are as a new model's already.
+    assert names == {name for name in new if before[name].ndim == 2}
+    block = model.encoder.blocks[1]
+    assert torch.equal(block.mlp_norm.weight, torch.ones(32))
+    assert 0.5 * 0.1 < block.mlp.up.weight.std() < 0.1
+    assert block.mlp.up.weight.abs().max() <= 0.2  # 2σ of its initializer_range
+    assert not changed(state(begun(1, 0)[0]), model)
+    assert changed(state(begun(1, 1)[0]), model) == names
+    assert not changed(*reversed(begun(0, 0)))
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2, 3])
+def test_frozen_parts_stay_to_the_last_bit(folder: Path, data: LabelledData, frozen: int) -> None:
+    before = state(load_model(folder).model)
+    method = dataclasses.replace(
+        METHOD,
+        stability=Stability(frozen=frozen),
+        training=dataclasses.replace(FAST, evaluate=None),
+    )
+    task = fit_task(load_model(folder).model, data, method, device="cpu").task
+    parts = ("encoder.embedding.", "encoder.blocks.0.", "encoder.blocks.1.")
+    for name, parameter in task.model.named_parameters():
+        kept = name.startswith(parts[:frozen])
+        assert parameter.requires_grad != kept
+        assert not kept or (parameter.grad is None and torch.equal(parameter, before[name])), name
+        assert (
+            kept or name.startswith("heads.labels") or not torch.equal(parameter, before[name])
+        ), name
+
+
+def test_mixout_is_of_pretrained_dense_layers(folder: Path) -> None:
+    model = start_from(load_model(folder).model, (PoolerHead(), LabelHead(2)), seed=0)
+    before = state(model)
+    steady(model, Stability(mixout=0.5), 0)
+    mixed = {name for name, part in model.named_modules() if isinstance(part, MixoutLinear)}
+    dense = ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
+    assert mixed == {f"encoder.blocks.{block}.{name}" for block in (0, 1) for name in dense} | {
+        "heads.pooler.dense"
+    }
+    assert not changed(before, model)
+    for stability, fresh, left in (
+        (Stability(mixout=0.5, reinitialise=1), (), 4),
+        (Stability(mixout=0.5), ("pooler",), 8),
+    ):
+        model = start_from(load_model(folder).model, (PoolerHead(), LabelHead(2)), seed=0)
+        steady(model, stability, 0, fresh)
+        assert sum(isinstance(part, MixoutLinear) for part in model.modules()) == left
+
+
+def test_the_pull_is_of_pretrained_parts() -> None:
+    model = Model(shape(2), (PoolerHead(), LabelHead(2)))
+    for stability, fresh, pulled in (
+        (Stability(pull=0.1), (), ("encoder.", "heads.pooler.")),
+        (Stability(pull=0.1), ("pooler",), ("encoder.",)),
+        (Stability(pull=0.1, reinitialise=1), (), ("encoder.embedding.", "encoder.blocks.0.")),
+    ):
+        rule = rules(stability, model, fresh)
+        for name, _ in model.named_parameters():
+            assert rule(name).pull == (0.1 if name.startswith(pulled) else 0.0), (name, stability)
+
+
+def test_a_strong_pull_keeps_a_run_at_its_start(folder: Path, data: LabelledData) -> None:
+    def distance(pull: float) -> float:
+        start = load_model(folder).model
+        even = dataclasses.replace(FAST, schedule=Constant(), evaluate=None)
+        method = dataclasses.replace(METHOD, training=even, stability=Stability(pull=pull))
+        done = fit_task(start, data, method, device="cpu").task.model.encoder
+        pairs = zip(done.parameters(), start.encoder.parameters(), strict=True)
+        return sum((a - b).square().sum().item() for a, b in pairs)
+
+    # 0.9 of the way back in each step: what is left is about one step of Adam, beside twelve.
+    assert distance(300.0) < 0.3 * distance(0.0)
+
+
+def test_seeds_of_the_head_and_of_the_order_are_two(folder: Path, data: LabelledData) -> None:
+    brief = dataclasses.replace(
+        METHOD,
+        training=dataclasses.replace(FAST, until=Steps(2), evaluate=None),
+        stability=EVERYTHING,
+    )
+
+    def end(seed: int, order_seed: int | None) -> dict[str, torch.Tensor]:
+        return state(
+            fit_task(
+                load_model(folder).model,
+                data,
+                brief,
+                seed=seed,
+                order_seed=order_seed,
+                device="cpu",
+            ).task
+        )
+
+    base = end(1, None)
+    assert all(torch.equal(tensor, base[name]) for name, tensor in end(1, 1).items())
+    for seed, order in ((1, 2), (2, 1)):
+        assert not all(torch.equal(tensor, base[name]) for name, tensor in end(seed, order).items())
+
+
+def test_a_fresh_head_and_blocks_are_of_the_seed_of_the_start(
+    folder: Path, data: LabelledData
+) -> None:
+    """With next to no rate a run ends where it began."""
+    still = dataclasses.replace(
+        FAST, until=Steps(1), evaluate=None, optimiser=AdamW(lr=1e-12, decay=0.0)
+    )
+    method = dataclasses.replace(METHOD, training=still, stability=Stability(reinitialise=1))
+
+    def begin(seed: int, order_seed: int | None) -> dict[str, torch.Tensor]:
+        return state(
+            fit_task(
+                load_model(folder).model,
+                data,
+                method,
+                seed=seed,
+                order_seed=order_seed,
+                device="cpu",
+            ).task
+        )
+
+    base, ordered, other = begin(1, None), begin(1, 2), begin(2, 1)
+    for name, tensor in base.items():
+        torch.testing.assert_close(tensor, ordered[name], rtol=0, atol=1e-9)
+    for name in ("model.heads.labels.dense.weight", "model.encoder.blocks.1.mlp.up.weight"):
+        assert not torch.allclose(base[name], other[name], atol=1e-3), name
+
+
+def test_the_order_and_dropout_are_of_the_seed_of_the_order(
+    folder: Path, data: LabelledData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[tuple[str, int]]()
+
+    def watched(home: object, name: str, kind: str, seed: Callable[..., int]) -> None:
+        real = getattr(home, name)
+
+        def call(*arguments: object, **options: object) -> object:
+            seen.append((kind, seed(*arguments)))
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(home, name, call)
+
+    for home in (fitting, job):
+        watched(home, "loader", "order", lambda data, method, task, seed, *more: seed)
+    for home in (fitting, job.run):
+        watched(home, "train", "draws", lambda *more: torch.initial_seed())
+    brief = dataclasses.replace(
+        METHOD, training=dataclasses.replace(FAST, until=Steps(1), evaluate=None)
+    )
+    fit_task(load_model(folder).model, data, brief, seed=1, order_seed=5, device="cpu")
+    fit_task(load_model(folder).model, data, brief, seed=1, device="cpu")
+    train = str(write_tsv(tmp_path / "train.tsv", make_examples(32, 0)))
+    for order_seed in (5, None):
+        settings = FinetuneConfig(
+            model=str(folder), train=train, seed=1, order_seed=order_seed, **vars(brief)
+        )
+        finetune(settings, tmp_path / f"run-{order_seed}", device="cpu")
+    assert seen == [("order", 5), ("draws", 6), ("order", 1), ("draws", 2)] * 2
+
+
+def test_patience_ends_a_run_in_memory(folder: Path, data: LabelledData) -> None:
+    still = dataclasses.replace(
+        FAST, optimiser=AdamW(lr=1e-12, decay=0.0), patience=2, until=Steps(30)
+    )
+    done = fit_task(
+        load_model(folder).model, data, dataclasses.replace(METHOD, training=still), device="cpu"
+    )
+    assert (done.progress.steps, done.progress.early, len(done.history)) == (9, True, 3)
+    bare = label(ClassificationTask(), data.tokenizer, make_examples(32, 0), [], 16)
+    with pytest.raises(ConfigError, match=r"^training\.patience: patience needs dev data"):
+        fit_task(
+            load_model(folder).model,
+            bare,
+            dataclasses.replace(METHOD, training=still),
+            device="cpu",
+        )
+
+
+@pytest.mark.parametrize(("until", "early"), [(30, True), (12, False)])
+def test_patience_counts_evaluations_that_were_not_better(
+    folder: Path, data: LabelledData, monkeypatch: pytest.MonkeyPatch, until: int, early: bool
+) -> None:
+    """Every third step, with 0.3 as the best one: two later it is over, be that before the run's own end or at it."""
+    values = iter([0.1, 0.3, 0.2, 0.3, 0.9])
+    monkeypatch.setattr(
+        Classifier,
+        "score",
+        lambda task, results: {"accuracy": next(values), "count": len([*results])},
+    )
+    patient = dataclasses.replace(FAST, patience=2, until=Steps(until))
+    done = fit_task(
+        load_model(folder).model, data, dataclasses.replace(METHOD, training=patient), device="cpu"
+    )
+    assert (done.progress.steps, done.progress.early) == (12, early)
+    assert [metrics["accuracy"] for _, metrics in done.history] == [0.1, 0.3, 0.2, 0.3]
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None
+) -> None:
+    settings = FinetuneConfig(
+        model=str(folder),
+        train=str(write_tsv(tmp_path / "train.tsv", make_examples(96, 0))),
+        dev=str(write_tsv(tmp_path / "dev.tsv", make_examples(40, 1))),
+        length=16,
+        training=dataclasses.replace(FAST, patience=patience),
+        stability=EVERYTHING,
+        seed=4,
+        order_seed=7,
+    )
+    whole, scored, score = (
+        finetune(settings, tmp_path / "whole", device="cpu"),
+        list[int](),
+        job.score,
+    )
+
+    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
+        scored.append(1)
+        if len(scored) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return score(*arguments, **options)
+
+    monkeypatch.setattr(job, "score", interrupting)
+    broken = finetune(settings, tmp_path / "broken", device="cpu")
+    assert (broken.folder, broken.progress.steps) == (None, 3)
+    resumed = finetune(settings, tmp_path / "broken", resume=True, device="cpu")
+    assert (resumed.metrics, resumed.progress.steps, resumed.progress.early) == (
+        whole.metrics,
+        whole.progress.steps,
+        whole.progress.early,
+    )
+    states = state(whole.task), state(resumed.task)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert any(isinstance(part, MixoutLinear) for part in resumed.task.modules())
+    card = (tmp_path / "whole" / "model" / "README.md").read_text()
+    assert "| mixout | 0.3 |" in card
+    assert "| seed of the order | 7 |" in card
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_decay": 0.0}, r"^stability\.layer_decay: must lie in \(0, 1\], not 0\.0"),
+        ({"mixout": 1.0}, r"^stability\.mixout: must lie in \[0, 1\), not 1\.0"),
+        ({"pull": -1.0}, r"^stability\.pull: must be at least 0, not -1\.0"),
+        ({"frozen": -1}, r"^stability\.frozen: must be at least 0"),
+        ({"reinitialise": 3}, r"^stability\.reinitialise: the encoder has 2 blocks, not 3"),
+        ({"frozen": 4}, r"^stability\.frozen: there are 3 parts to freeze"),
+        ({"frozen": 3, "reinitialise": 1}, r"^stability\.frozen: there are 2 parts to freeze"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        steady(Model(shape(2), (PoolerHead(), LabelHead(2))), Stability(**changes), 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["reinitialise", "frozen", "mixout", "pull"])
+def test_random_weights_have_no_start_to_keep(data: LabelledData, name: str) -> None:
+    value = {"reinitialise": 1, "frozen": 1, "mixout": 0.5, "pull": 0.5}[name]
+    method = dataclasses.replace(METHOD, stability=Stability(**{name: value}))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"^stability\.{name}: is about pre-trained weights"):
+        fit_task(shape(2), data, method, device="cpu")

@@ -1,0 +1,214 @@
+"""What is tested of every family alike: its classes against transformers, through a folder, in every mode.
+
+A caller says what is read: `Read` gives a batch for us, and what a model of theirs makes of the same sequences.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.families.family import Architecture, Family
+from bothways.families.weight_names import to_theirs
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.weight_files import open_weights
+from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
+from bothways.text.trainers import Unigram, train_tokenizer
+from drawn_settings import draw_settings
+
+SPECIALS = {"bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"}
+"""In settings, and a tokenizer that is given knows better."""
+Read = Callable[[nn.Module, int], tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]]
+"""A model of theirs and a seed → a batch, and what a model of theirs of some class gives for it."""
+
+
+def peer(family: Family, architecture: Architecture, seed: int, dropout: float = 0.0) -> nn.Module:
+    """Theirs, every parameter moved away from where it starts."""
+    torch.manual_seed(seed)
+    cls = getattr(transformers, architecture.name)
+    named = {"num_labels": 3} if architecture.heads & {"labels", "tags"} else {}
+    model: nn.Module = cls(
+        cls.config_class(**draw_settings(family.model_type, seed, dropout), **named)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
+
+
+def outputs(model: Model, batch: Batch) -> list[Tensor]:
+    layout, heads = batch.layout, model.heads
+    if found := [model.read(kind, batch) for kind in ("labels", "choice") if kind in heads]:  # type: ignore[arg-type]
+        return found
+    x = model.encoder(batch, only=layout.firsts if set(heads) == {"pooler", "pair"} else None).last
+    found = [
+        heads[kind](x, model.encoder.embedding.token.weight)
+        for kind in ("masked", "causal")
+        if kind in heads
+    ]
+    found += [heads["replaced"](x, layout)] if "replaced" in heads else []
+    found += [heads["pair"](heads["pooler"](x, layout))] if "pair" in heads else []
+    found += [heads[kind](x) for kind in ("tags", "span") if kind in heads]
+    if found:
+        return found
+    return [x, heads["pooler"](x, layout)] if "pooler" in heads else [x]
+
+
+def answers(theirs: Any, architecture: Architecture, kept: Tensor) -> list[Tensor]:
+    """What theirs gave, in the order of `outputs`. `kept`: where the rectangle that it read holds a token."""
+    if architecture.bare:
+        return [
+            theirs.last_hidden_state[kept],
+            *([theirs.pooler_output] if architecture.heads else []),
+        ]
+    if "pair" in architecture.heads and "masked" not in architecture.heads:
+        return [theirs.logits]
+    if "pair" in architecture.heads:
+        pair = theirs.sop_logits if "sop_logits" in theirs else theirs.seq_relationship_logits
+        return [theirs.prediction_logits[kept], pair]
+    if "span" in architecture.heads:
+        return [torch.stack([theirs.start_logits, theirs.end_logits], -1)[kept]]
+    if "choice" in architecture.heads:
+        return [theirs.logits.view(-1, 1)]
+    return [theirs.logits if "labels" in architecture.heads else theirs.logits[kept]]
+
+
+def assert_near(found: Tensor, wanted: Tensor, floor: float = 1.0) -> None:
+    torch.testing.assert_close(
+        found, wanted, rtol=0, atol=1e-5 * max(float(wanted.abs().max()), floor)
+    )
+
+
+def assert_class_equals(
+    family: Family, architecture: Architecture, seed: int, read: Read, folder: Path
+) -> None:
+    """Read from their folder: outputs in evaluation with dropout configured, outputs and gradients in training without."""
+    quiet = peer(family, architecture, seed, dropout=0.3).eval()
+    quiet.save_pretrained(folder / "theirs")
+    loaded = load_model(folder / "theirs")
+    assert set(loaded.model.heads) == architecture.heads
+    assert not loaded.report.faults
+    spares = {spare.theirs for spare in family.keys_for(loaded.model.config).spares.values()}  # type: ignore[arg-type]
+    assert set(loaded.report.unused) <= spares
+    batch, given = read(quiet, seed)
+    with torch.no_grad():
+        for found, wanted in zip(
+            outputs(loaded.model, batch), given(quiet, architecture), strict=True
+        ):
+            assert_near(found, wanted)
+
+    theirs = peer(family, architecture, seed).train()
+    theirs.save_pretrained(folder / "training")
+    mine = load_model(folder / "training").model.train()
+    for found, wanted in zip(outputs(mine, batch), given(theirs, architecture), strict=True):
+        assert_near(found.detach(), wanted.detach())
+        weights = torch.randn_like(wanted)
+        (found * weights).sum().backward(retain_graph=True)
+        (wanted * weights).sum().backward(retain_graph=True)
+    assert_gradients_equal(family, architecture, mine, theirs)
+    assert parameter_table(mine.config, mine.specification).total == sum(
+        parameter.numel() for parameter in mine.parameters()
+    )
+
+
+def assert_gradients_equal(
+    family: Family, architecture: Architecture, mine: Model, theirs: nn.Module
+) -> None:
+    keys = family.keys_for(mine.config)  # type: ignore[arg-type]
+    found = to_theirs(
+        keys, {name: p.grad for name, p in mine.named_parameters() if p.grad is not None}
+    )
+    prefix = family.keys.prefix if architecture.bare else ""
+    ties = {tie.theirs: name for name, tie in keys.ties.items()}
+    full = {prefix + name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    wanted = {ties.get(name, name): gradient for name, gradient in full.items()}
+    assert found.keys() == wanted.keys()
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        assert_near(found[name], gradient, floor=largest * 1e-2)
+
+
+def assert_folder_comes_back(
+    family: Family,
+    architecture: Architecture,
+    seed: int,
+    folder: Path,
+    unsaid: Collection[str] = (),
+) -> None:
+    """Theirs → ours → theirs: class, settings, tensors by name and value; transformers opens it with nothing missing.
+
+    Args:
+        unsaid: settings that this class does not read and we do not write.
+    """
+    theirs = peer(family, architecture, seed, dropout=0.2)
+    theirs.save_pretrained(folder / "theirs")
+    loaded = load_model(folder / "theirs")
+    tokenizer = (
+        train_tokenizer(["a few words to learn from"], Unigram(40))
+        if family.vocabulary == "Unigram"
+        else None
+    )
+    save_model(folder / "ours", loaded.model, tokenizer)
+    before, after = open_weights(folder / "theirs"), open_weights(folder / "ours")
+    assert set(after.shapes) == set(before.shapes)
+    read = {
+        spare.theirs: name for name, spare in family.keys_for(loaded.model.config).spares.items()
+    }  # type: ignore[arg-type]
+    assert all(
+        torch.equal(before.read(read.get(name, name)), after.read(name)) for name in after.shapes
+    )
+    again, report = type(theirs).from_pretrained(folder / "ours", output_loading_info=True)  # type: ignore[attr-defined]
+    assert not any(report.values())
+    written, original = again.config.to_dict(), theirs.config.to_dict()  # type: ignore[operator, union-attr]
+    assert written["model_type"] == family.model_type
+    same = (
+        set(original)
+        - {"transformers_version", "dtype", "architectures", "_name_or_path"}
+        - set(unsaid)
+    )
+    same -= SPECIALS if tokenizer else set()
+    assert {key: written[key] for key in same} == {key: original[key] for key in same}
+
+
+def assert_alone_as_in_a_batch(model: Model, batch: Batch) -> None:
+    """Each sequence of a batch gives what it gives alone."""
+    together = model.encoder(batch).last.detach()
+    for start, stop in itertools.pairwise(batch.layout.offsets.tolist()):
+        named = None if batch.everywhere is None else batch.everywhere[start:stop]
+        one = Batch(
+            batch.ids[start:stop], batch.segments[start:stop], Layout.of([stop - start]), {}, named
+        )
+        assert_near(model.encoder(one).last.detach(), together[start:stop])
+
+
+def assert_drops_alike(
+    theirs: nn.Module,
+    batch: Batch,
+    given: Callable[[nn.Module], list[Tensor]],
+    copies: int,
+    folder: Path,
+) -> None:
+    """One sequence many times over, each copy with draws of its own: what `given` reads of theirs is drawn as ours is."""
+    theirs.save_pretrained(folder)
+    mine = load_model(folder).model.train()
+    with torch.no_grad():
+        for found, wanted in zip(outputs(mine, batch), given(theirs.train()), strict=True):
+            assert_same_moments(found.view(copies, -1), wanted.reshape(copies, -1))
+
+
+def assert_same_moments(found: Tensor, wanted: Tensor) -> None:
+    """First and second moments of every column of draws `(copies, outputs)`, within five standard errors."""
+    for power in (1, 2):
+        a, b = found.double() ** power, wanted.double() ** power
+        error = ((a.var(0) + b.var(0)) / len(found)).sqrt()
+        assert float(((a.mean(0) - b.mean(0)) / error).abs().max()) < 5
+    assert float(found.std(0).min()) > 0

@@ -1,0 +1,149 @@
+"""Small models of transformers and ours, their folders, and what they give on fixed text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.model.config import EncoderConfig, PostNorm, PreNorm
+from bothways.model.head_config import Head, LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+
+VOCAB, WIDTH, LENGTHS = 60, 16, [5, 9, 2]
+ORDERS = {"Bert": PostNorm(), "MegatronBert": PreNorm()}
+CLASSES: dict[str, tuple[Head, ...]] = {
+    "ForPreTraining": (MaskedHead(), PoolerHead(), PairHead()),
+    "ForMaskedLM": (MaskedHead(),),
+    "ForNextSentencePrediction": (PoolerHead(), PairHead()),
+    "ForSequenceClassification": (PoolerHead(), LabelHead(3)),
+    "Model": (PoolerHead(),),
+}
+STEMS = pytest.mark.parametrize("stem", ORDERS)
+NAMES = pytest.mark.parametrize("name", CLASSES)
+
+
+def peer(stem: str, name: str) -> Any:
+    """A small model of transformers, every parameter moved away from where it starts."""
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{stem}Config")(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=20,
+        hidden_act="gelu_new",
+        id2label={0: "no", 1: "maybe", 2: "yes"},
+        label2id={"no": 0, "maybe": 1, "yes": 2},
+    )
+    model = getattr(transformers, stem + name)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def folder_of(
+    model: Any, place: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+) -> Path:
+    model.save_pretrained(place)
+    if change is not None:
+        file = place / "model.safetensors"
+        tensors = change(load_file(file))
+        file.unlink()
+        save_file(tensors, file, metadata={"format": "pt"})
+    return place
+
+
+def own(name: str, stem: str = "Bert") -> Model:
+    torch.manual_seed(2)
+    config = EncoderConfig(
+        vocab=VOCAB,
+        width=WIDTH,
+        depth=2,
+        heads=2,
+        inner=24,
+        position=Learned(20),
+        order=ORDERS[stem],
+        activation="gelu_tanh",
+    )
+    model = Model(config, CLASSES[name])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+def outputs(model: Model) -> list[Tensor]:
+    """All that the heads give, on fixed text: the padded rectangle of transformers without its padding."""
+    ids, segments, _ = text()
+    kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    batch = Batch(ids[kept], segments[kept], Layout.of(LENGTHS))
+    x = model.encoder(batch).last
+    pooled = model.heads["pooler"](x, batch.layout) if "pooler" in model.heads else None
+    found = (
+        [model.heads["masked"](x, model.encoder.embedding.token.weight)]
+        if "masked" in model.heads
+        else []
+    )
+    found += [model.heads[kind](pooled) for kind in ("pair", "labels") if kind in model.heads]
+    return found or [x, pooled]  # type: ignore[list-item]
+
+
+def text() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (len(LENGTHS), max(LENGTHS))
+    kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    return (
+        torch.randint(1, VOCAB, shape, generator=generator),
+        torch.randint(2, shape, generator=generator),
+        kept,
+    )
+
+
+def peer_outputs(model: Any) -> list[Tensor]:
+    ids, segments, kept = text()
+    theirs = model(input_ids=ids, token_type_ids=segments, attention_mask=kept.long())
+    if type(model).__name__.endswith("Model"):
+        return [theirs.last_hidden_state[kept], theirs.pooler_output]
+    first = theirs[0]
+    return [
+        first[kept] if first.dim() == 3 else first,
+        *([theirs[1]] if type(model).__name__.endswith("ForPreTraining") else []),
+    ]
+
+
+def assert_same_outputs(found: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-5) -> None:
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+
+
+def change_settings(folder: Path, **settings: Any) -> None:
+    file = folder / "config.json"
+    tree = {**json.loads(file.read_text()), **settings}
+    file.write_text(json.dumps({key: value for key, value in tree.items() if value is not None}))
+
+
+def truncate(file: Path, share: float) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * share)])
+
+
+def with_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        **tensors,
+        "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"].clone(),
+        "cls.predictions.decoder.bias": tensors["cls.predictions.bias"].clone(),
+    }

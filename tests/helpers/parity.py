@@ -1,0 +1,83 @@
+"""Losses and gradients of a task's model and of the class of transformers that its folder opens as."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bothways.core.batch import Batch, pack
+from bothways.hub.model_folder import load_model, save_model
+from bothways.tasks.task_learner import EncodedExample, TaskLearner
+
+
+def make_theirs(task: TaskLearner[Any, Any], folder: Path, kind: str) -> Any:
+    """The model as transformers opens it, strictly; the dropout is that of the configuration."""
+    import transformers
+
+    save_model(
+        folder, task.model, task.tokenizer, labels=task.labels, problem=task.definition.problem
+    )
+    theirs, report = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values())
+    return theirs
+
+
+def batch_of(inputs: list[EncodedExample]) -> Batch:
+    return pack([sequence for item in inputs for sequence in item.sequences])
+
+
+def padded(rows: list[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def padded_inputs(inputs: list[EncodedExample]) -> dict[str, Tensor]:
+    """Examples of one sequence each, as transformers wants them."""
+    sequences = [item.sequences[0] for item in inputs]
+    return {
+        "input_ids": padded([torch.from_numpy(s.ids).long() for s in sequences]),
+        "token_type_ids": padded([torch.from_numpy(s.segments).long() for s in sequences]),
+        "attention_mask": padded([torch.ones(len(s), dtype=torch.long) for s in sequences]),
+    }
+
+
+def check_gradients(task: TaskLearner[Any, Any], theirs: Any, folder: Path) -> None:
+    """Their gradients, read back as a model of ours, equal ours."""
+    for parameter in theirs.parameters():
+        parameter.data = (
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        )
+    theirs.save_pretrained(folder)
+    expected = load_model(folder, task.model.specification).model.state_dict()
+    for name, parameter in task.model.named_parameters():
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(
+            found,
+            expected[name],
+            rtol=2e-4,
+            atol=2e-6,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+def check_sum(task: TaskLearner[Any, Any], inputs: list[EncodedExample]) -> None:
+    """The loss of a batch is the sum of those of its examples, each alone; so are weights and hits."""
+    task.eval()
+    whole = task(batch_of(inputs))["label"]
+    parts = [task(batch_of([item]))["label"] for item in inputs]
+    assert whole.total.item() == pytest.approx(sum(part.total.item() for part in parts), rel=1e-5)
+    weights = [task.weights(batch_of([item]))["label"] for item in inputs]
+    assert task.weights(batch_of(inputs))["label"] == pytest.approx(sum(weights))
+    if whole.hits is not None:
+        assert int(whole.hits) == sum(int(part.hits) for part in parts)
+    sequences = [sequence for item in inputs for sequence in item.sequences]
+    void = [
+        dataclasses.replace(s, targets={name: target.void() for name, target in s.targets.items()})
+        for s in sequences
+    ]
+    assert task.weights(pack(void)) == {"label": 0.0}
+    assert task(pack(void))["label"].total.item() == 0

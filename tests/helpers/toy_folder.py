@@ -1,0 +1,91 @@
+"""A tiny BERT folder with random weights, made by transformers, and texts whose class one word tells."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+
+from bothways.tasks.text_examples import TextExample
+from bothways.text.tokenizer import Tokenizer
+
+GOOD, BAD = ("good", "fine", "great"), ("bad", "poor", "awful")
+FILLERS = (
+    "the",
+    "film",
+    "was",
+    "a",
+    "play",
+    "and",
+    "it",
+    "ends",
+    "with",
+    "two",
+    "old",
+    "men",
+    "in",
+    "rain",
+    "##s",
+)
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *GOOD, *BAD, *FILLERS)
+
+
+def make_tokenizer(folder: Path) -> Tokenizer:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text(
+        "".join(f"{token}\n" for token in VOCABULARY), encoding="utf8"
+    )
+    return Tokenizer.load(folder / "vocab.txt")
+
+
+def make_folder(
+    folder: Path,
+    *,
+    seed: int = 0,
+    dropout: float = 0.1,
+    vocab: int = len(VOCABULARY),
+    **changes: object,
+) -> Path:
+    """A folder of BertForPreTraining, as transformers saves it, with our tokenizer's files."""
+    from transformers import BertConfig, BertForPreTraining
+
+    torch.manual_seed(seed)
+    config = BertConfig(
+        **{
+            "vocab_size": vocab,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 32,
+            "hidden_dropout_prob": dropout,
+            "attention_probs_dropout_prob": dropout,
+            "initializer_range": 0.1,
+            **changes,
+        }
+    )
+    BertForPreTraining(config).save_pretrained(folder)
+    make_tokenizer(folder).save(folder)
+    return folder
+
+
+def make_examples(
+    count: int, seed: int, labels: tuple[str, str] = ("neg", "pos"), longest: int = 12
+) -> list[TextExample]:
+    """Texts of 1 to `longest` words, of which one is good or bad."""
+    draw = random.Random(seed)
+    examples = []
+    for number in range(count):
+        index = draw.randrange(2)
+        words = draw.choices(FILLERS[:-1], k=draw.randrange(longest))
+        words.insert(draw.randrange(len(words) + 1), draw.choice((BAD, GOOD)[index]))
+        examples.append(TextExample(" ".join(words), None, labels[index], f"toy:{number}"))
+    return examples
+
+
+def write_tsv(file: Path, examples: list[TextExample]) -> Path:
+    file.write_text(
+        "sentence\tlabel\n" + "".join(f"{e.text}\t{e.label}\n" for e in examples), encoding="utf8"
+    )
+    return file

@@ -1,0 +1,73 @@
+"""A small vocabulary, a small random model, and examples at random."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.tasks.classification.task import ClassificationTask, Classifier
+from bothways.tasks.text_examples import TextExample
+from bothways.text.tokenizer import Tokenizer
+
+WORDS = ("ape", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay")
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s")
+
+
+def make_tokenizer(
+    folder: Path, tokens: tuple[str, ...] = VOCABULARY, lowercase: bool = True
+) -> Tokenizer:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens), encoding="utf8")
+    (folder / "tokenizer_config.json").write_text(
+        f'{{"do_lower_case": {str(lowercase).lower()}}}', encoding="utf8"
+    )
+    return Tokenizer.load(folder / "vocab.txt")
+
+
+def make_task(
+    folder: Path, labels: tuple[str, ...] = ("x", "y", "z"), length: int = 16, dropout: float = 0.1
+) -> Classifier:
+    torch.manual_seed(5)
+    config = EncoderConfig(
+        len(VOCABULARY),
+        16,
+        2,
+        2,
+        32,
+        position=Learned(24),
+        initial_range=0.3,
+        dropout=Dropouts(dropout, dropout),
+    )
+    return Classifier(
+        ClassificationTask(),
+        Model(config, (PoolerHead(), LabelHead(len(labels)))),
+        make_tokenizer(folder),
+        labels,
+        length,
+    )
+
+
+def make_text(draw: random.Random, longest: int) -> str:
+    return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
+
+
+def make_examples(
+    count: int, labels: tuple[str, ...] = ("x", "y", "z"), longest: int = 20, seed: int = 0
+) -> list[TextExample]:
+    """Singles and pairs in turn, of any length."""
+    draw = random.Random(seed)
+    return [
+        TextExample(
+            make_text(draw, longest),
+            make_text(draw, longest) if number % 2 else None,
+            draw.choice(labels),
+            f"made:{number}",
+        )
+        for number in range(count)
+    ]

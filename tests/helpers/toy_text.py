@@ -1,0 +1,205 @@
+"""Small vocabularies, hostile text, and google-research/bert's tokenizer told again in plain Python."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+
+from bothways.text.tokenizer import Tokenizer
+
+BERT_NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789éüñßıøαςσяйあかのア가각한אبخก你好中文字𠀀😀"
+_MARKS = ".,:;!?'\"-_()[]<>{}/\\@#$%^&*+=|~`“”’…、。，！？·•€"
+_WORDS = ["hello", "world", "play", "un", "the", "don", "Hello", "naive", "naïve", "unused", "mask"]
+_TAILS = ["ing", "ed", "lo", "able", "s", "\u0301", "\u0308", "ï"]
+
+
+def bert_tokens() -> list[str]:
+    """A vocabulary in which much, but not all, can be spelled."""
+    inner = ["##" + letter for letter in _LETTERS] + ["##" + tail for tail in _TAILS]
+    return list(dict.fromkeys([*BERT_NAMES, *_LETTERS, *_MARKS, *_WORDS, "\u0301", *inner]))
+
+
+def write_vocabulary(folder: Path, tokens: list[str] | None = None, **config: object) -> Path:
+    """A folder with a `vocab.txt` and its settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text(
+        "".join(f"{token}\n" for token in tokens or bert_tokens()), encoding="utf-8"
+    )
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def roberta_backend(
+    *, prefix_space: bool = False, dropout: float | None = None
+) -> tokenizers.Tokenizer:
+    """Byte-level BPE with RoBERTa's special tokens, <mask> taking the space before it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [
+        ("h", "e"),
+        ("l", "l"),
+        ("he", "ll"),
+        ("hell", "o"),
+        ("Ġ", "w"),
+        ("Ġw", "o"),
+        ("Ġ", "Ġ"),
+        ("i", "n"),
+        ("'", "s"),
+    ]
+    names = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        *alphabet,
+        *("".join(merge) for merge in merges),
+        "<mask>",
+    ]
+    vocab = {token: id for id, token in enumerate(names)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, dropout=dropout))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.RobertaProcessing(
+        ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"])
+    )
+    backend.add_special_tokens(
+        ["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, normalized=False)]
+    )
+    return backend
+
+
+def load(backend: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
+    """Through a file, as users have it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    return Tokenizer.load(folder)
+
+
+_TRICKY = [
+    *" \n\t\r\v\f\0\x1c\x7f\x85\xa0\u1680\u200b\u200d\u2028\u3000\ufeff\ufffd\ue000\u0378",  # spaces and what looks like one
+    *"\u0300\u0301\u0308\u0345\u0591\u064b\u0e31\u20d0\u1e0b\u0323\u0307",  # marks, in orders that normalisation changes
+    *"İıßſﬁΣςǅ\u212b\u1e9e가각\u1100\u1161\uf900\ufa30中文㐀\U00020000\U0002b820\U0002ceb0",  # cases, compositions, ideographs
+    *"😀👩\u200d👩\U0001f3fdאבمرحبا",
+    *BERT_NAMES,
+    *("<mask>", "</s>", "<s", "[MASK", "MASK]", "[[SEP]]", "[ SEP ]", "[mask]"),
+    *(
+        "hello",
+        "playing",
+        "don't",
+        "'s",
+        "e\u0301",
+        "  ",
+        "\n ",
+        " \n",
+        "a" * 99,
+        "a" * 100,
+        "a" * 101,
+        "中" * 50,
+        "." * 30,
+    ),
+]
+
+hostile = st.lists(
+    st.one_of(
+        st.characters(exclude_categories=["Cs"]),
+        st.sampled_from(_TRICKY),
+        st.sampled_from(_LETTERS + " "),
+    ),
+    max_size=24,
+).map("".join)
+"""Text over all of Unicode but halves of surrogate pairs, thick with what tokenizers stumble over."""
+
+
+def pseudo_text(words: int, seed: int) -> list[str]:
+    """Lines of made-up words with the frequencies of real ones, and rare characters that occur equally often."""
+    rng = np.random.default_rng(seed)
+    syllables = [
+        "ka",
+        "ro",
+        "mi",
+        "ten",
+        "so",
+        "lu",
+        "ba",
+        "é",
+        "ing",
+        "der",
+        "x",
+        "un",
+        "Zu",
+        "10",
+        "pli",
+        "o",
+        "ves",
+        "hu",
+    ]
+    lexicon = ["".join(rng.choice(syllables, size=rng.integers(1, 5))) for _ in range(2000)]
+    chosen = [lexicon[int(place) % 2000] for place in rng.zipf(1.3, size=words)]
+    lines = [
+        " ".join(chosen[start : start + 12]) + rng.choice([".", "?", ", and"])
+        for start in range(0, words, 12)
+    ]
+    return [*lines, "ωψφχ ωψφχ жзцщ жзцщ", "你好 世界"]
+
+
+GOOGLE_RANGES = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+
+
+def google_tokens(text: str, vocab: set[str], *, lowercase: bool, longest: int = 200) -> list[str]:
+    """google-research/bert's FullTokenizer from its description; `longest` is its cap on the characters of a word."""
+    return [
+        piece
+        for word in _google_words(text, lowercase)
+        for piece in _google_pieces(word, vocab, longest)
+    ]
+
+
+def _google_words(text: str, lowercase: bool) -> list[str]:
+    cleaned = ""
+    for character in text:
+        if character in "\t\n\r" or unicodedata.category(character) == "Zs":
+            cleaned += " "
+        elif character not in "\0\ufffd" and unicodedata.category(character) not in ("Cc", "Cf"):
+            ideograph = any(low <= ord(character) <= high for low, high in GOOGLE_RANGES)
+            cleaned += f" {character} " if ideograph else character
+    words = []
+    for raw in cleaned.split():
+        bare = "".join(
+            c for c in unicodedata.normalize("NFD", raw.lower()) if unicodedata.category(c) != "Mn"
+        )
+        words.append("".join(f" {c} " if _is_mark(c) else c for c in (bare if lowercase else raw)))
+    return " ".join(words).split()
+
+
+def _is_mark(character: str) -> bool:
+    ascii_mark = 33 <= ord(character) <= 126 and not character.isalnum()
+    return ascii_mark or unicodedata.category(character).startswith("P")
+
+
+def _google_pieces(word: str, vocab: set[str], longest: int) -> list[str]:
+    pieces, start = [], 0
+    while start < len(word) <= longest:
+        prefix = "##" if start else ""
+        ends = (end for end in range(len(word), start, -1) if prefix + word[start:end] in vocab)
+        end = next(ends, None)
+        if end is None:
+            return ["[UNK]"]
+        pieces.append(prefix + word[start:end])
+        start = end
+    return pieces or ["[UNK]"]

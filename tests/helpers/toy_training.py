@@ -1,0 +1,303 @@
+"""A small learner with two losses, its data, and what the tests run in processes of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bothways.core import atomic_files as files
+from bothways.core.batch import Batch, pack
+from bothways.core.errors import BothwaysError
+from bothways.core.keyed_rng import rng
+from bothways.core.learner import Learner
+from bothways.core.loss import Loss
+from bothways.core.progress import OnShare
+from bothways.core.sequence import Sequence
+from bothways.core.source import Cursor
+from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
+from bothways.training import parallel
+from bothways.training.checkpoint import Best, Keep
+from bothways.training.durations import Steps
+from bothways.training.loop import evaluate, fit
+from bothways.training.optimizers import AdamW, build_optimizer
+from bothways.training.run import Training, TrainingPhase, train_in_folder
+from bothways.training.schedules import Linear
+from bothways.training.state import RunState
+
+VOCABULARY, EPOCH, WIDTH = 24, 20, 8
+SINGLE = parallel.Single()
+
+
+class Toy(Learner):
+    """Predicts hidden tokens, and a label of each sequence that has one; the latter without counting hits."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.dropout = nn.Dropout(dropout)
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.decoder = nn.Linear(WIDTH, VOCABULARY)
+        self.labels = nn.Linear(WIDTH, 2)
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        masked, labels = batch.targets["masked"].index, batch.targets["pair"].labels
+        return {"masked": float(len(masked)), "pair": float((labels != IGNORED).sum())}
+
+    def forward(self, batch: Batch) -> dict[str, Loss]:
+        hidden = self.dropout(torch.tanh(self.inner(self.norm(self.words(batch.ids)))))
+        masked, labels = batch.targets["masked"], batch.targets["pair"].labels
+        logits = self.decoder(hidden[masked.index])
+        pooled = hidden.new_zeros(batch.layout.sequences, WIDTH).index_add(
+            0, batch.layout.owner, hidden
+        )
+        pairs = nn.functional.cross_entropy(
+            self.labels(pooled), labels, reduction="sum", ignore_index=IGNORED
+        )
+        tokens = nn.functional.cross_entropy(logits, masked.ids, reduction="sum")
+        return {"pair": Loss(pairs), "masked": Loss(tokens, (logits.argmax(1) == masked.ids).sum())}
+
+
+def toy(dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> Toy:
+    """The same weights each time."""
+    torch.manual_seed(1)
+    return Toy(dropout).to(dtype)
+
+
+@dataclass(frozen=True)
+class ToyStep:
+    microbatches: tuple[Batch, ...]
+    cursor: Cursor
+    tokens: int
+    sequences: int
+    epochs: float
+
+
+def sequence(epoch: int, item: int) -> Sequence:
+    """It hides one to three tokens; every third has no label."""
+    draws = rng(3, "toy", epoch=epoch, index=item)
+    ids = draws.integers(0, VOCABULARY, draws.integers(4, 10)).astype(np.int32)
+    index = np.sort(draws.choice(len(ids), draws.integers(1, 4), replace=False)).astype(np.int64)
+    label = np.array([IGNORED if item % 3 == 0 else int(ids[0] % 2)], np.int64)
+    targets = {
+        "masked": TokenTargets(index, ids[index].astype(np.int64)),
+        "pair": LabelTargets(label),
+    }
+    return Sequence(ids, np.zeros(len(ids), np.int8), targets)
+
+
+def void(one: Sequence) -> Sequence:
+    return dataclasses.replace(
+        one, targets={name: target.void() for name, target in one.targets.items()}
+    )
+
+
+def steps(
+    cursor: Cursor, size: int = 5, cuts: int = 1, rank: int = 0, world: int = 1
+) -> Iterator[ToyStep]:
+    """Endless steps of `size` sequences; this rank has every `world`-th of them, in `cuts` microbatches of uneven size."""
+    while True:
+        items = range(cursor.item, cursor.item + size)
+        whole = [sequence(cursor.epoch, item) for item in items]
+        mine = whole[rank::world]
+        parts = [mine[: len(mine) // 3], mine[len(mine) // 3 :]] if cuts == 2 else [mine]
+        epoch, item = divmod(cursor.epoch * EPOCH + items.stop, EPOCH)
+        cursor = Cursor(epoch, 0, item)
+        batches = tuple(pack(part or [void(whole[0])]) for part in parts)
+        yield ToyStep(batches, cursor, sum(map(len, whole)), size, epoch + item / EPOCH)
+
+
+def fit_toy(
+    learner: Toy, batches: Iterator[ToyStep], until: int, plan: parallel.Plan = SINGLE
+) -> dict[str, dict[str, Tensor]]:
+    """Train without clipping; weights, and the first moments, which after one step are the gradients times 1 − β₁."""
+    optimiser = build_optimizer(AdamW(lr=0.01), learner.named_parameters())
+    fit(
+        learner,
+        batches,
+        optimiser,
+        lambda progress: 1.0,
+        plan,
+        until=Steps(until),
+        progress=RunState(),
+        on_step=lambda progress, meter: False,
+        precision="fp32",
+        clip_norm=None,
+    )
+    moments = {
+        name: optimiser.state[parameter]["exp_avg"]
+        for name, parameter in learner.named_parameters()
+    }
+    return {"weights": learner.state_dict(), "moments": moments}
+
+
+def broken_at(learner: Toy, step: int | None) -> Toy:
+    """The learner with a loss that is not a number from a forward pass on."""
+    forward, count = learner.forward, iter(range(1, 10**6))
+
+    def broken(batch: Batch) -> dict[str, Loss]:
+        losses = forward(batch)
+        if step is not None and next(count) >= step:
+            losses["masked"] = dataclasses.replace(
+                losses["masked"], total=losses["masked"].total * float("nan")
+            )
+        return losses
+
+    learner.forward = broken
+    return learner
+
+
+CONFIG = {"learner": {"dropout": 0.2}, "betas": (0.9, 0.999)}
+TRAINING = Training(
+    until=Steps(14),
+    optimiser=AdamW(lr=0.01),
+    schedule=Linear(warmup=0.2),
+    precision="fp32",
+    report=Steps(2),
+    evaluate=Steps(4),
+    save=Steps(3),
+    keep=Keep(last=2, best=Best("heldout/loss", "lowest")),
+)
+
+
+def session(
+    folder: Path,
+    signal_at: int | None = None,
+    number: int = signal.SIGTERM,
+    plan: parallel.Plan = SINGLE,
+) -> RunState:
+    """Train a toy with dropout over two phases in this folder, from where it stands; a signal comes while a step is made."""
+    torch.manual_seed(1)
+    learner = Toy(dropout=0.2)
+    torch.manual_seed(plan.rank)
+
+    def data(size: int, offset: int, cursor: Cursor) -> Iterator[ToyStep]:
+        done = offset + (cursor.epoch * EPOCH + cursor.item) // size
+        for place, step in enumerate(steps(cursor, size, 2, plan.rank, plan.world), done):
+            if place == signal_at:
+                os.kill(os.getpid(), number)
+            yield step
+
+    def heldout(on_share: OnShare) -> dict[str, float]:
+        scores = evaluate(learner, [next(steps(Cursor(9), 4, 1, plan.rank, plan.world))], plan)
+        return {"heldout/loss": scores.losses["masked"]}
+
+    phases = [
+        TrainingPhase(Steps(8), functools.partial(data, 5, 0)),
+        TrainingPhase(Steps(14), functools.partial(data, 4, 8)),
+    ]
+    progress = train_in_folder(
+        learner, phases, TRAINING, plan, folder, config=CONFIG, evaluation=heldout
+    )
+    if progress.steps == 14 and plan.rank == 0:
+        torch.save(learner.state_dict(), folder / "final.pt")
+    return progress
+
+
+def killed_in_save(folder: Path, flush: int) -> None:
+    """A session that is killed when a file is flushed for the n-th time: in the middle of a checkpoint."""
+    count, real = iter(range(1, 10**6)), files._flush
+
+    def flush_or_die(path: Path) -> None:
+        if next(count) == flush:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(path)
+
+    files._flush = flush_or_die
+    session(folder)
+
+
+def rank_main(rank: int, port: int, folder: Path) -> None:
+    """What rank 0 or 1 of two does; what it found is written to the folder."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    plan = parallel.plan_here()
+    with parallel.connected(plan, torch.device("cpu")):
+        found = _collective(plan) | _sessions(plan, folder)
+    torch.save(found, folder / f"rank{rank}.pt")
+
+
+def _collective(plan: parallel.Plan) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for size in (6, 7, 1):
+        for count in (1, 3):
+            learner = toy(dtype=torch.float64)
+            # Two microbatches on rank 0, one on rank 1.
+            mine = steps(Cursor(), size, 2 - plan.rank, plan.rank, 2)
+            found[f"{size} sequences, {count} steps"] = fit_toy(learner, mine, count, plan)
+    scores = evaluate(
+        toy(dtype=torch.float64),
+        [next(steps(Cursor(), 7, 2, plan.rank, 2))],
+        plan,
+        precision="fp32",
+    )
+    found["scores"] = dataclasses.asdict(scores)
+    # In another order on each rank.
+    found["total"] = parallel.total(
+        plan, {"b": float(plan.rank), "a": 10.0} if plan.rank else {"a": 10.0, "b": 0.0}
+    )
+    try:
+        fit_toy(
+            broken_at(toy(), 3 if plan.rank == 1 else None),
+            steps(Cursor(), 6, 1, plan.rank, 2),
+            6,
+            plan,
+        )
+    except BothwaysError as error:
+        found["error"] = str(error)
+    return found
+
+
+def _sessions(plan: parallel.Plan, folder: Path) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, signal_at in (("whole", None), ("stopped", 5 if plan.rank == 1 else None)):
+        (folder / name).mkdir(exist_ok=True)
+        start = time.perf_counter()
+        progress = session(folder / name, signal_at, plan=plan)
+        found[name] = progress.steps
+        found[f"{name} seconds"] = progress.seconds, time.perf_counter() - start
+    torch.distributed.barrier()
+    if plan.rank == 0:
+        shutil.copytree(folder / "stopped", folder / "alone")
+    torch.distributed.barrier()
+    found["resumed"] = session(folder / "stopped", plan=plan).steps
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@functools.cache
+def processes() -> ForkServerContext:
+    """Processes that begin with torch imported, and nothing else of this one."""
+    # The server that they are forked from takes its path from here.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    context = multiprocessing.get_context("forkserver")
+    # What torch and TensorBoard import late is imported once, too.
+    context.set_forkserver_preload(
+        ["toy_training", "torch._dynamo", "tensorboard.summary.writer.record_writer"]
+    )
+    return context
+
+
+def metric_lines(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

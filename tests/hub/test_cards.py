@@ -1,0 +1,107 @@
+"""What cards say: data with fingerprints, limits from what the run knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from bothways.core.finding import Finding
+from bothways.data.corpus import Corpus
+from bothways.families.family import Architecture, HeadKind
+from bothways.finetuning.prepare import ModelSource
+from bothways.hub.card_sections import (
+    UNSEEN,
+    data_of,
+    data_of_corpus,
+    limits_of_finetuned,
+    limits_of_pretrained,
+    run_of,
+)
+from bothways.hub.model_card import Card, render_card
+from bothways.model.config import EncoderConfig
+from bothways.model.positions import Learned
+from bothways.training.durations import Epochs
+from bothways.training.state import RunState
+
+FINDINGS = (
+    Finding("balance", "warning", "97 % of the training examples are 'x'"),
+    Finding("time", "note", "about a minute"),
+    Finding("truncation", "warning", "half of the texts are cut."),
+)
+
+
+@pytest.mark.parametrize(
+    ("heads", "task"),
+    [
+        ((), "feature-extraction"), (("masked", "pooler", "pair"), "fill-mask"), (("pooler", "labels"), "text-classification"),
+        (("tags",), "token-classification"), (("span",), "question-answering"), (("pooler", "choice"), "multiple-choice"),
+        (("causal",), "text-generation"),
+    ],
+)  # fmt: skip
+def test_the_hub_is_told_what_a_model_is_for(heads: tuple[HeadKind, ...], task: str) -> None:
+    for own, library in ((False, "transformers"), (True, "bothways")):
+        lines = render_card(Card(), Architecture("Any", frozenset(heads), own=own)).splitlines()
+        assert lines[:6] == [
+            "---",
+            f"library_name: {library}",
+            f"pipeline_tag: {task}",
+            "tags:",
+            "- bothways",
+            "---",
+        ]
+
+
+def test_warnings_of_the_preflight_are_limits_and_notes_are_not() -> None:
+    limits = limits_of_finetuned(128, 7, FINDINGS, scored=True)
+    assert limits[0] == UNSEEN
+    assert "97 % of the training examples are 'x'." in limits
+    assert "Half of the texts are cut." in limits
+    assert not any("minute" in limit for limit in limits)
+    assert "of seed 7" in limits[-1]
+    assert "Nothing was measured: there was no dev data." in limits_of_finetuned(
+        128, 7, (), scored=False
+    )
+
+
+def test_a_run_that_ended_early_is_as_long_as_it_was() -> None:
+    assert (
+        run_of(Epochs(20.0), RunState(epochs=2.0, early=True))
+        == "2 of at most 20 epochs, ended early"
+    )
+    assert run_of(Epochs(20.0), RunState(epochs=20.0)) == "20 epochs"
+
+
+def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) -> None:
+    encoder = EncoderConfig(30, 16, 1, 2, 32, position=Learned(64))
+    tokens = 2 * corpus.manifest.counts.tokens
+    limits = limits_of_pretrained(encoder, (16, 48), tokens, corpus)
+    assert any(
+        "at most 48 tokens; the last 16 of its positions are as they were at the start." in limit
+        for limit in limits
+    )
+    assert any("2 times its corpus" in limit for limit in limits)
+    assert any(
+        limit.endswith("at most 64 tokens.")
+        for limit in limits_of_pretrained(encoder, (64,), tokens, corpus)
+    )
+
+
+def test_the_card_has_sections_for_data_and_limits(corpus: Corpus) -> None:
+    data = {
+        **data_of({"train": ModelSource("a.tsv", 1234, "abc")}),
+        **data_of_corpus(corpus, "def"),
+    }
+    text = render_card(
+        Card("T", data=data, limits=("One\nthing.", "Another.")),
+        Architecture("BertModel", frozenset()),
+    )
+    assert "## Limits\n\n- One thing.\n- Another.\n" in text
+    assert "| train | a.tsv, 1,234 examples, sha256 abc |" in text
+    counts = corpus.manifest.counts
+    assert counts.sentences < counts.tokens
+    assert (
+        f"| corpus | 150 documents, {counts.sentences:,} sentences, {counts.tokens:,} tokens |"
+        in text
+    )
+    assert "| from | not known |" in text
+    assert "| sha256 | def |" in text
+    assert "## Versions" in text

@@ -1,0 +1,210 @@
+"""`bothways describe`: for a preset, a folder and an id on the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import ElectraConfig
+
+from bothways.cli import app
+from bothways.core.config.reader import load
+from bothways.core.errors import BothwaysError, ConfigError, FolderError
+from bothways.families.catalogue import preset
+from bothways.model.config import EncoderConfig
+from model_folders import VOCAB, WIDTH, change_settings, folder_of, peer, with_decoder
+
+
+def described(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    app(["describe", *words], result_action="return_value")
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    lines = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("│")
+    ]
+    return {first: rest for first, *rest in lines}
+
+
+def test_a_preset_is_counted_to_the_last_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    text = described(capsys, "bert-base")
+    table = rows(text)
+    assert "a preset of bert, with the heads of BertForPreTraining" in text
+    assert table["position"] == ["learned (most 512, offset 0, scaled False)"]
+    assert table["order"] == ["post (embedding True, projected False)"]
+    assert table["patterns"] == ["full"]
+    assert table["textbook: V·H + 12·L·H², where I = 4·H"][1:] == ["108,375,552", "98.43%"]
+    assert table["encoder + pooler"][1] == "109,482,240"
+    assert table["encoder + pooler + masked LM head + next sentence head"][1:] == [
+        "110,106,428",
+        "100.00%",
+    ]
+    assert table["memory, inference, weights in fp32"] == ["420.0 MiB"]
+    assert table["memory, training with AdamW in fp32"] == ["1,680.1 MiB"]
+    assert "Against bert-base" not in text
+
+
+@pytest.mark.parametrize(
+    "name", ["xlm-roberta-base", "albert-base-v2", "modernbert-base", "megatron-bert-345m", "gpt2"]
+)
+def test_the_lines_against_bert_make_the_model(
+    capsys: pytest.CaptureFixture[str], name: str, tmp_path: Path
+) -> None:
+    text = described(capsys, name)
+    assert text.startswith(
+        f"{name}: a preset of {name.removesuffix('-base').removesuffix('-base-v2').removesuffix('-345m')},"
+    )
+    lines = text.split("Against bert-base, as lines of a TOML file under [encoder]\n")[1].split(
+        "\n\n"
+    )[0]
+    (tmp_path / "lines.toml").write_text(lines)
+    assert load(EncoderConfig, base=preset("bert-base"), file=tmp_path / "lines.toml") == preset(
+        name
+    )
+
+
+def test_operations_are_defined_and_grow_with_the_length(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = described(capsys, "bert-base", "--length", "512")
+    # 2·12·(4·768² + 8·768²) + 4·12·768·512, the heads' share on top of it.
+    blocks = 2 * 12 * 12 * 768**2 + 4 * 12 * 768 * 512
+    heads = 0.15 * 2 * (768**2 + 768 * 30_522) + 2 * (768**2 + 2 * 768) / 512
+    # After the last attention only [CLS] and what is predicted is computed.
+    left_out = (1 - 0.15 - 1 / 512) * 2 * 9 * 768**2
+    forward = (blocks + heads - left_out) / 1e6
+    assert rows(text)["operations per token, inference, length 512"] == [f"{forward:,.1f} million"]
+    assert rows(text)["operations per token, training, length 512"] == [
+        f"{3 * forward:,.1f} million"
+    ]
+    assert (
+        "An operation (FLOP) is a multiplication or an addition in a matrix product"
+        in text.replace("\n", "")
+    )
+
+
+def test_a_folder_is_described_with_what_loading_it_would_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = folder_of(peer("MegatronBert", "ForSequenceClassification"), tmp_path / "theirs")
+    text = described(capsys, str(folder))
+    assert "megatron-bert, MegatronBertForSequenceClassification" in text.replace("\n", "")
+    assert rows(text)["order"] == ["pre (embedding False)"]
+    assert rows(text)["(what reads it)"] == ["pooler, labels (count 3, dropout None)"]
+    assert "41 tensors loaded" in text
+    assert rows(text)["label head"][1] == str(3 * 16 + 3)
+
+
+def test_of_a_run_the_model_is_described(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = folder_of(
+        peer("MegatronBert", "ForSequenceClassification"), tmp_path / "run" / "model"
+    )
+    assert described(capsys, str(folder.parent)).replace(
+        str(folder.parent), str(folder)
+    ) == described(capsys, str(folder))
+
+
+def test_a_folder_of_an_unknown_class_is_described_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
+    change_settings(folder, architectures=["BertLMHeadModel"])
+    text = described(capsys, str(folder))
+    assert "no class known here" in text.replace("\n", "")
+    assert rows(text)["(what reads it)"] == ["masked"]
+
+
+def test_of_a_model_on_the_hub_only_the_settings_are_fetched(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda *_, allow_patterns: folder if "model.safetensors" not in allow_patterns else "",
+    )
+    assert rows(described(capsys, "some/model"))["(what reads it)"] == ["pooler"]
+
+
+def test_a_folder_goes_before_a_preset_of_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "bert-base")
+    monkeypatch.chdir(tmp_path)
+    assert rows(described(capsys, "bert-base"))["width"] == ["16"]
+
+
+def test_mistakes_are_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="length: must be at least 1, not 0"):
+        app(["describe", "bert-base", "--length", "0"], result_action="return_value")
+    with pytest.raises(FolderError, match="is no model folder: it has no config"):
+        app(["describe", str(tmp_path)], result_action="return_value")
+    with pytest.raises(BothwaysError, match="is no folder"):
+        app(["describe", str(tmp_path / "missing")], result_action="return_value")
+
+
+def test_a_mistyped_preset_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        FolderError, match=r"bert-bse: is no folder here[\s\S]*Did you mean bert-base\?"
+    ):
+        app(["describe", "bert-bse"], result_action="return_value")
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "head"),
+    [
+        ("electra-small-generator", "ElectraForMaskedLM", "masked LM head"),
+        ("electra-large-generator", "ElectraForMaskedLM", "masked LM head"),
+        ("electra-small-discriminator", "ElectraForPreTraining", "replaced-token head"),
+    ],
+)
+def test_generators_and_discriminators_have_the_heads_of_their_own_class(
+    capsys: pytest.CaptureFixture[str], name: str, known: str, head: str, tmp_path: Path
+) -> None:
+    text = described(capsys, name)
+    assert f"a preset of electra, with the heads of {known}" in text
+    assert {part for part in rows(text) if part.endswith("head")} == {head, f"encoder + {head}"}
+    small = ElectraConfig(
+        vocab_size=20,
+        hidden_size=8,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=9,
+    )
+    folder_of(getattr(transformers, known)(small), tmp_path / "folder")
+    text = described(capsys, str(tmp_path / "folder"))
+    assert f"electra, {known}" in text
+    assert {part for part in rows(text) if part.endswith("head")} == {head, f"encoder + {head}"}
+
+
+def test_an_output_layer_of_its_own_is_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    theirs = peer("Bert", "ForMaskedLM")
+    folder = folder_of(theirs, tmp_path / "tied")
+    tied = described(capsys, str(folder))
+    tensors = with_decoder(load_file(folder / "model.safetensors"))
+    save_file(
+        {**tensors, "cls.predictions.decoder.weight": torch.ones(VOCAB, WIDTH)},
+        folder / "model.safetensors",
+    )
+    change_settings(folder, tie_word_embeddings=False)
+    text = described(capsys, str(folder))
+    counts = [int(rows(said)["masked LM head"][1].replace(",", "")) for said in (text, tied)]
+    assert rows(text)["masked LM head"][0] == "H² + H + 2·H + V·H + V"
+    assert counts[0] - counts[1] == VOCAB * WIDTH
+    assert 'readout.output = "own"' in text

@@ -1,0 +1,185 @@
+"""Names to folders, with the Hub's client replaced: what is asked of it, and what each of its failures says to the user."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import errors
+
+from bothways.core.errors import FolderError
+from bothways.hub.model_folder import load_model
+from bothways.hub.resolve import CONFIG_FILES, MODEL_FILES, PICKLE_FILES, resolve
+from model_folders import folder_of, peer
+
+Calls = list[tuple[str, list[str]]]
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, list[str]], str]) -> Calls:
+    """A Hub that answers so; the calls it gets are listed."""
+    calls: Calls = []
+
+    def snapshot_download(repo_id: str, *, allow_patterns: list[str]) -> str:
+        calls.append((repo_id, allow_patterns))
+        return answer(repo_id, allow_patterns)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return calls
+
+
+def test_a_folder_is_itself_and_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = hub(monkeypatch, lambda *_: "")
+    (tmp_path / "bert-base-uncased").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve(tmp_path) == tmp_path
+    assert resolve("bert-base-uncased") == Path("bert-base-uncased")
+    assert resolve("~/bert-base-uncased") == tmp_path / "bert-base-uncased"
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-base-uncased", "google-bert/bert-base-uncased", "a_b/c.d-1"]
+)
+def test_an_id_fetches_what_a_model_needs_and_no_pickle(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = hub(monkeypatch, lambda *_: str(tmp_path))
+    (tmp_path / "model-00001-of-00002.safetensors").write_text("")
+    assert resolve(name) == tmp_path
+    assert calls == [(name, list(MODEL_FILES))]
+    assert not any("bin" in pattern for pattern in MODEL_FILES)
+
+
+def test_a_pickle_is_fetched_where_there_is_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = hub(monkeypatch, lambda *_: str(tmp_path))
+    resolve("old/model")
+    assert [patterns for _, patterns in calls] == [list(MODEL_FILES), list(PICKLE_FILES)]
+
+
+def test_only_the_settings_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = hub(monkeypatch, lambda *_: str(tmp_path))
+    resolve("some/model", CONFIG_FILES)
+    assert calls == [("some/model", ["config.json", "modules.json"])]
+
+
+def test_the_folder_inside_that_the_modules_name_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = hub(monkeypatch, lambda *_: str(tmp_path))
+    modules = [
+        {"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"},
+        {"type": "Pooling", "path": "1"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert resolve("old/model") == tmp_path / "0_Transformer"
+    inner = [[f"0_Transformer/{name}" for name in files] for files in (MODEL_FILES, PICKLE_FILES)]
+    assert [patterns for _, patterns in calls] == [list(MODEL_FILES), *inner]
+    modules[0]["path"] = "../elsewhere"
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert resolve(tmp_path) == tmp_path
+
+
+def test_a_model_of_the_hub_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
+    hub(monkeypatch, lambda *_: str(folder))
+    assert load_model("some/model").folder == folder
+
+
+@pytest.mark.parametrize(
+    "name", ["./models/mine", "a/b/c", "models/", "/nowhere/at/all", "two words", "ends/with/"]
+)
+def test_what_can_be_no_id_is_a_missing_folder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = hub(monkeypatch, lambda *_: "")
+    with pytest.raises(
+        FolderError,
+        match=re.escape(
+            f"{name}: is no folder, and no id on the Hugging Face Hub\n  Give the folder"
+        ),
+    ):
+        resolve(name)
+    assert not calls
+
+
+def test_a_file_or_a_missing_path_is_no_model_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.safetensors").write_text("")
+    with pytest.raises(FolderError, match="is a file, not a model folder"):
+        resolve("model.safetensors")
+    with pytest.raises(FolderError, match="is no folder"):
+        resolve(tmp_path / "missing")
+
+
+def refused(kind: type[Exception]) -> Exception:
+    """An error of the Hub's client as it makes one from an answer."""
+    return kind(
+        "Repository Not Found\n\nlong advice",
+        response=SimpleNamespace(headers={}, request=None, status_code=401),
+    )  # type: ignore[call-arg]
+
+
+FAILURES: dict[str, tuple[Exception, str]] = {
+    "unknown": (
+        refused(errors.RepositoryNotFoundError),
+        "some/model: is no folder here and no model on the Hub\n  Check the spelling",
+    ),
+    "gated": (
+        refused(errors.GatedRepoError),
+        "may only be read by those who accepted its conditions\n  Accept its conditions",
+    ),
+    "server": (
+        refused(errors.HfHubHTTPError),
+        "could not be fetched from the Hub: Repository Not Found\n  Check the network",
+    ),
+    "offline": (
+        errors.LocalEntryNotFoundError("Cannot find a cached snapshot."),
+        "could not be fetched from the Hub: Cannot find a",
+    ),
+    "no route": (
+        ConnectionError(),
+        "could not be fetched from the Hub: ConnectionError\n  Check the network",
+    ),
+    "disk": (
+        OSError(28, "No space left on device"),
+        "could not be fetched from the Hub: [Errno 28] No space left",
+    ),
+    "bad id": (
+        errors.HFValidationError("Cannot have -- in it"),
+        "could not be fetched from the Hub: Cannot have -- in it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("failure", "message"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_says_what_to_do(
+    failure: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> str:
+        raise failure
+
+    hub(monkeypatch, fail)
+    with pytest.raises(FolderError, match=re.escape(message)):
+        resolve("some/model")
+
+
+def test_offline_without_a_cache_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real client, told that there is no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        FolderError, match="some/model: is no folder here, and could not be fetched from the Hub: "
+    ):
+        resolve("some/model")

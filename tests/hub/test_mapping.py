@@ -1,0 +1,128 @@
+"""Weights as pages of their file: little memory of their own, no write reaches the file, and a new folder does not matter."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.weight_files import open_weights
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.head_config import MaskedHead, PairHead, PoolerHead
+from bothways.model.model import Model
+from bothways.training.optimizers import AdamW, build_optimizer, update
+
+SMALL = EncoderConfig(60, 16, 2, 2, 24, dropout=Dropouts(0.0, 0.0))
+
+
+def vectors(model: Model) -> Tensor:
+    layout = Layout.of([5, 3])
+    ids = torch.arange(8) + 5
+    result: Tensor = model.encoder(Batch(ids, torch.zeros_like(ids), layout)).last
+    return result
+
+
+def saved(folder: Path, config: EncoderConfig = SMALL) -> Path:
+    save_model(folder, Model(config, (MaskedHead(), PoolerHead(), PairHead())))
+    return folder
+
+
+def test_training_changes_no_file(tmp_path: Path) -> None:
+    """Neither the weights' nor those of a model that was opened beside it."""
+    file = saved(tmp_path / "model") / "model.safetensors"
+    before = hashlib.sha256(file.read_bytes()).hexdigest()
+    trained, beside = load_model(file.parent).model, load_model(file.parent).model
+    expected = vectors(beside).detach().clone()
+    optimiser = build_optimizer(AdamW(lr=0.1), trained.named_parameters())
+    vectors(trained.train()).square().sum().backward()  # type: ignore[no-untyped-call]
+    update(optimiser, None)
+    assert not torch.allclose(vectors(trained), expected, atol=1e-3)
+    assert torch.equal(vectors(beside), expected)
+    assert torch.equal(vectors(load_model(file.parent).model), expected)
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == before
+
+
+def test_a_model_outlives_its_folder(tmp_path: Path) -> None:
+    """One that is replaced, as `save_model` does it, also by the model's own next weights; and one that is removed."""
+    folder = saved(tmp_path / "model")
+    opened = load_model(folder).model
+    expected = vectors(opened).detach().clone()
+    saved(folder)
+    assert torch.equal(vectors(opened), expected)
+    assert not torch.equal(vectors(load_model(folder).model), expected)
+    with torch.no_grad():
+        opened.encoder.embedding.token.weight.mul_(2)
+    save_model(folder, opened)
+    assert torch.equal(vectors(load_model(folder).model), vectors(opened))
+    for file in folder.iterdir():
+        file.unlink()
+    assert torch.isfinite(vectors(opened)).all()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pickle"])
+def test_no_two_parameters_share_memory(tmp_path: Path, kind: str) -> None:
+    folder = saved(tmp_path / "model")
+    if kind == "pickle":
+        weights = open_weights(folder)
+        whole = torch.cat([weights.read(name).flatten() for name in weights.shapes])
+        parts = whole.split([weights.read(name).numel() for name in weights.shapes])
+        views = {
+            name: part.view(shape)
+            for (name, shape), part in zip(weights.shapes.items(), parts, strict=True)
+        }
+        torch.save(views, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    model = load_model(folder).model
+    named = dict(model.named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in named.items()}
+    for name, parameter in named.items():
+        with torch.no_grad():
+            parameter.add_(1)
+        for other, value in before.items():
+            assert torch.equal(named[other], value) == (other != name)
+        with torch.no_grad():
+            parameter.copy_(before[name])
+
+
+def test_shorter_numbers_become_fp32(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    weights = open_weights(folder)
+    halves = {name: weights.read(name).to(torch.bfloat16) for name in weights.shapes}
+    save_file(halves, tmp_path / "halves")
+    (tmp_path / "halves").replace(folder / "model.safetensors")
+    model = load_model(folder).model
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert torch.equal(
+        model.encoder.embedding.token.weight,
+        halves["bert.embeddings.word_embeddings.weight"].float(),
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_opening_takes_little_memory_of_its_own(tmp_path: Path) -> None:
+    """Of 64 MiB of embedding hardly a page, of the blocks' matrices only query, key and value, which become one."""
+    saved(tmp_path / "model", EncoderConfig(2**16, 256, 1, 4, 1024))
+    code = (
+        "import sys\n"
+        "from bothways.interop.folder import load_model\n"
+        "def own(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon')) / 1024\n"
+        "before = own()\n"
+        "loaded = load_model(sys.argv[1])\n"
+        "print(own() - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(done.stdout) < 32

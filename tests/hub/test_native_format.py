@@ -1,0 +1,366 @@
+"""Folders of our own type: random configurations there and back, and files that were tampered with."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.attention.patterns import Causal, Full, Window
+from bothways.cli import app
+from bothways.core.batch import Batch
+from bothways.core.config import reader as configs
+from bothways.core.errors import FolderError
+from bothways.core.layout import Layout
+from bothways.families.catalogue import family_for, preset
+from bothways.hub.hf_config import read_hf_config
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.native_format import Description, own_settings
+from bothways.model.config import (
+    Bias,
+    Dropouts,
+    EncoderConfig,
+    Gated,
+    Plain,
+    PostNorm,
+    PreNorm,
+    Sharing,
+)
+from bothways.model.head_config import (
+    BiLMHead,
+    ChoiceHead,
+    FromPooler,
+    Head,
+    LabelHead,
+    MaskedHead,
+    NextTokenHead,
+    Own,
+    PairHead,
+    PoolerHead,
+    Readout,
+    ReplacedHead,
+    SpanHead,
+    TagHead,
+)
+from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.model import Model
+from bothways.model.positions import Learned, Rotary, Sinusoidal
+
+VOCAB = 23
+LENGTHS = [4, 1, 6]
+
+
+def draw_transformer(rng: random.Random) -> EncoderConfig:
+    """A small shape with a value of every union at random."""
+    heads, depth, most = rng.randint(1, 2), rng.randint(1, 3), rng.randint(6, 9)
+
+    def flag() -> bool:
+        return rng.random() < 0.5
+
+    def own() -> Own:
+        return Own(rng.choice(("tanh", "relu")), norm=flag(), reads=rng.choice(("first", "mean")))
+
+    def pattern() -> Full | Window | Causal:
+        return rng.choice((Full(), Window(rng.randint(0, 4)), Causal()))
+
+    bases = tuple(rng.uniform(2, 1e5) for _ in range(rng.randint(1, 2)))
+    return EncoderConfig(
+        VOCAB, heads * rng.choice((2, 4)), depth, heads, rng.randint(1, 9), rng.randint(0, 2),
+        position=rng.choice((Learned(most, rng.randint(0, 2)), Sinusoidal(most, flag(), flag()), Rotary(most, bases))),
+        patterns=tuple(pattern() for _ in range(rng.randint(1, 2))),
+        order=rng.choice((PostNorm(flag()), PreNorm(flag()))),
+        mlp=rng.choice((Plain(), Gated(rng.random() * 0.9))),
+        bias=Bias(*(flag() for _ in range(5))),
+        activation=rng.choice(("gelu", "gelu_tanh", "relu", "silu")),
+        norm_epsilon=10 ** -rng.uniform(3, 12),
+        dropout=Dropouts(rng.random() * 0.9, rng.random() * 0.9),
+        pad=rng.choice((None, rng.randrange(VOCAB))),
+        sharing=rng.choice((None, Sharing(rng.randint(1, depth), rng.randint(1, 2)))),
+        readout=Readout(labels=rng.choice((FromPooler(), own())), tokens=rng.choice((None, own()))),
+    )  # fmt: skip
+
+
+def draw_recurrent(rng: random.Random) -> LSTMConfig:
+    projection = rng.randint(1, 4)
+    return LSTMConfig(VOCAB, projection, projection + rng.randint(0, 2), rng.randint(1, 3), most=9)
+
+
+JOINT: list[Head] = [
+    MaskedHead(),
+    PoolerHead(),
+    PairHead(),
+    LabelHead(3, 0.25),
+    TagHead(3),
+    SpanHead(),
+    ChoiceHead(),
+    ReplacedHead(),
+    NextTokenHead(),
+]
+APART: list[Head] = [BiLMHead(), LabelHead(3), TagHead(3), SpanHead(), ChoiceHead(0.5)]
+
+
+def draw_model(seed: int) -> Model:
+    rng, joint = random.Random(seed), seed % 2 == 0
+    torch.manual_seed(seed)
+    heads = JOINT if joint else APART
+    model = Model(
+        draw_transformer(rng) if joint else draw_recurrent(rng),
+        rng.sample(heads, rng.randint(0, 4)),
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def batch() -> Batch:
+    ids = torch.randint(VOCAB, (sum(LENGTHS),))
+    return Batch(ids, torch.zeros_like(ids), Layout.of(LENGTHS))
+
+
+def write_as_own(folder: Path, model: Model) -> None:
+    """As ours even where a family could express it: the folder is to hold any configuration."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bothways.hub.hf_config_write.family_for", lambda config, vocabulary: None)
+        save_model(folder, model)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**9))
+def test_any_configuration_comes_back_as_it_was(seed: int) -> None:
+    model = draw_model(seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "model"
+        write_as_own(folder, model)
+        loaded = load_model(folder)
+    assert loaded.model.config == model.config
+    assert loaded.model.specification == model.specification
+    state, again = model.state_dict(), loaded.model.state_dict()
+    assert state.keys() == again.keys()
+    assert all(torch.equal(state[name], again[name]) for name in state)
+    assert not loaded.report.faults
+    assert not loaded.report.unused
+    given = batch()
+    with torch.no_grad():
+        mine, theirs = (
+            model.encoder(given, keep_layers=True),
+            loaded.model.encoder(given, keep_layers=True),
+        )
+    assert all(torch.equal(a, b) for a, b in zip(mine.layers, theirs.layers, strict=True))
+
+
+FIRST = replace(preset("transformer-base"), vocab=VOCAB, width=8, heads=2, inner=8, depth=2)
+GEGLU = EncoderConfig(VOCAB, 8, 2, 2, 8, position=Learned(9), mlp=Gated())
+EXAMPLES: dict[str, tuple[ModelConfig, tuple[Head, ...]]] = {
+    "GeGLU BERT": (GEGLU, (MaskedHead(), PoolerHead(), PairHead())),
+    "rotary with a pooler": (
+        replace(GEGLU, mlp=Plain(), position=Rotary(9)),
+        (PoolerHead(), LabelHead(2)),
+    ),
+    "pre-norm with sines": (
+        replace(GEGLU, mlp=Plain(), position=Sinusoidal(9), order=PreNorm()),
+        (MaskedHead(),),
+    ),
+    "the first Transformer": (FIRST, (MaskedHead(),)),
+    "ELMo": (LSTMConfig(VOCAB, 4, 6), (BiLMHead(),)),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_no_family_has_is_ours(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, heads = EXAMPLES[name]
+    assert family_for(config) is None
+    model = Model(config, heads).eval()
+    save_model(
+        tmp_path / "model",
+        model,
+        labels=["no", "yes"] if LabelHead(2) in heads else (),
+        problem=None,
+    )
+    raw = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (raw["model_type"], list(raw["bothways"])) == ("bothways", ["encoder", "heads"])
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "library_name: bothways" in card
+    assert "transformers has no class for this model" in card
+    assert "from_pretrained" not in card
+    loaded, given = load_model(tmp_path / "model"), batch()
+    with torch.no_grad():
+        assert torch.equal(loaded.model.encoder(given).last, model.encoder(given).last)
+    assert loaded.labels == (("no", "yes") if LabelHead(2) in heads else ())
+    app(["describe", str(tmp_path / "model")], result_action="return_value")
+    text = capsys.readouterr().out
+    assert "bothways, bothways.Model" in text.replace("\n", "")
+    assert f"{sum(parameter.numel() for parameter in model.parameters()):,}" in text
+
+
+def test_a_new_head_starts_at_random_where_it_is_asked_for(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", Model(GEGLU, (MaskedHead(),)))
+    with pytest.raises(
+        FolderError, match=r"the heads labels and pooler of this .*\n  .* fresh=labels,pooler \("
+    ):
+        load_model(tmp_path / "model", [LabelHead(2)])
+    loaded = load_model(tmp_path / "model", [LabelHead(2)], fresh=["labels", "pooler"])
+    assert set(loaded.report.unused.values()) == {"the masked head was not asked for"}
+
+
+def test_transformers_does_not_open_it(tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    save_model(tmp_path / "model", Model(GEGLU, (MaskedHead(),)))
+    with pytest.raises(ValueError, match="bothways"):
+        AutoModel.from_pretrained(tmp_path / "model")
+
+
+def change(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(raw: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            raw = raw[key]
+        raw[path[-1]] = to
+
+    return edit
+
+
+def at(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
+    return change("bothways", *path, to=to)
+
+
+ENCODER = r"bothways\.encoder"
+BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "nothing": (
+        lambda raw: raw.pop("bothways"),
+        "bothways: must be a table with encoder and heads, not None",
+    ),
+    "a list": (
+        change("bothways", to=[1]),
+        r"bothways: must be a table with encoder and heads, not \[1\]",
+    ),
+    "no encoder": (change("bothways", to={}), rf"{ENCODER}: is missing"),
+    "an unknown key": (
+        at("encoder", "widht", to=8),
+        rf"{ENCODER}\.widht: unknown key 'widht'; did you mean width\?",
+    ),
+    "a key within": (
+        at("encoder", "mlp", "dropuot", to=0.1),
+        rf"{ENCODER}\.mlp\.dropuot: .*did you mean dropout\?",
+    ),
+    "an unknown kind": (
+        at("encoder", "order", to={"kind": "pots"}),
+        rf"{ENCODER}\.order\.kind: .*did you mean post\?",
+    ),
+    "an unknown encoder": (
+        at("encoder", to={"kind": "recurent"}),
+        rf"{ENCODER}\.kind: .*did you mean recurrent\?",
+    ),
+    "a text for a number": (
+        at("encoder", "width", to="8"),
+        rf"{ENCODER}\.width: '8' is given, where 8 is meant",
+    ),
+    "true for a number": (
+        at("encoder", "segments", to=True),
+        rf"{ENCODER}\.segments: True is given, where 1 is meant",
+    ),
+    "another type": (
+        at("encoder", "width", to=[8]),
+        rf"{ENCODER}\.width: \[8\] is given, but it must be a whole number",
+    ),
+    "not a number": (
+        at("encoder", "initial_range", to=float("inf")),
+        rf"{ENCODER}\.initial_range: inf is beyond",
+    ),
+    "a huge number": (at("encoder", "inner", to=10**400), rf"{ENCODER}\.inner: 1000000"),
+    "a rule that is broken": (
+        at("encoder", "heads", to=3),
+        rf"{ENCODER}\.heads: width 8 cannot be divided among 3 heads",
+    ),
+    "sizes beyond all memory": (at("encoder", "inner", to=2**31 - 1), "of another shape"),
+    "layers without end": (
+        at("encoder", "depth", to=2**31 - 1),
+        rf"{ENCODER}: 2,147,483,647 layers with",
+    ),
+    "parameters without end": (
+        at("encoder", to={"vocab": 2**31 - 1, "width": 2**31 - 2, "heads": 2}),
+        "parameters are beyond",
+    ),
+    "an unknown head": (
+        at("heads", to=["maskd"]),
+        r"bothways\.heads\.0: 'maskd' is given, but it must be a table",
+    ),
+    "a head twice": (
+        at("heads", to=["masked", "masked"]),
+        r"bothways\.heads: one of each kind can be there",
+    ),
+    "a head for another encoder": (
+        at("heads", to=["bilm"]),
+        r"heads: the head 'bilm' reads two directions",
+    ),
+    "a head without its weights": (
+        at("heads", to=["masked", "span"]),
+        "does not hold the head span of this model",
+    ),
+    "labels without a head": (
+        change("id2label", to={"0": "a"}),
+        "id2label names 1 outputs, and the heads have none",
+    ),
+    "another size than the weights": (at("encoder", "width", to=4), r"of another shape"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_damaged_description_is_one_clear_error(name: str, tmp_path: Path) -> None:
+    save_model(tmp_path / "model", Model(GEGLU, (MaskedHead(),)))
+    file = tmp_path / "model" / "config.json"
+    raw = json.loads(file.read_text())
+    edit, said = BAD[name]
+    edit(raw)
+    file.write_text(json.dumps(raw))
+    with pytest.raises(FolderError, match=said) as caught:
+        load_model(tmp_path / "model")
+    assert str(tmp_path / "model") in str(caught.value)
+
+
+def test_what_is_left_out_is_as_the_classes_have_it(tmp_path: Path) -> None:
+    model = Model(EncoderConfig(VOCAB, 12, 1, 12, 8, mlp=Gated()), (MaskedHead(),))
+    save_model(tmp_path / "model", model)
+    file = tmp_path / "model" / "config.json"
+    raw = own_settings(model)
+    kept = {key: raw["bothways"]["encoder"][key] for key in ("vocab", "width", "depth", "inner")}
+    raw["bothways"] = {"encoder": {**kept, "mlp": {"kind": "gated"}}, "heads": [{"kind": "masked"}]}
+    file.write_text(json.dumps(raw))
+    assert read_hf_config(tmp_path / "model").encoder == model.config
+    assert load_model(tmp_path / "model").model.specification == (MaskedHead(),)
+
+
+def test_a_preset_without_a_family_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["describe", "elmo-original"], result_action="return_value")
+    text = capsys.readouterr().out
+    assert "a preset that no family of transformers has" in " ".join(text.split())
+    for said in (
+        "LSTMs: gates",
+        "2·L·4·M·(E + E)",
+        "67,108,864",
+        "91,255,808",
+        "LM head of both directions",
+    ):
+        assert said in text
+    assert "textbook" not in text
+
+
+def test_a_configuration_without_a_kind_is_a_transformers() -> None:
+    tree = configs.to_dict(Description(GEGLU, (MaskedHead(),)))
+    assert "kind" not in tree["encoder"]
+    assert configs.read(Description, tree) == Description(GEGLU, (MaskedHead(),))
+    changed = configs.read(
+        Description, {"encoder": {"cells": 9}}, base=Description(LSTMConfig(VOCAB, 4, 6))
+    )
+    assert changed.encoder == LSTMConfig(VOCAB, 4, 9)

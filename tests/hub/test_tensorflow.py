@@ -1,0 +1,542 @@
+"""`bothways convert`: checkpoints made of transformers' models, under names of the test's own, give what they give."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bothways.cli import app
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError, FolderError
+from bothways.core.layout import Layout
+from bothways.hub.convert.tensorflow.checkpoint_reader import read_checkpoint
+from bothways.hub.model_folder import load_model
+from bothways.text.tokenizer import Tokenizer
+from bundle_writer import field, varint, write_checkpoint
+from model_folders import LENGTHS, VOCAB, assert_same_outputs, outputs, peer_outputs, text
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "cat",
+    "##s",
+    *(f"[unused{at}]" for at in range(VOCAB - 8)),
+]
+Variables = dict[str, NDArray[Any]]
+
+
+def stirred(model: Any) -> Any:
+    """Every parameter moved away from where it starts."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+def variables(state: Mapping[str, Tensor], *changes: tuple[str, str]) -> Variables:
+    """Weights under TensorFlow's names: the changes are regular expressions, made in this order, after the common ones."""
+    common = (
+        (r"_embeddings\.weight$", "_embeddings"), (r"LayerNorm\.weight$", "LayerNorm/gamma"),
+        (r"LayerNorm\.bias$", "LayerNorm/beta"), (r"\.weight$", "/kernel"), (r"\blayer\.(\d+)", r"layer_\1"), (r"\.", "/"),
+    )  # fmt: skip
+    found = {}
+    for name, tensor in state.items():
+        new = name
+        for pattern, into in (*common, *changes):
+            new = re.sub(pattern, into, new)
+        found[new] = (tensor.T if new.endswith("/kernel") else tensor).numpy().copy()
+    return found
+
+
+def without_ties(model: Any) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if "decoder" not in name and "lm_head.weight" not in name
+    }
+
+
+def with_slots(found: Variables) -> Variables:
+    slots = {
+        f"{name}/adam_{moment}": np.ones_like(array)
+        for name, array in found.items()
+        for moment in "mv"
+    }
+    return {**found, **slots, "global_step": np.array(1_000_000, dtype=np.int64)}
+
+
+BERT_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "max_position_embeddings": 20, "type_vocab_size": 2,
+}  # fmt: skip
+BERT_NAMES = (
+    ("cls/predictions/bias", "cls/predictions/output_bias"),
+    ("seq_relationship/kernel", "seq_relationship/output_weights"),
+    ("seq_relationship/bias", "seq_relationship/output_bias"),
+    ("^classifier/kernel", "output_weights"),
+    ("^classifier/bias", "output_bias"),
+    ("^qa_outputs/kernel", "cls/squad/output_weights"),
+    ("^qa_outputs/bias", "cls/squad/output_bias"),
+)
+
+
+def bert(name: str = "ForPreTraining", **more: Any) -> Any:
+    config = transformers.BertConfig(**BERT_SIZES, hidden_act="gelu_new", **more)
+    return stirred(getattr(transformers, f"Bert{name}")(config))
+
+
+def bert_variables(model: Any) -> Variables:
+    return variables(without_ties(model), *BERT_NAMES)
+
+
+def write_folder(
+    place: Path, found: Variables, config: Mapping[str, Any] | None, name: str = "bert_config.json"
+) -> Path:
+    write_checkpoint(place / "bert_model.ckpt", found, shards=2)
+    if config is not None:
+        (place / name).write_text(json.dumps(config))
+    (place / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    return place
+
+
+def google(**more: Any) -> dict[str, Any]:
+    """As google-research/bert writes it."""
+    return {
+        **BERT_SIZES, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+        "initializer_range": 0.02, **more,
+    }  # fmt: skip
+
+
+def converted(source: Path, out: Path, *words: str) -> Any:
+    """transformers' model of the folder that the command makes."""
+    app(["convert", str(source), "--out", str(out), *words], result_action="return_value")
+    name = json.loads((out / "config.json").read_text())["architectures"][0]
+    return getattr(transformers, name).from_pretrained(out).eval()
+
+
+def same_model(found: Any, wanted: Any) -> None:
+    """Of one class, with the same weights and outputs, in transformers."""
+    assert type(found) is type(wanted)
+    theirs = found.state_dict()
+    assert theirs.keys() == wanted.state_dict().keys()
+    assert all(torch.equal(theirs[name], tensor) for name, tensor in wanted.state_dict().items())
+    ids, segments, kept = text()
+    given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": kept.long()}
+    with torch.no_grad():
+        pairs = zip(found(**given).to_tuple(), wanted(**given).to_tuple(), strict=True)
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering", "Model"],
+)
+def test_bert(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = bert(name)
+    found = bert_variables(model)
+    if name == "Model":
+        found = {f"bert/{variable}": array for variable, array in found.items()}
+    # What is not transposed there: only matrices called kernel are.
+    assert any(variable.endswith("/attention/self/query/kernel") for variable in found)
+    source = write_folder(tmp_path / "google", with_slots(found), google())
+    same_model(converted(source, tmp_path / "out"), model)
+    report = capsys.readouterr().out
+    assert f"{len(found)} tensors loaded" in report
+    assert f"{2 * len(found) + 1} unused (the optimizer's state)" in report
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"]
+        == "gelu_pytorch_tanh"
+    )
+
+
+def test_ours_opens_it_and_gives_the_same(tmp_path: Path) -> None:
+    model = bert()
+    checkpoint = read_checkpoint(write_folder(tmp_path / "google", bert_variables(model), google()))
+    assert checkpoint.model.config.activation == "gelu_tanh"
+    with torch.no_grad():
+        assert_same_outputs(outputs(checkpoint.model), peer_outputs(model))
+    app(
+        ["convert", str(tmp_path / "google"), "--out", str(tmp_path / "out")],
+        result_action="return_value",
+    )
+    with torch.no_grad():
+        assert_same_outputs(
+            outputs(load_model(tmp_path / "out").model), outputs(checkpoint.model), tolerance=0
+        )
+
+
+def test_the_exact_gelu_would_give_something_else(tmp_path: Path) -> None:
+    model = bert()
+    checkpoint = read_checkpoint(write_folder(tmp_path / "google", bert_variables(model), google()))
+    exact = transformers.BertForPreTraining(
+        transformers.BertConfig(**BERT_SIZES, hidden_act="gelu")
+    ).eval()
+    exact.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        gaps = [
+            (one - other).abs().max()
+            for one, other in zip(outputs(checkpoint.model), peer_outputs(exact), strict=True)
+        ]
+    assert max(gaps) > 1e-4
+
+
+ALBERT_NAMES = (
+    ("^albert/", "bert/"),
+    (r"albert_layer_groups/(\d+)/albert_layers/(\d+)", r"transformer/group_\1/inner_group_\2"),
+    ("/full_layer_layer_norm/kernel", "/LayerNorm_1/gamma"),
+    ("/full_layer_layer_norm/bias", "/LayerNorm_1/beta"),
+    ("attention/LayerNorm", "LayerNorm"),
+    ("attention/dense", "attention_1/output/dense"),
+    ("attention/(query|key|value)", r"attention_1/self/\1"),
+    ("/ffn/", "/ffn_1/intermediate/dense/"),
+    ("/ffn_output/", "/ffn_1/intermediate/output/dense/"),
+    ("^bert/pooler", "bert/pooler/dense"),
+    ("^predictions/bias", "cls/predictions/output_bias"),
+    ("^predictions/", "cls/predictions/transform/"),
+    ("^sop_classifier/classifier/kernel", "cls/seq_relationship/output_weights"),
+    ("^sop_classifier/classifier/bias", "cls/seq_relationship/output_bias"),
+    ("^classifier/kernel", "output_weights"),
+    ("^classifier/bias", "output_bias"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "inner"),
+    [("ForPreTraining", 1, 1), ("ForPreTraining", 2, 2), ("ForSequenceClassification", 1, 1)],
+)
+def test_albert(name: str, groups: int, inner: int, tmp_path: Path) -> None:
+    sizes = {
+        **BERT_SIZES,
+        "embedding_size": 8,
+        "num_hidden_layers": 4,
+        "num_hidden_groups": groups,
+        "inner_group_num": inner,
+    }
+    config = transformers.AlbertConfig(
+        **sizes, hidden_act="gelu_new", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    model = stirred(getattr(transformers, f"Albert{name}")(config))
+    found = variables(without_ties(model), *ALBERT_NAMES)
+    written = {
+        **sizes,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0,
+        "attention_probs_dropout_prob": 0,
+        "gap_size": 0,
+    }
+    source = write_folder(tmp_path / "google", found, written, "albert_config.json")
+    same_model(converted(source, tmp_path / "out"), model)
+    assert read_checkpoint(source).model.config.activation == "gelu_tanh"
+
+
+def electra(name: str, width: int, embedding: int) -> Any:
+    sizes = {
+        **BERT_SIZES,
+        "hidden_size": width,
+        "num_attention_heads": width // 64,
+        "embedding_size": embedding,
+    }
+    return stirred(
+        getattr(transformers, f"Electra{name}")(
+            transformers.ElectraConfig(**sizes, hidden_act="gelu_new")
+        )
+    )
+
+
+def electra_variables(discriminator: Any, generator: Any, untied: bool) -> Variables:
+    """Both in one file: the generator reads the discriminator's embeddings, unless it is untied."""
+    found = variables(without_ties(discriminator), ("dense_prediction", "dense_1"))
+    names = (
+        ("^electra/", "generator/"),
+        ("generator_lm_head/bias", "generator_predictions/output_bias"),
+    )
+    other = variables(without_ties(generator), *names)
+    return found | {
+        name: array
+        for name, array in other.items()
+        if untied or not name.startswith("generator/embeddings/")
+    }
+
+
+@pytest.mark.parametrize("untied", [False, True])
+@pytest.mark.parametrize("embedding", [16, 128])
+def test_electra(
+    untied: bool, embedding: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    discriminator, generator = (
+        electra("ForPreTraining", 128, embedding),
+        electra("ForMaskedLM", 64, embedding),
+    )
+    if not untied:
+        generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
+    source = write_folder(
+        tmp_path / "google", electra_variables(discriminator, generator, untied), None
+    )
+    same_model(converted(source, tmp_path / "discriminator"), discriminator)
+    assert "unused (the generator's)" in capsys.readouterr().out
+    same_model(converted(source, tmp_path / "generator", "--part", "generator"), generator)
+    assert "unused (the discriminator's)" in capsys.readouterr().out
+
+
+def test_an_electra_computes_what_transformers_does(tmp_path: Path) -> None:
+    discriminator = electra("ForPreTraining", 128, 16)
+    source = write_folder(
+        tmp_path / "google",
+        electra_variables(discriminator, electra("ForMaskedLM", 64, 16), True),
+        None,
+    )
+    model = read_checkpoint(source).model
+    ids, segments, kept = text()
+    batch = Batch(ids[kept], segments[kept], Layout.of(LENGTHS))
+    with torch.no_grad():
+        wanted = discriminator(
+            input_ids=ids, token_type_ids=segments, attention_mask=kept.long()
+        ).logits[kept]
+        torch.testing.assert_close(
+            model.heads["replaced"](model.encoder(batch).last, batch.layout),
+            wanted,
+            rtol=0,
+            atol=1e-5,
+        )
+
+
+@pytest.mark.parametrize(("words", "lowercase"), [(WORDS, True), ([*WORDS[:-1], "Cat"], False)])
+def test_a_capital_letter_in_the_vocabulary_tells_that_it_is_cased(
+    words: list[str], lowercase: bool, tmp_path: Path
+) -> None:
+    source = write_folder(tmp_path / "google", bert_variables(bert()), google())
+    (source / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    converted(source, tmp_path / "out")
+    assert (
+        json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["do_lower_case"]
+        is lowercase
+    )
+    peer = transformers.BertTokenizer(str(source / "vocab.txt"), do_lower_case=lowercase)
+    lines = ["the Cats", "Cat cats"]
+    found = [list(map(int, ids)) for ids in Tokenizer.load(tmp_path / "out").encode(lines)]
+    assert found == [peer.encode(line, add_special_tokens=False) for line in lines]
+    (source / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    converted(source, tmp_path / "other")
+    assert (
+        json.loads((tmp_path / "other" / "tokenizer_config.json").read_text())["do_lower_case"]
+        is True
+    )
+
+
+def sentencepiece(*pieces: str) -> bytes:
+    """A file of SentencePiece, of the kind that ALBERT has: pieces with falling scores."""
+    scored = ((piece.encode(), struct.pack("<f", -at / 4)) for at, piece in enumerate(pieces))
+    return b"".join(
+        field(1, field(1, piece) + varint(2 << 3 | 5) + score) for piece, score in scored
+    ) + field(2, field(3, 1))
+
+
+def test_an_alberts_tokenizer_is_its_sentencepiece_file(tmp_path: Path) -> None:
+    config = transformers.AlbertConfig(**BERT_SIZES, embedding_size=8, hidden_act="gelu_new")
+    found = variables(
+        without_ties(stirred(transformers.AlbertForPreTraining(config))), *ALBERT_NAMES
+    )
+    source = write_folder(
+        tmp_path / "google", found, {**google(), "embedding_size": 8}, "albert_config.json"
+    )
+    (source / "vocab.txt").unlink()
+    (source / "30k-clean.model").write_bytes(
+        sentencepiece("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "▁the", "▁cat", "s")
+    )
+    converted(source, tmp_path / "out")
+    assert [ids.tolist() for ids in Tokenizer.load(tmp_path / "out").encode(["The cats"])] == [
+        [5, 6, 7]
+    ]
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert peer("The cats")["input_ids"] == [2, 5, 6, 7, 3]
+    (source / "other.model").write_bytes(b"")
+    assert read_checkpoint(source).tokenizer is None
+
+
+def test_without_a_vocabulary_there_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_folder(tmp_path / "google", bert_variables(bert()), google())
+    (source / "vocab.txt").unlink()
+    converted(source, tmp_path / "out")
+    assert "the folder has no tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "vocab.txt").exists()
+
+
+def test_a_checkpoint_is_named_by_folder_index_or_prefix(tmp_path: Path) -> None:
+    source = write_folder(
+        tmp_path / "google",
+        bert_variables(bert("Model", num_labels=2)) | {"x": np.zeros(1, np.float32)},
+        google(),
+    )
+    with pytest.raises(FolderError, match="holds no BERT, ALBERT or ELECTRA"):
+        read_checkpoint(source)
+    found = bert_variables(bert())
+    write_checkpoint(
+        source / "bert_model.ckpt", {**found, "odd/one": np.zeros(1, np.float32)}, shards=2
+    )
+    for name in ("", "bert_model.ckpt", "bert_model.ckpt.index"):
+        report = read_checkpoint(source / name).report
+        assert report.unused == {"odd/one": "no part of this family that is known here"}
+    write_checkpoint(source / "model.ckpt-5", found)
+    with pytest.raises(
+        FolderError, match=r"holds 2 checkpoints: bert_model.ckpt.index, model.ckpt-5.index"
+    ):
+        read_checkpoint(source)
+    assert len(read_checkpoint(source / "model.ckpt-5").report.loaded) == len(found)
+    for place, what in (
+        (tmp_path, "holds no checkpoint of TensorFlow"),
+        (tmp_path / "nothing", "no such folder"),
+    ):
+        with pytest.raises(FolderError, match=rf"{what}.*: there is no \.index file"):
+            read_checkpoint(place)
+
+
+def test_a_folder_that_is_not_converted_says_how(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "google", bert_variables(bert()), google())
+    with pytest.raises(FolderError, match=f"bothways convert {source} --out FOLDER"):
+        load_model(source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"hidden_size": 32},
+            r"does not fit the tensors of bert_model.ckpt.index: it says hidden_size 32, not 16",
+        ),
+        ({"num_hidden_layers": 10**12}, "it says num_hidden_layers 1000000000000, not 2"),
+        ({"vocab_size": "60"}, "it says vocab_size '60', not 60"),
+        ({"num_attention_heads": 3}, "width 16 cannot be divided among 3 heads"),
+        ({"num_attention_heads": None}, "num_attention_heads must be a whole number"),
+        (
+            {"hidden_act": "tanh"},
+            "hidden_act 'tanh' has no counterpart here: it must be one of 'gelu', 'relu'",
+        ),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = write_folder(tmp_path / "google", bert_variables(bert()), google(**settings))
+    with pytest.raises(FolderError, match=message):
+        read_checkpoint(source)
+
+
+def test_what_the_configuration_leaves_out_is_read_off_the_tensors(tmp_path: Path) -> None:
+    config = {
+        key: value
+        for key, value in google().items()
+        if key not in ("type_vocab_size", "max_position_embeddings")
+    }
+    found = read_checkpoint(write_folder(tmp_path / "google", bert_variables(bert()), config))
+    assert (found.model.config.segments, found.model.config.position.most) == (2, 20)
+
+
+def lacking(*patterns: str) -> Variables:
+    found = bert_variables(bert())
+    return {
+        name: array
+        for name, array in found.items()
+        if not any(re.search(pattern, name) for pattern in patterns)
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (
+            lambda: lacking("layer_0/output/dense/bias"),
+            "has no tensor for bert.encoder.layer.0.output.dense.bias",
+        ),
+        (
+            lambda: lacking("layer_0/attention/self/query/bias"),
+            "1 missing: bert.encoder.layer.0.attention.self.query.bias",
+        ),
+        (
+            lambda: lacking("pooler", "cls"),
+            "has the heads none, for which transformers has no class",
+        ),
+        (
+            lambda: {**lacking(), "bert/embeddings/word_embeddings": np.float32([1.0] * VOCAB)},
+            "1 of another shape: bert.embeddings.word_embeddings.weight is",
+        ),
+        (
+            lambda: {**lacking(), "bert/embeddings/word_embeddings": np.float32(1.0)},
+            "has no tensor for bert.embeddings.word_embeddings.weight",
+        ),
+        (
+            lambda: {
+                **lacking(),
+                "bert/embeddings/word_embeddings": np.zeros((2**40, 0), np.float32),
+            },
+            r"of 1 axes or more: it is \[1099511627776, 0\]",
+        ),
+        (
+            lambda: {
+                **lacking("cls"),
+                "output_weights": np.zeros((3, 16), np.float32),
+                "output_bias": np.zeros((2**40, 0), np.float32),
+            },
+            "1099511627776",
+        ),
+        (
+            lambda: {**lacking(), "bert/pooler/dense/bias": np.zeros(16, np.int32)},
+            "holds bert.pooler.dense.bias as int32",
+        ),
+    ],
+)
+def test_a_checkpoint_that_lacks_something_is_refused(
+    found: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FolderError, match=message):
+        read_checkpoint(write_folder(tmp_path / "google", found(), google()))
+
+
+def test_an_embedding_without_a_width_is_refused(tmp_path: Path) -> None:
+    found = electra_variables(
+        electra("ForPreTraining", 128, 16), electra("ForMaskedLM", 64, 16), False
+    )
+    found["electra/embeddings/word_embeddings"] = np.zeros(VOCAB, np.float32)
+    with pytest.raises(
+        FolderError,
+        match=r"no tensor for electra.embeddings.word_embeddings.weight of 2 axes or more: it is \[60\]",
+    ):
+        read_checkpoint(write_folder(tmp_path / "google", found, None))
+
+
+def test_the_configuration_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match=r"holds no bert_config.json"):
+        read_checkpoint(write_folder(tmp_path / "google", bert_variables(bert()), None))
+
+
+def test_only_an_electra_has_parts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'generator' is a part of an ELECTRA"):
+        read_checkpoint(
+            write_folder(tmp_path / "google", bert_variables(bert()), google()), "generator"
+        )
+
+
+def test_of_heads_without_a_class_the_most_are_kept(tmp_path: Path) -> None:
+    found = read_checkpoint(
+        write_folder(tmp_path / "google", lacking("seq_relationship"), google())
+    )
+    assert list(found.model.heads) == ["masked"]
+    assert found.report.unused["bert.pooler.dense.weight"] == "the pooler head was not asked for"

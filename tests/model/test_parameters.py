@@ -1,0 +1,168 @@
+"""The ledger's formulas against the modules themselves, the published sizes, and torch's own count of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from bert_peers import draw_config, draw_input
+from bothways.attention.patterns import (
+    Causal,
+    Full,
+    Pattern,
+    Window,  # fmt: skip
+)
+from bothways.families import bert
+from bothways.model.config import Bias, Gated, Plain, PostNorm, PreNorm, Sharing
+from bothways.model.flops import forward_flops, seen
+from bothways.model.head_config import (
+    ChoiceHead,
+    Head,
+    LabelHead,
+    MaskedHead,
+    NextTokenHead,
+    Own,
+    PairHead,
+    PoolerHead,
+    Readout,
+    SpanHead,
+    TagHead,
+)
+from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
+from bothways.model.positions import Rotary
+
+PRETRAINING = (MaskedHead(), PoolerHead(), PairHead())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    order=st.sampled_from(["post", "pre"]),
+    chosen=st.sets(st.integers(0, 3)),
+)
+def test_the_formulas_count_every_parameter(seed: int, order: str, chosen: set[int]) -> None:
+    config = draw_config(seed, order)
+    heads = [((*PRETRAINING, LabelHead(seed % 7 + 1)))[at] for at in chosen]
+    counted = sum(parameter.numel() for parameter in Model(config, heads).parameters())
+    assert parameter_table(config, heads).total == counted
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    order=st.builds(PreNorm, st.booleans()) | st.builds(PostNorm, st.booleans()),
+    mlp=st.sampled_from([Plain(), Gated()]),
+    bias=st.builds(Bias, *[st.booleans()] * 5),
+    own=st.none() | st.builds(Own, norm=st.booleans()),
+    sharing=st.sampled_from([None, Sharing()]),
+    rotary=st.booleans(),
+)
+def test_the_formulas_count_every_parameter_of_the_unions(
+    seed: int,
+    order: PreNorm | PostNorm,
+    mlp: Plain | Gated,
+    bias: Bias,
+    own: Own | None,
+    sharing: Sharing | None,
+    rotary: bool,
+) -> None:
+    readout = Readout() if own is None else Readout(own, own, own)
+    config = replace(
+        draw_config(seed, "post"), order=order, mlp=mlp, bias=bias, readout=readout, sharing=sharing
+    )
+    config = replace(config, position=Rotary(), heads=1, width=8) if rotary else config
+    heads = (
+        MaskedHead(),
+        LabelHead(3),
+        TagHead(seed % 7 + 1),
+        SpanHead(),
+        ChoiceHead(),
+        NextTokenHead(),
+    )
+    model = Model(config, heads)
+    assert parameter_table(config, heads).total == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
+    for entry in parameter_table(config, heads).entries:
+        letters = dict(
+            V=config.vocab, H=config.width, L=config.blocks, I=config.inner, E=config.embedding_width, S=config.segments,
+            P=0 if rotary else config.position.most, C={"label head": 3, "choice head": 1}.get(entry.part, seed % 7 + 1),
+        )  # fmt: skip
+        formula = entry.formula.replace("·", "*").replace("²", "**2").replace("−", "-")
+        assert eval(formula, letters) == entry.count, entry
+
+
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Window(0), Window(3), Window(30)])
+@pytest.mark.parametrize("length", [1, 2, 9, 40])
+def test_what_is_seen_is_counted_pair_by_pair(pattern: Pattern, length: int) -> None:
+    rule: dict[type, Callable[[int, int], bool]] = {
+        Full: lambda i, j: True,
+        Causal: lambda i, j: j <= i,
+        Window: lambda i, j: abs(i - j) <= getattr(pattern, "radius", 0),
+    }
+    pairs = sum(rule[type(pattern)](i, j) for i in range(length) for j in range(length))
+    assert seen(pattern, length) == pytest.approx(pairs / length)
+
+
+def test_a_window_costs_what_it_sees_and_a_gate_a_matrix() -> None:
+    config = draw_config(3, "pre")
+    plain = forward_flops(config, (), 100)
+    windows = replace(config, patterns=(Window(2),))
+    assert plain - forward_flops(windows, (), 100) == pytest.approx(
+        config.depth * 4 * config.width * (100 - 4.94)
+    )
+    gated = forward_flops(replace(config, mlp=Gated()), (), 100)
+    assert gated - plain == 2 * config.depth * config.width * config.inner
+    assert forward_flops(config, (NextTokenHead(),), 100) - plain == 2 * config.width * config.vocab
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "count"),
+    [
+        ("bert-tiny", (PoolerHead(),), 4_385_920),
+        ("bert-mini", (PoolerHead(),), 11_170_560),
+        ("bert-small", (PoolerHead(),), 28_763_648),
+        ("bert-medium", (PoolerHead(),), 41_373_184),
+        ("bert-base", (PoolerHead(),), 109_482_240),
+        ("bert-base-cased", (PoolerHead(),), 108_310_272),
+        ("bert-large", (PoolerHead(),), 335_141_888),
+        ("bert-base", PRETRAINING, 110_106_428),
+    ],
+)
+def test_published_sizes(name: str, heads: tuple[Head, ...], count: int) -> None:
+    assert parameter_table(bert.PRESETS[name](), heads).total == count
+
+
+def test_the_textbook_formula_and_what_it_leaves_out() -> None:
+    base = parameter_table(bert.base())
+    assert base.textbook == 30_522 * 768 + 12 * 12 * 768**2
+    assert base.total - base.textbook == 516_096
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_operations_equal_what_torch_counts(order: str) -> None:
+    config = draw_config(3, order, dropout=0.1, attention_dropout=0.1)
+    length, copies, predicted = 10, 4, 0.2
+    heads = (*PRETRAINING, LabelHead(3))
+    model = Model(config, heads)
+    batch = draw_input(config, [length] * copies).batch
+    with FlopCounterMode(display=False) as counter:
+        masked = torch.arange(1, 9)
+        x = model.encoder(batch, only=torch.cat([batch.layout.firsts, masked])).last
+        pooled = model.heads["pooler"](x, batch.layout)
+        loss = model.heads["masked"](x[masked], model.encoder.embedding.token.weight).sum()
+        loss = loss + model.heads["pair"](pooled).sum() + model.heads["labels"](pooled).sum()
+        forward = counter.get_total_flops()
+        loss.backward()
+    assert forward == pytest.approx(
+        forward_flops(config, heads, length, predicted) * length * copies
+    )
+    # The first block's input is an embedding, which needs no product of its own to be learned: all else is twice the forward.
+    assert counter.get_total_flops() == pytest.approx(3 * forward)

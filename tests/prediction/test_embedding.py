@@ -1,0 +1,242 @@
+"""All layers in one pass, files of vectors, and the commands for tasks that need no training, as one types them."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from bothways.cli import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep, write_vectors
+from bothways.prediction.predictor import open_task
+from bothways.tasks.sentence_embedding.sts import Correlation
+from bothways.tasks.task_learner import PredictConfig, PredictionCounts, evaluate_task, predict
+from bothways.tasks.text_examples import TextExample
+from toy_folder import FILLERS, make_folder
+
+
+def make_text(draw: random.Random, longest: int = 9) -> str:
+    return " ".join(draw.choices(FILLERS[:-1], k=draw.randint(1, longest)))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a pre-trained model, texts, and scored pairs."""
+    folder, draw = tmp_path_factory.mktemp("place"), random.Random(3)
+    make_folder(folder / "bert")
+    (folder / "texts.txt").write_text(
+        "".join(f"{make_text(draw)}\n" for _ in range(30)) + "\n" + "film " * 60 + "\n"
+    )
+    rows = [
+        f"{at}\t{make_text(draw)}\t{make_text(draw)}\t{draw.randrange(50) / 10}\n"
+        for at in range(40)
+    ]
+    (folder / "sts.tsv").write_text("index\tsentence1\tsentence2\tscore\n" + "".join(rows))
+    (folder / "masks.txt").write_text("the [MASK] was fine\nA [MASK] and [MASK]\n")
+    return folder
+
+
+def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
+    monkeypatch.chdir(place)
+    app(list(words), result_action="return_value")
+
+
+@pytest.mark.parametrize("settings", [{}, {"components": 7}])
+def test_one_pass_gives_what_each_embedding_gives(place: Path, settings: dict[str, int]) -> None:
+    task = open_task(str(place / "bert"), "embed", settings=settings).task
+    examples = list(task.definition.read(str(place / "sts.tsv")).examples)
+    tally = PredictionCounts()
+    found = sweep(task, iter(examples), PredictConfig(window=7), tally)  # type: ignore[arg-type]
+    assert (found.pairs, tally.examples, task.training) == (40, 40, False)
+    assert [(cell.layer, cell.pooling) for cell in found.cells] == [
+        (at, how) for at in range(3) for how in POOLINGS
+    ]
+    for cell in found.cells:
+        chosen = {**settings, "layers": [cell.layer], "pooling": cell.pooling}
+        alone = open_task(str(place / "bert"), "embed", settings=chosen).task
+        assert vars(cell.correlation) == pytest.approx(evaluate_task(alone, examples), abs=1e-5)
+    assert found.cells[0].correlation.anisotropy == pytest.approx(
+        1
+    )  # [CLS] among the embeddings is the same for every text
+    highest = max(cell.correlation.spearman for cell in found.cells[1:])
+    assert found.best.correlation.spearman == highest
+    assert found.to_json()["best"]["spearman"] == highest
+    assert len(found.to_json()["cells"]) == 9
+
+
+def test_the_best_is_that_of_the_highest_rank_correlation() -> None:
+    low, high = (
+        Cell(0, "cls", Correlation(0.9, 0.1, 0.0)),
+        Cell(1, "mean", Correlation(0.1, 0.9, 0.0)),
+    )
+    assert Sweep((low, high, Cell(2, "mean", high.correlation)), 2).best is high
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 2500])
+def test_files_hold_the_vectors_in_order(tmp_path: Path, count: int) -> None:
+    vectors = np.random.default_rng().normal(size=(count, 3)).astype(np.float32)
+    for name in ("v.npy", "v.parquet", "v.jsonl"):
+        write_vectors(tmp_path / name, iter(vectors), 3)
+    assert np.load(tmp_path / "v.npy").dtype == np.float32
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), vectors)
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy", mmap_mode="r"), vectors)
+    table = parquet.read_table(tmp_path / "v.parquet")
+    assert table.to_pylist() == [{"vector": row} for row in vectors.tolist()]
+    assert parquet.ParquetFile(tmp_path / "v.parquet").num_row_groups == -(-count // 1024)
+    rows = [json.loads(line)["vector"] for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    np.testing.assert_array_equal(np.array(rows, dtype=np.float32).reshape(-1, 3), vectors)
+
+
+def test_a_file_that_is_not_whole_does_not_appear(tmp_path: Path) -> None:
+    def broken() -> object:
+        yield np.zeros(2, dtype=np.float32)
+        raise DataError("ends here")
+
+    for name in ("v.npy", "v.parquet", "v.jsonl"):
+        with pytest.raises(DataError, match="ends here"):
+            write_vectors(tmp_path / name, broken(), 2)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_embed_writes_a_row_for_each_text(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(
+        monkeypatch,
+        place,
+        "embed",
+        "bert",
+        "texts.txt",
+        "pooling=max",
+        "layers=[-2,-1]",
+        "combine=concat",
+        "--out",
+        "v.npy",
+    )
+    said = capsys.readouterr().err
+    assert "1 of 32 examples (3.1%) were longer than the model reads, and were cut" in said
+    assert "32 vectors of 64 components in v.npy" in said
+    task = open_task(
+        "bert", "embed", settings=["pooling=max", "layers=[-2,-1]", "combine=concat"]
+    ).task
+    texts = (place / "texts.txt").read_text().splitlines()
+    expected = [prediction.vectors[0] for _, prediction in predict(task, map(TextExample, texts))]
+    np.testing.assert_allclose(np.load(place / "v.npy"), np.stack(expected), atol=1e-6)
+    run(monkeypatch, place, "embed", "bert", "sts.tsv", "--text", "sentence2", "--out", "v.parquet")
+    assert parquet.read_table(place / "v.parquet").num_rows == 40
+
+
+def test_evaluate_shows_every_layer_and_names_the_best(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, place, "evaluate", "bert", "sts.tsv", "--task", "embed", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["pairs"] == 40
+    run(monkeypatch, place, "evaluate", "bert", "sts.tsv", "--task", "embed")
+    shown = capsys.readouterr().out
+    (best,) = [line for line in shown.splitlines() if "best" in line]
+    assert f"{found['best']['spearman']:.4f}" in best
+    assert found["best"]["pooling"] in best
+
+
+def test_predict_does_every_task(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, place, "predict", "bert", "masks.txt", "top=2", "--task", "fill")
+    one, two = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [len(mask) for mask in two["masks"]] == [2, 2]
+    assert len(one["fillings"]) == 2
+    assert "[MASK]" not in one["text"]
+    run(monkeypatch, place, "predict", "bert", "texts.txt", "--task", "likelihood")
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 32
+    assert rows[0]["log_likelihood"] == pytest.approx(
+        sum(log for _, log in rows[0]["tokens"]), rel=1e-4
+    )
+    assert rows[30] == {"log_likelihood": 0.0, "pseudo_perplexity": None, "tokens": []}
+    run(monkeypatch, place, "evaluate", "bert", "texts.txt", "--task", "likelihood", "--json")
+    total = json.loads(capsys.readouterr().out)
+    assert total["pll"] == pytest.approx(sum(row["log_likelihood"] for row in rows), rel=1e-4)
+    assert (total["tokens"], total["texts"]) == (sum(len(row["tokens"]) for row in rows), 32)
+    (place / "words.txt").write_text("the films was\n")
+    for verb, more in (("evaluate", ["--json"]), ("predict", [])):
+        said = []
+        for settings in ([], ["variant=word_l2r"]):
+            run(
+                monkeypatch,
+                place,
+                verb,
+                "bert",
+                "words.txt",
+                *settings,
+                "--task",
+                "likelihood",
+                *more,
+            )
+            said.append(json.loads(capsys.readouterr().out)["pseudo_perplexity"])
+        assert said[0] != pytest.approx(said[1], rel=1e-3)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the film\na play\n")))
+    run(monkeypatch, place, "predict", "bert", "--task", "embed")
+    assert [len(json.loads(line)["vector"]) for line in capsys.readouterr().out.splitlines()] == [
+        32,
+        32,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "embed bert texts.txt --out v.csv",
+            r"^out: 'v\.csv' is none of \.npy, \.parquet and \.jsonl",
+        ),
+        (
+            "embed bert sts.tsv --out v.npy",
+            r"^sts\.tsv: has two texts a row, 'sentence1' and 'sentence2'",
+        ),
+        (
+            "embed bert texts.txt layers=[5] --out v.npy",
+            r"^layers: the model has layers 0 \(the embeddings\) to 2",
+        ),
+        ("embed bert texts.txt poling=max --out v.npy", r"^poling: .*did you mean pooling"),
+        ("predict bert texts.txt --task fill", r"^texts\.txt:1: the text holds no \[MASK\]"),
+        ("evaluate bert masks.txt --task likelihood", r"^masks\.txt:1: the text holds \[MASK\]"),
+        ("evaluate bert texts.txt --task embed", r"texts\.txt"),
+    ],
+)
+def test_mistakes_are_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    with pytest.raises(BothwaysError, match=message):
+        run(monkeypatch, place, *words.split())
+
+
+def test_a_model_without_the_head_cannot_fill(tmp_path: Path) -> None:
+    import transformers
+
+    from toy_folder import make_tokenizer
+
+    config = transformers.BertConfig(
+        vocab_size=26,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "bare")
+    make_tokenizer(tmp_path / "bare")
+    for task in ("fill", "likelihood"):
+        said = rf"cannot {task}: that needs masked, and it holds pooler\n  Choose .* such as a BertForMaskedLM or the folder of"
+        with pytest.raises(BothwaysError, match=said):
+            open_task(str(tmp_path / "bare"), task)
+    assert open_task(str(tmp_path / "bare"), "embed").task.definition.name == "embed"
+    with pytest.raises(BothwaysError, match=r"is for no task that is known.*\n.*--task embed"):
+        open_task(str(tmp_path / "bare"))
+    with pytest.raises(ConfigError, match="task"):
+        open_task(str(tmp_path / "bare"), "paint")

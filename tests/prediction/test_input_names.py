@@ -1,0 +1,115 @@
+"""`model_input_names`: segments where a folder's tokenizer lists them, one for all where it does not, as in transformers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_family_tasks import ours, pairs, question, saved, theirs
+
+from bothways.core.config import reader as configs
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import build_corpus
+from bothways.data.readers import Document
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.data import label
+from bothways.finetuning.in_memory_run import fit_task
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.head_config import Head, LabelHead, SpanHead
+from bothways.prediction.predictor import open_task
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.text_examples import TextExample
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.durations import Steps
+
+PAIR = TextExample("ape bee", "cat dog")
+LENGTH = 32
+CLASSES = LabelHead(3)
+
+
+def folder_of(family: str, folder: Path, *names: str, head: Head = CLASSES) -> Path:
+    """A random model that tells segments apart, with these names for what it reads."""
+    saved(family, (head,), folder)
+    file = folder / "tokenizer_config.json"
+    held = {**json.loads(file.read_text()), "model_input_names": list(names)}
+    file.write_text(
+        json.dumps(
+            held
+            if names
+            else {key: value for key, value in held.items() if key != "model_input_names"}
+        )
+    )
+    return folder
+
+
+def segments(tokenizer: Tokenizer) -> tuple[int, int]:
+    return tokenizer.template.segments
+
+
+def assert_as_transformers(folder: Path, task: Any, example: Any) -> None:
+    opened = open_task(str(folder), task, device="cpu").task
+    np.testing.assert_allclose(ours(opened, example), theirs(folder, example), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "albert", "big_bird"])
+def test_pairs_are_read_as_transformers_reads_them(family: str, tmp_path: Path) -> None:
+    """Logits with and without segments are others, so that the comparison sees them."""
+    flat = folder_of(family, tmp_path / "flat", "input_ids", "attention_mask")
+    apart = folder_of(family, tmp_path / "apart", "input_ids", "token_type_ids", "attention_mask")
+    for folder in (flat, apart):
+        assert_as_transformers(folder, "classify", PAIR)
+    assert np.abs(theirs(flat, PAIR) - theirs(apart, PAIR)).max() > 1e-3
+
+
+def test_questions_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    folder = folder_of("bert", tmp_path / "flat", "input_ids", "attention_mask", head=SpanHead())
+    assert_as_transformers(folder, "answer", question(3))
+
+
+def test_without_the_setting_segments_are_told_apart(tmp_path: Path) -> None:
+    folder = folder_of("bert", tmp_path / "unsaid")
+    assert segments(Tokenizer.load(folder)) == (0, 1)
+    assert_as_transformers(folder, "classify", PAIR)
+
+
+@pytest.mark.parametrize(
+    "names", [("input_ids", "attention_mask"), ("input_ids", "token_type_ids", "attention_mask")]
+)
+def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = folder_of("bert", tmp_path / "start", *names)
+    loaded, tokenizer = load_model(folder), Tokenizer.load(folder)
+    assert segments(tokenizer) == (0, int("token_type_ids" in names))
+    data = label(ClassificationTask(), tokenizer, pairs(("no", "yes", "perhaps")), [], LENGTH)
+    training = replace(finetune_adam(), until=Steps(2), evaluate=None, precision="fp32")
+    method = FinetuneSettings(training, LENGTH, ExampleBudget(8), task=ClassificationTask())
+    task = fit_task(loaded.model, data, method, device="cpu").task
+    record = {"task": configs.to_dict(task.definition), "length": LENGTH}
+    save_model(tmp_path / "model", task.model, tokenizer, labels=data.labels, extra=record)
+    assert json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())[
+        "model_input_names"
+    ] == list(names)
+    again = open_task(str(tmp_path / "model"), device="cpu").task
+    np.testing.assert_array_equal(ours(task, PAIR), ours(again, PAIR))
+    np.testing.assert_allclose(
+        ours(again, PAIR), theirs(tmp_path / "model", PAIR), rtol=0, atol=2e-5
+    )
+
+
+def test_a_tokenizer_that_is_written_again_lists_the_same(tmp_path: Path) -> None:
+    folder = folder_of("bert", tmp_path / "flat", "input_ids", "attention_mask")
+    Tokenizer.load(folder).save(tmp_path / "again")
+    assert segments(Tokenizer.load(tmp_path / "again")) == (0, 0)
+
+
+def test_a_corpus_tells_segments_apart_whoever_its_tokenizer_is_from(tmp_path: Path) -> None:
+    """The model that is trained on it says whether it takes them."""
+    folder = folder_of("bert", tmp_path / "flat", "input_ids", "attention_mask")
+    documents = [Document("ape bee cat. dog elk.", "made here")]
+    corpus = build_corpus(documents, Tokenizer.load(folder), tmp_path / "corpus", workers=1)
+    assert segments(corpus.tokenizer) == (0, 1)

@@ -1,0 +1,232 @@
+"""A task opens a folder that lacks heads which it does not read; those that it reads must be there and fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from bothways.cli import app
+from bothways.core.errors import FolderError
+from bothways.hub.model_folder import load_model
+from bothways.prediction.predictor import open_task
+from bothways.tasks.multilabel.task import MultilabelExample
+from bothways.tasks.task_learner import predict
+from bothways.tasks.text_examples import TextExample
+from toy_folder import VOCABULARY, make_tokenizer
+
+TEXTS = ("the film was good", "a play", "")
+SHAPE = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "initializer_range": 0.5,
+}
+
+
+def saved(
+    place: Path, name: str, *args: Any, settings: dict[str, Any] | None = None, **kwargs: Any
+) -> Any:
+    """A model of transformers with random weights, and its folder with a tokenizer."""
+    torch.manual_seed(2)
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**SHAPE, **(settings or {})), *args, **kwargs).eval()
+    model.save_pretrained(place)
+    make_tokenizer(place).save(place)
+    return model
+
+
+def changed(place: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The same folder with other tensors."""
+    file = place / "model.safetensors"
+    tensors = change(load_file(file))
+    file.unlink()
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def without(*prefixes: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda tensors: {
+        name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)
+    }
+
+
+def with_three(tensors: dict[str, Any]) -> dict[str, Any]:
+    return {**tensors, "classifier.weight": torch.zeros(3, 16), "classifier.bias": torch.zeros(3)}
+
+
+def vectors(place: Path, pooling: str) -> np.ndarray:
+    task = open_task(str(place), "embed", settings={"pooling": pooling}).task
+    return np.concatenate(
+        [prediction.vectors for _, prediction in predict(task, map(TextExample, TEXTS))]
+    )
+
+
+@torch.no_grad()
+def theirs(model: Any, place: Path, pooling: str) -> np.ndarray:
+    """The last layer of transformers, pooled, one text at a time."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    rows = []
+    for text in TEXTS:
+        last = model.base_model(
+            **tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        ).last_hidden_state[0]
+        rows.append(last[0] if pooling == "cls" else last.mean(0))
+    return torch.stack(rows).numpy()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel"])
+def test_an_encoder_without_its_pooler_gives_vectors(
+    name: str, pooling: str, tmp_path: Path
+) -> None:
+    model = saved(tmp_path / "bare", name, add_pooling_layer=False)
+    np.testing.assert_allclose(
+        vectors(tmp_path / "bare", pooling), theirs(model, tmp_path / "bare", pooling), atol=2e-6
+    )
+    with pytest.raises(FolderError, match=r"does not hold the head pooler.*\n.*fresh=\['pooler'\]"):
+        load_model(tmp_path / "bare")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "held"),
+    [
+        ("BertForMaskedLM", without("cls."), []),
+        ("BertForMaskedLM", without("cls.predictions.bias"), []),
+        ("BertForPreTraining", without("cls.predictions.transform"), ["pooler", "pair"]),
+        ("BertForPreTraining", without("bert.pooler"), ["masked"]),
+        ("BertForSequenceClassification", without("classifier"), ["pooler"]),
+        ("BertForSequenceClassification", without("bert.pooler"), []),
+        ("BertForSequenceClassification", with_three, ["pooler"]),
+        ("BertForTokenClassification", without("classifier"), []),
+        ("ElectraForPreTraining", without("discriminator_predictions"), []),
+    ],
+)
+def test_vectors_need_no_head(name: str, change: Any, held: list[str], tmp_path: Path) -> None:
+    """What is there of heads is kept, so that a model that is saved again has it."""
+    model = saved(tmp_path / "cut", name)
+    changed(tmp_path / "cut", change)
+    np.testing.assert_allclose(
+        vectors(tmp_path / "cut", "mean"), theirs(model, tmp_path / "cut", "mean"), atol=2e-6
+    )
+    assert list(open_task(str(tmp_path / "cut"), "embed").task.model.heads) == held
+    with pytest.raises(FolderError, match=r"does not hold the head"):
+        load_model(tmp_path / "cut")
+
+
+def test_embed_writes_vectors_of_an_encoder_without_its_pooler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = saved(tmp_path / "bare", "BertModel", add_pooling_layer=False)
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    monkeypatch.chdir(tmp_path)
+    app(["embed", "bare", "texts.txt", "--out", "v.npy"], result_action="return_value")
+    np.testing.assert_allclose(
+        np.load("v.npy"), theirs(model, tmp_path / "bare", "mean"), atol=2e-6
+    )
+
+
+def test_a_task_whose_head_is_missing_says_what_its_file_lacks(tmp_path: Path) -> None:
+    saved(tmp_path / "masked", "BertForMaskedLM")
+    changed(tmp_path / "masked", without("cls.predictions.bias"))
+    lacks = r"it holds none; not the whole masked: 1 missing: cls\.predictions\.bias\n  Choose a model that kept"
+    with pytest.raises(FolderError, match=rf"cannot fill: that needs masked, and {lacks}"):
+        open_task(str(tmp_path / "masked"), "fill")
+    saved(tmp_path / "classes", "BertForSequenceClassification")
+    changed(tmp_path / "classes", with_three)
+    lacks = r"not the whole labels: 2 of another shape: .*classifier\.weight is \[3, 16\], not \[2, 16\]"
+    with pytest.raises(
+        FolderError, match=rf"cannot classify: that needs labels, and it holds pooler; {lacks}"
+    ):
+        open_task(str(tmp_path / "classes"), "classify")
+    with pytest.raises(
+        FolderError, match=rf"is for no task that is known: its heads are pooler; {lacks}"
+    ):
+        open_task(str(tmp_path / "classes"))
+    changed(tmp_path / "classes", without("bert.pooler", "classifier"))
+    with pytest.raises(
+        FolderError, match=r"not the whole pooler: 2 missing: .*; not the whole labels: 4 missing: "
+    ):
+        open_task(str(tmp_path / "classes"))
+
+
+def test_a_fresh_head_is_never_left_out(tmp_path: Path) -> None:
+    saved(tmp_path / "bare", "BertModel", add_pooling_layer=False)
+    loaded = load_model(tmp_path / "bare", fresh=["pooler"], whole=False)
+    assert (list(loaded.model.heads), loaded.faults) == (["pooler"], {})
+
+
+def scores(place: Path, **kwargs: Any) -> list[float]:
+    task = open_task(str(place), **kwargs).task
+    return [prediction.score for _, prediction in predict(task, map(TextExample, TEXTS))]
+
+
+def test_one_output_is_a_score_as_in_transformers(tmp_path: Path) -> None:
+    model = saved(tmp_path / "one", "BertForSequenceClassification", settings={"num_labels": 1})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "one")
+    expected = [model(**tokenizer(text, return_tensors="pt")).logits.item() for text in TEXTS]
+    assert scores(tmp_path / "one") == pytest.approx(expected, abs=2e-6)
+    assert scores(tmp_path / "one", task="regress") == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"), [(None, "regression"), ("regress", "regression"), ("regress", None)]
+)
+def test_several_outputs_are_no_score(
+    task: str | None, problem: str | None, tmp_path: Path
+) -> None:
+    names = dict(enumerate(["valence", "arousal", "dominance"]))
+    settings = {
+        "id2label": names,
+        "label2id": {name: at for at, name in names.items()},
+        "problem_type": problem,
+    }
+    saved(tmp_path / "three", "BertForSequenceClassification", settings=settings)
+    message = r"three: its label head has 3 outputs \(valence, arousal, dominance\), and regress takes one\n  Choose another task"
+    with pytest.raises(FolderError, match=message):
+        open_task(str(tmp_path / "three"), task)
+
+
+def named(place: Path, *names: str, problem: str | None = None) -> Any:
+    """A model of transformers with outputs of these names, which it does not compare, and its folder."""
+    settings = {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: at for at, name in enumerate(names)},
+    }
+    return saved(
+        place, "BertForSequenceClassification", settings={**settings, "problem_type": problem}
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "example"), [(None, TextExample), ("multi_label_classification", MultilabelExample)]
+)
+def test_outputs_of_one_name_are_refused_where_names_tell_them_apart(
+    problem: str | None, example: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """All of their probabilities are told where names are different; what reads no label cares for no name."""
+    model = named(tmp_path / "three", "neg", "bad", "pos", problem=problem)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "three")
+    pipeline = transformers.pipeline(
+        "text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu"
+    )
+    expected = {row["label"]: row["score"] for row in pipeline([TEXTS[0]])[0]}
+    ((_, prediction),) = predict(open_task(str(tmp_path / "three")).task, [example(TEXTS[0])])
+    assert prediction.probabilities == pytest.approx(expected, abs=2e-6)
+    named(tmp_path / "twice", "neg", "neg", "pos", problem=problem)
+    message = r"twice/config\.json: id2label gives the name 'neg' to 2 outputs, .*\n  Give each output a name of its own there"
+    with pytest.raises(FolderError, match=message):
+        open_task(str(tmp_path / "twice"))
+    assert load_model(tmp_path / "twice").labels == ("neg", "neg", "pos")
+    np.testing.assert_array_equal(
+        vectors(tmp_path / "twice", "mean"), vectors(tmp_path / "three", "mean")
+    )

@@ -1,0 +1,240 @@
+"""Models prepared for predictions say what they said; packed weights against the layers that they were made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bothways.attention.patterns import Window
+from bothways.core.batch import pack
+from bothways.core.errors import ConfigError
+from bothways.core.sequence import Sequence
+from bothways.families.catalogue import preset
+from bothways.finetuning.mixout import mix_out
+from bothways.kernels import library as native
+from bothways.kernels.library import Feature
+from bothways.kernels.packed_linear import PackedLinear, Prepared
+from bothways.model.block import Block
+from bothways.model.config import EncoderConfig, Gated, PreNorm
+from bothways.model.encoder import Encoder
+from bothways.model.head_config import LabelHead, MaskedHead
+from bothways.model.lstm_config import LSTMConfig
+from bothways.model.model import Model
+from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
+from bothways.prediction import prepared_encoder as prepared
+from bothways.prediction.prepared_encoder import prepare
+from bothways.runtime.devices import Precision, has_int8, packs_weights
+
+CPU = torch.device("cpu")
+BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+packs = pytest.mark.skipif(not packs_weights(CPU), reason="nothing is packed on this processor")
+int8 = pytest.mark.skipif(not has_int8(CPU), reason="this processor does not multiply int8")
+pytestmark = pytest.mark.usefixtures("either_way")
+bf16 = pytest.mark.skipif(not BF16, reason="this processor does not multiply bf16")
+BOTH = pytest.mark.parametrize(
+    "precision", [pytest.param("fp32", marks=packs), pytest.param("int8", marks=int8)]
+)
+ALL = pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("fp32", marks=packs),
+        pytest.param("bf16", marks=(packs, bf16)),
+        pytest.param("int8", marks=int8),
+    ],
+)
+
+
+def made(precision: str) -> str:
+    """The class of a prepared dense layer."""
+    if precision == "int8":
+        return "Int8Linear"
+    return "PanelLinear" if native.multiplies("fp32") else "PackedLinear"
+
+
+def config(**changes: object) -> EncoderConfig:
+    return EncoderConfig(50, 32, 2, 4, 64, position=Learned(24), initial_range=0.2, **changes)  # type: ignore[arg-type]
+
+
+def layers(model: nn.Module) -> dict[str, list[str]]:
+    """The names of dense layers by their class."""
+    found: dict[str, list[str]] = {}
+    for block in (module for module in model.modules() if isinstance(module, Block)):
+        for name, module in block.named_modules():
+            if name and isinstance(module, nn.Linear | Prepared):
+                found.setdefault(type(module).__name__, []).append(name)
+    return found
+
+
+@packs
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=bf16)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_weights_give_the_product(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(1)
+    linear = nn.Linear(37, 23, bias=bias)
+    packed = PackedLinear(linear, dtype)
+    for rows in (0, 1, 17, 300):
+        x = torch.randn(rows, 37)
+        with torch.no_grad():
+            found = packed(x)
+            wanted = linear.to(dtype).double()(x.to(dtype).double())
+        assert found.dtype == dtype
+        torch.testing.assert_close(
+            found.double(), wanted, rtol=1e-5 if dtype == torch.float32 else 8e-3, atol=1e-5
+        )
+
+
+@packs
+def test_gradients_are_refused() -> None:
+    layer, x = (
+        prepared.packing(CPU, torch.float32)(nn.Linear(8, 3)),
+        torch.ones(2, 8, requires_grad=True),
+    )
+    with pytest.raises(ConfigError, match=f"{made('fp32')} has no gradients"):
+        layer(x)
+    with torch.no_grad():
+        assert layer(x).shape == (2, 3)
+
+
+@BOTH
+def test_saving_is_refused(precision: Precision | Literal["int8"]) -> None:
+    with pytest.raises(ConfigError, match="never saved"):
+        prepare(Model(config(), ()), precision).state_dict()
+
+
+@BOTH
+def test_the_model_stays_and_all_else_is_shared(precision: Precision | Literal["int8"]) -> None:
+    model = Model(config(), (MaskedHead(), LabelHead(3))).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = prepare(model, precision)
+    assert model.training
+    assert not any(module.training for module in result.modules())
+    assert layers(model) == {"Linear": ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
+    assert layers(result) == {
+        made(precision): ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2
+    }
+    kept = dict(model.named_parameters())
+    assert all(parameter is kept[name] for name, parameter in result.named_parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert isinstance(result.encoder, Encoder)
+
+
+@BOTH
+def test_what_is_no_plain_linear_is_left(precision: Precision | Literal["int8"]) -> None:
+    model = Model(config(mlp=Gated()), ())
+    mix_out(model.encoder.blocks[1], 0.5)  # type: ignore[union-attr]
+    assert sorted(layers(prepare(model, precision))) == sorted([made(precision), "MixoutLinear"])
+
+
+SMALL = {"vocab": 60, "width": 64, "heads": 4, "depth": 2, "inner": 96, "pad": 0}
+FAMILIES = (
+    "bert-base", "megatron-bert-345m", "roberta-base", "distilbert-base-uncased", "albert-base-v2", "electra-small-generator",
+    "deberta-base", "deberta-v2-xlarge", "deberta-v3-base", "longformer-base-4096", "bigbird-roberta-base", "modernbert-base",
+    "gpt2", "transformer-base",
+)  # fmt: skip
+
+
+@BOTH
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_preset_in_small_says_the_same(
+    name: str, precision: Precision | Literal["int8"]
+) -> None:
+    """Of tokens, and of what the masked head reads, which disentangled attention makes with queries of its own."""
+    base = preset(name)
+    assert isinstance(base, EncoderConfig)
+    shrunk = replace(
+        base,
+        **SMALL,
+        embedding=base.embedding and 32,
+        patterns=base.patterns[:2],
+        initial_range=0.1,
+    )
+    torch.manual_seed(7)
+    model = Model(shrunk, (MaskedHead(),)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    ids = [torch.randint(1, 60, (length,), dtype=torch.int32).numpy() for length in (5, 17, 30)]
+    batch = pack([Sequence(row, np.zeros(len(row), np.int8)) for row in ids])
+    found = prepare(model, precision)
+    left = ["attention.qkv"] if isinstance(base.position, Disentangled) else []
+    kept = [name for name in layers(found).get("Linear", []) if "position" not in name]
+    assert kept == left
+    assert made(precision) in layers(found)
+    with torch.no_grad():
+        for read in (
+            lambda it: it.encoder(batch).last,
+            lambda it: it.before_masked(batch, it.encoder(batch)),
+        ):
+            wanted, got = read(model), read(found)
+            if precision == "fp32":
+                torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-5)
+            assert nn.functional.cosine_similarity(wanted, got).min() > 0.995
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("changes", "layers_joined", "rest_joined"),
+    [
+        ({}, True, True),
+        ({"position": Sinusoidal()}, True, True),
+        ({"patterns": (Window(8),)}, False, True),
+        ({"position": Rotary()}, False, True),
+        ({"order": PreNorm()}, False, False),
+        ({"mlp": Gated()}, False, False),
+        ({"activation": "relu"}, False, False),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_the_tables_say_what_is_one_kernel(
+    changes: dict[str, object],
+    layers_joined: bool,
+    rest_joined: bool,
+    precision: Literal["fp32", "bf16", "int8"],
+) -> None:
+    result = prepare(Model(replace(config(), **changes), ()), precision)  # type: ignore[arg-type]
+    own = native.multiplies(precision)
+    assert isinstance(result.encoder, prepared.JoinedEncoder) is (layers_joined and own)
+    for block in (module for module in result.modules() if isinstance(module, Block)):
+        assert ("rest" in vars(block)) is (rest_joined and own)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any_number(
+    dtype: torch.dtype,
+) -> None:
+    model = Model(config(), ())
+    gains = (
+        Feature.TILES in native.kernel_features()
+        if dtype is torch.float32
+        else native.multiplies("bf16")
+    )
+    assert prepared.gains(model, dtype) is gains
+    assert not prepared.cuts_itself(model)
+    if packs_weights(CPU) and (dtype is torch.float32 or BF16):
+        result = prepare(model, "fp32" if dtype is torch.float32 else "bf16")
+        assert not prepared.gains(result, dtype)
+        assert prepared.cuts_itself(result) is gains
+
+
+def test_int8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    recurrent = Model(LSTMConfig(50, 8, 16, 1), ())
+    monkeypatch.setattr(prepared, "has_int8", lambda device: True)
+    with pytest.raises(ConfigError, match="has none"):
+        prepare(recurrent, "int8")
+    monkeypatch.setattr(prepared, "has_int8", lambda device: False)
+    with pytest.raises(ConfigError, match="no instructions"):
+        prepare(Model(config(), ()), "int8")
+
+
+def test_layers_stay_where_nothing_can_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "packs_weights", lambda device: False)
+    for model in (Model(config(), ()), Model(LSTMConfig(50, 8, 16, 1), ())):
+        kept = dict(model.named_parameters())
+        result = prepare(model)
+        assert result is not model
+        assert dict(result.named_parameters()).keys() == kept.keys()
+        assert all(parameter is kept[name] for name, parameter in result.named_parameters())

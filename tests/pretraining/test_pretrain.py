@@ -1,0 +1,423 @@
+"""Pre-training from a corpus to a model folder: learns, opens in transformers, resumes, and is the same on two ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bothways.core.errors import BothwaysError, CheckpointError, ConfigError, DataError, FolderError
+from bothways.core.finding import Finding
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus_source import FullSentences
+from bothways.data.readers import Document
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.head_config import LabelHead, MaskedHead, PairHead
+from bothways.model.model import Model
+from bothways.objectives.masked_lm import MaskedLMLearner
+from bothways.pretraining.build import begin_from, heads_for, preflight, vocabulary_of
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern, paper
+from bothways.pretraining.evaluation import HeldOut
+from bothways.pretraining.run import pretrain, save_pretrained
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.checkpoint import Best, Keep
+from bothways.training.durations import Epochs, Hours, Steps, Tokens, part_of
+from bothways.training.optimizers import AdamW, BertAdam
+from bothways.training.parallel import plan_here
+from bothways.training.run import Training
+from bothways.training.run_folder import run_folder
+from bothways.training.schedules import Linear
+from bothways.training.state import RunState
+from toy_animals import WORDS
+
+SMALL = [
+    "--model",
+    "bert-tiny",
+    "encoder.width=32",
+    "encoder.heads=2",
+    "encoder.inner=64",
+    "batch.n=512",
+    "batch.kind=tokens",
+]
+SMALL += [
+    "training.precision=fp32",
+    "training.save=4 steps",
+    "training.evaluate=6 steps",
+    "evaluation_tokens=400",
+    "held_out=0.1",
+]
+
+
+def settings(corpus: Corpus, steps: int = 60, **changes: object) -> PretrainConfig:
+    encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.0, 0.0))
+    training = Training(
+        Steps(steps), AdamW(lr=5e-3), Linear(0.1), precision="fp32", evaluate=Steps(30)
+    )
+    config = PretrainConfig(
+        encoder,
+        training,
+        phases=(PretrainPhase(32),),
+        batch=ExampleBudget(32),
+        held_out=0.1,
+        evaluation_tokens=2000,
+    )
+    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def command(corpus: Corpus, out: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+    words = [
+        sys.executable,
+        "-m",
+        "bothways",
+        "pretrain",
+        str(corpus.folder),
+        *SMALL,
+        *more,
+        "--out",
+        str(out),
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(
+        words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer, BertForPreTraining
+
+    config = settings(corpus, 150)
+    done = pretrain(config, corpus, tmp_path / "run")
+    assert done.finished(config.training)
+    assert done.metrics["held-out/loss/masked"] < done.metrics["unigram/loss/masked"] - 0.5
+    assert done.metrics["held-out/accuracy/masked"] > done.metrics["unigram/accuracy/masked"] + 0.1
+    assert done.metrics["held-out/perplexity"] == pytest.approx(
+        np.exp(done.metrics["held-out/loss/masked"])
+    )
+
+    save_pretrained(done, config, corpus, tmp_path / "model")
+    theirs, info = BertForPreTraining.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), (
+        info
+    )
+    read = AutoTokenizer.from_pretrained(tmp_path / "model")
+    inputs = read(
+        "The cat sleeps in the [MASK].", "The cat eats near the wood.", return_tensors="pt"
+    )
+    assert (
+        inputs["input_ids"][0, 1:7].tolist()
+        == corpus.tokenizer.encode(["The cat sleeps in the [MASK]"])[0].tolist()
+    )
+
+    model = done.learner.model.eval()
+    from bothways.core.batch import Batch
+    from bothways.core.layout import Layout
+
+    batch = Batch(
+        inputs["input_ids"][0],
+        inputs["token_type_ids"][0],
+        Layout.of([inputs["input_ids"].shape[1]]),
+    )
+    with torch.no_grad():
+        wanted = theirs.eval()(**inputs)
+        x = model.encoder(batch).last
+        logits = model.heads["masked"](x, model.encoder.embedding.token.weight)
+        pair = model.heads["pair"](model.heads["pooler"](x, batch.layout))
+    assert torch.allclose(logits, wanted.prediction_logits[0], atol=1e-5)
+    assert torch.allclose(pair, wanted.seq_relationship_logits, atol=1e-5)
+
+
+def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    config = settings(
+        corpus, 10, phases=(PretrainPhase(16, 0.6), PretrainPhase(64, 0.4)), batch=ExampleBudget(8)
+    )
+    done = pretrain(config, corpus, tmp_path / "run")
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert done.progress.phase == 1
+    assert done.progress.steps == 10
+    assert done.progress.tokens > 6 * 8 * 10 + 4 * 8 * 17, (
+        "the later sequences are longer than the first phase allows"
+    )
+    assert lines[-1]["step"] == 10
+
+
+def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> None:
+    config = settings(corpus, evaluation_tokens=100)
+    learner = MaskedLMLearner(
+        Model(config.encoder, heads_for(config.encoder, config.segments)),
+        config.masking,
+        vocabulary_of(corpus),
+    )
+    _, held_out = corpus.split(config.held_out, config.seed)
+    scoring = HeldOut(config, corpus, held_out, plan_here(), learner)
+    read = sum(batch.layout.tokens for step in scoring._steps for batch in step.microbatches)
+    assert 100 <= read < 200
+    assert (
+        sum(
+            len(sentence)
+            for document in held_out.tolist()
+            for sentence in corpus.sentences_of(document)
+        )
+        > 400
+    ), "there is more to read"
+    told: list[float] = []
+    scoring(told.append)
+    assert told == [place / len(scoring._steps) for place in range(len(scoring._steps))]
+
+
+def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    config = settings(corpus, 8, segments=FullSentences())
+    done = pretrain(config, corpus, tmp_path / "first")
+    assert set(done.learner.model.heads) == {"masked"}
+    save_pretrained(done, config, corpus, tmp_path / "model")
+
+    begun = begin_from(str(tmp_path / "model"), config, corpus)
+    again = pretrain(config, corpus, tmp_path / "second", start=begun)
+    first = load_model(tmp_path / "model").model.state_dict()
+    assert again.metrics["held-out/loss/masked"] < done.metrics["held-out/loss/masked"]
+    assert set(first) == set(again.learner.model.state_dict())
+
+
+def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    config = settings(corpus)
+    *first, one, other = WORDS
+    (tmp_path / "vocab.txt").write_text("\n".join([*first, other, one]) + "\n", encoding="utf8")
+    save_model(
+        tmp_path / "model",
+        Model(config.encoder, (MaskedHead(), PairHead())),
+        Tokenizer.load(tmp_path / "vocab.txt"),
+    )
+    with pytest.raises(
+        ConfigError, match=r"start: the corpus .* was built with another vocabulary"
+    ):
+        begin_from(str(tmp_path / "model"), config, corpus)
+
+
+def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    config, bare = (
+        settings(corpus, fresh=("masked", "pair")),
+        Model(settings(corpus).encoder, (LabelHead(2),)),
+    )
+    save_model(tmp_path / "model", bare, corpus.tokenizer)
+    with pytest.raises(FolderError, match=r"fresh=\['masked', 'pair'\]"):
+        begin_from(str(tmp_path / "model"), settings(corpus), corpus)
+    begun = begin_from(str(tmp_path / "model"), config, corpus)
+    assert set(begun.heads) == {"masked", "pair", "pooler"}
+    kept = begun.encoder.state_dict()
+    assert all(
+        torch.equal(tensor, kept[name]) for name, tensor in bare.encoder.state_dict().items()
+    )
+
+
+def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
+    save_model(tmp_path / "model", Model(encoder, (MaskedHead(), PairHead())), corpus.tokenizer)
+    run = command(corpus, tmp_path / "run", "--start", str(tmp_path / "model"))
+    assert "encoder: is set, but with --start it is the model's" in run.communicate(timeout=60)[1]
+
+
+def test_two_ranks_come_to_the_weights_of_one(corpus: Corpus, tmp_path: Path) -> None:
+    more = ["training.until=12 steps"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        command(corpus, tmp_path / "two", *more, RANK=str(r), LOCAL_RANK=str(r), **shared)
+        for r in (0, 1)
+    ]
+    alone = command(corpus, tmp_path / "one", *more)
+    for process in (*ranks, alone):
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], atol=2e-5), name
+
+
+def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    more = [
+        "training.until=300 steps",
+        "training.report=1 steps",
+        "training.save=100 steps",
+        "training.evaluate=200 steps",
+    ]
+    whole = command(corpus, tmp_path / "whole", *more)
+    stopped = command(corpus, tmp_path / "stopped", *more)
+    lines = tmp_path / "stopped" / "metrics.jsonl"
+    while not (lines.exists() and lines.read_text().count("\n") > 20) and stopped.poll() is None:
+        time.sleep(0.02)
+    stopped.send_signal(signal.SIGINT)
+    _, errors = stopped.communicate(timeout=120)
+    assert stopped.returncode == 130, errors
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    resumed = command(corpus, tmp_path / "stopped", *more, "--resume")
+    _, errors = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, errors
+    assert whole.communicate(timeout=120) is not None
+    one, two = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
+def test_a_run_in_the_folder_is_never_overwritten(corpus: Corpus, tmp_path: Path) -> None:
+    first = command(corpus, tmp_path / "run", "training.until=2 steps")
+    first.communicate(timeout=120)
+    assert first.returncode == 0
+    second = command(corpus, tmp_path / "run", "training.until=2 steps")
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_paper_recipe_is_the_papers() -> None:
+    config = paper(EncoderConfig(30522))
+    training = config.training
+    assert training.optimiser == BertAdam(1e-4, (0.9, 0.999), 1e-6, 0.01)
+    assert training.until == Steps(1_000_000)
+    assert [(p.length, p.share) for p in config.phases] == [(128, 0.9), (512, 0.1)]
+    assert config.batch == ExampleBudget(256)
+    assert (config.masking.rate, config.masking.mask, config.masking.random) == (0.15, 0.8, 0.1)
+    assert (config.encoder.activation, config.encoder.dropout) == ("gelu_tanh", Dropouts())
+    assert modern(EncoderConfig(30522)).encoder.dropout == Dropouts(0.0, 0.0)
+
+
+@pytest.mark.parametrize("run", [Steps(10), Tokens(1000), Epochs(2.0), Hours(4.0)])
+def test_a_phase_ends_at_its_share_of_the_run(run: Steps | Tokens | Epochs | Hours) -> None:
+    half = part_of(run, 0.5)
+    assert type(half) is type(run)
+    assert half.count == run.count / 2
+    assert RunState(steps=5, tokens=500, epochs=1.0, seconds=7200.0).share(half) == 1
+
+
+def test_mistakes_are_named(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(BothwaysError, match=r"tokenizer: .*has ids up to"):
+        pretrain(settings(corpus, encoder=EncoderConfig(6, 32, 2, 2, 64)), corpus, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"phases: the shares add up to 0\.5"):
+        settings(corpus, phases=(PretrainPhase(32, 0.5),))
+    with pytest.raises(ConfigError, match=r"phases\.0\.length: sequences of 1000 tokens"):
+        settings(corpus, phases=(PretrainPhase(1000),))
+    lone = build_corpus(
+        [Document("The cat sleeps. The dog eats.", "made:0")],
+        corpus.tokenizer,
+        tmp_path / "lone",
+        workers=1,
+    )
+    with pytest.raises(DataError, match="document"):
+        pretrain(settings(corpus), lone, tmp_path / "run")
+
+
+def test_a_metric_that_is_never_evaluated_is_named_before_the_first_step(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    config = settings(corpus, 2)
+    keep = Keep(best=Best("held-out/loss", "lowest"))
+    with pytest.raises(
+        ConfigError, match="'held-out/loss' is not evaluated: there are held-out/loss/masked, "
+    ):
+        pretrain(
+            dataclasses.replace(config, training=dataclasses.replace(config.training, keep=keep)),
+            corpus,
+            tmp_path / "run",
+        )
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    with run_folder(tmp_path / "run", resume=False):
+        pass
+    pretrain(settings(corpus, 1), corpus, tmp_path / "run", resume=True)
+    noted = (tmp_path / "run" / "config.toml").read_text()
+    with pytest.raises(CheckpointError, match="of another run"):
+        pretrain(settings(corpus, 2), corpus, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "config.toml").read_text() == noted
+
+
+def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus, tmp_path: Path) -> None:
+    said: list[str] = []
+    pretrain(
+        settings(corpus, 1, phases=(PretrainPhase(8),)),
+        corpus,
+        tmp_path / "run",
+        on_finding=lambda finding: said.append(str(finding)),
+    )
+    assert any("longer than 5 tokens and will be cut" in text for text in said), said
+
+
+def test_the_preflight_warns_of_documents_without_a_next_sentence(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    lines = [Document("The cat sleeps.", "made:0")] * 2 + [
+        Document("The dog eats. The cat sleeps.", "made:2")
+    ]
+    lines += [Document(f"The cat sleeps {'now ' * count}.", "made:3") for count in range(1, 9)]
+    lone = build_corpus(lines, corpus.tokenizer, tmp_path / "lone", workers=1)
+
+    def said(corpus: Corpus, **changes: object) -> list[Finding]:
+        found = preflight(settings(corpus, 1, **changes), corpus, tmp_path, torch.device("cpu"))
+        return [finding for finding in found if finding.check == "balance"]
+
+    [finding] = said(lone)
+    assert finding.severity == "warning"
+    assert finding.what.startswith("90.0% of the documents are one sentence"), (
+        "the second of two equal ones is left out"
+    )
+    assert "--boundary blank or file" in str(finding)
+    assert not said(corpus)
+    assert not said(lone, segments=FullSentences())
+    assert said(lone, phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(32, 0.5)))
+
+
+def test_a_phase_may_have_segments_of_its_own(corpus: Corpus, tmp_path: Path) -> None:
+    config = settings(
+        corpus,
+        8,
+        phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(32, 0.5)),
+        batch=ExampleBudget(8),
+    )
+    config = dataclasses.replace(
+        config, training=dataclasses.replace(config.training, report=Steps(1))
+    )
+    done = pretrain(config, corpus, tmp_path / "run")
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    paired = {line["step"] for line in lines if "loss/pair" in line}
+    assert paired == {5, 6, 7, 8}, "the first phase has no pairs to learn from"
+    assert done.progress.steps == 8

@@ -1,0 +1,88 @@
+"""`training.recompute` reaches the encoder in every kind of run, and its weights are bit for bit those without it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.data import label
+from bothways.finetuning.in_memory_run import fit_task
+from bothways.finetuning.prepare import FinetuneConfig, make_ready
+from bothways.model import encoder as module
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.run import pretrain
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.training.durations import Epochs, Steps
+from bothways.training.optimizers import AdamW
+from bothways.training.run import Training
+from bothways.training.schedules import Linear
+from toy_folder import make_examples, make_folder, make_tokenizer
+
+DROPOUT = Dropouts(0.2, 0.2)
+
+
+@pytest.fixture
+def recomputed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The blocks that were checkpointed."""
+    noted: list[object] = []
+    usual = module.checkpoint
+
+    def note(block: object, *given: object, **settings: object) -> object:
+        noted.append(block)
+        return usual(block, *given, **settings)
+
+    monkeypatch.setattr(module, "checkpoint", note)
+    return noted
+
+
+def test_pre_training(corpus: Corpus, tmp_path: Path, recomputed: list[object]) -> None:
+    found = []
+    for recompute in (False, True):
+        training = Training(
+            Steps(3), AdamW(lr=5e-3), Linear(0.1), precision="fp32", recompute=recompute
+        )
+        encoder = EncoderConfig(corpus.tokenizer.size, 32, 3, 2, 64, dropout=DROPOUT)
+        settings = PretrainConfig(
+            encoder,
+            training,
+            phases=(PretrainPhase(32),),
+            batch=ExampleBudget(8),
+            held_out=0.1,
+            evaluation_tokens=400,
+        )
+        found.append(pretrain(settings, corpus, tmp_path / str(recompute)).learner.state_dict())
+        assert len(recomputed) == (6 if recompute else 0)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_fine_tuning_in_memory(tmp_path: Path, recomputed: list[object]) -> None:
+    tokenizer, found = make_tokenizer(tmp_path), []
+    data = label(ClassificationTask(), tokenizer, make_examples(32, 0), make_examples(8, 1), 16)
+    for recompute in (False, True):
+        training = dataclasses.replace(
+            finetune_adam(), until=Epochs(2.0), precision="fp32", recompute=recompute
+        )
+        start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=DROPOUT)
+        found.append(
+            fit_task(start, data, FinetuneSettings(training, 16), device="cpu").task.state_dict()
+        )
+        assert bool(recomputed) == recompute
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_fine_tuning_from_files(recompute: bool, tmp_path: Path) -> None:
+    rows = [f"{'x' if number % 2 else 'y'}\tape yak" for number in range(16)]
+    (tmp_path / "train.tsv").write_text("\n".join(["label\ttext", *rows]) + "\n", encoding="utf8")
+    training = dataclasses.replace(finetune_adam(), recompute=recompute)
+    model, train = str(make_folder(tmp_path / "model")), str(tmp_path / "train.tsv")
+    settings = FinetuneConfig(model=model, train=train, training=training, length=16)
+    prepared = make_ready(settings, tmp_path / "run", torch.device("cpu"))
+    assert prepared.task.model.encoder.recompute is recompute

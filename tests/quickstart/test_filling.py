@@ -1,0 +1,63 @@
+"""Words hidden in a corpus: whole ones, of its sentences, filled from what stands around them alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bothways.data.corpus import build_corpus
+from bothways.data.readers import Document
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import MaskedHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.quickstart.fill_masks import GUESSES, _words, fill_masks
+from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.task_learner import predict
+from bothways.tasks.text_examples import TextExample
+from bothways.text.tokenizer import Tokenizer
+from toy_animals import WORDS
+
+DOCUMENTS = [
+    "The cat sleeps in the barn.",  # seven tokens: too short
+    "The dog eats in the wood near the hills. The owl sings.",
+    "The cow cow cow cow cow cow cow cow.",  # no word of four letters
+    "The fox walks near the lake in the town.",
+    "The hen sleeps near the barn in the hills.",
+    "The owl sings near the lake in the wood.",
+]
+
+
+def test_a_hidden_word_is_a_whole_one_of_a_sentence(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpus = build_corpus(
+        [Document(text, f"made:{at}") for at, text in enumerate(DOCUMENTS)],
+        tokenizer,
+        tmp_path / "corpus",
+        workers=1,
+    )
+    torch.manual_seed(0)
+    model = Model(
+        EncoderConfig(len(WORDS), 16, 1, 2, 32, position=Learned(16), initial_range=0.5),
+        (MaskedHead(),),
+    ).eval()
+    filled = fill_masks(model, corpus, range(len(corpus)), 3, seed=1)
+    assert len(filled) == 3
+    sentences = [corpus.sentences_of(document)[0].tolist() for document in (1, 3, 4)]
+    task = MaskFillingTask(top=GUESSES).task(model, tokenizer, (), 16)
+    for one, sentence in zip(filled, sentences, strict=True):
+        assert tokenizer.encode([f"{one.before} {one.truth} {one.after}"])[0].tolist() == sentence
+        assert len(one.truth) >= 4
+        ((_, expected),) = predict(task, [TextExample(f"{one.before} [MASK] {one.after}")])
+        assert one.guesses == tuple((guess.token, guess.probability) for guess in expected.masks[0])
+    assert fill_masks(model, corpus, range(len(corpus)), 9, seed=1)[:3] == filled
+    assert fill_masks(model, corpus, range(len(corpus)), 3, seed=2) != filled
+
+
+def test_a_piece_of_a_word_is_not_hidden(tokenizer: Tokenizer) -> None:
+    (ids,) = tokenizer.encode(["near hills the lake in barns barn."])
+    assert [tokenizer.token(int(ids[at])) for at in _words(ids, tokenizer)[1]] == [
+        "near",
+        "lake",
+        "barn",
+    ]

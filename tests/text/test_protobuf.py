@@ -1,0 +1,67 @@
+"""Protocol Buffers' wire format: what is written by its rules is read as it was, and nothing is read out of a part."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bothways.text.protobuf import Fixed, MalformedError, fields, varint
+
+VALUES = (
+    st.integers(0, 2**64 - 1)
+    | st.binary(max_size=300)
+    | st.builds(Fixed, st.binary(min_size=4, max_size=4) | st.binary(min_size=8, max_size=8))
+)
+
+
+def written(number: int) -> bytes:
+    groups = [number >> shift & 127 for shift in range(0, max(number.bit_length(), 1), 7)]
+    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
+
+
+def message(items: list[tuple[int, int | bytes | Fixed]]) -> bytes:
+    parts = []
+    for number, value in items:
+        match value:
+            case int():
+                parts += [written(number << 3), written(value)]
+            case bytes():
+                parts += [written(number << 3 | 2), written(len(value)), value]
+            case Fixed(data):
+                parts += [written(number << 3 | (5 if len(data) == 4 else 1)), data]
+    return b"".join(parts)
+
+
+@settings(deadline=None)
+@given(items=st.lists(st.tuples(st.integers(1, 2**29 - 1), VALUES), max_size=6), data=st.data())
+def test_a_message_is_read_as_it_was_written(
+    items: list[tuple[int, int | bytes | Fixed]], data: st.DataObject
+) -> None:
+    whole = message(items)
+    assert list(fields(whole)) == items
+    lengths = [len(message(items[:count])) for count in range(len(items) + 1)]
+    cut = data.draw(st.integers(0, len(whole)))
+    if cut in lengths:
+        assert list(fields(whole[:cut])) == items[: lengths.index(cut)]
+    else:
+        with pytest.raises(MalformedError, match=r"are left$|has no end"):
+            list(fields(whole[:cut]))
+
+
+def test_fixed_bytes_are_a_whole_number_or_a_real_one() -> None:
+    assert Fixed(struct.pack("<f", -1.5)).real == Fixed(struct.pack("<d", -1.5)).real == -1.5
+    assert Fixed(struct.pack("<I", 7)).whole == Fixed(struct.pack("<Q", 7)).whole == 7
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 11, b"\x80", b""])
+def test_a_number_must_end(data: bytes) -> None:
+    with pytest.raises(MalformedError, match="a number has no end"):
+        varint(data, 0)
+
+
+def test_an_unknown_type_is_named() -> None:
+    with pytest.raises(MalformedError, match="the unknown wire type 3"):
+        list(fields(written(1 << 3 | 3)))
