@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bothways.core.layout import LOOSE, Layout, Move, RectanglePolicy, onto
 from bothways.core.sequence import Sequence
-from bothways.core.targets import Targets
+from bothways.core.targets import Targets, TargetsT, target_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,15 @@ class Batch:
     layout: Layout
     targets: Mapping[str, Targets] = dataclasses.field(default_factory=dict)
     everywhere: Bool[Tensor, " tokens"] | None = None
+
+    def target(self, name: str, cls: type[TargetsT]) -> TargetsT:
+        """Return the targets called `name`, which must be of type `cls`; its arrays are tensors.
+
+        Raises:
+            KeyError: the batch has no such targets.
+            TypeError: they are of another type.
+        """
+        return target_of(self.targets, name, cls)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; itself, with what its layout has worked out, where it lies there already."""

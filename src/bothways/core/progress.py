@@ -1,10 +1,68 @@
-"""How much of a job is done: who is told, and how long the rest will take."""
+"""Progress of long jobs: the protocol they report to."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
 from datetime import timedelta
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Progress(Protocol):
+    """A receiver of progress reports, such as a bar on a terminal.
+
+    A job goes through stages, one after another. Each stage begins with `stage` and ends with
+    the next one or with the job:
+
+        progress.stage("encoding", total=2_000)  # 2,000 documents
+        progress.advance(500)                    # the first 500 are done
+        progress.message("12 documents are empty")
+    """
+
+    def stage(self, name: str, total: float | None = None) -> None:
+        """Begin a stage, replacing the current one.
+
+        Args:
+            name: what the job does now, such as "encoding".
+            total: the amount of work, in any unit; None if it is unknown.
+        """
+
+    def advance(self, done: float) -> None:
+        """Report that `done` of the stage's total is done: an absolute value, not an increment."""
+
+    def message(self, text: str) -> None:
+        """Show a line that remains visible after the stage."""
+
+
+class _Silent:
+    def stage(self, name: str, total: float | None = None) -> None:
+        pass
+
+    def advance(self, done: float) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        pass
+
+
+SILENT: Progress = _Silent()
+"""Reports nothing."""
+
+
+def track(items: Many[T], progress: Progress, name: str, every: int = 1) -> Iterator[T]:
+    """Yield `items` as a stage of `progress`, which advances before every `every`th item."""
+    progress.stage(name, len(items))
+    for number, item in enumerate(items):
+        if number % every == 0:
+            progress.advance(number)
+        yield item
+    progress.advance(len(items))
+
+
+# What follows is replaced by `Progress`.
 
 OnShare = Callable[[float], None]
 """Is told how much is done, from 0 to 1."""

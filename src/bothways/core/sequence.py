@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from bothways.core.targets import Targets
+    from bothways.core.targets import Targets, TargetsT
 
 Ids = NDArray[np.int32]
 
@@ -36,3 +36,9 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def target(self, name: str, cls: type[TargetsT]) -> TargetsT:
+        """Return the targets called `name`, which must be of type `cls`; its arrays are NumPy's."""
+        from bothways.core.targets import target_of
+
+        return target_of(self.targets, name, cls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -51,6 +52,14 @@ class Targets:
     def void(self: TargetsT) -> TargetsT:
         """The same targets without weight: what fills the place of a rank that has no sequence left in a step."""
         raise NotImplementedError
+
+
+def target_of(targets: Mapping[str, Targets], name: str, cls: type[TargetsT]) -> TargetsT:
+    """Return `targets[name]` as a `cls`; KeyError or TypeError if it is missing or another type."""
+    target = targets[name]
+    if not isinstance(target, cls):
+        raise TypeError(f"targets {name!r} are {type(target).__name__}, not {cls.__name__}")
+    return target
 
 
 @dataclass(frozen=True)

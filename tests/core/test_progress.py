@@ -1,0 +1,31 @@
+"""Progress of long jobs."""
+
+from __future__ import annotations
+
+from bothways.core.progress import SILENT, track
+
+
+class _Record:
+    def __init__(self) -> None:
+        self.lines: list[object] = []
+
+    def stage(self, name: str, total: float | None = None) -> None:
+        self.lines.append((name, total))
+
+    def advance(self, done: float) -> None:
+        self.lines.append(done)
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_tracked_items_report_their_number() -> None:
+    record = _Record()
+    assert list(track("abcde", record, "reading", every=2)) == list("abcde")
+    assert record.lines == [("reading", 5), 0, 2, 4, 5]
+
+
+def test_silent_progress_accepts_everything() -> None:
+    SILENT.stage("reading", 3)
+    SILENT.advance(1)
+    SILENT.message("done")
