@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Progress(Protocol):
     """A receiver of progress reports, such as a bar on a terminal.
 
