@@ -9,10 +9,10 @@ class _Record:
     def __init__(self) -> None:
         self.lines: list[object] = []
 
-    def stage(self, name: str, total: float | None = None) -> None:
+    def stage(self, name: str, total: float | int | None = None) -> None:
         self.lines.append((name, total))
 
-    def advance(self, done: float) -> None:
+    def advance(self, done: float | int) -> None:
         self.lines.append(done)
 
     def message(self, text: str) -> None:

@@ -23,7 +23,7 @@ class Progress(Protocol):
         progress.message("12 documents are empty")
     """
 
-    def stage(self, name: str, total: float | None = None) -> None:
+    def stage(self, name: str, total: float | int | None = None) -> None:
         """Begin a stage, replacing the current one.
 
         Args:
@@ -31,7 +31,7 @@ class Progress(Protocol):
             total: the amount of work, in any unit; None if it is unknown.
         """
 
-    def advance(self, done: float) -> None:
+    def advance(self, done: float | int) -> None:
         """Report that `done` of the stage's total is done: an absolute value, not an increment."""
 
     def message(self, text: str) -> None:
@@ -39,10 +39,10 @@ class Progress(Protocol):
 
 
 class _Silent:
-    def stage(self, name: str, total: float | None = None) -> None:
+    def stage(self, name: str, total: float | int | None = None) -> None:
         pass
 
-    def advance(self, done: float) -> None:
+    def advance(self, done: float | int) -> None:
         pass
 
     def message(self, text: str) -> None:
