@@ -45,10 +45,11 @@ from harness import Rounds, against, best, interleaved, machine, show, span
 from numpy.typing import NDArray
 
 from bothways.model.flops import forward_flops
+from bothways.prediction.engine import PredictConfig, predict, prepare_task
 from bothways.prediction.predictor import open_task
 from bothways.quickstart.installed_docs import DocKind, installed_docstrings
 from bothways.runtime.devices import Precision, has_bf16, has_int8
-from bothways.tasks.task_learner import PredictConfig, TaskLearner, predict
+from bothways.tasks.task_learner import TaskLearner
 from bothways.tasks.text_examples import TextExample
 
 LONGEST, BATCH, AGAIN = 256, 32, 10
@@ -254,13 +255,13 @@ def assembled(
             found[name] = make(folder, threads)
         except ImportError as error:
             print(f"{name} is left out: {error}")
-    found |= {"bothways": ours(task), "bothways prepared": ours(task.prepared())}
+    found |= {"bothways": ours(task), "bothways prepared": ours(prepare_task(task))}
     if has_bf16(CPU):
         found |= {
             "bothways bf16": ours(task, "bf16"),
-            "bothways prepared bf16": ours(task.prepared("bf16"), "bf16"),
+            "bothways prepared bf16": ours(prepare_task(task, "bf16"), "bf16"),
         }
-    return found | ({"bothways int8": ours(task.prepared("int8"))} if has_int8(CPU) else {})
+    return found | ({"bothways int8": ours(prepare_task(task, "int8"))} if has_int8(CPU) else {})
 
 
 def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:

@@ -37,7 +37,7 @@ def as_with(most: Feature) -> Iterator[None]:
     """As on a processor that has no more than this."""
     with pytest.MonkeyPatch.context() as patch:
         has = native.limit(most)
-        patch.setattr(native, "features", lambda: has)
+        patch.setattr(native, "kernel_features", lambda: has)
         yield
     native.limit(EVERY)
 

@@ -27,16 +27,11 @@ from bothways.core.sequence import Sequence
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.head_config import LabelHead, PoolerHead
 from bothways.model.model import Model
+from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.report import sections as s
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.task_learner import (
-    EncodedExample,
-    PredictConfig,
-    PredictionCounts,
-    evaluate_task,
-    predict,
-)
+from bothways.tasks.task_learner import EncodedExample
 from bothways.tasks.text_examples import TextExample
 from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 

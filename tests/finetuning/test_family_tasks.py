@@ -28,6 +28,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.head_config import Head, LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
+from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task
 from bothways.pretraining.build import fit_to_corpus
 from bothways.tasks.catalogue import Trainable
@@ -41,7 +42,7 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.task import Reading
-from bothways.tasks.task_learner import TaskLearner, predict
+from bothways.tasks.task_learner import TaskLearner
 from bothways.tasks.text_examples import TextExample
 from bothways.text.hf_pipelines import (
     Albert,

@@ -31,11 +31,11 @@ from bothways.hub.sentence_transformers import save_sentence_encoder
 from bothways.model.head_config import BiLMHead
 from bothways.model.lstm_config import LSTMConfig
 from bothways.model.model import Model
+from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task
 from bothways.pretraining.build import fit_to_corpus, heads_for
 from bothways.pretraining.config import PretrainConfig, modern, paper
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.task_learner import predict
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Epochs, Steps
 

@@ -25,10 +25,10 @@ from bothways.finetuning.prepare import FinetuneConfig
 from bothways.finetuning.run import finetune
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
+from bothways.prediction.engine import PredictConfig
 from bothways.prediction.predictor import open_task
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.task import Reading
-from bothways.tasks.task_learner import PredictConfig
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Steps
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv

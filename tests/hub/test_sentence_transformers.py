@@ -18,9 +18,9 @@ from bothways.model.config import EncoderConfig
 from bothways.model.head_config import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task
 from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
-from bothways.tasks.task_learner import predict
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 

@@ -110,7 +110,7 @@ def test_all_else_is_left_to_torch(case: str, monkeypatch: pytest.MonkeyPatch) -
     x, y, norm, _ = drawn(5, 8, torch.float32, True, 0)
     chosen: nn.Module = norm
     if case == "no kernels":
-        monkeypatch.setattr(native, "features", lambda: Feature(0))
+        monkeypatch.setattr(native, "kernel_features", lambda: Feature(0))
     elif case == "no LayerNorm":
         chosen = nn.Identity()
     else:

@@ -31,9 +31,9 @@ from bothways.kernels.linear import Dense, Layers, Rest
 from bothways.kernels.packed_linear import PanelLinear
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.encoder import Encoder
+from bothways.prediction.engine import PredictConfig, predict, prepare_task
 from bothways.prediction.predictor import open_task
 from bothways.runtime.devices import Precision
-from bothways.tasks.task_learner import PredictConfig, predict
 from bothways.tasks.text_examples import TextExample
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -203,7 +203,7 @@ def test_the_table(
     chosen: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native, "features", lambda: has)
+    monkeypatch.setattr(native, "kernel_features", lambda: has)
     assert native.attends(device, dtype, size) is chosen
     assert native.multiplies("int8") is (Feature.VNNI in has)
     assert native.multiplies("bf16") is (Feature.BF16 in has)
@@ -324,9 +324,9 @@ def test_the_table_of_its_use(
     chosen: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native, "features", lambda: has)
+    monkeypatch.setattr(native, "kernel_features", lambda: has)
     assert kernels.is_compiled(CPU, dtype, 16, longest, rate, gradients) is chosen
-    monkeypatch.setattr(native, "features", lambda: Feature(0))
+    monkeypatch.setattr(native, "kernel_features", lambda: Feature(0))
     assert not kernels.is_compiled(CPU, dtype, 16, longest, rate, gradients)
 
 
@@ -852,7 +852,9 @@ def test_real_weights_give_the_same_vectors_without_it(
         pace = PredictConfig("bf16" if precision == "bf16" else "fp32")
         found = [
             prediction.vectors
-            for _, prediction in predict(opened.prepared(precision), map(TextExample, TEXTS), pace)
+            for _, prediction in predict(
+                prepare_task(opened, precision), map(TextExample, TEXTS), pace
+            )
         ]
         return torch.from_numpy(np.concatenate(found))
 

@@ -13,10 +13,10 @@ from pyarrow import parquet
 
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate_task, predict
 from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep, write_vectors
 from bothways.prediction.predictor import open_task
 from bothways.tasks.sentence_embedding.sts import Correlation
-from bothways.tasks.task_learner import PredictConfig, PredictionCounts, evaluate_task, predict
 from bothways.tasks.text_examples import TextExample
 from toy_folder import FILLERS, make_folder
 

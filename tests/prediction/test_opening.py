@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from bothways.cli import app
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model
+from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task
 from bothways.tasks.multilabel.task import MultilabelExample
-from bothways.tasks.task_learner import predict
 from bothways.tasks.text_examples import TextExample
 from toy_folder import VOCABULARY, make_tokenizer
 

@@ -17,11 +17,11 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.kernels.int8 import Int8Linear
 from bothways.model.head_config import LabelHead, PoolerHead
 from bothways.model.model import Model
+from bothways.prediction.engine import PredictConfig, predict, predict_encoded, prepare_task
 from bothways.prediction.int8_report import Price, Scored, price
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.runtime import devices as hardware
 from bothways.runtime.devices import has_int8
-from bothways.tasks.task_learner import PredictConfig, predict, predict_encoded
 from bothways.tasks.text_examples import TextExample
 from toy_folder import make_examples, make_folder, write_tsv
 
@@ -85,7 +85,7 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
     assert cosines.mean() > 0.995
     assert cosines.min() > 0.985
     assert not np.allclose(exact, found, atol=1e-4)
-    quantised = task.prepared("int8")
+    quantised = prepare_task(task, "int8")
     alone = np.concatenate([vectors(quantised, [text], PredictConfig()) for text in texts])
     assert (alone * found).sum(1).min() > 0.9999
 
@@ -98,7 +98,7 @@ def test_what_is_encoded_already_is_predicted_alike(opened: Predictor) -> None:
 
 
 def test_a_quantised_task_leaves_the_other_as_it_was(opened: Predictor) -> None:
-    quantised = opened.task.train().prepared("int8")
+    quantised = prepare_task(opened.task.train(), "int8")
     assert opened.task.training
     assert not quantised.training
     assert any(isinstance(module, Int8Linear) for module in quantised.modules())

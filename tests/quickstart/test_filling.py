@@ -12,9 +12,9 @@ from bothways.model.config import EncoderConfig
 from bothways.model.head_config import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.prediction.engine import predict
 from bothways.quickstart.fill_masks import GUESSES, _words, fill_masks
 from bothways.tasks.mask_filling.task import MaskFillingTask
-from bothways.tasks.task_learner import predict
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 from toy_animals import WORDS

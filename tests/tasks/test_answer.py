@@ -31,16 +31,16 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.head_config import SpanHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.tasks.predictions import AnswerPrediction
-from bothways.tasks.question_answering.examples import Question, QuestionColumns
-from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
-from bothways.tasks.task_learner import (
+from bothways.prediction.engine import (
     PredictConfig,
     evaluate_task,
     grouped,
     predict,
     predict_encoded,
 )
+from bothways.tasks.predictions import AnswerPrediction
+from bothways.tasks.question_answering.examples import Question, QuestionColumns
+from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
 from bothways.text.special_tokens import Specials
 from bothways.text.tokenizer import Tokenizer
 from toy_task import WORDS, make_text, make_tokenizer

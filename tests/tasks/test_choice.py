@@ -15,11 +15,11 @@ from bothways.core.errors import DataError
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.choice.examples import NO_COLUMNS, ChoiceColumns, ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask, Chooser
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.predictions import ChoicePrediction
-from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
 from bothways.tasks.text_examples import TextExample
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded
 from toy_task import VOCABULARY, make_text, make_tokenizer

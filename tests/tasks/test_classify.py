@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
+from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.classification.task import ClassificationTask, Classifier, truncated
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.task import Task
-from bothways.tasks.task_learner import PredictConfig, TaskLearner, evaluate_task, predict
+from bothways.tasks.task_learner import TaskLearner
 from bothways.tasks.text_examples import TextExample
 from toy_task import VOCABULARY, make_examples, make_task, make_text, make_tokenizer
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bothways.core.errors import ConfigError, DataError
+from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.sentence_embedding.sts import Agreement
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
 from bothways.tasks.text_examples import TextColumns, TextExample
 from toy_masked import make_masked, make_masked_text
 

@@ -14,8 +14,8 @@ import tokenizers
 import torch
 
 from bothways.core.errors import ConfigError, DataError
+from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.mask_filling.task import MaskFillingTask
-from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 from toy_masked import log_probabilities, make_masked, make_masked_text

@@ -15,10 +15,10 @@ from bothways.core.errors import DataError
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Spelling, chunks, flaws, respell
 from bothways.tasks.tagging.task import Tagger, TaggingTask
-from bothways.tasks.task_learner import evaluate_task, predict
 from bothways.text.tokenizer import Tokenizer
 from toy_task import VOCABULARY, WORDS, make_tokenizer
 

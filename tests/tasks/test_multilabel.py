@@ -19,9 +19,9 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelExample, MultilabelTask
 from bothways.tasks.predictions import MultilabelPrediction
-from bothways.tasks.task_learner import PredictConfig, evaluate_task, predict
 from bothways.tasks.text_examples import TextColumns
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
 from toy_task import VOCABULARY, make_text, make_tokenizer

@@ -21,12 +21,13 @@ from bothways.core.targets import IGNORED
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.metrics import classification_metrics
 from bothways.tasks.predictions import Entity
 from bothways.tasks.tagging.examples import TagColumns, TagExample, with_neighbours
 from bothways.tasks.tagging.schemes import respell
 from bothways.tasks.tagging.task import Tagger, TaggingTask
-from bothways.tasks.task_learner import EncodedExample, PredictConfig, evaluate_task, predict
+from bothways.tasks.task_learner import EncodedExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_tokenizer
 from toy_task import VOCABULARY, WORDS, make_tokenizer

@@ -21,19 +21,18 @@ from bothways.analysis.registry import analyst_of
 from bothways.analysis.slices import Traits
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
+from bothways.prediction.engine import (
+    DEFAULT_PREDICT,
+    PredictConfig,
+    PredictionCounts,
+    predict_encoded,
+    windows,
+)
 from bothways.report import sections as s
 from bothways.report.html import write_html
 from bothways.runtime.devices import Precision, describe_device, has_bf16
 from bothways.tasks.task import Metrics
-from bothways.tasks.task_learner import (
-    DEFAULT_PREDICT,
-    EncodedExample,
-    PredictConfig,
-    PredictionCounts,
-    TaskLearner,
-    predict_encoded,
-    windows,
-)
+from bothways.tasks.task_learner import EncodedExample, TaskLearner
 
 KEPT = 12
 """Examples that are shown of a kind."""

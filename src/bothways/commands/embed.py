@@ -51,9 +51,9 @@ def embed(
 
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.errors import DataError
+    from bothways.prediction.engine import PredictConfig
     from bothways.prediction.layer_sweep import check_out, write_vectors
     from bothways.prediction.predictor import open_task
-    from bothways.tasks.task_learner import PredictConfig
 
     check_out(out, file)
     opened = open_task(folder, "embed", length=length, device=device, settings=settings)

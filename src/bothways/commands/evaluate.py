@@ -15,12 +15,12 @@ from bothways.commands.tables import metric_table
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from bothways.prediction.engine import PredictConfig, PredictionCounts
     from bothways.prediction.int8_report import Price
     from bothways.prediction.predictor import Predictor
     from bothways.runtime.devices import Precision
     from bothways.tasks.sentence_embedding.task import Embedder
     from bothways.tasks.task import Metrics, Reading
-    from bothways.tasks.task_learner import PredictConfig, PredictionCounts
 
     _Shown = Callable[[], AbstractContextManager[tuple[Reading[Any], PredictionCounts]]]
 
@@ -79,10 +79,10 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.commands.progress import asked
     from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
+    from bothways.prediction.engine import PredictConfig
     from bothways.prediction.int8_report import LIMIT
     from bothways.prediction.predictor import open_task
     from bothways.tasks.sentence_embedding.task import Embedder
-    from bothways.tasks.task_learner import PredictConfig
 
     if report is not None:
         check_output_path(report, [file])
@@ -175,8 +175,8 @@ class _Found:
 
 def _priced(opened: Predictor, shown: _Shown, sheet: _Sheet) -> _Found:
     """fp32 beside int8; the report, if one is asked for, is of int8, from a pass of its own whose time does not count."""
+    from bothways.prediction.engine import DEFAULT_PREDICT, PredictionCounts, prepare_task
     from bothways.prediction.int8_report import price
-    from bothways.tasks.task_learner import DEFAULT_PREDICT, PredictionCounts
 
     last = PredictionCounts()
 
@@ -189,7 +189,7 @@ def _priced(opened: Predictor, shown: _Shown, sheet: _Sheet) -> _Found:
     found = price(opened, evaluated)
     if sheet.report is not None:
         _reported(
-            replace(opened, task=opened.task.prepared("int8")),
+            replace(opened, task=prepare_task(opened.task, "int8")),
             shown,
             DEFAULT_PREDICT,
             sheet,

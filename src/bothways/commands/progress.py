@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
     from bothways.tasks.task import Reading
-    from bothways.tasks.task_learner import PredictionCounts
 
 
 def asked(opened: Predictor, **columns: str | None) -> Any:

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bothways.core.progress import OnShare
+from bothways.prediction.engine import PredictionCounts
 from bothways.tasks.task import Reading
-from bothways.tasks.task_learner import PredictionCounts
 
 T = TypeVar("T")
 

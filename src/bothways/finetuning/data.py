@@ -17,17 +17,11 @@ from bothways.core.stages import OnStage, part_of, unseen
 from bothways.data.list_source import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share
 from bothways.finetuning.config import FinetuneSettings
+from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, grouped, predict_encoded
 from bothways.preflight.model import check_casing
 from bothways.preflight.text import check_inputs
 from bothways.tasks.task import Metrics, Task
-from bothways.tasks.task_learner import (
-    DEFAULT_PREDICT,
-    EncodedExample,
-    PredictConfig,
-    TaskLearner,
-    grouped,
-    predict_encoded,
-)
+from bothways.tasks.task_learner import EncodedExample, TaskLearner
 from bothways.text.tokenizer import Tokenizer
 
 ALL = Share()

@@ -41,10 +41,11 @@ from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import without_places
 from bothways.model.flops import forward_flops
+from bothways.prediction.engine import PredictionCounts
 from bothways.preflight.compute import peak_of
 from bothways.runtime.devices import choose_device
 from bothways.tasks.task import Metrics, Task
-from bothways.tasks.task_learner import PredictionCounts, TaskLearner
+from bothways.tasks.task_learner import TaskLearner
 from bothways.training import checkpoint, run
 from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
 from bothways.training.run_folder import note_settings, run_folder

@@ -26,8 +26,8 @@ from bothways.finetuning.prepare import FinetuneConfig
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.hub.provenance import digest_of_file, digest_of_model, without_places
 from bothways.paper.experiment import Experiment, Frozen
+from bothways.prediction.engine import evaluate_task
 from bothways.tasks.task import Task
-from bothways.tasks.task_learner import evaluate_task
 from bothways.training.checkpoint import checkpoints
 
 RESULT = "result.json"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bothways.core.errors import ConfigError
+from bothways.prediction.engine import prepare_task
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.task import Direction, Metrics
 
@@ -76,7 +77,7 @@ def price(opened: Predictor, evaluate: Callable[[Predictor], Metrics]) -> Price:
     Raises:
         ConfigError: there is no int8 for this model here.
     """
-    definition, quantised = opened.task.definition, Predictor(opened.task.prepared("int8"))
+    definition, quantised = opened.task.definition, Predictor(prepare_task(opened.task, "int8"))
     fp32, int8 = (_scored(model, evaluate) for model in (opened, quantised))
     direction = definition.directions(opened.task.labels)[definition.metric]
     return Price(definition.metric, direction, fp32, int8)

@@ -20,17 +20,11 @@ from numpy.typing import NDArray
 from bothways.core.atomic_files import check_output_path, replace_file
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
+from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, PredictionCounts, predict
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold
 from bothways.tasks.sentence_embedding.task import Embedder, Pooling, SentenceEmbeddingTask, pool
-from bothways.tasks.task_learner import (
-    DEFAULT_PREDICT,
-    Output,
-    PredictConfig,
-    PredictionCounts,
-    TaskLearner,
-    predict,
-)
+from bothways.tasks.task_learner import Output, TaskLearner
 from bothways.tasks.text_examples import TextExample
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)

@@ -16,19 +16,19 @@ from bothways.hub.load_report import listed
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve_run
 from bothways.hub.sentence_transformers import read_sentence_encoder
+from bothways.prediction.engine import (
+    DEFAULT_PREDICT,
+    PredictConfig,
+    PredictionCounts,
+    evaluate_task,
+    predict,
+)
 from bothways.preflight.model import check_model
 from bothways.runtime.devices import choose_device
 from bothways.tasks.catalogue import TASKS, AnyDefinition
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.task import Metrics, Reading
-from bothways.tasks.task_learner import (
-    DEFAULT_PREDICT,
-    PredictConfig,
-    PredictionCounts,
-    TaskLearner,
-    evaluate_task,
-    predict,
-)
+from bothways.tasks.task_learner import TaskLearner
 
 
 @dataclass(frozen=True)

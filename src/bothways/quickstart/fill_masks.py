@@ -11,8 +11,8 @@ from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids
 from bothways.data.corpus import Corpus
 from bothways.model.model import Model
+from bothways.prediction.engine import predict
 from bothways.tasks.mask_filling.task import MaskFiller, MaskFillingTask
-from bothways.tasks.task_learner import predict
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 

@@ -21,9 +21,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from bothways.core.errors import DataError
+from bothways.prediction.engine import PredictionCounts
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.tasks.task import Reading, examples_fingerprint
-from bothways.tasks.task_learner import PredictionCounts
 
 RESAMPLES = 9999
 """Of the permutations, which are all if there are fewer, and of the bootstrap."""
