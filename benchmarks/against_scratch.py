@@ -32,7 +32,7 @@ def score(
     start: Model | EncoderConfig, data: LabelledData, job: Data, rate: float, seed: int
 ) -> float:
     """The dev score at the end of one run."""
-    training = dataclasses.replace(finetune_adam(), optimiser=AdamW(lr=rate), evaluate=None)
+    training = dataclasses.replace(finetune_adam(), optimizer=AdamW(lr=rate), evaluate=None)
     return fit_task(
         start, data, FinetuneSettings(training, job.length, task=job.definition), seed=seed
     ).metrics[job.metric]

@@ -123,13 +123,13 @@ def works(config: EncoderConfig, tokens: int, length: int) -> dict[str, Callable
         Batch(ids, torch.zeros_like(ids), layout),
         torch.randperm(tokens)[: tokens * 15 // 100],
     )
-    optimiser = build_optimizer(AdamW(), model.named_parameters())
+    optimizer = build_optimizer(AdamW(), model.named_parameters())
 
     def train() -> None:
         x = model.train().encoder(batch, only=places).last[places]
         logits = model.heads["masked"](x, model.encoder.embedding.token.weight)
         (cross_entropy(logits, ids[places]).total / len(places)).backward()  # type: ignore[no-untyped-call]
-        update(optimiser, 1.0)
+        update(optimizer, 1.0)
 
     @torch.inference_mode()
     def predict() -> None:

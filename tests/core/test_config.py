@@ -48,7 +48,7 @@ durations = (
     | table("epochs", count=positive)
     | table("hours", count=positive)
 )
-optimisers = st.sampled_from(["adamw", "bert_adam"]).flatmap(
+optimizers = st.sampled_from(["adamw", "bert_adam"]).flatmap(
     lambda kind: table(
         kind, lr=positive, betas=st.lists(rates, min_size=2, max_size=2), eps=positive, decay=rates
     )
@@ -64,7 +64,7 @@ bests = st.fixed_dictionaries(
 trainings = st.fixed_dictionaries(
     {
         "until": durations,
-        "optimiser": optimisers,
+        "optimizer": optimizers,
         "schedule": schedules | trapezoids,
         "precision": st.sampled_from(["auto", "fp32", "bf16"]),
         "clip_norm": st.none() | positive,
@@ -207,13 +207,13 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
     [
         ("encoder.depth=6", lambda c: c.encoder.depth == 6),
         (
-            "training.optimiser.lr=3e-5",
-            lambda c: c.training.optimiser == dataclasses.replace(BASE.training.optimiser, lr=3e-5),
+            "training.optimizer.lr=3e-5",
+            lambda c: c.training.optimizer == dataclasses.replace(BASE.training.optimizer, lr=3e-5),
         ),
-        ("training.optimiser=bert_adam", lambda c: c.training.optimiser == BertAdam()),
-        ("training.optimiser.kind=bert_adam", lambda c: c.training.optimiser == BertAdam()),
-        ("training.optimiser.betas=0.8, 0.9", lambda c: c.training.optimiser.betas == (0.8, 0.9)),
-        ("training.optimiser.betas=[0.8, 0.9]", lambda c: c.training.optimiser.betas == (0.8, 0.9)),
+        ("training.optimizer=bert_adam", lambda c: c.training.optimizer == BertAdam()),
+        ("training.optimizer.kind=bert_adam", lambda c: c.training.optimizer == BertAdam()),
+        ("training.optimizer.betas=0.8, 0.9", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
+        ("training.optimizer.betas=[0.8, 0.9]", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
         ("training.clip_norm=none", lambda c: c.training.clip_norm is None),
         ("training.schedule.warmup=0.25", lambda c: c.training.schedule == Linear(0.25)),
         (
@@ -282,17 +282,17 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
     ("override", "message"),
     [
         (
-            "training.optimiser.decai=1",
-            r"training\.optimiser\.decai: unknown key 'decai'; did you mean decay\?",
+            "training.optimizer.decai=1",
+            r"training\.optimizer\.decai: unknown key 'decai'; did you mean decay\?",
         ),
         ("zzz=1", r"^zzz: unknown key 'zzz'\n  Known here: encoder, training"),
         (
-            "training.optimiser.kind=adam",
-            r"training\.optimiser\.kind: unknown kind 'adam'; did you mean adamw\?",
+            "training.optimizer.kind=adam",
+            r"training\.optimizer\.kind: unknown kind 'adam'; did you mean adamw\?",
         ),
         (
-            "training.optimiser=adam",
-            r"training\.optimiser: 'adam' is given, but it must be a table of kind adamw, bert_adam",
+            "training.optimizer=adam",
+            r"training\.optimizer: 'adam' is given, but it must be a table of kind adamw, bert_adam",
         ),
         ("encoder.depth=six", r"^encoder\.depth: 'six' is given, but it must be a whole number"),
         ("encoder.depth=2.5", r"^encoder\.depth: '2\.5' is given, but it must be a whole number"),
@@ -320,8 +320,8 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
             r"^training\.clip_norm: 'x' is given, but it must be a number or none",
         ),
         (
-            "training.optimiser.betas=0.9",
-            r"^training\.optimiser\.betas: '0\.9' is given, but it must be a list of 2, each a n",
+            "training.optimizer.betas=0.9",
+            r"^training\.optimizer\.betas: '0\.9' is given, but it must be a list of 2, each a n",
         ),
         ("phases.1.length=64", r"^phases\.1: there are 1 items, counted from 0"),
         ("phases.0.length=100000", r"^phases\.0\.length: sequences of 100000 tokens are longer"),

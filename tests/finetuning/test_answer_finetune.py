@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_folder(folder / "bert", dropout=0.0)
     write_squad(folder / "train.json", 240, 0)
     write_squad(folder / "dev.json", 60, 1)
-    words = "--task answer --out run --device cpu length=16 task.stride=6 task.longest=3 training.optimiser.lr=3e-3"
+    words = "--task answer --out run --device cpu length=16 task.stride=6 task.longest=3 training.optimizer.lr=3e-3"
     with pytest.MonkeyPatch.context() as patch:
         call(
             patch,

@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
 
 def method(rate: float, epochs: float) -> FinetuneSettings:
     training = dataclasses.replace(
-        finetune_adam(), until=Epochs(epochs), optimiser=AdamW(lr=rate), precision="fp32"
+        finetune_adam(), until=Epochs(epochs), optimizer=AdamW(lr=rate), precision="fp32"
     )
     return FinetuneSettings(training, 16)
 
@@ -75,7 +75,7 @@ def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
     assert "for all 60 dev examples; its accuracy on the dev data, 0." in text
     assert "its training loss, " in text
     assert text.endswith(
-        "Try other seeds (--seeds 5), a lower rate (training.optimiser.lr=2e-05) and more epochs (training.until)."
+        "Try other seeds (--seeds 5), a lower rate (training.optimizer.lr=2e-05) and more epochs (training.until)."
     )
 
 
@@ -227,7 +227,7 @@ def test_a_task_without_a_baseline_of_its_own_knows_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimiser", "schedule", "several", "said"),
+    ("optimizer", "schedule", "several", "said"),
     [
         (AdamW(2e-5), Linear(0.1), True, "Try more epochs (training.until)."),
         (
@@ -240,16 +240,16 @@ def test_a_task_without_a_baseline_of_its_own_knows_none() -> None:
             BertAdam(5e-5),
             GoogleLinear(0.05),
             True,
-            "Try a lower rate (training.optimiser.lr=2e-05), a longer warm-up (training.schedule.warmup=0.1), more epochs "
-            "(training.until) and the optimiser with bias correction (training.optimiser.kind=adamw).",
+            "Try a lower rate (training.optimizer.lr=2e-05), a longer warm-up (training.schedule.warmup=0.1), more epochs "
+            "(training.until) and the optimizer with bias correction (training.optimizer.kind=adamw).",
         ),
     ],
 )
 def test_nothing_is_advised_that_was_done(
-    optimiser: OptimizerConfig, schedule: Schedule, several: bool, said: str
+    optimizer: OptimizerConfig, schedule: Schedule, several: bool, said: str
 ) -> None:
     failed = Failure(
-        ("one", "two"), dataclasses.replace(finetune_adam(), optimiser=optimiser, schedule=schedule)
+        ("one", "two"), dataclasses.replace(finetune_adam(), optimizer=optimizer, schedule=schedule)
     )
     assert failed.said(several) == f"this run has probably failed: one; two. {said}"
     assert str(failed) == failed.said(several=False)

@@ -80,7 +80,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> FeatureConfig:
     training = dataclasses.replace(
         base.training,
         until=Epochs(6.0),
-        optimiser=dataclasses.replace(base.training.optimiser, lr=1e-2),
+        optimizer=dataclasses.replace(base.training.optimizer, lr=1e-2),
     )
     return dataclasses.replace(base, training=training)
 
@@ -261,7 +261,7 @@ def test_it_learns_what_the_words_before_tell(settings: FeatureConfig, tmp_path:
     training = dataclasses.replace(
         settings.training,
         until=Epochs(4.0),
-        optimiser=dataclasses.replace(settings.training.optimiser, lr=2e-2),
+        optimizer=dataclasses.replace(settings.training.optimizer, lr=2e-2),
     )
     train = str(write_columns(tmp_path / "train.txt", 200, 0))
     run = dataclasses.replace(

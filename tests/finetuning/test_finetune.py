@@ -40,7 +40,7 @@ from bothways.training.trackers import Terminal
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 
 FAST = dataclasses.replace(
-    finetune_adam(), until=Epochs(5.0), optimiser=AdamW(lr=3e-3), precision="fp32"
+    finetune_adam(), until=Epochs(5.0), optimizer=AdamW(lr=3e-3), precision="fp32"
 )
 
 
@@ -150,7 +150,7 @@ def test_the_record_says_how_the_model_was_made(
     card = (folder / "model" / "README.md").read_text()
     assert "bert fine-tuned on train.tsv" in card
     assert f"| dev accuracy | {result.metrics['accuracy']:.4g} |" in card
-    assert "| optimiser | adamw, lr 0.003, " in card
+    assert "| optimizer | adamw, lr 0.003, " in card
     assert (
         f"| train | {files.train}, 320 examples, sha256 {record['data']['train']['sha256']} |"
         in card
@@ -167,7 +167,7 @@ def test_the_run_folder_has_a_report_on_the_dev_data(
     page = (folder / "report.html").read_text(encoding="utf8")
     assert f"accuracy {readable_number(result.metrics['accuracy'])} on 80 examples" in page
     assert "The hardest examples" in page
-    assert "run.training.optimiser.lr" in page
+    assert "run.training.optimizer.lr" in page
 
 
 def test_evaluating_the_folder_gives_the_metrics_of_the_run(

@@ -56,7 +56,7 @@ def finished(place: Path) -> Path:
         "length=16",
     ]
     with pytest.MonkeyPatch.context() as patch:
-        run(patch, place, *words, "training.optimiser.lr=3e-3", "training.until=5 epochs")
+        run(patch, place, *words, "training.optimizer.lr=3e-3", "training.until=5 epochs")
     return place
 
 
@@ -64,7 +64,7 @@ def test_the_file_wins_over_the_recipe_and_the_words_over_the_file(finished: Pat
     settings = configs.load(FinetuneConfig, file=finished / "run" / "config.toml")
     assert (settings.model, settings.train, settings.dev) == ("bert", "train.tsv", "dev.tsv")
     assert (settings.length, settings.seed, settings.training.until) == (16, 5, Epochs(5.0))
-    assert (settings.training.optimiser.lr, settings.training.precision) == (3e-3, "fp32")
+    assert (settings.training.optimizer.lr, settings.training.precision) == (3e-3, "fp32")
 
 
 def test_a_run_says_what_it_reached_and_where_it_is(
@@ -87,7 +87,7 @@ def test_a_run_says_what_it_reached_and_where_it_is(
     assert "accuracy" in output.out
     assert "The model is in brief/model. Try it: bothways predict brief FILE" in output.err
     settings = configs.load(FinetuneConfig, file=place / "brief" / "config.toml")
-    assert (settings.training.optimiser, settings.training.schedule) == (
+    assert (settings.training.optimizer, settings.training.schedule) == (
         BertAdam(lr=5e-5),
         GoogleLinear(0.1),
     )

@@ -31,7 +31,7 @@ from bothways.training.optimizers import AdamW
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
 
 FAST = dataclasses.replace(
-    finetune_adam(), until=Epochs(1.0), optimiser=AdamW(lr=3e-3), precision="fp32"
+    finetune_adam(), until=Epochs(1.0), optimizer=AdamW(lr=3e-3), precision="fp32"
 )
 
 

@@ -33,7 +33,7 @@ from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
 
 LENGTH = 16
 FAST = dataclasses.replace(
-    finetune_adam(), until=Epochs(6.0), optimiser=AdamW(lr=3e-3), precision="fp32"
+    finetune_adam(), until=Epochs(6.0), optimizer=AdamW(lr=3e-3), precision="fp32"
 )
 METHOD = FinetuneSettings(FAST, LENGTH)
 
@@ -90,12 +90,12 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
         seen.append((report.scores.losses["label"], report.gradient_norm, report.rate))
         return False
 
-    optimiser = AdamW(lr=3e-3, decay=0.05)
+    optimizer = AdamW(lr=3e-3, decay=0.05)
     with learning_by_rows(task.model, torch.device("cpu"), world):
         fit(
             task,
             loader(data, method, task, 3, ALL).steps(Cursor()),
-            build_optimizer(optimiser, task.named_parameters()),
+            build_optimizer(optimizer, task.named_parameters()),
             factor(method.training.schedule, method.training.until),
             Single(),
             until=method.training.until,
@@ -240,7 +240,7 @@ def test_seeds_decide_everything(data: LabelledData) -> None:
 
 def test_the_best_weights_win_by_any_metric(data: LabelledData) -> None:
     high = dataclasses.replace(
-        FAST, optimiser=AdamW(lr=2e-2), until=Epochs(2.0), evaluate=Steps(3)
+        FAST, optimizer=AdamW(lr=2e-2), until=Epochs(2.0), evaluate=Steps(3)
     )  # to make it jump about
     for metric, choose in (("loss", min), ("mcc", max)):
         done = fit_task(
@@ -303,11 +303,11 @@ def test_methods_that_cannot_be_are_refused(changes: dict[str, object], message:
 def test_the_recipes_are_those_of_the_paper() -> None:
     """facts: batch 32, 3 epochs, 5e-5, a tenth of warm-up; the code has no bias correction and its own decay."""
     assert FinetuneSettings().batch.n == 32
-    assert RECIPES["paper"](ClassificationTask()).training.optimiser == BertAdam(
+    assert RECIPES["paper"](ClassificationTask()).training.optimizer == BertAdam(
         lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01
     )
     assert RECIPES["paper"](ClassificationTask()).training.schedule == GoogleLinear(0.1)
-    assert RECIPES["modern"](ClassificationTask()).training.optimiser == AdamW(lr=5e-5)
+    assert RECIPES["modern"](ClassificationTask()).training.optimizer == AdamW(lr=5e-5)
     assert all(
         recipe(ClassificationTask()).training.until == Epochs(3.0) for recipe in RECIPES.values()
     )

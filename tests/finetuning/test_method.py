@@ -30,7 +30,7 @@ def test_batch_and_rate_are_those_that_the_paper_has_for_the_task(
     task: Trainable, batch: int, rate: float
 ) -> None:
     method = paper_finetuning(task)
-    assert (method.batch.n, method.training.optimiser, method.training.until) == (
+    assert (method.batch.n, method.training.optimizer, method.training.until) == (
         batch,
         BertAdam(lr=rate),
         Epochs(3.0),

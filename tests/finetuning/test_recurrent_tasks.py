@@ -41,7 +41,7 @@ from bothways.training.durations import Epochs, Steps
 
 TINY = ["encoder.projection=16", "encoder.cells=24"]
 FAST = [
-    "training.until=30 steps", "training.precision=fp32", "training.optimiser.lr=0.03",
+    "training.until=30 steps", "training.precision=fp32", "training.optimizer.lr=0.03",
     "encoder.initial_range=0.3", "batch.n=512", "batch.kind=tokens",
     "held_out=0.1", "phases.0.length=24", "evaluation_tokens=1000",
 ]  # fmt: skip
@@ -255,8 +255,8 @@ def test_frozen_layers_are_read_by_a_tagger(trained: Path, tmp_path: Path) -> No
     base = FeatureConfig(
         model=str(trained / "model"), train=file, dev=file, layers="weighted_all", tagger=tagger
     )
-    optimiser = replace(base.training.optimiser, lr=2e-2)
-    training = replace(base.training, until=Epochs(10.0), optimiser=optimiser)
+    optimizer = replace(base.training.optimizer, lr=2e-2)
+    training = replace(base.training, until=Epochs(10.0), optimizer=optimizer)
     settings = replace(base, training=training, batch=ExampleBudget(2))
     data = prepare_features(
         settings, tmp_path / "features", ("weighted_all", "embeddings"), device="cpu"

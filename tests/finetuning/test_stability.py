@@ -32,7 +32,7 @@ from bothways.training.schedules import Constant
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 
 FAST = dataclasses.replace(
-    finetune_adam(), until=Steps(12), evaluate=Steps(3), optimiser=AdamW(lr=3e-3), precision="fp32"
+    finetune_adam(), until=Steps(12), evaluate=Steps(3), optimizer=AdamW(lr=3e-3), precision="fp32"
 )
 METHOD = FinetuneSettings(FAST, 16)
 EVERYTHING = Stability(layer_decay=0.9, reinitialise=1, frozen=1, mixout=0.3, pull=1.0)
@@ -211,7 +211,7 @@ def test_a_fresh_head_and_blocks_are_of_the_seed_of_the_start(
 ) -> None:
     """With next to no rate a run ends where it began."""
     still = dataclasses.replace(
-        FAST, until=Steps(1), evaluate=None, optimiser=AdamW(lr=1e-12, decay=0.0)
+        FAST, until=Steps(1), evaluate=None, optimizer=AdamW(lr=1e-12, decay=0.0)
     )
     method = dataclasses.replace(METHOD, training=still, stability=Stability(reinitialise=1))
 
@@ -268,14 +268,14 @@ def test_the_order_and_dropout_are_of_the_seed_of_the_order(
 
 def test_patience_ends_a_run_in_memory(folder: Path, data: LabelledData) -> None:
     still = dataclasses.replace(
-        FAST, optimiser=AdamW(lr=1e-12, decay=0.0), patience=2, until=Steps(30)
+        FAST, optimizer=AdamW(lr=1e-12, decay=0.0), early_stopping=2, until=Steps(30)
     )
     done = fit_task(
         load_model(folder).model, data, dataclasses.replace(METHOD, training=still), device="cpu"
     )
     assert (done.progress.steps, done.progress.early, len(done.history)) == (9, True, 3)
     bare = label(ClassificationTask(), data.tokenizer, make_examples(32, 0), [], 16)
-    with pytest.raises(ConfigError, match=r"^training\.patience: patience needs dev data"):
+    with pytest.raises(ConfigError, match=r"^training\.early_stopping: early stopping needs dev data"):
         fit_task(
             load_model(folder).model,
             bare,
@@ -295,7 +295,7 @@ def test_patience_counts_evaluations_that_were_not_better(
         "score",
         lambda task, results: {"accuracy": next(values), "count": len([*results])},
     )
-    patient = dataclasses.replace(FAST, patience=2, until=Steps(until))
+    patient = dataclasses.replace(FAST, early_stopping=2, until=Steps(until))
     done = fit_task(
         load_model(folder).model, data, dataclasses.replace(METHOD, training=patient), device="cpu"
     )
@@ -303,16 +303,16 @@ def test_patience_counts_evaluations_that_were_not_better(
     assert [metrics["accuracy"] for _, metrics in done.history] == [0.1, 0.3, 0.2, 0.3]
 
 
-@pytest.mark.parametrize("patience", [None, 1])
+@pytest.mark.parametrize("early_stopping", [None, 1])
 def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_stopping: int | None
 ) -> None:
     settings = FinetuneConfig(
         model=str(folder),
         train=str(write_tsv(tmp_path / "train.tsv", make_examples(96, 0))),
         dev=str(write_tsv(tmp_path / "dev.tsv", make_examples(40, 1))),
         length=16,
-        training=dataclasses.replace(FAST, patience=patience),
+        training=dataclasses.replace(FAST, early_stopping=early_stopping),
         stability=EVERYTHING,
         seed=4,
         order_seed=7,

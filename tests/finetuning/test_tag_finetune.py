@@ -53,7 +53,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FinetuneResult, Path]
         training=dataclasses.replace(
             finetune_adam(),
             until=Epochs(5.0),
-            optimiser=AdamW(lr=3e-3),
+            optimizer=AdamW(lr=3e-3),
             evaluate=Epochs(2.5),
             precision="fp32",
         ),

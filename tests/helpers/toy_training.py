@@ -127,11 +127,11 @@ def fit_toy(
     learner: Toy, batches: Iterator[ToyStep], until: int, plan: parallel.Plan = SINGLE
 ) -> dict[str, dict[str, Tensor]]:
     """Train without clipping; weights, and the first moments, which after one step are the gradients times 1 − β₁."""
-    optimiser = build_optimizer(AdamW(lr=0.01), learner.named_parameters())
+    optimizer = build_optimizer(AdamW(lr=0.01), learner.trained_parameters())
     fit(
         learner,
         batches,
-        optimiser,
+        optimizer,
         lambda progress: 1.0,
         plan,
         until=Steps(until),
@@ -141,8 +141,8 @@ def fit_toy(
         clip_norm=None,
     )
     moments = {
-        name: optimiser.state[parameter]["exp_avg"]
-        for name, parameter in learner.named_parameters()
+        name: optimizer.state[parameter]["exp_avg"]
+        for name, parameter in learner.trained_parameters()
     }
     return {"weights": learner.state_dict(), "moments": moments}
 
@@ -166,7 +166,7 @@ def broken_at(learner: Toy, step: int | None) -> Toy:
 CONFIG = {"learner": {"dropout": 0.2}, "betas": (0.9, 0.999)}
 TRAINING = Training(
     until=Steps(14),
-    optimiser=AdamW(lr=0.01),
+    optimizer=AdamW(lr=0.01),
     schedule=Linear(warmup=0.2),
     precision="fp32",
     report=Steps(2),

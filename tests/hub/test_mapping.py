@@ -42,9 +42,9 @@ def test_training_changes_no_file(tmp_path: Path) -> None:
     before = hashlib.sha256(file.read_bytes()).hexdigest()
     trained, beside = load_model(file.parent).model, load_model(file.parent).model
     expected = vectors(beside).detach().clone()
-    optimiser = build_optimizer(AdamW(lr=0.1), trained.named_parameters())
+    optimizer = build_optimizer(AdamW(lr=0.1), trained.named_parameters())
     vectors(trained.train()).square().sum().backward()  # type: ignore[no-untyped-call]
-    update(optimiser, None)
+    update(optimizer, None)
     assert not torch.allclose(vectors(trained), expected, atol=1e-3)
     assert torch.equal(vectors(beside), expected)
     assert torch.equal(vectors(load_model(file.parent).model), expected)

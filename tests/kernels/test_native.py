@@ -487,7 +487,7 @@ def test_training_follows_torchs_operators(dtype: torch.dtype, without: pytest.M
         torch.manual_seed(0)
         encoder = Encoder(EncoderConfig(60, 32, 2, 2, 48, dropout=Dropouts(0.0, 0.0)))
         head, found = nn.Linear(32, 60), []
-        optimiser = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 1e-3)
+        optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 1e-3)
         for _ in range(200):
             layout = Layout.of(torch.randint(1, 40, (6,)).tolist())
             ids = torch.randint(0, 60, (layout.tokens,))
@@ -495,9 +495,9 @@ def test_training_follows_torchs_operators(dtype: torch.dtype, without: pytest.M
                 loss = cross_entropy(
                     head(encoder(Batch(ids, torch.zeros_like(ids), layout)).last), ids
                 ).total / len(ids)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             found.append(float(loss.detach()))
         return torch.tensor(found)
 

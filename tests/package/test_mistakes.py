@@ -46,8 +46,8 @@ NO_RUN = "typo: --resume is given, but there is no such folder"
             r"typo: --resume is given, but there is no such folder",
         ),
         (
-            ["finetune", "m", "d.tsv", "training.patience=3"],
-            r"training\.patience: patience needs development data",
+            ["finetune", "m", "d.tsv", "training.early_stopping=3"],
+            r"training\.early_stopping: early stopping needs dev data",
         ),
         (["embed", "m", "d.tsv", "--out", "none/v.npy"], r"none/v\.npy: has no folder to lie in"),
         (

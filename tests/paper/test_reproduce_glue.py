@@ -33,7 +33,7 @@ from bothways.training.schedules import GoogleLinear
 from toy_folder import make_folder
 
 GLUE = {task.name: task for task in glue.TASKS_OF_GLUE}
-QUICK = ("length=16", "training.precision=fp32", "training.optimiser.lr=3e-3")
+QUICK = ("length=16", "training.precision=fp32", "training.optimizer.lr=3e-3")
 
 COLA_TRAIN = 'x\t1\t\tThe "film was good\ny\t0\t*\tthe film was bad"\n'
 FILES = {
@@ -320,7 +320,7 @@ def test_the_grid_is_the_papers(place: Path, tmp_path: Path) -> None:
     assert qnli == NotRun("QNLI", f"no train.tsv (or train.tsv.gz) in {place / 'glue' / 'QNLI'}")
     assert isinstance(cola, Experiment)
     assert cola.cells == 12
-    assert [s.training.optimiser for s in cola.grid] == [
+    assert [s.training.optimizer for s in cola.grid] == [
         BertAdam(lr=lr) for lr in (5e-5, 4e-5, 3e-5, 2e-5)
     ]
     for setting in cola.grid:
@@ -363,7 +363,7 @@ def test_without_the_grid_the_rate_is_that_of_googles_examples(place: Path, tmp_
         Request("bert", str(place / "glue"), tmp_path, ("CoLA",), grid="none")
     ).experiments
     assert isinstance(cola, Experiment)
-    assert [s.training.optimiser for s in cola.grid] == [BertAdam(lr=2e-5)]
+    assert [s.training.optimizer for s in cola.grid] == [BertAdam(lr=2e-5)]
 
 
 def test_the_report_has_each_figure_under_its_name(place: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs, Steps
 from toy_folder import make_folder
 
-QUICK = ("length=16", "training.precision=fp32", "training.optimiser.lr=3e-3")
+QUICK = ("length=16", "training.precision=fp32", "training.optimizer.lr=3e-3")
 PLENTY = (*QUICK, "training.until=2 steps")
 
 
@@ -100,7 +100,7 @@ def said_by(console: Console) -> str:
 
 def grid_of(entry: Experiment | Frozen | NotRun) -> list[tuple[float, int, Any, int]]:
     assert isinstance(entry, Experiment)
-    return [(s.training.optimiser.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
+    return [(s.training.optimizer.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
 
 
 def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
@@ -489,7 +489,7 @@ def test_runs_that_failed_are_not_advised_the_seeds_that_they_have(
 ) -> None:
     heard = Console(file=io.StringIO(), width=2000)
     request = request_of(
-        place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "training.optimiser.lr=1e-12")
+        place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "training.optimizer.lr=1e-12")
     )
     assert reproduce("swag", request, device="cpu", console=heard) is not None
     said = heard.file.getvalue()  # type: ignore[attr-defined]

@@ -57,7 +57,7 @@ def fake(folder: Path, value: float, **changes: Any) -> CellResult:
 
 
 def test_cells_that_overrides_make_equal_are_one(place: Path, tmp_path: Path) -> None:
-    request = request_of(place, tmp_path, overrides=(*QUICK, "training.optimiser.lr=1e-3"))
+    request = request_of(place, tmp_path, overrides=(*QUICK, "training.optimizer.lr=1e-3"))
     (cola,) = glue.glue_plan(request).experiments
     assert isinstance(cola, Experiment)
     assert (len(cola.grid), cola.cells) == (1, 1)

@@ -307,7 +307,7 @@ def test_a_run_in_the_folder_is_never_overwritten(corpus: Corpus, tmp_path: Path
 def test_the_paper_recipe_is_the_papers() -> None:
     config = paper(EncoderConfig(30522))
     training = config.training
-    assert training.optimiser == BertAdam(1e-4, (0.9, 0.999), 1e-6, 0.01)
+    assert training.optimizer == BertAdam(1e-4, (0.9, 0.999), 1e-6, 0.01)
     assert training.until == Steps(1_000_000)
     assert [(p.length, p.share) for p in config.phases] == [(128, 0.9), (512, 0.1)]
     assert config.batch == ExampleBudget(256)

@@ -41,7 +41,7 @@ from bothways.training.optimizers import AdamW
 from toy_folder import make_examples, make_folder, write_tsv
 
 FAST = dataclasses.replace(
-    finetune_adam(), until=Steps(4), evaluate=None, optimiser=AdamW(lr=3e-3), precision="fp32"
+    finetune_adam(), until=Steps(4), evaluate=None, optimizer=AdamW(lr=3e-3), precision="fp32"
 )
 
 
@@ -205,7 +205,7 @@ def test_a_run_of_several_that_failed_is_not_advised_other_seeds(
     base: FinetuneConfig, tmp_path: Path
 ) -> None:
     brief = dataclasses.replace(
-        base, training=dataclasses.replace(FAST, until=Steps(1), optimiser=AdamW(lr=1e-9))
+        base, training=dataclasses.replace(FAST, until=Steps(1), optimizer=AdamW(lr=1e-9))
     )
     console = Console(file=io.StringIO(), width=1000)
     finetune_seeds(brief, (0,), SweepFolder(tmp_path, device="cpu", console=console))
@@ -216,7 +216,7 @@ def test_a_run_of_several_that_failed_is_not_advised_other_seeds(
 
 
 def test_a_loss_that_is_not_finite_is_such_an_error(base: FinetuneConfig, tmp_path: Path) -> None:
-    wild = dataclasses.replace(FAST, optimiser=AdamW(lr=1e30), clip_norm=None)
+    wild = dataclasses.replace(FAST, optimizer=AdamW(lr=1e30), clip_norm=None)
     series = finetune_seeds(
         dataclasses.replace(base, training=wild), (0,), SweepFolder(tmp_path, device="cpu")
     )
@@ -298,7 +298,7 @@ def test_what_are_no_seeds_is_refused(text: str) -> None:
 
 def test_the_grids_are_those_of_the_paper(base: FinetuneConfig) -> None:
     found = [settings for _, settings in grid_cells(base, GRIDS["paper"])]
-    assert {(s.batch.n, s.training.optimiser.lr, s.training.until) for s in found} == {
+    assert {(s.batch.n, s.training.optimizer.lr, s.training.until) for s in found} == {
         (n, lr, Epochs(epochs))
         for n in (16, 32)
         for lr in (5e-5, 3e-5, 2e-5)
@@ -306,7 +306,7 @@ def test_the_grids_are_those_of_the_paper(base: FinetuneConfig) -> None:
     }
     assert len({name for name, _ in grid_cells(base, GRIDS["paper"])}) == len(found) == 18
     glue = [settings for _, settings in grid_cells(base, parse_grid("glue"))]
-    assert [s.training.optimiser.lr for s in glue] == [5e-5, 4e-5, 3e-5, 2e-5]
+    assert [s.training.optimizer.lr for s in glue] == [5e-5, 4e-5, 3e-5, 2e-5]
     assert {(s.batch.n, s.training.until) for s in glue} == {(32, Epochs(3.0))}
 
 
@@ -329,13 +329,13 @@ def test_grids_can_be_written() -> None:
 
 def test_a_long_name_of_a_folder_ends_in_a_hash() -> None:
     names = [
-        folder_name({f"training.optimiser.{place}": "1e-5" for place in range(20)} | {"seed": seed})
+        folder_name({f"training.optimizer.{place}": "1e-5" for place in range(20)} | {"seed": seed})
         for seed in "12"
     ]
     assert names[0] != names[1]
     assert [len(name.encode()) for name in names] == [213, 213]
     assert all(
-        name.startswith("training.optimiser.0=1e-5,training.optimiser.1=1e-5,") for name in names
+        name.startswith("training.optimizer.0=1e-5,training.optimizer.1=1e-5,") for name in names
     )
 
 
@@ -348,12 +348,12 @@ def test_a_wrong_setting_stops_before_any_run(base: FinetuneConfig, tmp_path: Pa
 def test_a_grid_is_searched(base: FinetuneConfig, tmp_path: Path) -> None:
     series = search_grid(
         base,
-        parse_grid("training.optimiser.lr=1e-7,5e-3"),
+        parse_grid("training.optimizer.lr=1e-7,5e-3"),
         SweepFolder(tmp_path, device="cpu", console=Console(quiet=True)),
     )
     assert [run.name for run in series.runs] == [
-        "training.optimiser.lr=1e-7",
-        "training.optimiser.lr=5e-3",
+        "training.optimizer.lr=1e-7",
+        "training.optimizer.lr=5e-3",
     ]
     report = json.loads((tmp_path / "search.json").read_text())
     assert series.best is not None
@@ -432,7 +432,7 @@ def test_a_search_makes_its_value_small(
     assert Study.told == [-0.25, 0.75]
 
 
-SPACE = "training.optimiser.lr=1e-5..5e-3:log batch.n=16..48 length=12,16"
+SPACE = "training.optimizer.lr=1e-5..5e-3:log batch.n=16..48 length=12,16"
 
 
 @pytest.mark.filterwarnings("default")
@@ -446,7 +446,7 @@ def test_trials_are_proposed_again_when_resumed(
 
     def counting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
         ran.append(folder.name)
-        assert 1e-5 <= settings.training.optimiser.lr <= 5e-3
+        assert 1e-5 <= settings.training.optimizer.lr <= 5e-3
         assert 16 <= settings.batch.n <= 48
         assert settings.length in (12, 16)
         return real(settings, folder, **options)  # type: ignore[arg-type]
@@ -473,8 +473,8 @@ def test_ranges_that_are_none_are_refused(
     base: FinetuneConfig, tmp_path: Path, values: str
 ) -> None:
     pytest.importorskip("optuna")
-    with pytest.raises(ConfigError, match=r"^space\.training\.optimiser\.lr: .* is no range"):
-        search_trials(base, f"training.optimiser.lr={values}", 1, SweepFolder(tmp_path))
+    with pytest.raises(ConfigError, match=r"^space\.training\.optimizer\.lr: .* is no range"):
+        search_trials(base, f"training.optimizer.lr={values}", 1, SweepFolder(tmp_path))
 
 
 def words(base: FinetuneConfig, *more: str) -> list[str]:
@@ -539,7 +539,7 @@ def test_the_commands(
     columns = ("--text", "sentence", "--label", "label")
     line = [
         "search",
-        *words(base, "--grid", "training.optimiser.lr=1e-4,1e-3", "--out", "grid", *columns),
+        *words(base, "--grid", "training.optimizer.lr=1e-4,1e-3", "--out", "grid", *columns),
     ]
     app(line, result_action="return_value")
     assert "2 runs, scored on the dev data" in capsys.readouterr().out

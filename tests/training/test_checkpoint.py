@@ -9,6 +9,7 @@ import signal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import bothways
@@ -33,23 +34,23 @@ from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
 
 
 def trained():
-    """A learner and its optimiser, whose state is not that of the beginning."""
+    """A learner and its optimizer, whose state is not that of the beginning."""
     learner = toy()
-    optimiser = build_optimizer(AdamW(lr=0.01), learner.named_parameters())
+    optimizer = build_optimizer(AdamW(lr=0.01), learner.named_parameters())
     for parameter in learner.parameters():
         parameter.grad = torch.randn_like(parameter)
-    optimiser.step()
-    return learner, optimiser
+    optimizer.step()
+    return learner, optimizer
 
 
 def save_at(run, step, metrics=None, learner=None):
-    learner, optimiser = (
+    learner, optimizer = (
         trained()
         if learner is None
         else (learner, build_optimizer(AdamW(), learner.named_parameters()))
     )
     progress = RunState(steps=step, tokens=step * 30, cursor=Cursor(1, 0, step))
-    save_checkpoint(run, learner, optimiser, SINGLE, progress, metrics=metrics or {}, config=CONFIG)
+    save_checkpoint(run, learner, optimizer, SINGLE, progress, metrics=metrics or {}, config=CONFIG)
     return run / f"step-{step}"
 
 
@@ -66,10 +67,10 @@ def saved(tmp_path):
 
 
 def test_everything_comes_back(tmp_path):
-    learner, optimiser = trained()
+    learner, optimizer = trained()
     progress = RunState(3, 90, 0.5, 1.25, Cursor(0, 2, 1), 1, 0.25)
     save_checkpoint(
-        tmp_path, learner, optimiser, SINGLE, progress, metrics={"loss": 2.5}, config=CONFIG
+        tmp_path, learner, optimizer, SINGLE, progress, metrics={"loss": 2.5}, config=CONFIG
     )
     expected = torch.rand(3)
     again = toy()
@@ -87,7 +88,7 @@ def test_everything_comes_back(tmp_path):
     for ours, theirs in zip(learner.parameters(), again.parameters(), strict=True):
         assert all(
             torch.equal(value, other.state[theirs][name])
-            for name, value in optimiser.state[ours].items()
+            for name, value in optimizer.state[ours].items()
         )
     assert [group["lr"] for group in other.param_groups] == [0.01, 0.01]
 
@@ -213,7 +214,7 @@ def test_weights_that_are_no_safetensors_are_refused(saved):
     refused(saved, "model.safetensors does not fit this model")
 
 
-def test_another_optimiser_is_refused(saved):
+def test_another_optimizer_is_refused(saved):
     learner = toy()
     learner.words.weight.requires_grad_(False)
     with pytest.raises(CheckpointError, match=r"state\.pt does not fit this model"):
@@ -324,7 +325,7 @@ def fills_the_disk(run, limit):
 
 @pytest.mark.parametrize("limit", [1000, 4000, 10_000])
 def test_a_write_that_fails_within_safetensors_or_torch_is_said(tmp_path, limit):
-    """The weights take 3.4 kB, the optimiser's state 18 kB."""
+    """The weights take 3.4 kB, the optimizer's state 18 kB."""
     save_at(tmp_path, 1)
     process = processes().Process(target=fills_the_disk, args=(tmp_path, limit))
     process.start()
@@ -379,3 +380,27 @@ def test_what_was_restored_trains_on(saved):
     learner = toy()
     restore(saved, learner)
     assert fit_toy(learner, steps(Cursor()), 2)["weights"]
+
+
+def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_path):
+    class Taught(Toy):
+        def __init__(self):
+            super().__init__()
+            self.teacher = toy()
+
+        def frozen(self):
+            return ("teacher.",)
+
+    learner = Taught()
+    optimizer = build_optimizer(AdamW(), learner.trained_parameters())
+    save_checkpoint(
+        tmp_path, learner, optimizer, SINGLE, RunState(steps=1), metrics={}, config=CONFIG
+    )
+    folder = tmp_path / "step-1"
+    assert not any(name.startswith("teacher") for name in load_file(folder / "model.safetensors"))
+    other = Taught()
+    with torch.no_grad():
+        other.teacher.words.weight.fill_(7.0)
+    read_checkpoint(folder).load_weights(other)
+    assert torch.equal(other.words.weight, learner.words.weight)
+    assert bool((other.teacher.words.weight == 7).all())

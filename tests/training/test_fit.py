@@ -24,13 +24,13 @@ def run(
     progress=START,
     **options,
 ):
-    optimiser = build_optimizer(AdamW(lr=0.01), learner.named_parameters())
+    optimizer = build_optimizer(AdamW(lr=0.01), learner.trained_parameters())
     options = {"precision": "fp32", "schedule": lambda progress: 1.0} | options
     schedule = options.pop("schedule")
     return fit(
         learner,
         batches,
-        optimiser,
+        optimizer,
         schedule,
         SINGLE,
         until=until,
@@ -296,3 +296,46 @@ def test_adding_a_microbatch_fetches_nothing_from_the_device():
     meter.add(batch, {"masked": 1.0}, {"masked": Loss(torch.empty((), device="meta"))})
     meter.close(RunState(steps=1), torch.empty((), device="meta"), 0.1)
     assert meter.pending
+
+
+class Taught(Toy):
+    """A toy with a frozen teacher, whose inner layer it imitates with three times the weight."""
+
+    coefficients = {"masked": 3.0}
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = toy(dropout=0.5)
+
+    def frozen(self):
+        return ("teacher.",)
+
+
+def taught():
+    torch.manual_seed(1)
+    return Taught()
+
+
+def test_a_coefficient_scales_the_gradient_and_not_the_reported_loss():
+    learner, bare, reports = taught(), toy(), []
+    bare.coefficients = {}
+    for one in (learner, bare):
+        run(one, steps(Cursor()), Steps(1), lambda _, meter: reports.append(meter.read()) or False)
+    assert reports[0].scores == reports[1].scores
+    expected = toy()
+    batch = next(steps(Cursor())).microbatches[0]
+    weights, losses = expected.weights(batch), expected(batch)
+    (3 * losses["masked"].total / weights["masked"] + losses["pair"].total / weights["pair"]).backward()
+    moments = fit_toy(taught(), steps(Cursor()), 1)["moments"]
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(moments[name] / 0.1, parameter.grad)
+
+
+def test_frozen_parts_stay_in_evaluation_mode_and_out_of_the_optimizer():
+    learner = taught()
+    before = {name: tensor.clone() for name, tensor in learner.teacher.state_dict().items()}
+    modes = []
+    run(learner, steps(Cursor()), Steps(2), lambda *_: modes.append(learner.teacher.training) or False)
+    assert modes == [False, False]
+    assert all(torch.equal(before[name], now) for name, now in learner.teacher.state_dict().items())
+    assert not any(name.startswith("teacher.") for name, _ in learner.trained_parameters())

@@ -51,7 +51,7 @@ def test_bert_adam_is_adam_without_bias_correction():
     """Google's AdamWeightDecayOptimizer, written out: m, v, m / (√v + ε) + decay · w, times the rate."""
     config = BertAdam(lr=0.01, betas=(0.8, 0.99), eps=1e-6, decay=0.1)
     network = model()
-    optimiser = build_optimizer(config, network.named_parameters())
+    optimizer = build_optimizer(config, network.named_parameters())
     weights = {name: p.detach().clone() for name, p in network.named_parameters()}
     m, v = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
     for step in range(50):
@@ -63,21 +63,21 @@ def test_bert_adam_is_adam_without_bias_correction():
             if weights[name].ndim >= 2:
                 change = change + 0.1 * weights[name]
             weights[name] = weights[name] - 0.01 * (1 - step / 60) * change
-        assert set_rate(optimiser, 1 - step / 60) == 0.01 * (1 - step / 60)
-        update(optimiser, None)
+        assert set_rate(optimizer, 1 - step / 60) == 0.01 * (1 - step / 60)
+        update(optimizer, None)
     for name, parameter in network.named_parameters():
         torch.testing.assert_close(parameter.detach(), weights[name], rtol=1e-12, atol=1e-14)
 
 
 def test_bert_adam_without_its_endless_step_would_differ():
     ours, corrected = model(), model()
-    optimisers = [
+    optimizers = [
         build_optimizer(kind(lr=0.01, eps=1e-6), net.named_parameters())
         for kind, net in ((BertAdam, ours), (AdamW, corrected))
     ]
-    for network, optimiser in zip((ours, corrected), optimisers, strict=True):
+    for network, optimizer in zip((ours, corrected), optimizers, strict=True):
         gradients(network, 0)
-        update(optimiser, None)
+        update(optimizer, None)
     # The first step of m / √v without correction is (1 − β₁) / √(1 − β₂) ≈ 3.16 times that of Adam.
     moved = [(net[1].bias - model()[1].bias).abs().mean().item() for net in (ours, corrected)]
     assert moved[0] / moved[1] == pytest.approx(0.1 / 0.001**0.5, rel=1e-3)
@@ -86,7 +86,7 @@ def test_bert_adam_without_its_endless_step_would_differ():
 @pytest.mark.parametrize("clip_norm", [None, 0.05, 100.0])
 def test_adamw_with_clipping_is_torchs(clip_norm):
     ours, theirs = model(), model()
-    optimiser = build_optimizer(AdamW(lr=0.01, decay=0.1), ours.named_parameters())
+    optimizer = build_optimizer(AdamW(lr=0.01, decay=0.1), ours.named_parameters())
     matrices = [p for p in theirs.parameters() if p.ndim >= 2]
     vectors = [p for p in theirs.parameters() if p.ndim < 2]
     reference = torch.optim.AdamW(
@@ -100,7 +100,7 @@ def test_adamw_with_clipping_is_torchs(clip_norm):
         gradients(theirs, step)
         expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip_norm or float("inf"))
         reference.step()
-        norm = update(optimiser, clip_norm)
+        norm = update(optimizer, clip_norm)
         assert norm.item() == pytest.approx(expected.item(), rel=1e-12)
         assert all(p.grad is None for p in ours.parameters())
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -117,40 +117,40 @@ def test_adamw_with_clipping_is_torchs(clip_norm):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_gradient_that_is_not_finite_changes_nothing(config, bad):
     network = model(torch.float32)
-    optimiser = build_optimizer(config, network.named_parameters())
+    optimizer = build_optimizer(config, network.named_parameters())
     gradients(network, 0)
-    update(optimiser, 1.0)
+    update(optimizer, 1.0)
     before = [p.detach().clone() for p in network.parameters()]
     state = [
-        {name: value.clone() for name, value in optimiser.state[p].items()}
+        {name: value.clone() for name, value in optimizer.state[p].items()}
         for p in network.parameters()
     ]
     gradients(network, 1)
     next(network.parameters()).grad[0, 0] = bad
-    assert not update(optimiser, 1.0).isfinite()
+    assert not update(optimizer, 1.0).isfinite()
     for p, old, kept in zip(network.parameters(), before, state, strict=True):
         assert torch.equal(p, old)
-        assert all(torch.equal(optimiser.state[p][name], value) for name, value in kept.items())
+        assert all(torch.equal(optimizer.state[p][name], value) for name, value in kept.items())
 
 
 @pytest.mark.parametrize("config", [AdamW(lr=0.01), BertAdam(lr=0.01)])
 def test_state_goes_through_a_file_and_back(config, tmp_path):
     whole, stopped, resumed = model(torch.float32), model(torch.float32), model(torch.float32)
-    optimisers = [
+    optimizers = [
         build_optimizer(config, net.named_parameters()) for net in (whole, stopped, resumed)
     ]
     for step in range(10):
         gradients(whole, step)
-        update(optimisers[0], 1.0)
+        update(optimizers[0], 1.0)
     for step in range(6):
         gradients(stopped, step)
-        update(optimisers[1], 1.0)
-    torch.save(optimisers[1].state_dict(), tmp_path / "state.pt")
-    optimisers[2].load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        update(optimizers[1], 1.0)
+    torch.save(optimizers[1].state_dict(), tmp_path / "state.pt")
+    optimizers[2].load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     resumed.load_state_dict(stopped.state_dict())
     for step in range(6, 10):
         gradients(resumed, step)
-        update(optimisers[2], 1.0)
+        update(optimizers[2], 1.0)
     assert all(
         torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True)
     )
@@ -170,7 +170,7 @@ def test_state_goes_through_a_file_and_back(config, tmp_path):
 def test_settings_out_of_range_are_refused(kind, values, where):
     with pytest.raises(ConfigError) as caught:
         kind(**values)
-    assert caught.value.where == f"optimiser.{where}"
+    assert caught.value.where == f"optimizer.{where}"
 
 
 def test_rules_make_groups_of_their_own():
@@ -194,22 +194,22 @@ def test_rules_make_groups_of_their_own():
         "2.bias": (0.5, 0.5, 0.0, 0.0),
         "3.weight": (0.5, 0.5, 0.1, 0.0),
     }
-    optimiser = build_optimizer(
+    optimizer = build_optimizer(
         AdamW(lr=0.5), named.items(), lambda name: ParameterRule(factors.get(name[0], 1.0))
     )
-    assert set_rate(optimiser, 0.5) == 0.25
-    assert sorted({group["lr"] for group in optimiser.param_groups}) == [0.0625, 0.125, 0.25]
+    assert set_rate(optimizer, 0.5) == 0.25
+    assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.0625, 0.125, 0.25]
 
 
 @pytest.mark.parametrize("kind", [AdamW, BertAdam])
 def test_the_pull_is_a_decay_toward_the_start(kind):
-    """w ← w − rate · pull · (w − w₀), then the optimiser's own step: against torch's Adam with the pull written out."""
+    """w ← w − rate · pull · (w − w₀), then the optimizer's own step: against torch's Adam with the pull written out."""
     ours, theirs = model(), model()
     config, start = (
         kind(lr=0.01, decay=0.1, eps=1e-6),
         [p.detach().clone() for p in theirs.parameters()],
     )
-    optimiser = build_optimizer(
+    optimizer = build_optimizer(
         config,
         ours.named_parameters(),
         lambda name: ParameterRule(1.0 if name[0] == "3" else 0.5, 2.0 * (name[0] != "3")),
@@ -226,7 +226,7 @@ def test_the_pull_is_a_decay_toward_the_start(kind):
         for (name, parameter), origin in zip(theirs.named_parameters(), start, strict=True):
             if name[0] != "3":
                 parameter.data = parameter.data - 0.005 * factor * 2.0 * (parameter.data - origin)
-        for one in (optimiser, reference):
+        for one in (optimizer, reference):
             set_rate(one, factor)
             update(one, None)
     for mine, other, origin in zip(ours.parameters(), theirs.parameters(), start, strict=True):
@@ -238,13 +238,13 @@ def test_the_pull_is_a_decay_toward_the_start(kind):
 
 def test_a_pull_changes_nothing_where_a_gradient_is_not_finite():
     network = model(torch.float32)
-    optimiser = build_optimizer(
+    optimizer = build_optimizer(
         AdamW(lr=0.01), network.named_parameters(), lambda name: ParameterRule(pull=1.0)
     )
     gradients(network, 0)
-    update(optimiser, None)
+    update(optimizer, None)
     before = [p.detach().clone() for p in network.parameters()]
     gradients(network, 1)
     next(network.parameters()).grad[0, 0] = float("nan")
-    update(optimiser, None)
+    update(optimizer, None)
     assert all(torch.equal(p, old) for p, old in zip(network.parameters(), before, strict=True))

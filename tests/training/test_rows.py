@@ -51,16 +51,16 @@ def assert_equal(first, second):
 @pytest.mark.parametrize("pull", [0.0, 1.5])
 def test_by_rows_is_the_dense_update(config, clip_norm, pull):
     ours, theirs = networks()
-    optimisers = [
+    optimizers = [
         build_optimizer(config, net.named_parameters(), lambda _: ParameterRule(pull=pull))
         for net in (ours, theirs)
     ]
     start = ours[0].weight.detach().clone()
     for step in range(40):
-        for net, optimiser in zip((ours, theirs), optimisers, strict=True):
+        for net, optimizer in zip((ours, theirs), optimizers, strict=True):
             lose(net, step, sparse=net is ours)
-            set_rate(optimiser, 1 - step / 50)
-        norms = [update(optimiser, clip_norm) for optimiser in optimisers]
+            set_rate(optimizer, 1 - step / 50)
+        norms = [update(optimizer, clip_norm) for optimizer in optimizers]
         torch.testing.assert_close(*norms, rtol=1e-9, atol=0)
         assert all(p.grad is None for p in ours.parameters())
     assert_equal(ours, theirs)
@@ -74,14 +74,14 @@ def test_by_rows_is_the_dense_update(config, clip_norm, pull):
 @pytest.mark.parametrize("config", [AdamW(lr=0.02), BertAdam(lr=0.02)])
 def test_a_gradient_that_is_not_finite_changes_nothing(config):
     network, _ = networks()
-    optimiser = build_optimizer(config, network.named_parameters())
+    optimizer = build_optimizer(config, network.named_parameters())
     lose(network, 3, sparse=True)
-    update(optimiser, 1.0)
-    before = copy.deepcopy((network.state_dict(), optimiser.state_dict()["state"]))
+    update(optimizer, 1.0)
+    before = copy.deepcopy((network.state_dict(), optimizer.state_dict()["state"]))
     lose(network, 9, sparse=True, factor=float("nan"))
-    update(optimiser, 1.0)
+    update(optimizer, 1.0)
     assert all(torch.equal(value, before[0][name]) for name, value in network.state_dict().items())
-    for number, state in optimiser.state_dict()["state"].items():
+    for number, state in optimizer.state_dict()["state"].items():
         assert all(torch.equal(value, before[1][number][name]) for name, value in state.items())
 
 
@@ -89,13 +89,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing(config):
 def test_a_run_goes_on_from_its_state(config):
     """Which rows have moments is no part of the state: a restored run finds it out."""
     whole, cut = networks()
-    optimiser, early = (
+    optimizer, early = (
         build_optimizer(config, whole.named_parameters()),
         build_optimizer(config, cut.named_parameters()),
     )
     for step in range(12):
         lose(whole, step, sparse=True)
-        update(optimiser, 1.0)
+        update(optimizer, 1.0)
         if step < 5:
             lose(cut, step, sparse=True)
             update(early, 1.0)
@@ -116,9 +116,9 @@ def test_a_run_goes_on_from_its_state(config):
 
 def test_a_run_may_change_from_dense_to_rows_and_back():
     ours, theirs = networks()
-    optimisers = [build_optimizer(AdamW(lr=0.02), net.named_parameters()) for net in (ours, theirs)]
+    optimizers = [build_optimizer(AdamW(lr=0.02), net.named_parameters()) for net in (ours, theirs)]
     for step in range(20):
-        for net, optimiser in zip((ours, theirs), optimisers, strict=True):
+        for net, optimizer in zip((ours, theirs), optimizers, strict=True):
             lose(net, step, sparse=net is ours and step // 5 % 2 == 1)
-            update(optimiser, 1.0)
+            update(optimizer, 1.0)
     assert_equal(ours, theirs)

@@ -25,18 +25,18 @@ def test_linear_is_the_schedule_of_transformers(sizes):
     for schedule, theirs in (
         (
             Linear(Steps(warmup)),
-            lambda optimiser: get_linear_schedule_with_warmup(optimiser, warmup, total),
+            lambda optimizer: get_linear_schedule_with_warmup(optimizer, warmup, total),
         ),
         (
             Constant(Steps(warmup)),
-            lambda optimiser: get_constant_schedule_with_warmup(optimiser, warmup),
+            lambda optimizer: get_constant_schedule_with_warmup(optimizer, warmup),
         ),
     ):
-        optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-        scheduler, expected = theirs(optimiser), []
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        scheduler, expected = theirs(optimizer), []
         for _ in range(total + 1):
-            expected.append(optimiser.param_groups[0]["lr"])
-            optimiser.step()
+            expected.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
             scheduler.step()
         assert rates(schedule, total) == pytest.approx(expected, abs=1e-12)
 

@@ -101,13 +101,13 @@ def ours(
     ).to(device)
     compute_as(learner.model.encoder, how, device)
     batch = batch if device.type == "cpu" else batch.pinned()
-    optimiser = build_optimizer(AdamW(), learner.named_parameters())
+    optimizer = build_optimizer(AdamW(), learner.named_parameters())
     step = LoadedStep((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
 
     def update() -> None:
         """A step of the loop."""
         fit(
-            learner, [step], optimiser, lambda _: 1.0, Single(),
+            learner, [step], optimizer, lambda _: 1.0, Single(),
             until=Steps(1), progress=RunState(), on_step=lambda *_: False, precision=precision,
         )  # fmt: skip
 
@@ -132,7 +132,7 @@ def transformers(
     ).to(device)
     forward = torch.compile(model) if compiled else model
     model.train()
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     inputs = {name: x.to(device) for name, x in _padded(batch).items()}
 
     def update() -> None:
@@ -141,8 +141,8 @@ def transformers(
             loss = forward(**inputs).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         loss.item()
 
     return update

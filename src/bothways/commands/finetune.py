@@ -49,7 +49,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Labelled data: .csv, .tsv, .jsonl, .parquet (the first three also .gz, .xz, .zst, .bz2), or
         hub:owner/name:configuration:split.
     overrides
-        Settings by dotted path, such as length=256 metric=mcc training.optimiser.lr=3e-5 training.until="4 epochs".
+        Settings by dotted path, such as length=256 metric=mcc training.optimizer.lr=3e-5 training.until="4 epochs".
     task
         What the model is to do.
     dev

@@ -19,7 +19,7 @@ def search(  # noqa: PLR0913 – one option per question
     label: str | None = None,
     grid: str = "paper",
     trials: int | None = None,
-    space: str = "training.optimiser.lr=1e-5..1e-4:log batch.n=16,32 training.until='2 epochs,3 epochs,4 epochs'",
+    space: str = "training.optimizer.lr=1e-5..1e-4:log batch.n=16,32 training.until='2 epochs,3 epochs,4 epochs'",
     out: Path = Path("search"),
     recipe: Literal["modern", "paper"] = "modern",
     config: Path | None = None,

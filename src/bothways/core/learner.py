@@ -1,12 +1,13 @@
-"""The protocols between the parts: what a model is to a trainer, and what data is to a loader."""
+"""The learner: the module that a run trains, from a batch to named losses."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.loss import Loss
@@ -14,29 +15,79 @@ from bothways.core.sequence import Sequence
 
 
 class Learner(nn.Module):
-    """A model that knows its losses. Subclasses define `prepare`, `weights` and `forward`."""
+    """A model that knows its losses. Subclasses define `weights` and `forward`, and set `model`.
+
+    Attributes:
+        model: what is trained; a learner of several models names them in `saved`.
+        coefficients: the factor of each loss in the objective, 1 where none is given. The loop
+            multiplies by it; meters, logs and evaluations show the bare losses.
+        predicts: the losses that predict tokens; the perplexity is exp of their mean.
+    """
+
+    model: nn.Module
+    coefficients: Mapping[str, float] = MappingProxyType({})
+    predicts: tuple[str, ...] = ()
 
     @property
     def partial(self) -> bool:
-        """Whether a batch may leave some parameters without a gradient: a module with such parameters has a true `partial`."""
+        """True if a batch may leave parameters without a gradient: a submodule is `partial`."""
         return any(getattr(part, "partial", False) for part in [*self.modules()][1:])
 
     def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
-        """The sequence as this learner wants it (masked, say), with targets. CPU only, pure: equal draws give equal results."""
+        """Return the sequence with the learner's targets. Pure, on the CPU."""
         raise NotImplementedError
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """How much each loss sums up on this batch, on the CPU: its targets or their weights, known before any computation."""
+        """Return the weight of each loss on a CPU batch, known before any computation."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """The losses by name; the same names as `weights`."""
+        """Return the losses by name; the same names as `weights`."""
         raise NotImplementedError
+
+    def saved(self) -> Mapping[str, nn.Module]:
+        """Return the models that become model folders, by role; "model" is the run's result."""
+        return {"model": self.model}
+
+    def frozen(self) -> tuple[str, ...]:
+        """Return the prefixes of frozen parts, such as ("teacher.",).
+
+        They are in no optimizer, no checkpoint and no gradient exchange, and stay in evaluation
+        mode; a resumed run builds them again.
+        """
+        return ()
+
+    def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the named parameters that are not frozen."""
+        frozen = self.frozen()
+        return (
+            (name, parameter)
+            for name, parameter in self.named_parameters()
+            if not name.startswith(frozen)
+        )
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """Return the state that a checkpoint keeps, by name."""
+        frozen = self.frozen()
+        return {
+            name: tensor
+            for name, tensor in self.state_dict().items()
+            if not name.startswith(frozen)
+        }
+
+    def train(self, mode: bool = True) -> Learner:
+        """Set the mode; frozen parts stay in evaluation mode."""
+        super().train(mode)
+        if frozen := self.frozen():
+            for name, module in self.named_modules():
+                if f"{name}.".startswith(frozen):
+                    module.training = False
+        return self
 
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """While it is open the module is in evaluation mode, without dropout; then in the mode that it had."""
+    """Put a module into evaluation mode, without dropout; restore its mode at the end."""
     mode = module.training
     module.eval()
     try:

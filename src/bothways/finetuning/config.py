@@ -30,7 +30,7 @@ def finetune_adam() -> Training:
     """
     return Training(
         until=Epochs(3.0),
-        optimiser=AdamW(lr=5e-5),
+        optimizer=AdamW(lr=5e-5),
         schedule=Linear(0.1),
         evaluate=Epochs(1.0),
         keep=Keep(1),
@@ -42,7 +42,7 @@ class FinetuneSettings:
     """How a model is fine-tuned.
 
     Attributes:
-        training: the optimiser, its schedule, the length of the run, and how often the dev data is scored.
+        training: the optimizer, its schedule, the length of the run, and how often the dev data is scored.
         length: the longest sequence in tokens, specials included; what is longer is cut.
         batch: sequences or tokens per update.
         microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
@@ -85,12 +85,12 @@ def modern_finetuning(task: Trainable) -> FinetuneSettings:
 
 
 def paper_finetuning(task: Trainable) -> FinetuneSettings:
-    """Devlin et al. 2018 (sections 4 and 5.3, appendix A.3), with the optimiser and the schedule of google-research/bert."""
+    """Devlin et al. 2018 (sections 4 and 5.3, appendix A.3), with the optimizer and the schedule of google-research/bert."""
     epochs, rate, batch = PAPER.get(task.name, (3.0, 5e-5, 32))
     training = dataclasses.replace(
         finetune_adam(),
         until=Epochs(epochs),
-        optimiser=BertAdam(lr=rate),
+        optimizer=BertAdam(lr=rate),
         schedule=GoogleLinear(0.1),
     )
     return FinetuneSettings(training, task.length, ExampleBudget(batch), task=task)

@@ -60,13 +60,13 @@ class Failure:
 def _advice(training: Training) -> Iterator[str]:
     """What helps, and was not done."""
     warmup = training.schedule.warmup
-    if training.optimiser.lr > LOW_RATE:
-        yield f"a lower rate (training.optimiser.lr={LOW_RATE:g})"
+    if training.optimizer.lr > LOW_RATE:
+        yield f"a lower rate (training.optimizer.lr={LOW_RATE:g})"
     if isinstance(warmup, int | float) and warmup < LONG_WARMUP:
         yield f"a longer warm-up (training.schedule.warmup={LONG_WARMUP})"
     yield "more epochs (training.until)"
-    if isinstance(training.optimiser, BertAdam):
-        yield "the optimiser with bias correction (training.optimiser.kind=adamw)"
+    if isinstance(training.optimizer, BertAdam):
+        yield "the optimizer with bias correction (training.optimizer.kind=adamw)"
 
 
 def _listed(parts: Many[str]) -> str:

@@ -55,7 +55,7 @@ def tagger_adam() -> Training:
     """Twenty epochs of AdamW at 1e-3: the paper says nothing of it. The LSTM is small, so it is trained in fp32."""
     return Training(
         until=Epochs(20.0),
-        optimiser=AdamW(lr=1e-3, decay=0.0),
+        optimizer=AdamW(lr=1e-3, decay=0.0),
         schedule=Linear(0.05),
         precision="fp32",
     )

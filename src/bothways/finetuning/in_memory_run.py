@@ -99,7 +99,7 @@ def fit_task(
     Raises:
         BothwaysError: a loss or a gradient is not finite.
         ConfigError: `start` has no pooler or not the blocks that `stability` names, the schedule does not fit the run, these
-            labels do not have the metric, or there is patience without dev data.
+            labels do not have the metric, or early stopping has no dev data.
     """
     best = _best(data, method)
     model = start_from(start, data.definition.heads(data.labels, method.dropout), seed)
@@ -173,10 +173,10 @@ def conclude(
 def _best(data: LabelledData, method: FinetuneSettings) -> Best:
     """By what weights are chosen. ConfigError for what cannot be measured on this data."""
     check_metric(method.chosen_by, data)
-    if method.training.patience is not None and not data.dev:
-        what = "patience needs dev data, by which it is seen whether anything gets better"
+    if method.training.early_stopping is not None and not data.dev:
+        what = "early stopping needs dev data to measure improvement"
         raise ConfigError(
-            what, where="training.patience", fix="Give dev data, or leave patience out."
+            what, where="training.early_stopping", fix="Give dev data, or leave early_stopping out."
         )
     return Best(method.chosen_by, data.definition.directions(data.labels)[method.chosen_by])
 

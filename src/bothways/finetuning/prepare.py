@@ -63,10 +63,10 @@ class FinetuneConfig(FinetuneSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.training.patience is not None and self.dev is None:
-            what = "patience needs development data, on which nothing gets better any more"
+        if self.training.early_stopping is not None and self.dev is None:
+            what = "early stopping needs dev data to measure improvement"
             raise ConfigError(
-                what, where="training.patience", fix="Give --dev, or leave patience out."
+                what, where="training.early_stopping", fix="Give --dev, or leave early_stopping out."
             )
 
     @property

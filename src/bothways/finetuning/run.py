@@ -120,7 +120,7 @@ def _afterwards(done: FinetuneResult, several: bool) -> list[str]:
     lines = []
     if done.progress.early:
         lines.append(
-            f"note: ended after {done.progress.epochs:.4g} epochs: patience is at its end, nothing got better"
+            f"note: ended after {done.progress.epochs:.4g} epochs: no evaluation improved within training.early_stopping"
         )
     return lines + ([f"warning: {done.failure.said(several)}"] if done.failure else [])
 
@@ -251,7 +251,7 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
             "base model": settings.model,
             "length": settings.length,
             "batch": _words(settings.batch),
-            "optimiser": _words(settings.training.optimiser),
+            "optimizer": _words(settings.training.optimizer),
             "schedule": _words(settings.training.schedule),
             "run": run_of(settings.training.until, done.progress),
             "seed": settings.seed,

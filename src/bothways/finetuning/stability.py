@@ -1,4 +1,4 @@
-"""What keeps fine-tuning on few labels from failing: values that a run's start and its optimiser are changed by.
+"""What keeps fine-tuning on few labels from failing: values that a run's start and its optimizer are changed by.
 
 The parts of a model have levels, as ELECTRA counts them: the embeddings 0, block i (from 1) i, the pooler depth + 1, the heads
 depth + 2, where depth is the number of blocks that have weights. Bias correction, warm-up and longer runs, which help as much,
@@ -38,7 +38,7 @@ class Stability:
         reinitialise: so many of the top blocks start at random, and the pooler with them.
         frozen: so many parts from below are not trained, of the embeddings, block 1, block 2 …: 1 is the embeddings alone.
         mixout: the probability with which a weight of a pre-trained dense layer is the pre-trained one, in training.
-        pull: toward the pre-trained weights, per unit of rate, where `decay` of the optimiser pulls toward 0. For the decay of
+        pull: toward the pre-trained weights, per unit of rate, where `decay` of the optimizer pulls toward 0. For the decay of
             L2-SP alone, set that one to 0.
     """
 

@@ -99,7 +99,7 @@ def cell_folder(out: Path, experiment: Experiment, settings: FinetuneConfig) -> 
         out
         / "runs"
         / experiment.name
-        / f"lr{settings.training.optimiser.lr:g}-batch{batch}-{until}-seed{settings.seed}"
+        / f"lr{settings.training.optimizer.lr:g}-batch{batch}-{until}-seed{settings.seed}"
     )
 
 

@@ -213,7 +213,7 @@ def _settings(
     training = dataclasses.replace(
         method.training,
         until=Epochs(point.epochs),
-        optimiser=BertAdam(lr=point.rate),
+        optimizer=BertAdam(lr=point.rate),
         evaluate=None,
     )
     method = dataclasses.replace(

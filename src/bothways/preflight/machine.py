@@ -126,7 +126,7 @@ def _check_memory(load: Load, device: torch.device) -> list[Finding]:
     if free is None:
         return []
     if fixed > free:
-        what = f"the model with its optimiser takes {_size(fixed)} of memory, but {_size(free)} are free on {device}"
+        what = f"the model with its optimizer takes {_size(fixed)} of memory, but {_size(free)} are free on {device}"
         return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
     if (peak := load.memory(device)) > free:
         what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"

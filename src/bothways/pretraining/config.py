@@ -43,7 +43,7 @@ class PretrainConfig:
 
     Attributes:
         encoder: the model.
-        training: the optimiser, its schedule, the length of the run, and how often it is evaluated and saved.
+        training: the optimizer, its schedule, the length of the run, and how often it is evaluated and saved.
         segments: what a sequence is made of; its length is that of the phase.
         phases: one after the other; their shares add up to 1.
         masking: how tokens are hidden; a language model hides none.
@@ -97,7 +97,7 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
         else dataclasses.replace(encoder, activation="gelu_tanh"),
         training=Training(
             until=Steps(1_000_000),
-            optimiser=BertAdam(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+            optimizer=BertAdam(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
             schedule=GoogleLinear(Steps(10_000)),
             report=Steps(100),
             evaluate=Steps(10_000),
@@ -129,7 +129,7 @@ def modern(encoder: ModelConfig) -> PretrainConfig:
         segments=_segments(encoder),
         training=Training(
             until=Epochs(1.0),
-            optimiser=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+            optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
             schedule=Linear(0.06),
             evaluate=Steps(1000),
             save=Steps(1000),

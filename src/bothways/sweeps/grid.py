@@ -36,12 +36,12 @@ LONGEST = 200
 GRIDS: dict[str, Grid] = {
     "paper": {
         "batch.n": ("16", "32"),
-        "training.optimiser.lr": ("5e-5", "3e-5", "2e-5"),
+        "training.optimizer.lr": ("5e-5", "3e-5", "2e-5"),
         "training.until": ("2 epochs", "3 epochs", "4 epochs"),
     },
     "glue": {
         "batch.n": ("32",),
-        "training.optimiser.lr": ("5e-5", "4e-5", "3e-5", "2e-5"),
+        "training.optimizer.lr": ("5e-5", "4e-5", "3e-5", "2e-5"),
         "training.until": ("3 epochs",),
     },
 }
@@ -71,7 +71,7 @@ def parse_grid(text: str) -> Grid:
             )
         if not key or not equals or not items or key in grid:
             fix = (
-                'Write key=value,value …, such as "training.optimiser.lr=2e-5,3e-5 batch.n=16,32".'
+                'Write key=value,value …, such as "training.optimizer.lr=2e-5,3e-5 batch.n=16,32".'
             )
             raise ConfigError(
                 f"{part!r} is no part of a grid ({', '.join(GRIDS)} have names)",
@@ -94,7 +94,7 @@ def grid_cells(base: FinetuneConfig, grid: Grid) -> Iterator[tuple[str, Finetune
 
 
 def folder_name(chosen: Mapping[str, str]) -> str:
-    """ "batch.n" 16 and "training.optimiser.lr" 5e-5 → "batch.n=16,training.optimiser.lr=5e-5"; a long one ends in a hash."""
+    """ "batch.n" 16 and "training.optimizer.lr" 5e-5 → "batch.n=16,training.optimizer.lr=5e-5"; a long one ends in a hash."""
     name = ",".join(
         f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in chosen.items()
     )

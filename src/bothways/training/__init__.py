@@ -1,1 +1,1 @@
-"""The only training loop, and what stands around it: optimiser, schedule, ranks, checkpoints, records."""
+"""The only training loop, and what stands around it: optimizer, schedule, ranks, checkpoints, records."""

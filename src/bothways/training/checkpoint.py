@@ -1,7 +1,7 @@
 """Checkpoints: folders from which a run continues as if it had never stopped.
 
     step-120/model.safetensors   weights
-             state.pt            optimiser, and the random state of each rank
+             state.pt            optimizer, and the random state of each rank
              progress.json       progress, metrics and the run's configuration
              manifest.json       format, and the sha256 of each of these; written last
 
@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
-from torch import Tensor
+from torch import Tensor, nn
 
 import bothways
 from bothways.core.atomic_files import file_digest, remove_folder, replace_folder
@@ -102,14 +102,14 @@ class Checkpoint:
             CheckpointError: tensors are missing, too many or of another shape.
         """
         try:
-            load_model(learner, self.folder / WEIGHTS, device=str(_device(learner)))
+            load_model(_Trained(learner), self.folder / WEIGHTS, device=str(_device(learner)))
         except (RuntimeError, SafetensorError) as error:
             raise _misfit(self.folder, WEIGHTS, error) from error
 
     def restore(
-        self, learner: Learner, optimiser: FusedAdamW, plan: Plan, config: Mapping[str, Any]
+        self, learner: Learner, optimizer: FusedAdamW, plan: Plan, config: Mapping[str, Any]
     ) -> RunState:
-        """Put weights, optimiser and random state back; the progress to go on from.
+        """Put weights, optimizer and random state back; the progress to go on from.
 
         With another number of ranks than before, dropout is drawn anew; the data is what it would have been.
 
@@ -120,7 +120,7 @@ class Checkpoint:
         self.load_weights(learner)
         try:
             state = torch.load(self.folder / STATE, map_location="cpu", weights_only=True)
-            optimiser.load_state_dict(state["optimiser"])
+            optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError, pickle.UnpicklingError) as error:
             raise _misfit(self.folder, STATE, error) from error
         _set_random(state["random"], _device(learner), plan, self.progress)
@@ -159,7 +159,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def save_checkpoint(
     run: Path,
     learner: Learner,
-    optimiser: FusedAdamW,
+    optimizer: FusedAdamW,
     plan: Plan,
     progress: RunState,
     *,
@@ -174,18 +174,18 @@ def save_checkpoint(
     random = _random(_device(learner), plan)
     if not is_main(plan):
         return
-    state = optimiser.state_dict()
+    state = optimizer.state_dict()
     _check_room(
         run,
         [
-            *learner.state_dict().values(),
+            *learner.trained_state().values(),
             *(t for entry in state["state"].values() for t in entry.values()),
         ],
     )
     with replace_folder(run / f"step-{progress.steps}") as folder:
-        save_model(learner, str(folder / WEIGHTS))
+        save_model(_Trained(learner), str(folder / WEIGHTS))
         with (folder / STATE).open("wb") as stream:
-            torch.save({"optimiser": state, "random": random}, stream)
+            torch.save({"optimizer": state, "random": random}, stream)
         _write(
             folder / PROGRESS,
             {"progress": progress.to_json(), "metrics": dict(metrics), "config": config},
@@ -230,6 +230,23 @@ def prune(run: Path, keep: Keep) -> None:
 
 
 _GO_BACK = "Delete the folder to continue from the checkpoint before it."
+
+
+class _Trained(nn.Module):
+    """The trained part of a learner, as safetensors reads and writes a module."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__()
+        self._whole = (learner,)  # in a tuple, so that it is no submodule
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return self._whole[0].trained_state()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        result = self._whole[0].load_state_dict(state_dict, strict=False)
+        frozen = self._whole[0].frozen()
+        missing = [name for name in result.missing_keys if not name.startswith(frozen)]
+        return missing, result.unexpected_keys
 
 
 def _device(learner: Learner) -> torch.device:

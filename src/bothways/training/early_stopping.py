@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from bothways.core.progress import OnShare
 from bothways.training.checkpoint import Best
 
-BEST, WAITED = "patience/best", "patience/waited"
+BEST, WAITED = "early_stopping/best", "early_stopping/waited"
 Metrics = Mapping[str, int | float]
 """What an evaluation finds, by name, such as "held-out/loss/masked"."""
 Evaluation = Callable[[OnShare], Metrics]

@@ -75,7 +75,7 @@ def train_in_memory(
     progress = fit(
         learner,
         steps,
-        build_optimizer(training.optimiser, learner.named_parameters(), rules),
+        build_optimizer(training.optimizer, learner.trained_parameters(), rules),
         factor(training.schedule, training.until),
         Single(),
         until=training.until,
@@ -97,7 +97,7 @@ class _Held:
         best: Best,
         evaluation: Callable[[], Metrics] | None,
     ) -> None:
-        self.waiting = EarlyStopping(training.patience, best)
+        self.waiting = EarlyStopping(training.early_stopping, best)
         self._learner, self._training, self._best, self._evaluation = (
             learner,
             training,

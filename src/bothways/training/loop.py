@@ -35,7 +35,7 @@ _CLOCK, _STOP = "(clock)", "(stop)"
 def fit(  # noqa: PLR0913 – one independent value per question that a run answers
     learner: Learner,
     steps: Iterable[TrainingStep],
-    optimiser: FusedAdamW,
+    optimizer: FusedAdamW,
     schedule: Callable[[RunState], float],
     plan: Plan,
     *,
@@ -77,15 +77,15 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         progress = dataclasses.replace(progress, seconds=agreed[_CLOCK])
         if agreed[_STOP] or progress.share(until) >= 1:
             break
-        rate = set_rate(optimiser, schedule(progress))
+        rate = set_rate(optimizer, schedule(progress))
         for number, (batch, weight) in enumerate(zip(step.microbatches, weights, strict=True), 1):
             with exchanging(model, now=number == len(weights)):
                 with arithmetic:
                     losses = model(batch.to(device))
                 # The ranks' gradients are averaged: times `world` makes them a sum.
-                torch.autograd.backward(_share(losses, agreed) * plan.world)
+                torch.autograd.backward(_share(losses, agreed, learner.coefficients) * plan.world)
             meter.add(batch, weight, losses)
-        norm = update(optimiser, clip_norm)
+        norm = update(optimizer, clip_norm)
         progress = progress.after(step)
         meter.close(progress, norm, rate)
         stop = on_step(progress, meter)
@@ -121,10 +121,18 @@ def evaluate(
     return scores
 
 
-def _share(losses: Mapping[str, Loss], weights: Mapping[str, float]) -> Tensor:
-    """This microbatch's part of the step's objective: the sum over losses of total / weight of the whole step."""
-    # A loss without any weight in the step is 0/1, and its parameters still get their gradient of 0.
-    return torch.stack([loss.total / (weights[name] or 1.0) for name, loss in losses.items()]).sum()
+def _share(
+    losses: Mapping[str, Loss], weights: Mapping[str, float], coefficients: Mapping[str, float]
+) -> Tensor:
+    """Return this microbatch's part of the objective: Σ coefficient · total / weight of the step."""
+    # A loss without any weight in the step is 0/1, and its parameters still get a gradient of 0.
+    parts = [
+        loss.total * (coefficients.get(name, 1.0) / (weights[name] or 1.0))
+        if name in coefficients
+        else loss.total / (weights[name] or 1.0)
+        for name, loss in losses.items()
+    ]
+    return torch.stack(parts).sum()
 
 
 def _sum(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """AdamW and BERT's own Adam, with global-norm clipping, on torch's fused kernel.
 
-BERT's optimiser (Devlin et al. 2018) is Adam with decoupled decay and without bias correction. The corrections are 1 − βᵗ:
+BERT's optimizer (Devlin et al. 2018) is Adam with decoupled decay and without bias correction. The corrections are 1 − βᵗ:
 with t set to a number so large that βᵗ is 0 they are exactly 1, so the fused kernel of AdamW computes BERT's Adam as it is.
 
 Clipping and the check for gradients that are not finite ride in the same kernel: it divides by `grad_scale` and changes nothing
@@ -48,7 +48,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class BertAdam:
-    """The optimiser of BERT's own code: as AdamW, without bias correction, so that early steps are larger."""
+    """The optimizer of BERT's own code: as AdamW, without bias correction, so that early steps are larger."""
 
     lr: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -69,7 +69,7 @@ class ParameterRule:
 
     Attributes:
         factor: its rate as a multiple of the run's.
-        pull: toward the value that it has when the optimiser is built, per unit of rate.
+        pull: toward the value that it has when the optimizer is built, per unit of rate.
     """
 
     factor: float = 1.0
@@ -109,16 +109,16 @@ def _check(config: OptimizerConfig) -> None:
         if not getattr(config, name) > 0:
             raise ConfigError(
                 f"{getattr(config, name)} is too small: it must be above 0",
-                where=f"optimiser.{name}",
+                where=f"optimizer.{name}",
             )
     if not all(0 <= beta < 1 for beta in config.betas):
         raise ConfigError(
             f"{config.betas} are no betas: both must be at least 0 and below 1",
-            where="optimiser.betas",
+            where="optimizer.betas",
         )
     if not config.decay >= 0:
         raise ConfigError(
-            f"{config.decay} is no weight decay: it must be at least 0", where="optimiser.decay"
+            f"{config.decay} is no weight decay: it must be at least 0", where="optimizer.decay"
         )
 
 
@@ -158,35 +158,35 @@ def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]],
     rules: ParameterRules = same_for_all,
 ) -> FusedAdamW:
-    """The optimiser over a model's `named_parameters()`, as torch knows it: its state can be saved and restored.
+    """The optimizer over a model's `named_parameters()`, as torch knows it: its state can be saved and restored.
 
     It is built while the parameters have the values that `rules` pulls them to: before a checkpoint is restored.
     """
-    optimiser = FusedAdamW(
+    optimizer = FusedAdamW(
         groups(parameters, config, rules), betas=config.betas, eps=config.eps, fused=True
     )
     pulled = [
         parameter
-        for group in optimiser.param_groups
+        for group in optimizer.param_groups
         if group["pull"]
         for parameter in group["params"]
     ]
-    optimiser.anchors = {parameter: parameter.detach().clone() for parameter in pulled}
-    optimiser.seen = {}
+    optimizer.anchors = {parameter: parameter.detach().clone() for parameter in pulled}
+    optimizer.seen = {}
     match config:
         case AdamW():
             pass
         case BertAdam():
-            _leave_uncorrected(optimiser)
+            _leave_uncorrected(optimizer)
         case _:
             assert_never(config)
-    return optimiser
+    return optimizer
 
 
-def _leave_uncorrected(optimiser: FusedAdamW) -> None:
-    for group in optimiser.param_groups:
+def _leave_uncorrected(optimizer: FusedAdamW) -> None:
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
-            optimiser.state[parameter] = _start(parameter, _ENDLESS)
+            optimizer.state[parameter] = _start(parameter, _ENDLESS)
 
 
 def _start(parameter: nn.Parameter, step: float) -> dict[str, Tensor]:
@@ -198,16 +198,16 @@ def _start(parameter: nn.Parameter, step: float) -> dict[str, Tensor]:
     }
 
 
-def set_rate(optimiser: FusedAdamW, factor: float) -> float:
+def set_rate(optimizer: FusedAdamW, factor: float) -> float:
     """Set each group's rate to this multiple of its peak; the highest of them."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = group["peak"] * factor
-    rates: list[float] = [group["lr"] for group in optimiser.param_groups]
+    rates: list[float] = [group["lr"] for group in optimizer.param_groups]
     return max(rates)
 
 
 @torch.no_grad()
-def update(optimiser: FusedAdamW, clip_norm: float | None) -> Float[Tensor, ""]:
+def update(optimizer: FusedAdamW, clip_norm: float | None) -> Float[Tensor, ""]:
     """Scale the gradients down to this global norm if theirs is higher, change the weights, forget the gradients.
 
     Where the norm is not finite, weights and state stay as they are: the caller is to look at it and stop.
@@ -218,17 +218,17 @@ def update(optimiser: FusedAdamW, clip_norm: float | None) -> Float[Tensor, ""]:
     norm = nn.utils.get_total_norm(
         [
             _values(p)
-            for group in optimiser.param_groups
+            for group in optimizer.param_groups
             for p in group["params"]
             if p.grad is not None
         ]
     )
-    optimiser.grad_scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
-    optimiser.found_inf = norm.isfinite().logical_not().float()
-    _pull(optimiser)
-    _step_rows(optimiser)
-    optimiser.step()
-    optimiser.zero_grad()
+    optimizer.grad_scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
+    optimizer.found_inf = norm.isfinite().logical_not().float()
+    _pull(optimizer)
+    _step_rows(optimizer)
+    optimizer.step()
+    optimizer.zero_grad()
     return norm
 
 
@@ -241,28 +241,28 @@ def _values(parameter: nn.Parameter) -> Tensor:
     return parameter.grad.values()
 
 
-def _step_rows(optimiser: FusedAdamW) -> None:
+def _step_rows(optimizer: FusedAdamW) -> None:
     """The step of the parameters with sparse gradients, which then have none."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         for weight in (p for p in group["params"] if p.grad is not None):
             if not weight.grad.is_sparse:
-                optimiser.seen.pop(weight, None)
+                optimizer.seen.pop(weight, None)
                 continue
-            state = optimiser.state[weight] = optimiser.state[weight] or _start(weight, 0.0)
-            if weight not in optimiser.seen:
-                optimiser.seen[weight] = (
+            state = optimizer.state[weight] = optimizer.state[weight] or _start(weight, 0.0)
+            if weight not in optimizer.seen:
+                optimizer.seen[weight] = (
                     state["exp_avg"].any(1) | state["exp_avg_sq"].any(1)
                 ).nonzero()[:, 0]
-            seen, scale, skip = optimiser.seen[weight], optimiser.grad_scale, optimiser.found_inf
-            optimiser.seen[weight] = update_rows(group, weight, state, seen, scale, skip)
+            seen, scale, skip = optimizer.seen[weight], optimizer.grad_scale, optimizer.found_inf
+            optimizer.seen[weight] = update_rows(group, weight, state, seen, scale, skip)
             weight.grad = None
 
 
-def _pull(optimiser: FusedAdamW) -> None:
+def _pull(optimizer: FusedAdamW) -> None:
     """w ← w − rate · pull · (w − w₀) where that is asked for, and nowhere in a step whose gradient is not finite."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         if group["pull"]:
             weights = group["params"]
-            ways = torch._foreach_sub([optimiser.anchors[weight] for weight in weights], weights)
-            torch._foreach_mul_(ways, (1 - optimiser.found_inf) * (group["lr"] * group["pull"]))
+            ways = torch._foreach_sub([optimizer.anchors[weight] for weight in weights], weights)
+            torch._foreach_mul_(ways, (1 - optimizer.found_inf) * (group["lr"] * group["pull"]))
             torch._foreach_add_(weights, ways)

@@ -132,6 +132,11 @@ def replicate(learner: Learner, plan: Plan) -> nn.Module:
         case Single():
             return learner
         case Replicated():
+            trained = {name for name, _ in learner.trained_parameters()}
+            left = {name for name, _ in learner.named_parameters()} - trained
+            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+                learner, [*left]
+            )
             return nn.parallel.DistributedDataParallel(
                 learner,
                 gradient_as_bucket_view=True,

@@ -61,7 +61,7 @@ class Training:
     """
 
     until: Duration
-    optimiser: OptimizerConfig
+    optimizer: OptimizerConfig
     schedule: Schedule
     precision: Precision = "auto"
     clip_norm: float | None = 1.0
@@ -71,10 +71,10 @@ class Training:
     evaluate: Duration | None = None
     save: Duration | None = None
     keep: Keep = field(default_factory=Keep)
-    patience: int | None = None
+    early_stopping: int | None = None
 
     def __post_init__(self) -> None:
-        require_at_least(1, "training", patience=self.patience)
+        require_at_least(1, "training", early_stopping=self.early_stopping)
         if self.clip_norm is not None and not self.clip_norm > 0:
             what = f"must be greater than 0, not {self.clip_norm:g}"
             raise ConfigError(
@@ -127,9 +127,9 @@ def train_in_folder(  # noqa: PLR0913 – one independent value per question tha
             patience without such a metric.
         ResourceError: a file cannot be written.
     """
-    optimiser = build_optimizer(training.optimiser, learner.named_parameters(), rules)
+    optimizer = build_optimizer(training.optimizer, learner.trained_parameters(), rules)
     schedule, waiting = factor(training.schedule, training.until), _waiting(training, evaluation)
-    checkpoints = _Checkpoints(folder, learner, optimiser, plan, config, training.keep)
+    checkpoints = _Checkpoints(folder, learner, optimizer, plan, config, training.keep)
     progress, metrics = checkpoints.restore(waiting)
     with Interruption() as interruption, _trackers(folder, plan, progress) as trackers:
         clock = clock_from(progress.seconds)
@@ -148,7 +148,7 @@ def train_in_folder(  # noqa: PLR0913 – one independent value per question tha
             """Train to the end of a phase."""
             now = dataclasses.replace(progress, seconds=clock())
             return fit(
-                learner, phase.steps(now.cursor), optimiser, schedule, plan, until=phase.until, progress=now,
+                learner, phase.steps(now.cursor), optimizer, schedule, plan, until=phase.until, progress=now,
                 on_step=on_step, on_rest=lambda report: watch.report(report, speed),
                 precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip
@@ -164,7 +164,7 @@ def _one_by_one(
     waiting: EarlyStopping,
     fit_to: Callable[[TrainingPhase, RunState], RunState],
 ) -> RunState:
-    """Phases from the current one on, until one is left before its end or patience is at its own."""
+    """Phases from the current one on, until one is left before its end or early stopping ends the run."""
     for later, phase in enumerate(phases[progress.phase :]):
         if waiting.over:
             break
@@ -180,7 +180,7 @@ class _Checkpoints:
 
     folder: Path
     learner: Learner
-    optimiser: FusedAdamW
+    optimizer: FusedAdamW
     plan: Plan
     config: Mapping[str, Any]
     keep: Keep
@@ -191,7 +191,7 @@ class _Checkpoints:
         if newest is None:
             return RunState(), {}
         checkpoint = read_checkpoint(newest)
-        progress = checkpoint.restore(self.learner, self.optimiser, self.plan, self.config)
+        progress = checkpoint.restore(self.learner, self.optimizer, self.plan, self.config)
         return progress, waiting.restore(checkpoint.metrics)
 
     def save(self, progress: RunState, metrics: Metrics) -> None:
@@ -199,7 +199,7 @@ class _Checkpoints:
         save_checkpoint(
             self.folder,
             self.learner,
-            self.optimiser,
+            self.optimizer,
             self.plan,
             progress,
             metrics=metrics,
@@ -210,12 +210,12 @@ class _Checkpoints:
 
 
 def _waiting(training: Training, evaluation: object) -> EarlyStopping:
-    if training.patience is not None and (training.keep.best is None or evaluation is None):
-        what = "patience needs a metric that is evaluated, by which the best checkpoint is kept"
+    if training.early_stopping is not None and (training.keep.best is None or evaluation is None):
+        what = "early stopping needs an evaluated metric that selects the best checkpoint"
         raise ConfigError(
-            what, where="training.patience", fix="Give development data, or leave patience out."
+            what, where="training.early_stopping", fix="Give development data, or leave early_stopping out."
         )
-    return EarlyStopping(training.patience, training.keep.best)
+    return EarlyStopping(training.early_stopping, training.keep.best)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ def update_rows(
     """One step of AdamW on a table by its sparse gradient, which is coalesced.
 
     Args:
-        group: of the optimiser, with its rate, betas, epsilon and decay.
+        group: of the optimizer, with its rate, betas, epsilon and decay.
         weight: the table `(vocab, width)`.
         state: its moments, of the whole table, and its step.
         seen: the rows that have had a gradient before, ascending.

@@ -19,7 +19,7 @@ START = Cursor()
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is: all that it needs, beside weights, optimiser and random state, to continue.
+    """How far a run is: all that it needs, beside weights, optimizer and random state, to continue.
 
     Attributes:
         steps: updates done.
@@ -29,7 +29,7 @@ class RunState:
         cursor: the place in the data of the current phase from which the next step reads.
         phase: which of the run's phases is the current one, from 0.
         earlier_epochs: passes over the data of earlier phases.
-        early: whether the run has ended before its length, for want of anything better (`Training.patience`).
+        early: whether the run has ended before its length, for want of anything better (`Training.early_stopping`).
     """
 
     steps: int = 0

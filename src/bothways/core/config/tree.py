@@ -23,7 +23,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         if not equals or not all(keys):
             raise ConfigError(
                 f"{text!r} is no setting",
-                fix="Write key=value, such as training.optimiser.lr=3e-5.",
+                fix="Write key=value, such as training.optimizer.lr=3e-5.",
             )
         leaf: Any = value.strip()
         for key in reversed(keys):

@@ -43,7 +43,7 @@ def test_what_is_counted(best: Best, values: list[float], waited: int) -> None:
         for value in values[stop:]:
             again.note(float(value))
         assert again.state() == whole.state()
-        assert whole.state()["patience/waited"] == waited
+        assert whole.state()["early_stopping/waited"] == waited
         assert whole.over == (waited >= 2)
 
 
@@ -69,7 +69,7 @@ def run(
         evaluate=Steps(2),
         save=None,
         keep=Keep(1, best),
-        patience=patience,
+        early_stopping=patience,
     )
     found = iter(values)
     folder.mkdir(exist_ok=True)
@@ -105,7 +105,7 @@ def test_the_end_of_a_run_is_no_early_end(tmp_path: Path) -> None:
 
 
 def test_patience_needs_a_metric_and_a_number(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^training\.patience: patience needs a metric"):
+    with pytest.raises(ConfigError, match=r"^training\.early_stopping: early stopping needs an evaluated metric"):
         run(tmp_path / "run", [], best=None)
-    with pytest.raises(ConfigError, match=r"^training\.patience: must be at least 1, not 0"):
+    with pytest.raises(ConfigError, match=r"^training\.early_stopping: must be at least 1, not 0"):
         run(tmp_path / "run", [], patience=0)
