@@ -275,7 +275,9 @@ def test_patience_ends_a_run_in_memory(folder: Path, data: LabelledData) -> None
     )
     assert (done.progress.steps, done.progress.early, len(done.history)) == (9, True, 3)
     bare = label(ClassificationTask(), data.tokenizer, make_examples(32, 0), [], 16)
-    with pytest.raises(ConfigError, match=r"^training\.early_stopping: early stopping needs dev data"):
+    with pytest.raises(
+        ConfigError, match=r"^training\.early_stopping: early stopping needs dev data"
+    ):
         fit_task(
             load_model(folder).model,
             bare,

@@ -105,7 +105,9 @@ def test_the_end_of_a_run_is_no_early_end(tmp_path: Path) -> None:
 
 
 def test_patience_needs_a_metric_and_a_number(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^training\.early_stopping: early stopping needs an evaluated metric"):
+    with pytest.raises(
+        ConfigError, match=r"^training\.early_stopping: early stopping needs an evaluated metric"
+    ):
         run(tmp_path / "run", [], best=None)
     with pytest.raises(ConfigError, match=r"^training\.early_stopping: must be at least 1, not 0"):
         run(tmp_path / "run", [], patience=0)

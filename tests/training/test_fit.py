@@ -325,7 +325,9 @@ def test_a_coefficient_scales_the_gradient_and_not_the_reported_loss():
     expected = toy()
     batch = next(steps(Cursor())).microbatches[0]
     weights, losses = expected.weights(batch), expected(batch)
-    (3 * losses["masked"].total / weights["masked"] + losses["pair"].total / weights["pair"]).backward()
+    (
+        3 * losses["masked"].total / weights["masked"] + losses["pair"].total / weights["pair"]
+    ).backward()
     moments = fit_toy(taught(), steps(Cursor()), 1)["moments"]
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(moments[name] / 0.1, parameter.grad)
@@ -335,7 +337,12 @@ def test_frozen_parts_stay_in_evaluation_mode_and_out_of_the_optimizer():
     learner = taught()
     before = {name: tensor.clone() for name, tensor in learner.teacher.state_dict().items()}
     modes = []
-    run(learner, steps(Cursor()), Steps(2), lambda *_: modes.append(learner.teacher.training) or False)
+    run(
+        learner,
+        steps(Cursor()),
+        Steps(2),
+        lambda *_: modes.append(learner.teacher.training) or False,
+    )
     assert modes == [False, False]
     assert all(torch.equal(before[name], now) for name, now in learner.teacher.state_dict().items())
     assert not any(name.startswith("teacher.") for name, _ in learner.trained_parameters())

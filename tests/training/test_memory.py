@@ -30,7 +30,11 @@ def run(
         return {"m": values[len(seen) - 1]}
 
     trained = train_in_memory(
-        learner, steps(Cursor()), dataclasses.replace(FREE, early_stopping=patience), best, evaluation
+        learner,
+        steps(Cursor()),
+        dataclasses.replace(FREE, early_stopping=patience),
+        best,
+        evaluation,
     )
     return trained, seen, learner.inner.weight.detach()
 

@@ -66,7 +66,9 @@ class FinetuneConfig(FinetuneSettings):
         if self.training.early_stopping is not None and self.dev is None:
             what = "early stopping needs dev data to measure improvement"
             raise ConfigError(
-                what, where="training.early_stopping", fix="Give --dev, or leave early_stopping out."
+                what,
+                where="training.early_stopping",
+                fix="Give --dev, or leave early_stopping out.",
             )
 
     @property

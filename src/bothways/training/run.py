@@ -213,7 +213,9 @@ def _waiting(training: Training, evaluation: object) -> EarlyStopping:
     if training.early_stopping is not None and (training.keep.best is None or evaluation is None):
         what = "early stopping needs an evaluated metric that selects the best checkpoint"
         raise ConfigError(
-            what, where="training.early_stopping", fix="Give development data, or leave early_stopping out."
+            what,
+            where="training.early_stopping",
+            fix="Give development data, or leave early_stopping out.",
         )
     return EarlyStopping(training.early_stopping, training.keep.best)
 
