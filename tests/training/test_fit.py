@@ -301,10 +301,9 @@ def test_adding_a_microbatch_fetches_nothing_from_the_device():
 class Taught(Toy):
     """A toy with a frozen teacher, whose inner layer it imitates with three times the weight."""
 
-    coefficients = {"masked": 3.0}
-
     def __init__(self):
         super().__init__()
+        self.coefficients = {"masked": 3.0}
         self.teacher = toy(dropout=0.5)
 
     def frozen(self):
