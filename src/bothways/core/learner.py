@@ -15,16 +15,14 @@ from bothways.core.sequence import Sequence
 
 
 class Learner(nn.Module):
-    """A model that knows its losses. Subclasses define `weights` and `forward`, and set `model`.
+    """A model that knows its losses. Subclasses define `weights` and `forward`.
 
     Attributes:
-        model: what is trained; a learner of several models names them in `saved`.
         coefficients: the factor of each loss in the objective, 1 where none is given. The loop
             multiplies by it; meters, logs and evaluations show the bare losses.
         predicts: the losses that predict tokens; the perplexity is exp of their mean.
     """
 
-    model: nn.Module
     coefficients: Mapping[str, float] = MappingProxyType({})
     predicts: tuple[str, ...] = ()
 
@@ -47,7 +45,7 @@ class Learner(nn.Module):
 
     def saved(self) -> Mapping[str, nn.Module]:
         """Return the models that become model folders, by role; "model" is the run's result."""
-        return {"model": self.model}
+        return {}
 
     def frozen(self) -> tuple[str, ...]:
         """Return the prefixes of frozen parts, such as ("teacher.",).
