@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from bothways.core.batch import Batch
 from bothways.core.loss import Loss
@@ -73,7 +74,7 @@ class Learner(nn.Module):
             if not name.startswith(frozen)
         }
 
-    def train(self, mode: bool = True) -> Learner:
+    def train(self, mode: bool = True) -> Self:
         """Set the mode; frozen parts stay in evaluation mode."""
         super().train(mode)
         if frozen := self.frozen():

@@ -239,7 +239,7 @@ class _Trained(nn.Module):
         super().__init__()
         self._whole = (learner,)  # in a tuple, so that it is no submodule
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         return self._whole[0].trained_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

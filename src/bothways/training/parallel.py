@@ -134,9 +134,8 @@ def replicate(learner: Learner, plan: Plan) -> nn.Module:
         case Replicated():
             trained = {name for name, _ in learner.trained_parameters()}
             left = {name for name, _ in learner.named_parameters()} - trained
-            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-                learner, [*left]
-            )
+            ignore = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+            ignore(learner, [*left])  # type: ignore[no-untyped-call]
             return nn.parallel.DistributedDataParallel(
                 learner,
                 gradient_as_bucket_view=True,
