@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from bothways.core.batch import Batch
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
+
+LearnerT = TypeVar("LearnerT", bound="Learner")
 
 
 class Learner(nn.Module):
@@ -74,7 +76,7 @@ class Learner(nn.Module):
             if not name.startswith(frozen)
         }
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self: LearnerT, mode: bool = True) -> LearnerT:
         """Set the mode; frozen parts stay in evaluation mode."""
         super().train(mode)
         if frozen := self.frozen():
