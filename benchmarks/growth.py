@@ -101,7 +101,9 @@ def figures(axis: str, size: int, budget: float) -> Iterator[Figure]:
         case "length":
             length = size
         case "width":
-            config = dataclasses.replace(BASE, width=size, inner=4 * size, heads=size // 64)
+            config = dataclasses.replace(
+                BASE, width=size, intermediate_size=4 * size, heads=size // 64
+            )
         case "depth":
             config = dataclasses.replace(BASE, depth=size)
         case _:
@@ -133,7 +135,7 @@ def works(config: EncoderConfig, tokens: int, length: int) -> dict[str, Callable
 
     @torch.inference_mode()
     def predict() -> None:
-        model.eval().heads["pooler"](model.encoder(batch, only=layout.firsts).last, layout)
+        model.eval().heads["pooler"](model.encoder(batch, only=layout.first_tokens).last, layout)
 
     return {"training": train, "prediction": predict}
 

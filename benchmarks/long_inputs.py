@@ -36,7 +36,7 @@ from bothways.model.head_config import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 
-SMALL = {"width": 128, "depth": 2, "heads": 2, "inner": 512, "vocab": 1000}
+SMALL = {"width": 128, "depth": 2, "heads": 2, "intermediate_size": 512, "vocab": 1000}
 FIRST = 2048
 """Shorter inputs take less than their fixed cost."""
 MIB = 2**20
@@ -46,7 +46,7 @@ def shapes(base: bool) -> dict[str, EncoderConfig]:
     """By name, for any length."""
     windows: dict[str, Pattern] = {
         "full": Full(),
-        "longformer": Window(256 if base else 128, everywhere=True),
+        "longformer": Window(256 if base else 128, global_attention=True),
         "bigbird": Blocks(64, 3),
     }
     found = {}

@@ -105,7 +105,7 @@ def test_output_and_gradients_equal_the_formula(
     torch.manual_seed(seed)
     tokens = sum(lengths)
     named = (torch.rand(tokens) < share) & torch.tensor(
-        isinstance(pattern, Window) and pattern.everywhere
+        isinstance(pattern, Window) and pattern.global_attention
     )
     draw = Draw(layer, HEADS, 64) if isinstance(pattern, Blocks) and layer is not None else None
     both = [torch.randn(tokens, 3, HEADS, SIZE, dtype=torch.float64) * 2 for _ in range(2)]
@@ -118,7 +118,7 @@ def test_output_and_gradients_equal_the_formula(
         patch.setattr(kernels, "choose", lambda *_: kernel)
         patch.setattr(kernels, "LONGEST_MASKED", {"cpu": -99})
         patch.setattr(reach, "SMALLEST", smallest)
-        view = AttentionView.of(Layout.of(lengths), pattern, everywhere=named, draw=draw)
+        view = AttentionView.of(Layout.of(lengths), pattern, global_attention_mask=named, draw=draw)
         found = attend(mine[0], view, 0.0, mine[1])
     wanted = formula(*reference, lengths, pattern, named, draw)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=5e-6)
@@ -136,7 +136,9 @@ def test_whole_and_in_blocks_a_window_is_the_same() -> None:
     lengths = [90, 100, 33]
     qkv, wide = torch.randn(223, 3, HEADS, SIZE), torch.randn(223, 3, HEADS, SIZE)
     view = AttentionView.of(
-        Layout.of(lengths), Window(5, everywhere=True), everywhere=torch.rand(223) < 0.05
+        Layout.of(lengths),
+        Window(5, global_attention=True),
+        global_attention_mask=torch.rand(223) < 0.05,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "LONGEST_MASKED", {"cpu": 10**9})
@@ -152,7 +154,9 @@ def test_dropout_acts_on_what_blocks_read_in_windows() -> None:
     one = torch.randn(length, 3, HEADS, SIZE)
     named = torch.arange(length) == 0
     view = AttentionView.of(
-        Layout.of([length] * copies), Window(3, everywhere=True), everywhere=named.repeat(copies)
+        Layout.of([length] * copies),
+        Window(3, global_attention=True),
+        global_attention_mask=named.repeat(copies),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "LONGEST_MASKED", {"cpu": 0})

@@ -148,7 +148,7 @@ def test_global_tokens_are_read_in_rectangles(monkeypatch: pytest.MonkeyPatch) -
     everywhere = torch.zeros(43, dtype=torch.bool)
     everywhere[0] = True
     plain, marked = (
-        AttentionView.of(layout, Window(4, everywhere=True), everywhere=chosen)
+        AttentionView.of(layout, Window(4, global_attention=True), global_attention_mask=chosen)
         for chosen in (None, everywhere)
     )
     assert is_packed(CUDA, torch.bfloat16, 64, 0.0, plain)

@@ -57,11 +57,11 @@ def test_it_is_the_formula(
     chosen: list[bool], lengths: list[int], radius: int, share: float, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    pattern, tokens = Window(radius, everywhere=True), sum(lengths)
+    pattern, tokens = Window(radius, global_attention=True), sum(lengths)
     qkv, wide = torch.randn(2, tokens, 3, 2, 4, dtype=torch.float64)
     named = torch.rand(tokens) < share
-    view = AttentionView.of(Layout.of(lengths), pattern, everywhere=named)
-    found = kernels.attend(qkv, view, wide=wide)
+    view = AttentionView.of(Layout.of(lengths), pattern, global_attention_mask=named)
+    found = kernels.attend(qkv, view, global_qkv=wide)
     assert chosen
     torch.testing.assert_close(found, formula_of_reach(qkv, wide, lengths, pattern, named, None))
     alike = kernels.attend(qkv, view)
@@ -69,7 +69,7 @@ def test_it_is_the_formula(
 
 
 @pytest.mark.parametrize(
-    "patterns", [(Window(2, everywhere=True),), (Window(5, everywhere=True), Window(3))]
+    "patterns", [(Window(2, global_attention=True),), (Window(5, global_attention=True), Window(3))]
 )
 @torch.no_grad()
 def test_an_encoder_is_the_same_by_either_kernel(
@@ -82,12 +82,12 @@ def test_an_encoder_is_the_same_by_either_kernel(
     )
     ids = torch.randint(4, 50, (layout.tokens,))
     named = torch.zeros(layout.tokens, dtype=torch.bool)
-    named[layout.firsts] = named[35] = True
-    batch = Batch(ids, torch.zeros_like(ids), layout, everywhere=named)
+    named[layout.first_tokens] = named[35] = True
+    batch = Batch(ids, torch.zeros_like(ids), layout, global_attention_mask=named)
     wanted = encoder(batch).last
     chosen: list[bool] = request.getfixturevalue("chosen")
     torch.testing.assert_close(encoder(batch).last, wanted, rtol=1e-4, atol=1e-5)
-    assert chosen == [pattern.everywhere for pattern in patterns] * (4 // len(patterns))
+    assert chosen == [pattern.global_attention for pattern in patterns] * (4 // len(patterns))
 
 
 @settings(max_examples=30, deadline=None)
@@ -156,8 +156,8 @@ def test_the_table(
     monkeypatch.setattr(kernels, "has_flex", lambda device: has)
     view = AttentionView.of(
         Layout.of([9]),
-        Window(2, everywhere=True),
-        everywhere=torch.ones(9, dtype=torch.bool) if named else None,
+        Window(2, global_attention=True),
+        global_attention_mask=torch.ones(9, dtype=torch.bool) if named else None,
     )
     assert kernels.is_flexible(CUDA, size, rate, view) == is_it
 

@@ -54,7 +54,7 @@ def drawn(numbers: tuple[int, int | None, int | None]) -> Disentangled:
     """The longest input, the reach, and as many of the buckets as that allows."""
     most, reach, buckets = numbers
     return Disentangled(
-        most, reach=reach, buckets=buckets and min(buckets, 2 * ((reach or most) - 1) - 1)
+        most, max_distance=reach, buckets=buckets and min(buckets, 2 * ((reach or most) - 1) - 1)
     )
 
 
@@ -84,7 +84,7 @@ def test_half_the_buckets_may_be_enough_for_every_distance(
 ) -> None:
     """Then each has a row of its own, and inputs that are too long have no other order."""
     position, distances = (
-        Disentangled(most, reach=reach, buckets=buckets),
+        Disentangled(most, max_distance=reach, buckets=buckets),
         torch.arange(1 - most, most),
     )
     rows = row_of(position, distances)
@@ -226,7 +226,7 @@ def shape(seed: int) -> EncoderConfig:
     position = Disentangled(
         12,
         (("c2p",), ("p2c",), ("c2p", "p2c"))[int(rng.integers(3))],
-        reach=(None, 6)[int(rng.integers(2))],
+        max_distance=(None, 6)[int(rng.integers(2))],
         buckets=(None, buckets)[int(rng.integers(2))],
         shared=bool(rng.integers(2)),
         norm=bool(rng.integers(2)),
@@ -260,8 +260,8 @@ def test_the_ledger_counts_every_parameter_by_its_letters(seed: int) -> None:
     assert counted.total == sum(parameter.numel() for parameter in model.parameters())
     assert isinstance(config.position, Disentangled)
     letters = dict(
-        V=config.vocab, H=config.width, L=config.depth, I=config.inner, E=config.embedding_width, S=config.segments, C=3,
-        P=0 if config.position.absolute == "none" else config.position.most, R=config.position.span,
+        V=config.vocab, H=config.width, L=config.depth, I=config.intermediate_size, E=config.embedding_width, S=config.segments, C=3,
+        P=0 if config.position.absolute == "none" else config.position.max_positions, R=config.position.span,
     )  # fmt: skip
     for entry in counted.entries:
         if entry.count:
@@ -356,17 +356,17 @@ def test_it_runs_in_bfloat16_and_before_other_norms() -> None:
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        (["position.most=0"], r"position.most: must be at least 1, not 0"),
-        (["position.reach=0"], r"position.reach: must be at least 1, not 0"),
+        (["position.max_positions=0"], r"position.max_positions: must be at least 1, not 0"),
+        (["position.max_distance=0"], r"position.max_distance: must be at least 1, not 0"),
         (["position.terms=[]"], r"position.terms: must hold c2p, p2c or both, once each"),
         (["position.terms=c2p,c2p"], r"position.terms: must hold c2p, p2c or both, once each"),
         (["position.buckets=1"], r"position.buckets: must be at least 2, not 1"),
         (
-            ["position.reach=9", "position.buckets=16"],
+            ["position.max_distance=9", "position.buckets=16"],
             "must be below twice the distance 9 less 1 or at least 1022, enough",
         ),
         (
-            ["position.reach=9", "position.buckets=1021"],
+            ["position.max_distance=9", "position.buckets=1021"],
             "for every distance in 512 positions, not 1021",
         ),
         (["position.convolution.size=4"], "position.convolution.size: must be odd, not 4"),

@@ -80,9 +80,9 @@ encoders = st.builds(
         {
             "vocab": st.integers(10, 10**6),
             "depth": counts,
-            "inner": counts,
+            "intermediate_size": counts,
             "segments": st.integers(0, 4),
-            "position": table("learned", most=st.integers(10**6, 10**7)),
+            "position": table("learned", max_positions=st.integers(10**6, 10**7)),
             "order": table("post") | table("pre") | st.sampled_from(["post", "pre"]),
             "activation": st.sampled_from(["gelu", "gelu_tanh", "relu", "silu"]),
             "norm_epsilon": positive,
@@ -98,7 +98,7 @@ maskings = st.fixed_dictionaries(
         "unit": st.sampled_from(["tokens", "whole_words"]),
         "mask": st.floats(0, 0.5),
         "random": st.floats(0, 0.5),
-        "most": st.none() | counts,
+        "max_predictions": st.none() | counts,
         "replacements": st.sampled_from(["any", "ordinary"]),
     }
 )
@@ -118,7 +118,7 @@ pretrainings = st.fixed_dictionaries(
         "phases": st.sampled_from(phases),
         "masking": maskings,
         "batch": table("examples", n=counts) | table("tokens", n=counts),
-        "views": st.none() | counts,
+        "data_copies": st.none() | counts,
         "seed": st.integers(-(2**62), 2**62),
     }
 )
@@ -186,7 +186,7 @@ def load(*overrides: str) -> PretrainConfig:
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
-        'seed = 1\nviews = 3\n[training]\nuntil = "2 epochs"\nschedule = "constant"\n[encoder]\ndepth = 5\n'
+        'seed = 1\ndata_copies = 3\n[training]\nuntil = "2 epochs"\nschedule = "constant"\n[encoder]\ndepth = 5\n'
     )
     config = configs.load(
         PretrainConfig,
@@ -195,7 +195,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
         overrides=["seed=2", "training.schedule.warmup=5 steps", "encoder.depth=6"],
     )
     assert config.seed == 2
-    assert config.views == 3
+    assert config.data_copies == 3
     assert config.training.until == Epochs(2.0)
     assert config.training.schedule == Constant(Steps(5))
     assert config.encoder == dataclasses.replace(BASE.encoder, depth=6)
@@ -254,7 +254,7 @@ def test_of_two_overrides_the_later_holds() -> None:
             "run.toml: training.schedule.warmup: ",
         ),
         ('batch = "examples"', ["seed=1"], "run.toml: batch.n: is missing"),
-        ("views = 3", ["seed=x"], "seed: 'x' is given"),
+        ("data_copies = 3", ["seed=x"], "seed: 'x' is given"),
         ("seed = 1", ["seed=x"], "seed: 'x' is given"),
         ("[training]\nseed = 1", ["training.clip=1"], "run.toml: training.seed: unknown key"),
         ("[training]\nevaluate = '1 epochs'", ["training.clip=1"], "training.clip: unknown key"),

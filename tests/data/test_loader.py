@@ -40,7 +40,7 @@ def masked(sequence, rng):
     return mask_tokens(sequence, Masking(0.3), VOCABULARY, rng)
 
 
-def corpus_source(segments, views=None, documents=12):
+def corpus_source(segments, data_copies=None, documents=12):
     r = random.Random(3)
     sizes = [[r.randint(1, 12) for _ in range(r.randint(1, 9))] for _ in range(documents)]
     sentences = np.cumsum([0, *itertools.chain(*sizes)]).astype(np.uint64)
@@ -49,7 +49,7 @@ def corpus_source(segments, views=None, documents=12):
         sentences=sentences,
         documents=np.cumsum([0, *map(len, sizes)]).astype(np.uint64),
     )
-    return CorpusSource(corpus, TEMPLATE, segments, np.arange(documents), 5, views)
+    return CorpusSource(corpus, TEMPLATE, segments, np.arange(documents), 5, data_copies)
 
 
 def list_source(lengths, order):
@@ -68,7 +68,7 @@ def loader_of(source, batch, *, budget=60, rank=0, world=1, seed=9):
 
 def sequences_of(batch):
     """A packed batch → its sequences as tuples of all they hold, targets at their own positions."""
-    bounds = batch.layout.offsets.tolist()
+    bounds = batch.layout.cu_seqlens.tolist()
     index, hidden = batch.targets["masked"].index.tolist(), batch.targets["masked"].ids.tolist()
     assert index == sorted(index)
     labels = (
@@ -216,7 +216,7 @@ def test_a_resumed_run_reads_the_same_steps(batch, world, start):
 
 
 def test_static_masks_repeat_with_the_views_and_dynamic_ones_never():
-    static = loader_of(corpus_source(FullSentences(24), views=2), ExampleBudget(500))
+    static = loader_of(corpus_source(FullSentences(24), data_copies=2), ExampleBudget(500))
     steps = steps_of(static, 5)
     assert all(step.cursor == Cursor(epoch + 1) for epoch, step in enumerate(steps))
     epochs = [contents([step]) for step in steps]
@@ -448,9 +448,9 @@ def tensors(value: object) -> list[Tensor]:
         return [tensor for part in value.values() for tensor in tensors(part)]
     if isinstance(value, Layout):
         return [
-            value.offsets,
+            value.cu_seqlens,
             value.positions,
-            value.owner,
+            value.sequence_ids,
             *(t for part in value.rectangles for t in tensors(part)),
         ]
     if dataclasses.is_dataclass(value):

@@ -76,7 +76,7 @@ def plain_mask(ids, masking, r):
     if isinstance(masking.unit, SingleTokens):
         words = [[at] for word in words for at in word]
     r.shuffle(words)
-    room = min(masking.most or len(ids), max(1, round(len(ids) * masking.rate)))
+    room = min(masking.max_predictions or len(ids), max(1, round(len(ids) * masking.rate)))
     done = {}
     for word in words:
         if len(done) >= room:
@@ -115,7 +115,7 @@ def masked_at(sequence):
 )
 @pytest.mark.parametrize("unit", [SingleTokens(), WholeWords()])
 def test_the_number_of_predictions_is_googles(length, count, unit):
-    masking = Masking(unit=unit, most=20)
+    masking = Masking(unit=unit, max_predictions=20)
     masked = mask_tokens(
         sequence_of(CLS, *[7] * (length - 2), SEP), masking, vocabulary(), rng(1, "mask")
     )
@@ -140,7 +140,7 @@ def test_what_is_hidden_is_told_and_the_rest_is_left(seed, rate, most, words, an
     masking = Masking(
         rate,
         WholeWords() if words else SingleTokens(),
-        most=most,
+        max_predictions=most,
         replacements=AnyToken() if anything else OrdinaryToken(),
     )
     sequence = some_sequence(np.random.default_rng(seed))
@@ -306,7 +306,7 @@ def test_a_vocabulary_tells_its_size_and_ordinary_tokens():
         ({"mask": -0.1}, "masking.mask"),
         ({"random": 1.5}, "masking.random"),
         ({"mask": 0.8, "random": 0.3}, "masking"),
-        ({"most": 0}, "masking.most"),
+        ({"max_predictions": 0}, "masking.max_predictions"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, path):

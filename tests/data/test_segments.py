@@ -36,10 +36,10 @@ def corpus_of(sizes):
     return SimpleNamespace(tokens=tokens, sentences=sentences, documents=documents)
 
 
-def source_of(sizes, segments, *, seed=1, chosen=None, views=None):
+def source_of(sizes, segments, *, seed=1, chosen=None, data_copies=None):
     corpus = corpus_of(sizes)
     chosen = np.arange(len(sizes)) if chosen is None else np.array(chosen)
-    return CorpusSource(corpus, TEMPLATE, segments, chosen, seed, views)
+    return CorpusSource(corpus, TEMPLATE, segments, chosen, seed, data_copies)
 
 
 def epoch_of(source, number=0):
@@ -332,7 +332,7 @@ def taken(source, cursor, count):
 @pytest.mark.parametrize("segments", SEGMENTS)
 def test_static_views_repeat_and_dynamic_ones_do_not(segments):
     sizes = some_sizes(9, 20)
-    static, dynamic = source_of(sizes, segments, views=3), source_of(sizes, segments)
+    static, dynamic = source_of(sizes, segments, data_copies=3), source_of(sizes, segments)
     epochs = [epoch_of(static, epoch) for epoch in range(7)]
     assert epochs[0] == epochs[3] == epochs[6]
     assert epochs[1] == epochs[4]
@@ -440,7 +440,7 @@ def test_a_million_documents_take_little_memory_and_time():
         (lambda: NextSentence(4), "segments.length"),
         (lambda: NextSentence(128, 1.5), "segments.short"),
         (lambda: FullSentences(2), "segments.length"),
-        (lambda: source_of([[1]], FullSentences(8), views=0), "views"),
+        (lambda: source_of([[1]], FullSentences(8), data_copies=0), "data_copies"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(make, path):

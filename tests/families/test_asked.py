@@ -60,7 +60,7 @@ def batch_for(config: EncoderConfig) -> Batch:
         ids,
         torch.zeros_like(ids),
         layout,
-        everywhere=layout.positions == 0 if config.everywhere else None,
+        global_attention_mask=layout.positions == 0 if config.has_global_attention else None,
     )
 
 
@@ -115,7 +115,7 @@ def test_no_more_than_those_asked_for_is_computed() -> None:
         with FlopCounterMode(display=False) as counter:
             model.encoder(batch, only=asked)
         counts[name] = counter.get_total_flops()
-    tail = 2 * (config.width**2 + 2 * config.width * config.inner)
+    tail = 2 * (config.width**2 + 2 * config.width * config.intermediate_size)
     assert counts["all"] - counts["some"] == (sum(LENGTHS) - 2) * tail
 
 
@@ -130,7 +130,7 @@ def test_layers_are_kept_whole() -> None:
 
 
 def test_shared_blocks_are_cut_short_at_the_end_alone() -> None:
-    config = replace(CONFIGS["bert-1"], depth=4, sharing=Sharing(groups=2, inner=2))
+    config = replace(CONFIGS["bert-1"], depth=4, sharing=Sharing(groups=2, layers_per_group=2))
     model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])
     some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
     torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)

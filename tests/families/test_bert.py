@@ -33,7 +33,7 @@ def draw(seed: int, model_type: str) -> EncoderConfig:
         width=heads * rng.randint(1, 9),
         depth=rng.randint(1, 9),
         heads=heads,
-        inner=rng.randint(1, 99),
+        intermediate_size=rng.randint(1, 99),
         segments=rng.randint(1, 4),
         position=Learned(rng.randint(1, 999)),
         order=PostNorm() if model_type == "bert" else PreNorm(),
@@ -118,7 +118,10 @@ def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
         ({"layer_norm_eps": None}, "layer_norm_eps must be a number, not None"),
         ({"pad_token_id": "0"}, "pad_token_id must be a whole number, not '0'"),
         ({"hidden_size": 100}, "encoder.heads: width 100 cannot be divided among 12 heads"),
-        ({"max_position_embeddings": 0}, "encoder.position.most: must be at least 1, not 0"),
+        (
+            {"max_position_embeddings": 0},
+            "encoder.position.max_positions: must be at least 1, not 0",
+        ),
     ],
 )
 def test_what_cannot_be_said_here_is_refused_by_name(setting: dict[str, Any], message: str) -> None:
@@ -148,10 +151,19 @@ def test_what_cannot_be_said_there_has_no_family() -> None:
 )
 def test_presets_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> None:
     config = preset(name)
-    assert (config.depth, config.width, config.heads, config.inner, config.vocab) == shape
+    assert (
+        config.depth,
+        config.width,
+        config.heads,
+        config.intermediate_size,
+        config.vocab,
+    ) == shape
     assert config == dataclasses.replace(
         bert.base(),
-        **{key: getattr(config, key) for key in ("depth", "width", "heads", "inner", "vocab")},
+        **{
+            key: getattr(config, key)
+            for key in ("depth", "width", "heads", "intermediate_size", "vocab")
+        },
     )
 
 

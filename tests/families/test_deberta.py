@@ -233,7 +233,7 @@ def test_a_published_discriminator(tmp_path: Path) -> None:
     with torch.no_grad():
         x = loaded.model.encoder(batch).last
         found = loaded.model.heads["replaced"](x, batch.layout)
-        for part, start in zip(x.split(LENGTHS), batch.layout.offsets.tolist(), strict=False):
+        for part, start in zip(x.split(LENGTHS), batch.layout.cu_seqlens.tolist(), strict=False):
             wanted = classifier(torch.nn.functional.gelu(dense(norm(part[0] + part)))).squeeze(-1)
             torch.testing.assert_close(found[start : start + len(part)], wanted, rtol=0, atol=1e-5)
     save_model(tmp_path / "ours", loaded.model)
@@ -266,7 +266,9 @@ def test_other_heads_leave_the_decoder_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heads", [(ChoiceHead(),), (ReplacedHead(),)])
 def test_what_no_class_has_is_a_folder_of_our_own(heads: tuple[Any, ...], tmp_path: Path) -> None:
     base = preset("deberta-base" if heads == (ChoiceHead(),) else "deberta-v3-xsmall")
-    model = Model(replace(base, vocab=9, width=16, depth=1, heads=2, inner=9), heads).eval()
+    model = Model(
+        replace(base, vocab=9, width=16, depth=1, heads=2, intermediate_size=9), heads
+    ).eval()
     save_model(tmp_path / "ours", model)
     again = load_model(tmp_path / "ours").model
     assert again.config == model.config
@@ -284,7 +286,7 @@ def test_a_decoder_with_an_output_layer_of_its_own_is_a_folder_of_our_own(tmp_pa
         width=16,
         depth=1,
         heads=2,
-        inner=9,
+        intermediate_size=9,
         readout=replace(base.readout, output="own"),
     )
     assert family_for(config) is None
@@ -402,7 +404,9 @@ def test_what_theirs_cannot_say_has_no_counterpart(changes: dict[str, Any]) -> N
 
 
 def test_layers_of_rates_count_its_parts() -> None:
-    config = replace(preset("deberta-v2-xlarge"), vocab=9, width=16, depth=2, heads=2, inner=9)
+    config = replace(
+        preset("deberta-v2-xlarge"), vocab=9, width=16, depth=2, heads=2, intermediate_size=9
+    )
     names = [name for name, _ in Model(config, (MaskedHead(),)).named_parameters()]
     assert {level(name, 2) for name in names if ".relative." in name} == {0}
     assert {level(name, 2) for name in names if ".convolution." in name} == {1}

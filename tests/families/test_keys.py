@@ -156,7 +156,7 @@ def test_every_tensor_of_every_class_has_its_name_and_shape(
 ) -> None:
     """Theirs, as transformers makes it, against ours: nothing too much, nothing missing."""
     config = EncoderConfig(
-        vocab=30, width=8, depth=2, heads=2, inner=12, order=ORDERS[family.model_type]
+        vocab=30, width=8, depth=2, heads=2, intermediate_size=12, order=ORDERS[family.model_type]
     )
     stem = {"bert": "Bert", "megatron-bert": "MegatronBert"}[family.model_type]
     theirs_config = getattr(transformers, f"{stem}Config")(

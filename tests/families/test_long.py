@@ -62,7 +62,7 @@ def inputs(
 
     def given(model: nn.Module, architecture: Architecture) -> list[Tensor]:
         parts = []
-        for start, stop in itertools.pairwise(batch.layout.offsets.tolist()):
+        for start, stop in itertools.pairwise(batch.layout.cu_seqlens.tolist()):
             row = alone(model, batch, start, stop)
             if "choice" in architecture.heads:
                 row = {name: value[None] for name, value in row.items()}
@@ -84,8 +84,8 @@ def alone(theirs: nn.Module, batch: Batch, start: int, stop: int) -> dict[str, T
         "input_ids": batch.ids[None, start:stop],
         "token_type_ids": batch.segments[None, start:stop],
     }
-    if batch.everywhere is not None:
-        row["global_attention_mask"] = batch.everywhere[None, start:stop].long()
+    if batch.global_attention_mask is not None:
+        row["global_attention_mask"] = batch.global_attention_mask[None, start:stop].long()
     return row
 
 
@@ -306,10 +306,10 @@ class Tagger(Learner):
 
 def test_ranks_agree_on_batches_with_global_tokens_and_without(tmp_path: Path) -> None:
     """torch's wrapper would wait for gradients that never come."""
-    learner = Tagger(EncoderConfig(50, 8, 2, 2, 8, patterns=(Window(2, everywhere=True),)))
+    learner = Tagger(EncoderConfig(50, 8, 2, 2, 8, patterns=(Window(2, global_attention=True),)))
     assert learner.partial
     assert not Tagger(EncoderConfig(50, 8, 2, 2, 8)).partial
-    wide = learner.model.encoder.blocks[0].attention.wide.weight
+    wide = learner.model.encoder.blocks[0].attention.global_qkv.weight
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(str(tmp_path / "s"), 1), rank=0, world_size=1
     )

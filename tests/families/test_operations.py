@@ -42,7 +42,9 @@ CASES = [(family, architecture) for family in FAMILIES for architecture in famil
 
 def seen_by_all(config: EncoderConfig) -> float:
     """What global tokens see in addition."""
-    return config.steps * 4.0 * config.width * LENGTH * COPIES if config.everywhere else 0.0
+    return (
+        config.steps * 4.0 * config.width * LENGTH * COPIES if config.has_global_attention else 0.0
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -64,8 +66,10 @@ def test_operations_are_those_that_torch_counts(
     config, heads = replace(config, patterns=wide), [HEADS[kind] for kind in kinds]
     model = Model(config, heads).eval()
     ids = torch.randint(4, config.vocab, (LENGTH * COPIES,))
-    everywhere = torch.arange(len(ids)) % LENGTH == 0 if config.everywhere else None
-    batch = Batch(ids, torch.zeros_like(ids), Layout.of([LENGTH] * COPIES), everywhere=everywhere)
+    everywhere = torch.arange(len(ids)) % LENGTH == 0 if config.has_global_attention else None
+    batch = Batch(
+        ids, torch.zeros_like(ids), Layout.of([LENGTH] * COPIES), global_attention_mask=everywhere
+    )
     with FlopCounterMode(display=False) as counter:
         outputs(model, batch)
     computed = replace(

@@ -128,17 +128,20 @@ def encoder_of(family: str, tokenizer: Tokenizer) -> EncoderConfig:
     """The family's shape, made tiny."""
     shape = fit_to_corpus(preset(FAMILIES[family]), tokenizer)
     narrow = None if shape.embedding is None else 8
-    tiny = replace(shape, width=16, depth=2, heads=2, inner=24, embedding=narrow, initial_range=0.3)
+    tiny = replace(
+        shape, width=16, depth=2, heads=2, intermediate_size=24, embedding=narrow, initial_range=0.3
+    )
     if isinstance(
         shape.position, Disentangled
     ):  # without the decoder, which transformers does not have
         buckets = None if shape.position.buckets is None else 8
         return replace(
-            tiny, position=replace(shape.position, most=40, buckets=buckets, absolute="none")
+            tiny,
+            position=replace(shape.position, max_positions=40, buckets=buckets, absolute="none"),
         )
     assert isinstance(shape.position, Learned)
-    near = (Window(2, everywhere=True),) if family == "longformer" else shape.patterns
-    return replace(tiny, position=replace(shape.position, most=40), patterns=near)
+    near = (Window(2, global_attention=True),) if family == "longformer" else shape.patterns
+    return replace(tiny, position=replace(shape.position, max_positions=40), patterns=near)
 
 
 def pairs(labels: tuple[str, ...]) -> list[TextExample]:

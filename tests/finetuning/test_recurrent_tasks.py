@@ -119,8 +119,8 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus: Corpus, tmp_path: Path) -
         "encoder.width=16",
         "encoder.depth=1",
         "encoder.heads=2",
-        "encoder.inner=32",
-        "encoder.position.most=64",
+        "encoder.intermediate_size=32",
+        "encoder.position.max_positions=64",
     ]
     words = ["--model", "gpt2", *shape, *FAST, "--device", "cpu", "--out", str(tmp_path / "run")]
     app(["pretrain", str(corpus.folder), *words], result_action="return_value")
@@ -153,7 +153,7 @@ def test_every_task_is_done(
         projection=8,
         cells=12,
         initial_range=0.3,
-        most=40,
+        max_positions=40,
     )
     data = label(definition, tokenizer, examples, [], LENGTH)
     training = replace(finetune_adam(), until=Steps(2), evaluate=None, precision="fp32")

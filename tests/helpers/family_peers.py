@@ -49,7 +49,9 @@ def outputs(model: Model, batch: Batch) -> list[Tensor]:
     layout, heads = batch.layout, model.heads
     if found := [model.read(kind, batch) for kind in ("labels", "choice") if kind in heads]:  # type: ignore[arg-type]
         return found
-    x = model.encoder(batch, only=layout.firsts if set(heads) == {"pooler", "pair"} else None).last
+    x = model.encoder(
+        batch, only=layout.first_tokens if set(heads) == {"pooler", "pair"} else None
+    ).last
     found = [
         heads[kind](x, model.encoder.embedding.token.weight)
         for kind in ("masked", "causal")
@@ -182,8 +184,10 @@ def assert_folder_comes_back(
 def assert_alone_as_in_a_batch(model: Model, batch: Batch) -> None:
     """Each sequence of a batch gives what it gives alone."""
     together = model.encoder(batch).last.detach()
-    for start, stop in itertools.pairwise(batch.layout.offsets.tolist()):
-        named = None if batch.everywhere is None else batch.everywhere[start:stop]
+    for start, stop in itertools.pairwise(batch.layout.cu_seqlens.tolist()):
+        named = (
+            None if batch.global_attention_mask is None else batch.global_attention_mask[start:stop]
+        )
         one = Batch(
             batch.ids[start:stop], batch.segments[start:stop], Layout.of([stop - start]), {}, named
         )

@@ -76,7 +76,9 @@ def check_sum(task: TaskLearner[Any, Any], inputs: list[EncodedExample]) -> None
         assert int(whole.hits) == sum(int(part.hits) for part in parts)
     sequences = [sequence for item in inputs for sequence in item.sequences]
     void = [
-        dataclasses.replace(s, targets={name: target.void() for name, target in s.targets.items()})
+        dataclasses.replace(
+            s, targets={name: target.without_weight() for name, target in s.targets.items()}
+        )
         for s in sequences
     ]
     assert task.weights(pack(void)) == {"label": 0.0}

@@ -65,7 +65,7 @@ class Toy(Learner):
         masked, labels = batch.targets["masked"], batch.targets["pair"].labels
         logits = self.decoder(hidden[masked.index])
         pooled = hidden.new_zeros(batch.layout.sequences, WIDTH).index_add(
-            0, batch.layout.owner, hidden
+            0, batch.layout.sequence_ids, hidden
         )
         pairs = nn.functional.cross_entropy(
             self.labels(pooled), labels, reduction="sum", ignore_index=IGNORED
@@ -104,7 +104,7 @@ def sequence(epoch: int, item: int) -> Sequence:
 
 def void(one: Sequence) -> Sequence:
     return dataclasses.replace(
-        one, targets={name: target.void() for name, target in one.targets.items()}
+        one, targets={name: target.without_weight() for name, target in one.targets.items()}
     )
 
 

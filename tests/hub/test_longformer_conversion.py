@@ -89,7 +89,10 @@ def test_positions_repeat_and_global_projections_begin_as_the_others(tmp_path: P
     assert torch.equal(after[42:], before[2:12])
     for block in model.encoder.blocks:
         for name in ("weight", "bias"):
-            wide, qkv = getattr(block.attention.wide, name), getattr(block.attention.qkv, name)
+            wide, qkv = (
+                getattr(block.attention.global_qkv, name),
+                getattr(block.attention.qkv, name),
+            )
             assert torch.equal(wide, qkv)
             assert wide.data_ptr() != qkv.data_ptr()
 

@@ -91,7 +91,9 @@ def draw_transformer(rng: random.Random) -> EncoderConfig:
 
 def draw_recurrent(rng: random.Random) -> LSTMConfig:
     projection = rng.randint(1, 4)
-    return LSTMConfig(VOCAB, projection, projection + rng.randint(0, 2), rng.randint(1, 3), most=9)
+    return LSTMConfig(
+        VOCAB, projection, projection + rng.randint(0, 2), rng.randint(1, 3), max_positions=9
+    )
 
 
 JOINT: list[Head] = [
@@ -158,7 +160,9 @@ def test_any_configuration_comes_back_as_it_was(seed: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(mine.layers, theirs.layers, strict=True))
 
 
-FIRST = replace(preset("transformer-base"), vocab=VOCAB, width=8, heads=2, inner=8, depth=2)
+FIRST = replace(
+    preset("transformer-base"), vocab=VOCAB, width=8, heads=2, intermediate_size=8, depth=2
+)
 GEGLU = EncoderConfig(VOCAB, 8, 2, 2, 8, position=Learned(9), mlp=Gated())
 EXAMPLES: dict[str, tuple[ModelConfig, tuple[Head, ...]]] = {
     "GeGLU BERT": (GEGLU, (MaskedHead(), PoolerHead(), PairHead())),
@@ -278,12 +282,18 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         at("encoder", "initial_range", to=float("inf")),
         rf"{ENCODER}\.initial_range: inf is beyond",
     ),
-    "a huge number": (at("encoder", "inner", to=10**400), rf"{ENCODER}\.inner: 1000000"),
+    "a huge number": (
+        at("encoder", "intermediate_size", to=10**400),
+        rf"{ENCODER}\.intermediate_size: 1000000",
+    ),
     "a rule that is broken": (
         at("encoder", "heads", to=3),
         rf"{ENCODER}\.heads: width 8 cannot be divided among 3 heads",
     ),
-    "sizes beyond all memory": (at("encoder", "inner", to=2**31 - 1), "of another shape"),
+    "sizes beyond all memory": (
+        at("encoder", "intermediate_size", to=2**31 - 1),
+        "of another shape",
+    ),
     "layers without end": (
         at("encoder", "depth", to=2**31 - 1),
         rf"{ENCODER}: 2,147,483,647 layers with",
@@ -334,7 +344,10 @@ def test_what_is_left_out_is_as_the_classes_have_it(tmp_path: Path) -> None:
     save_model(tmp_path / "model", model)
     file = tmp_path / "model" / "config.json"
     raw = own_settings(model)
-    kept = {key: raw["bothways"]["encoder"][key] for key in ("vocab", "width", "depth", "inner")}
+    kept = {
+        key: raw["bothways"]["encoder"][key]
+        for key in ("vocab", "width", "depth", "intermediate_size")
+    }
     raw["bothways"] = {"encoder": {**kept, "mlp": {"kind": "gated"}}, "heads": [{"kind": "masked"}]}
     file.write_text(json.dumps(raw))
     assert read_hf_config(tmp_path / "model").encoder == model.config

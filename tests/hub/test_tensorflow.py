@@ -447,7 +447,7 @@ def test_what_the_configuration_leaves_out_is_read_off_the_tensors(tmp_path: Pat
         if key not in ("type_vocab_size", "max_position_embeddings")
     }
     found = read_checkpoint(write_folder(tmp_path / "google", bert_variables(bert()), config))
-    assert (found.model.config.segments, found.model.config.position.most) == (2, 20)
+    assert (found.model.config.segments, found.model.config.position.max_positions) == (2, 20)
 
 
 def lacking(*patterns: str) -> Variables:

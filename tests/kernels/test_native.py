@@ -291,9 +291,14 @@ def test_global_tokens_with_projections_of_their_own_are_left_to_torch(
     qkv, layout = drawn([9, 5], 2, 16, 0), Layout.of([9, 5])
     everywhere = torch.zeros(14, dtype=torch.bool)
     everywhere[0] = True
-    view = AttentionView.of(layout, Window(20, everywhere=True), everywhere=everywhere)
+    view = AttentionView.of(
+        layout, Window(20, global_attention=True), global_attention_mask=everywhere
+    )
     assert view.full
-    found, same = kernels.attend(qkv, view, wide=drawn([9, 5], 2, 16, 1)), formula(qkv, [9, 5])
+    found, same = (
+        kernels.attend(qkv, view, global_qkv=drawn([9, 5], 2, 16, 1)),
+        formula(qkv, [9, 5]),
+    )
     assert not torch.allclose(found[0].double(), same[0], atol=1e-3)
     torch.testing.assert_close(found[1:].double(), same[1:], rtol=1e-5, atol=1e-5)
 

@@ -77,7 +77,7 @@ def trained(
             part.compiled = compiled
     layout, rng = Layout.of(lengths), torch.Generator().manual_seed(7)
     ids = torch.randint(4, 50, (layout.tokens,), generator=rng)
-    everywhere = layout.positions == 0 if encoder.config.everywhere else None
+    everywhere = layout.positions == 0 if encoder.config.has_global_attention else None
     encoder.zero_grad()
     found = encoder(Batch(ids, torch.zeros_like(ids), layout, {}, everywhere), only=only).last
     (found * torch.randn(found.shape, generator=rng)).sum().backward()

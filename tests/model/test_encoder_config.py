@@ -23,7 +23,7 @@ from bothways.model.positions import Disentangled, Learned, Rotary
         ({"width": -8}, "encoder.width: must be at least 1, not -8"),
         ({"depth": 0}, "encoder.depth: must be at least 1, not 0"),
         ({"heads": 0}, "encoder.heads: must be at least 1, not 0"),
-        ({"inner": 0}, "encoder.inner: must be at least 1, not 0"),
+        ({"intermediate_size": 0}, "encoder.intermediate_size: must be at least 1, not 0"),
         ({"width": 100, "heads": 12}, "encoder.heads: width 100 cannot be divided among 12 heads"),
         ({"segments": -1}, "encoder.segments: must be at least 0, not -1"),
         ({"norm_epsilon": 0.0}, "encoder.norm_epsilon: must be above 0, not 0.0"),
@@ -36,7 +36,7 @@ from bothways.model.positions import Disentangled, Learned, Rotary
             "encoder.patterns: distances between tokens are scored",
         ),
         (
-            {"patterns": (Window(4, everywhere=True),), "position": Disentangled()},
+            {"patterns": (Window(4, global_attention=True),), "position": Disentangled()},
             "encoder.patterns: distances between",
         ),
         (
@@ -63,11 +63,11 @@ def test_a_rate_that_cannot_be_is_refused(name: str, rate: float) -> None:
 
 def test_positions_must_be_some() -> None:
     with pytest.raises(
-        ConfigError, match=re.escape("encoder.position.most: must be at least 1, not 0")
+        ConfigError, match=re.escape("encoder.position.max_positions: must be at least 1, not 0")
     ):
         Learned(0)
     with pytest.raises(
-        ConfigError, match=re.escape("encoder.position.most: must be at least 1, not 0")
+        ConfigError, match=re.escape("encoder.position.max_positions: must be at least 1, not 0")
     ):
         Rotary(0)
     with pytest.raises(

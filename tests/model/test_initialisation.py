@@ -23,7 +23,13 @@ HEADS = (MaskedHead(), PoolerHead(), PairHead(), LabelHead(4))
 def started(**settings: object) -> Model:
     torch.manual_seed(3)
     config = EncoderConfig(
-        vocab=300, width=64, depth=2, heads=4, inner=100, initial_range=SIGMA, **settings
+        vocab=300,
+        width=64,
+        depth=2,
+        heads=4,
+        intermediate_size=100,
+        initial_range=SIGMA,
+        **settings,
     )  # type: ignore[arg-type]
     return Model(config, HEADS)
 
@@ -58,7 +64,9 @@ def test_two_models_start_differently_and_a_seed_starts_equal_ones() -> None:
 def test_heads_are_where_they_were_asked_for() -> None:
     assert set(started().heads) == {"masked", "pooler", "pair", "labels"}
     assert set(Model(started().config, [PoolerHead()]).heads) == {"pooler"}
-    config = EncoderConfig(vocab=9, width=8, depth=1, heads=1, inner=8, dropout=Dropouts(0.25))
+    config = EncoderConfig(
+        vocab=9, width=8, depth=1, heads=1, intermediate_size=8, dropout=Dropouts(0.25)
+    )
     rates = [
         Model(config, [LabelHead(2, rate)]).heads["labels"].dropout.rate
         for rate in (None, 0.0, 0.5)

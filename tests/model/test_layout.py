@@ -15,17 +15,17 @@ LENGTHS = st.lists(st.one_of(st.integers(1, 30), st.integers(200, 400)), min_siz
 @given(LENGTHS)
 def test_offsets_positions_and_owners_agree(lengths: list[int]) -> None:
     layout = Layout.of(lengths)
-    assert (layout.sequences, layout.tokens, layout.longest) == (
+    assert (layout.sequences, layout.tokens, layout.max_seqlen) == (
         len(lengths),
         sum(lengths),
         max(lengths),
     )
     assert layout.lengths == lengths
-    assert layout.offsets.tolist() == [sum(lengths[:at]) for at in range(len(lengths) + 1)]
+    assert layout.cu_seqlens.tolist() == [sum(lengths[:at]) for at in range(len(lengths) + 1)]
     tokens = [
         (owner, position) for owner, length in enumerate(lengths) for position in range(length)
     ]
-    assert list(zip(layout.owner.tolist(), layout.positions.tolist(), strict=True)) == tokens
+    assert list(zip(layout.sequence_ids.tolist(), layout.positions.tolist(), strict=True)) == tokens
 
 
 @given(LENGTHS, st.sampled_from([LOOSE, EQUAL, RectanglePolicy(small=0)]))
@@ -47,8 +47,8 @@ def test_rectangles_cover_all_tokens_once_and_are_tight(
     assert rows == len(lengths)
     # A rectangle ends only where the next sequence would loosen it.
     for one, other in zip(layout.rectangles, layout.rectangles[1:], strict=False):
-        ends = [layout.owner[one.start], layout.owner[one.stop - 1]]
-        both = [*lengths[ends[0] : ends[1] + 1], lengths[layout.owner[other.start]]]
+        ends = [layout.sequence_ids[one.start], layout.sequence_ids[one.stop - 1]]
+        both = [*lengths[ends[0] : ends[1] + 1], lengths[layout.sequence_ids[other.start]]]
         assert min(both) < cut.tightness * max(both)
 
 
@@ -73,8 +73,8 @@ def test_a_layout_moves_whole(lengths: list[int]) -> None:
     layout = Layout.of(lengths)
     moved = layout.apply(Tensor.clone)
     assert moved.lengths == lengths
-    assert moved.longest == layout.longest
-    assert torch.equal(moved.owner, layout.owner)
+    assert moved.max_seqlen == layout.max_seqlen
+    assert torch.equal(moved.sequence_ids, layout.sequence_ids)
     assert torch.equal(moved.positions, layout.positions)
 
 

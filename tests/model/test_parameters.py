@@ -92,8 +92,8 @@ def test_the_formulas_count_every_parameter_of_the_unions(
     )
     for entry in parameter_table(config, heads).entries:
         letters = dict(
-            V=config.vocab, H=config.width, L=config.blocks, I=config.inner, E=config.embedding_width, S=config.segments,
-            P=0 if rotary else config.position.most, C={"label head": 3, "choice head": 1}.get(entry.part, seed % 7 + 1),
+            V=config.vocab, H=config.width, L=config.blocks, I=config.intermediate_size, E=config.embedding_width, S=config.segments,
+            P=0 if rotary else config.position.max_positions, C={"label head": 3, "choice head": 1}.get(entry.part, seed % 7 + 1),
         )  # fmt: skip
         formula = entry.formula.replace("·", "*").replace("²", "**2").replace("−", "-")
         assert eval(formula, letters) == entry.count, entry
@@ -119,7 +119,7 @@ def test_a_window_costs_what_it_sees_and_a_gate_a_matrix() -> None:
         config.depth * 4 * config.width * (100 - 4.94)
     )
     gated = forward_flops(replace(config, mlp=Gated()), (), 100)
-    assert gated - plain == 2 * config.depth * config.width * config.inner
+    assert gated - plain == 2 * config.depth * config.width * config.intermediate_size
     assert forward_flops(config, (NextTokenHead(),), 100) - plain == 2 * config.width * config.vocab
 
 
@@ -155,7 +155,7 @@ def test_operations_equal_what_torch_counts(order: str) -> None:
     batch = draw_input(config, [length] * copies).batch
     with FlopCounterMode(display=False) as counter:
         masked = torch.arange(1, 9)
-        x = model.encoder(batch, only=torch.cat([batch.layout.firsts, masked])).last
+        x = model.encoder(batch, only=torch.cat([batch.layout.first_tokens, masked])).last
         pooled = model.heads["pooler"](x, batch.layout)
         loss = model.heads["masked"](x[masked], model.encoder.embedding.token.weight).sum()
         loss = loss + model.heads["pair"](pooled).sum() + model.heads["labels"](pooled).sum()

@@ -51,7 +51,9 @@ def test_fixed_positions_are_no_parameters() -> None:
 
 @pytest.mark.parametrize("position", [Learned, Sinusoidal])
 def test_no_position_at_all_is_refused(position: type) -> None:
-    with pytest.raises(ConfigError, match=r"^encoder\.position\.most: must be at least 1, not 0"):
+    with pytest.raises(
+        ConfigError, match=r"^encoder\.position\.max_positions: must be at least 1, not 0"
+    ):
         position(0)
     with pytest.raises(
         ConfigError, match=r"^encoder\.position\.offset: must be at least 0, not -1"
@@ -62,7 +64,9 @@ def test_no_position_at_all_is_refused(position: type) -> None:
 def test_the_first_transformer_is_torchs() -> None:
     """The preset's encoder against torch's TransformerEncoder, with embeddings scaled and waves added by hand."""
     torch.manual_seed(3)
-    config = replace(preset("transformer-base"), vocab=30, width=12, depth=2, heads=3, inner=20)
+    config = replace(
+        preset("transformer-base"), vocab=30, width=12, depth=2, heads=3, intermediate_size=20
+    )
     assert isinstance(config, EncoderConfig)
     encoder = Model(config, ()).encoder.double().eval()
     layer = nn.TransformerEncoderLayer(

@@ -42,7 +42,7 @@ def shrunk(config: ModelConfig) -> ModelConfig:
         "width": 16,
         "depth": 3,
         "heads": 2,
-        "inner": 24,
+        "intermediate_size": 24,
         "embedding": embedding,
         "pad": 0,
     }
@@ -64,7 +64,7 @@ def _small(pattern: Any) -> Any:
 
 DISTINCT = {repr(shrunk(preset(name))): name for name in PRESETS}
 SHAPES: dict[str, ModelConfig] = {name: shrunk(preset(name)) for name in DISTINCT.values()} | {
-    "shared": replace(SMALL, depth=4, sharing=Sharing(groups=2, inner=2)),
+    "shared": replace(SMALL, depth=4, sharing=Sharing(groups=2, layers_per_group=2)),
     "window": replace(SMALL, patterns=(Window(2), Full()), position=Rotary(128)),
     "no dropout": replace(SMALL, dropout=Dropouts(0.0, 0.0)),
     "one layer": replace(SMALL, depth=1),
@@ -77,7 +77,9 @@ def batch_for(config: ModelConfig) -> Batch:
         4, config.vocab, (layout.tokens,), generator=torch.Generator().manual_seed(3)
     )
     everywhere = (
-        layout.positions == 0 if isinstance(config, EncoderConfig) and config.everywhere else None
+        layout.positions == 0
+        if isinstance(config, EncoderConfig) and config.has_global_attention
+        else None
     )
     return Batch(ids, torch.zeros_like(ids), layout, {}, everywhere)
 
@@ -116,7 +118,7 @@ def test_activations_computed_again_change_nothing(
     usual, size = trained(model, False, square), kept(model, batch)
     monkeypatch.setattr(block, "KEPT", 0)
     again, smaller = trained(model, False, square), kept(model, batch)
-    assert size - smaller >= config.depth * config.inner * batch.layout.tokens
+    assert size - smaller >= config.depth * config.intermediate_size * batch.layout.tokens
     for name, gradient in usual[1].items():
         assert torch.equal(gradient, again[1][name]), name
     assert torch.equal(usual[0], again[0])

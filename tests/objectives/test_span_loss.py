@@ -28,7 +28,7 @@ def test_sum_gradient_and_hits_equal_those_of_each_one(
     places = [torch.randint(length, (2,), generator=generator) for length in lengths]
     weight = (torch.rand(len(lengths), generator=generator) < learned).float()
     start, end = (
-        torch.stack([place[side] for place in places]) + layout.offsets[:-1] for side in (0, 1)
+        torch.stack([place[side] for place in places]) + layout.cu_seqlens[:-1] for side in (0, 1)
     )
     mine, reference = scores.clone().requires_grad_(), scores.clone().requires_grad_()
     found = span_loss(mine, layout, SpanTargets(start, end, weight))

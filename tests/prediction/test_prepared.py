@@ -130,7 +130,7 @@ def test_what_is_no_plain_linear_is_left(precision: Precision | Literal["int8"])
     assert sorted(layers(prepare(model, precision))) == sorted([made(precision), "MixoutLinear"])
 
 
-SMALL = {"vocab": 60, "width": 64, "heads": 4, "depth": 2, "inner": 96, "pad": 0}
+SMALL = {"vocab": 60, "width": 64, "heads": 4, "depth": 2, "intermediate_size": 96, "pad": 0}
 FAMILIES = (
     "bert-base", "megatron-bert-345m", "roberta-base", "distilbert-base-uncased", "albert-base-v2", "electra-small-generator",
     "deberta-base", "deberta-v2-xlarge", "deberta-v3-base", "longformer-base-4096", "bigbird-roberta-base", "modernbert-base",

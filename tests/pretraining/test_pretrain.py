@@ -48,7 +48,7 @@ SMALL = [
     "bert-tiny",
     "encoder.width=32",
     "encoder.heads=2",
-    "encoder.inner=64",
+    "encoder.intermediate_size=64",
     "batch.n=512",
     "batch.kind=tokens",
 ]

@@ -28,8 +28,8 @@ TINY = [
     "encoder.depth=2",
     "encoder.width=32",
     "encoder.heads=2",
-    "encoder.inner=64",
-    "encoder.position.most=64",
+    "encoder.intermediate_size=64",
+    "encoder.position.max_positions=64",
 ]
 FAST = [
     "training.until=3 steps",
@@ -168,4 +168,4 @@ def test_a_shape_is_fitted_to_its_tokenizer(tokenizer: Tokenizer) -> None:
             assert (shape.vocab, shape.pad) == (made.size, made.specials.pad)
             assert isinstance(shape.position, Learned)
             assert shape.position.offset == (made.specials.pad + 1 if name == "roberta-base" else 0)
-            assert shape.position.most == 512
+            assert shape.position.max_positions == 512

@@ -36,12 +36,12 @@ class Draw:
     Attributes:
         layer: its number, the seed.
         heads: each with draws of its own.
-        most: tokens of the longest sequence that the model reads.
+        max_positions: tokens of the longest sequence that the model reads.
     """
 
     layer: int
     heads: int
-    most: int
+    max_positions: int
 
 
 def drawn_blocks(
@@ -59,7 +59,7 @@ def _drawn(draw: Draw, count: int, pattern: Blocks) -> Drawn:
     size, random, generator = pattern.size, pattern.random, np.random.RandomState(draw.layer)
     result = np.zeros((draw.heads, count, random), dtype=np.int64)
     if count * size in PUBLISHED:
-        last = max(draw.most // size, count)
+        last = max(draw.max_positions // size, count)
         for head in range(draw.heads):
             rows = [
                 np.resize(generator.permutation(_range(block, last, size)), random)

@@ -57,7 +57,7 @@ class BlockReach:
 
 
 def window_reach(
-    part: Rectangle, window: Window, everywhere: GlobalTokens | None, device: torch.device
+    part: Rectangle, window: Window, global_tokens: GlobalTokens | None, device: torch.device
 ) -> BlockReach:
     """Blocks as long as the window reaches to one side."""
     size = max(window.radius, SMALLEST)
@@ -65,30 +65,32 @@ def window_reach(
     real = _real(part, device)
     query, key = torch.arange(size, device=device) + size, torch.arange(3 * size, device=device)
     band = (query[:, None] - key).abs() <= window.radius
-    seen = _near(_without(real, everywhere), count, size)[:, None, :, None] & band
+    seen = _near(_without(real, global_tokens), count, size)[:, None, :, None] & band
     # A query that is padding sees everything: the softmax over nothing is not a number, and would spoil gradients.
     padding = ~torch.nn.functional.pad(real, (0, count * size - part.longest)).view(
         -1, 1, count, size, 1
     )
-    return BlockReach(size, _neighbours(count, device), _with_globals(seen | padding, everywhere))
+    return BlockReach(
+        size, _neighbours(count, device), _with_globals(seen | padding, global_tokens)
+    )
 
 
 def block_reach(
     part: Rectangle,
     pattern: Blocks,
-    everywhere: GlobalTokens,
+    global_tokens: GlobalTokens,
     drawn: Int[Tensor, "heads blocks random"],
 ) -> BlockReach:
     """Whole blocks, among them those that were drawn, even where one is read a second time; rows are of one length."""
     device, size, count = drawn.device, pattern.size, drawn.shape[1]
-    near = _near(_without(_real(part, device), everywhere), count, size)[:, None, :, None]
+    near = _near(_without(_real(part, device), global_tokens), count, size)[:, None, :, None]
     places = drawn[..., None] * size + torch.arange(size, device=device)
     far = (places < part.longest).flatten(2)[None, :, :, None]
     seen = torch.cat(
         [near.expand(-1, len(drawn), -1, -1, -1), far.expand(len(near), -1, -1, -1, -1)], -1
     )
     blocks = torch.cat([_neighbours(count, device).expand(len(drawn), -1, -1), drawn], -1)
-    return BlockReach(size, blocks, _with_globals(seen, everywhere))
+    return BlockReach(size, blocks, _with_globals(seen, global_tokens))
 
 
 def ends(part: Rectangle, size: int, device: torch.device) -> GlobalTokens:
@@ -109,13 +111,15 @@ def _real(part: Rectangle, device: torch.device) -> Bool[Tensor, "rows longest"]
 
 
 def _without(
-    real: Bool[Tensor, "rows longest"], everywhere: GlobalTokens | None
+    real: Bool[Tensor, "rows longest"], global_tokens: GlobalTokens | None
 ) -> Bool[Tensor, "others longest"]:
     """The tokens that are not global: these are read once, beside the blocks."""
-    if everywhere is None:
+    if global_tokens is None:
         return real
-    chosen = torch.zeros(len(everywhere.slots), real.shape[1], dtype=torch.bool, device=real.device)
-    return real & ~chosen.scatter(1, everywhere.slots, everywhere.held)
+    chosen = torch.zeros(
+        len(global_tokens.slots), real.shape[1], dtype=torch.bool, device=real.device
+    )
+    return real & ~chosen.scatter(1, global_tokens.slots, global_tokens.held)
 
 
 def _neighbours(count: int, device: torch.device) -> Int[Tensor, "1 blocks 3"]:
@@ -134,11 +138,11 @@ def _near(
 
 
 def _with_globals(
-    seen: Bool[Tensor, "rows heads blocks queries keys"], everywhere: GlobalTokens | None
+    seen: Bool[Tensor, "rows heads blocks queries keys"], global_tokens: GlobalTokens | None
 ) -> Bool[Tensor, "others heads blocks queries more"]:
     """The mask with columns for the global tokens in front."""
-    if everywhere is None:
+    if global_tokens is None:
         return seen
-    rows = max(len(seen), len(everywhere.held))
-    front = everywhere.held[:, None, None, None].expand(rows, *seen.shape[1:4], -1)
+    rows = max(len(seen), len(global_tokens.held))
+    front = global_tokens.held[:, None, None, None].expand(rows, *seen.shape[1:4], -1)
     return torch.cat([front, seen.expand(rows, -1, -1, -1, -1)], -1)

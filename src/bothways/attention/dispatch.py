@@ -129,7 +129,7 @@ def attend(
     qkv: Float[Tensor, "tokens 3 heads d"],
     view: AttentionView,
     rate: float = 0.0,
-    wide: Float[Tensor, "tokens 3 heads d"] | None = None,
+    global_qkv: Float[Tensor, "tokens 3 heads d"] | None = None,
 ) -> Float[Tensor, "tokens heads d"]:
     """Every token attends to those of its own sequence that it sees.
 
@@ -137,16 +137,16 @@ def attend(
         qkv: queries, keys and values.
         view: who sees whom.
         rate: of the dropout on attention probabilities.
-        wide: those through which the global tokens of a window see; none if they see through the same as others.
+        global_qkv: those through which the global tokens of a window see; none if they see through the same as others.
     """
-    if view.turn is not None:
-        qkv, wide = view.turn(qkv), None if wide is None else view.turn(wide)
-    if wide is None and is_packed(qkv.device, qkv.dtype, qkv.shape[-1], rate, view):
+    if view.rotary is not None:
+        qkv, global_qkv = view.rotary(qkv), None if global_qkv is None else view.rotary(global_qkv)
+    if global_qkv is None and is_packed(qkv.device, qkv.dtype, qkv.shape[-1], rate, view):
         return attend_packed(qkv, view)
     if is_flexible(qkv.device, qkv.shape[-1], rate, view):
-        return view.flexible(qkv, wide)
-    shape = (qkv.device, qkv.dtype, qkv.shape[-1], view.layout.longest)
-    if wide is None and view.full and is_compiled(*shape, rate, qkv.requires_grad):
+        return view.flexible(qkv, global_qkv)
+    shape = (qkv.device, qkv.dtype, qkv.shape[-1], view.layout.max_seqlen)
+    if global_qkv is None and view.full and is_compiled(*shape, rate, qkv.requires_grad):
         learned = rate > 0 or qkv.requires_grad
         return (
             native.attend_learning(qkv, view.layout, rate)
@@ -155,23 +155,23 @@ def attend(
         )
     if (
         qkv.requires_grad
-        and wide is None
+        and global_qkv is None
         and all(_is_gathered(part, qkv, rate) for part in view.parts)
     ):
         return attend_gathered(qkv, view.parts, rate)
-    parts = [_attend_part(qkv, wide, part, rate) for part in view.parts]
+    parts = [_attend_part(qkv, global_qkv, part, rate) for part in view.parts]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _is_gathered(part: AttentionPart, qkv: Tensor, rate: float) -> bool:
     """Whether a rectangle is written out, as a whole, and with no global tokens."""
     longest, device = part.rectangle.longest, qkv.device
-    dense = part.everywhere is None and not in_blocks(device, part.pattern, longest)
+    dense = part.global_tokens is None and not in_blocks(device, part.pattern, longest)
     return dense and choose(device, qkv.dtype, longest, rate) == "written_out"
 
 
 def _attend_part(
-    qkv: Tensor, wide: Tensor | None, part: AttentionPart, rate: float
+    qkv: Tensor, global_qkv: Tensor | None, part: AttentionPart, rate: float
 ) -> Float[Tensor, "part heads d"]:
     rectangle = part.rectangle
     q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
@@ -179,7 +179,7 @@ def _attend_part(
     if isinstance(part.pattern, Blocks) and sparse:
         rate = 0.0  # BigBird's code drops no probability here
     if sparse and part.reach is not None:
-        found = attend_in_blocks(q, k, v, part.reach, part.everywhere, rate)
+        found = attend_in_blocks(q, k, v, part.reach, part.global_tokens, rate)
     else:
         found = attend_padded(
             q,
@@ -189,20 +189,29 @@ def _attend_part(
             rate,
             choose(q.device, q.dtype, rectangle.longest, rate, q.requires_grad),
         )
-    if part.everywhere is not None:
-        if wide is not None and isinstance(part.pattern, Window):
-            q, k, v = rectangle.pad(wide).permute(2, 0, 3, 1, 4)
-        found = attend_from(part.everywhere, q, k, v, rectangle, rate, found)
+    if part.global_tokens is not None:
+        if global_qkv is not None and isinstance(part.pattern, Window):
+            q, k, v = rectangle.pad(global_qkv).permute(2, 0, 3, 1, 4)
+        found = attend_from(part.global_tokens, q, k, v, rectangle, rate, found)
     return rectangle.unpad(found.transpose(1, 2))
 
 
 def attend_in_blocks(
-    q: Tensor, k: Tensor, v: Tensor, reach: BlockReach, everywhere: GlobalTokens | None, rate: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reach: BlockReach,
+    global_tokens: GlobalTokens | None,
+    rate: float,
 ) -> Tensor:
     """`(rows, heads, longest, d)` each → as q; every block of queries meets the keys of the blocks that it reads."""
     longest, count = q.shape[2], reach.blocks.shape[1]
     q, k, v = (_blocked(x, count, reach.size) for x in (q, k, v))
-    queries, keys, values = _joined(q), _read(k, reach, everywhere), _read(v, reach, everywhere)
+    queries, keys, values = (
+        _joined(q),
+        _read(k, reach, global_tokens),
+        _read(v, reach, global_tokens),
+    )
     mask = reach.mask.permute(2, 0, 1, 3, 4)
     if mask.shape[1:3] != (1, 1):
         mask = mask.expand(-1, *q.shape[:2], -1, -1)
@@ -228,7 +237,7 @@ def _joined(x: Float[Tensor, "rows heads blocks size d"]) -> Float[Tensor, "bloc
 
 
 def _read(
-    x: Tensor, reach: BlockReach, everywhere: GlobalTokens | None
+    x: Tensor, reach: BlockReach, global_tokens: GlobalTokens | None
 ) -> Float[Tensor, "blocks places keys d"]:
     """Of keys or values in blocks `(rows, heads, blocks, size, d)`, those that each block of queries reads."""
     heads, count, read = reach.blocks.shape
@@ -238,21 +247,21 @@ def _read(
         numbers = reach.blocks + count * torch.arange(heads, device=x.device)[:, None, None]
         near = x.flatten(1, 2).index_select(1, numbers.flatten())
     near = near.reshape(*x.shape[:2], count, read * reach.size, x.shape[-1])
-    if everywhere is None:
+    if global_tokens is None:
         return _joined(near)
-    front = _at(x.flatten(2, 3), everywhere)[:, :, None].expand(-1, -1, count, -1, -1)
+    front = _at(x.flatten(2, 3), global_tokens)[:, :, None].expand(-1, -1, count, -1, -1)
     return _joined(torch.cat([front, near], 3))
 
 
 def _at(
-    x: Float[Tensor, "rows heads longest d"], everywhere: GlobalTokens
+    x: Float[Tensor, "rows heads longest d"], global_tokens: GlobalTokens
 ) -> Float[Tensor, "rows heads globals d"]:
     """What global tokens have; anything, where a row has fewer than others."""
-    return x.gather(2, everywhere.slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+    return x.gather(2, global_tokens.slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def attend_from(
-    everywhere: GlobalTokens,
+    global_tokens: GlobalTokens,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -263,12 +272,12 @@ def attend_from(
     """What was found `(rows, heads, longest, d)`, with that of global tokens in its place: these see all."""
     keys = None if rectangle.keep is None else rectangle.keep[:, None, None, :]
     kernel = choose(q.device, q.dtype, rectangle.longest, rate, q.requires_grad)
-    wide = attend_padded(_at(q, everywhere), k, v, keys, rate, kernel).to(found.dtype)
+    global_qkv = attend_padded(_at(q, global_tokens), k, v, keys, rate, kernel).to(found.dtype)
     # Where a row has fewer global tokens than others, the rest goes to a place of its own at the end.
-    places = torch.where(everywhere.held, everywhere.slots, rectangle.longest)[
+    places = torch.where(global_tokens.held, global_tokens.slots, rectangle.longest)[
         :, None, :, None
-    ].expand_as(wide)
-    return F.pad(found, (0, 0, 0, 1)).scatter(2, places, wide)[:, :, : rectangle.longest]
+    ].expand_as(global_qkv)
+    return F.pad(found, (0, 0, 0, 1)).scatter(2, places, global_qkv)[:, :, : rectangle.longest]
 
 
 def attend_padded(

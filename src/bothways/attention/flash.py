@@ -50,7 +50,7 @@ def is_packed(
     ):
         return False
     return all(
-        part.everywhere is None and not isinstance(part.pattern, Blocks) for part in view.parts
+        part.global_tokens is None and not isinstance(part.pattern, Blocks) for part in view.parts
     )
 
 
@@ -60,10 +60,21 @@ def attend_packed(
     """As `kernels.attend`, for what `is_packed` allows."""
     from torch.nn.attention.varlen import varlen_attn
 
-    (q, k, v), bounds, longest = qkv.unbind(1), view.layout.bounds, view.layout.longest
+    (q, k, v), cu_seqlens, max_seqlen = (
+        qkv.unbind(1),
+        view.layout.cu_seqlens_int32,
+        view.layout.max_seqlen,
+    )
     with sdpa_kernel(BACKENDS):
         found = varlen_attn(
-            q, k, v, bounds, bounds, longest, longest, window_size=_reach(view.pattern)
+            q,
+            k,
+            v,
+            cu_seqlens,
+            cu_seqlens,
+            max_seqlen,
+            max_seqlen,
+            window_size=_reach(view.pattern),
         )
     return cast(Tensor, found)
 

@@ -40,8 +40,8 @@ class FlexWindow:
     """
 
     def __init__(self, layout: Layout, radius: int, named: Bool[Tensor, " tokens"]) -> None:
-        owner, tokens = layout.owner, layout.tokens
-        first, last = layout.offsets[owner], layout.offsets[owner + 1] - 1
+        owner, tokens = layout.sequence_ids, layout.tokens
+        first, last = layout.cu_seqlens[owner], layout.cu_seqlens[owner + 1] - 1
         place = torch.arange(tokens, device=owner.device)
         self.named = places = named.nonzero()[:, 0]
 
@@ -65,14 +65,16 @@ class FlexWindow:
         )
 
     def __call__(
-        self, qkv: Float[Tensor, "tokens 3 heads d"], wide: Float[Tensor, "tokens 3 heads d"] | None
+        self,
+        qkv: Float[Tensor, "tokens 3 heads d"],
+        global_qkv: Float[Tensor, "tokens 3 heads d"] | None,
     ) -> Float[Tensor, "tokens heads d"]:
         """As `kernels.attend`, without dropout."""
         q, k, v = qkv.unbind(1)
         found = _attend(q, k, v, self.near)
         if not len(self.named):
             return found
-        q, k, v = (qkv if wide is None else wide).unbind(1)
+        q, k, v = (qkv if global_qkv is None else global_qkv).unbind(1)
         return found.index_copy(
             0, self.named, _attend(q[self.named], k, v, self.far).to(found.dtype)
         )

@@ -69,7 +69,7 @@ class AttentionPart:
         rectangle: of near-equal lengths; of equal ones where some have block attention.
         pattern: which tokens see which.
         device: that of the layout.
-        everywhere: its global tokens; none without them.
+        global_tokens: its global tokens; none without them.
         draw: who draws random blocks; none in evaluation and without them.
         made: what `places` gave.
     """
@@ -77,7 +77,7 @@ class AttentionPart:
     rectangle: Rectangle
     pattern: Pattern
     device: torch.device
-    everywhere: GlobalTokens | None = None
+    global_tokens: GlobalTokens | None = None
     draw: Draw | None = None
     made: dict[int, HeadIndex] = field(default_factory=dict)
 
@@ -90,19 +90,19 @@ class AttentionPart:
     @functools.cached_property
     def mask(self) -> Tensor | None:
         """True where a key is that the query sees `(rows or 1, 1, longest or 1, longest)`; none where all see all."""
-        return attention_mask(self.pattern, self.rectangle, self.device, self.everywhere)
+        return attention_mask(self.pattern, self.rectangle, self.device, self.global_tokens)
 
     @functools.cached_property
     def reach(self) -> BlockReach | None:
         """The same by blocks of queries, in space linear in the length; none for a pattern that is not so sparse."""
         match self.pattern:
             case Window():
-                return window_reach(self.rectangle, self.pattern, self.everywhere, self.device)
-            case Blocks() if self.everywhere is not None:
+                return window_reach(self.rectangle, self.pattern, self.global_tokens, self.device)
+            case Blocks() if self.global_tokens is not None:
                 drawn = drawn_blocks(self.draw, self.rectangle.longest, self.pattern).to(
                     self.device
                 )
-                return block_reach(self.rectangle, self.pattern, self.everywhere, drawn)
+                return block_reach(self.rectangle, self.pattern, self.global_tokens, drawn)
             case Full() | Causal() | Blocks():
                 return None
             case _:
@@ -114,7 +114,7 @@ class AttentionView:
     """Attributes:
     layout: the geometry of the batch.
     pattern: which tokens see which.
-    turn: the rotary positions; none without them.
+    rotary: the rotary positions; none without them.
     distances: those of disentangled positions; none without them.
     named: the global tokens of a window; none where it has none.
     draw: as in `Part`.
@@ -122,7 +122,7 @@ class AttentionView:
 
     layout: Layout
     pattern: Pattern
-    turn: RotaryTables | None = None
+    rotary: RotaryTables | None = None
     distances: Distances | None = None
     named: Bool[Tensor, " tokens"] | None = None
     draw: Draw | None = None
@@ -132,14 +132,18 @@ class AttentionView:
         cls,
         layout: Layout,
         pattern: Pattern = EVERYTHING,
-        turn: RotaryTables | None = None,
+        rotary: RotaryTables | None = None,
         distances: Distances | None = None,
-        everywhere: Bool[Tensor, " tokens"] | None = None,
+        global_attention_mask: Bool[Tensor, " tokens"] | None = None,
         draw: Draw | None = None,
     ) -> AttentionView:
-        """The view of a pattern. `everywhere`: the global tokens that the batch names, which only some windows heed."""
-        named = everywhere if isinstance(pattern, Window) and pattern.everywhere else None
-        return cls(layout, pattern, turn, distances, named, draw)
+        """The view of a pattern. `global_attention_mask`: the global tokens that the batch names, which only some windows heed."""
+        named = (
+            global_attention_mask
+            if isinstance(pattern, Window) and pattern.global_attention
+            else None
+        )
+        return cls(layout, pattern, rotary, distances, named, draw)
 
     @functools.cached_property
     def parts(self) -> tuple[AttentionPart, ...]:
@@ -148,17 +152,18 @@ class AttentionView:
         rectangles = (
             layout.even(pattern.dense) if isinstance(pattern, Blocks) else layout.rectangles
         )
-        chosen = [_everywhere(pattern, part, self.named, device) for part in rectangles]
+        chosen = [_global_tokens(pattern, part, self.named, device) for part in rectangles]
         return tuple(
             AttentionPart(part, pattern, device, those, self.draw)
             for part, those in zip(rectangles, chosen, strict=True)
         )
 
     @property
-    def everywhere(self) -> bool:
+    def has_global_tokens(self) -> bool:
         """Whether there are global tokens that the batch names."""
         return any(
-            isinstance(part.pattern, Window) and part.everywhere is not None for part in self.parts
+            isinstance(part.pattern, Window) and part.global_tokens is not None
+            for part in self.parts
         )
 
     @functools.cached_property
@@ -171,7 +176,7 @@ class AttentionView:
     @functools.cached_property
     def full(self) -> bool:
         """Whether every token sees all of its own sequence."""
-        return sees_all(self.pattern, self.layout.longest)
+        return sees_all(self.pattern, self.layout.max_seqlen)
 
     @property
     def masks(self) -> tuple[Tensor | None, ...]:
@@ -182,13 +187,13 @@ class AttentionView:
 def attention_views(
     config: EncoderConfig,
     layout: Layout,
-    everywhere: Bool[Tensor, " tokens"] | None = None,
+    global_attention_mask: Bool[Tensor, " tokens"] | None = None,
     training: bool = False,
 ) -> Sequence[AttentionView]:
     """The view of each layer; random blocks are drawn in training."""
     size = config.width // config.heads
     draws = [
-        Draw(layer, config.heads, config.most)
+        Draw(layer, config.heads, config.max_positions)
         if training and isinstance(config.pattern(layer), Blocks)
         else None
         for layer in range(config.depth)
@@ -203,14 +208,14 @@ def attention_views(
     )
     made = {
         (pattern, base, draw): AttentionView.of(
-            layout, pattern, turns[base], distances, everywhere, draw
+            layout, pattern, turns[base], distances, global_attention_mask, draw
         )
         for pattern, base, draw in set(kinds)
     }
     return [made[kind] for kind in kinds]
 
 
-def _everywhere(
+def _global_tokens(
     pattern: Pattern, part: Rectangle, named: Bool[Tensor, " tokens"] | None, device: torch.device
 ) -> GlobalTokens | None:
     """The global tokens of a rectangle: those that the batch names, or of two blocks; where all see all, none is set apart."""
@@ -239,7 +244,10 @@ def sees_all(pattern: Pattern, longest: int) -> bool:
 
 
 def attention_mask(
-    pattern: Pattern, part: Rectangle, device: torch.device, everywhere: GlobalTokens | None = None
+    pattern: Pattern,
+    part: Rectangle,
+    device: torch.device,
+    global_tokens: GlobalTokens | None = None,
 ) -> Tensor | None:
     """What queries see in a rectangle; none if all of it. Padding is seen by nobody but padding."""
     keys = None if part.keep is None else part.keep[:, None, None, :]
@@ -255,9 +263,9 @@ def attention_mask(
             near = (place[:, None] >= place)[None, None]
         case _:
             assert_never(pattern)
-    if everywhere is not None:
+    if global_tokens is not None:
         chosen = torch.zeros(part.rows, part.longest, dtype=torch.bool, device=device)
-        near = near | chosen.scatter(1, everywhere.slots, everywhere.held)[:, None, None]
+        near = near | chosen.scatter(1, global_tokens.slots, global_tokens.held)[:, None, None]
     if part.keep is None or keys is None:
         return near
     # A query that is padding sees everything: the softmax over nothing is not a number, and would spoil gradients.

@@ -21,12 +21,12 @@ class Window:
 
     Attributes:
         radius: in tokens.
-        everywhere: whether the tokens that a batch names as global see all and are seen by all. What they see, they see
+        global_attention: whether the tokens that a batch names as global see all and are seen by all. What they see, they see
             through queries, keys and values of their own ("linear projections for global attention").
     """
 
     radius: int = 64
-    everywhere: bool = False
+    global_attention: bool = False
     kind: Literal["window"] = "window"
 
     def __post_init__(self) -> None:

@@ -127,7 +127,7 @@ def transformers(
             hidden_size=c.width,
             num_hidden_layers=c.depth,
             num_attention_heads=c.heads,
-            intermediate_size=c.inner,
+            intermediate_size=c.intermediate_size,
         )
     ).to(device)
     forward = torch.compile(model) if compiled else model

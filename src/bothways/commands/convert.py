@@ -82,11 +82,9 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
     model = lengthened(found.model, **given)
     held = any((found.folder / name).is_file() for name in FILES)
     tokenizer = Tokenizer.load(found.folder) if held else None
-    made = (
-        f"a Longformer of {model.config.most:,} positions, window {given.get('window', WINDOW):,}"
-    )
+    made = f"a Longformer of {model.config.max_positions:,} positions, window {given.get('window', WINDOW):,}"
     summary = (
-        f"A Longformer of {model.config.most} positions, made of {found.folder.name} with `bothways convert`. "
+        f"A Longformer of {model.config.max_positions} positions, made of {found.folder.name} with `bothways convert`. "
         "Nothing was trained: it needs training on long texts before it is of use there."
     )
     save_model(out, model, tokenizer, card=Card(f"{found.folder.name}, for long texts", summary))

@@ -48,7 +48,7 @@ def describe(model: str, /, *, length: int = 128) -> None:
 
 
 _DEFINITION = (
-    "V vocab, H width, L blocks with weights of their own, I inner, E width of embeddings, P positions, S segments, C labels, "
+    "V vocab, H width, L blocks with weights of their own, I intermediate size, E width of embeddings, P positions, S segments, C labels, "
     "M cells of an LSTM, R distances to each side. "
     "An operation (FLOP) is a multiplication or an addition in a matrix product; look-ups, norms and activations are left out. "
     "Of attention, what a token sees counts. A masked LM head predicts 15 % of the tokens. Training is the forward pass and "

@@ -22,14 +22,14 @@ from bothways.core.targets import Targets, TargetsT, target_of
 class Batch:
     """Packed model input: ids `(tokens)`, segments `(tokens)`, layout, targets by objective.
 
-    `everywhere`: True for global tokens `(tokens)`, for encoders that have them; none if there is none.
+    `global_attention_mask`: True for global tokens `(tokens)`, for encoders that have them; none if there is none.
     """
 
     ids: Int[Tensor, " tokens"]
     segments: Int[Tensor, " tokens"]
     layout: Layout
     targets: Mapping[str, Targets] = dataclasses.field(default_factory=dict)
-    everywhere: Bool[Tensor, " tokens"] | None = None
+    global_attention_mask: Bool[Tensor, " tokens"] | None = None
 
     def target(self, name: str, cls: type[TargetsT]) -> TargetsT:
         """Return the targets called `name`, which must be of type `cls`; its arrays are tensors.
@@ -50,9 +50,15 @@ class Batch:
 
     def _apply(self, move: Move) -> Batch:
         targets = {name: target.apply(move) for name, target in self.targets.items()}
-        everywhere = None if self.everywhere is None else move(self.everywhere)
+        global_attention_mask = (
+            None if self.global_attention_mask is None else move(self.global_attention_mask)
+        )
         return Batch(
-            move(self.ids), move(self.segments), self.layout.apply(move), targets, everywhere
+            move(self.ids),
+            move(self.segments),
+            self.layout.apply(move),
+            targets,
+            global_attention_mask,
         )
 
 
@@ -69,17 +75,19 @@ def pack(sequences: Many[Sequence], cut: RectanglePolicy = LOOSE) -> Batch:
         torch.from_numpy(np.concatenate([s.segments for s in sequences]).astype(np.int64)),
         layout,
         targets,
-        _everywhere(sequences),
+        _global_attention_mask(sequences),
     )
 
 
-def _everywhere(sequences: Many[Sequence]) -> Tensor | None:
-    if all(s.everywhere is None for s in sequences):
+def _global_attention_mask(sequences: Many[Sequence]) -> Tensor | None:
+    if all(s.global_attention_mask is None for s in sequences):
         return None
     return torch.from_numpy(
         np.concatenate(
             [
-                np.zeros(len(s), dtype=np.bool_) if s.everywhere is None else s.everywhere
+                np.zeros(len(s), dtype=np.bool_)
+                if s.global_attention_mask is None
+                else s.global_attention_mask
                 for s in sequences
             ]
         )

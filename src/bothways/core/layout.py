@@ -91,17 +91,17 @@ class Layout:
     """Packed geometry of B sequences with T tokens.
 
     Attributes:
-        offsets: sequence i is the tokens `[offsets[i], offsets[i+1])`; ascending, last = T.
+        cu_seqlens: sequence i is the tokens `[offsets[i], offsets[i+1])`; ascending, last = T.
         positions: place of each token in its own sequence, from 0.
-        owner: the sequence of each token.
-        longest: the longest sequence, in tokens.
+        sequence_ids: the sequence of each token.
+        max_seqlen: the longest sequence, in tokens.
         cut: how it falls apart into rectangles.
     """
 
-    offsets: Int[Tensor, " bounds"]
+    cu_seqlens: Int[Tensor, " bounds"]
     positions: Int[Tensor, " tokens"]
-    owner: Int[Tensor, " tokens"]
-    longest: int
+    sequence_ids: Int[Tensor, " tokens"]
+    max_seqlen: int
     cut: RectanglePolicy = LOOSE
 
     @classmethod
@@ -115,29 +115,29 @@ class Layout:
         return cls(offsets, positions, owner, max(lengths, default=0), cut)
 
     @property
-    def firsts(self) -> Int[Tensor, " sequences"]:
+    def first_tokens(self) -> Int[Tensor, " sequences"]:
         """The first token of each sequence, [CLS]."""
-        return self.offsets[:-1]
+        return self.cu_seqlens[:-1]
 
     @functools.cached_property
-    def bounds(self) -> Int[Tensor, " bounds"]:
+    def cu_seqlens_int32(self) -> Int[Tensor, " bounds"]:
         """The offsets as kernels for packed sequences read them, in 32 bits."""
-        return self.offsets.to(torch.int32)
+        return self.cu_seqlens.to(torch.int32)
 
     @property
     def sequences(self) -> int:
         """How many there are."""
-        return len(self.offsets) - 1
+        return len(self.cu_seqlens) - 1
 
     @property
     def tokens(self) -> int:
         """Of all sequences together."""
-        return len(self.owner)
+        return len(self.sequence_ids)
 
     @functools.cached_property
     def lengths(self) -> list[int]:
         """Length of every sequence, in tokens."""
-        return self.offsets.diff().tolist()
+        return self.cu_seqlens.diff().tolist()
 
     @functools.cached_property
     def rectangles(self) -> list[Rectangle]:
@@ -178,7 +178,7 @@ class Layout:
         stop, rows, longest = start + sum(lengths), len(lengths), max(lengths)
         if min(lengths) == longest:
             return Rectangle(start, stop, rows, longest, None, None)
-        owner = self.owner[start:stop]
+        owner = self.sequence_ids[start:stop]
         slots = (owner - owner[0]) * longest + self.positions[start:stop]
         keep = (
             torch.arange(longest, device=slots.device)
@@ -193,7 +193,11 @@ class Layout:
     def apply(self, move: Move) -> Layout:
         """The same with its tensors moved, and with what was worked out on the way here: a GPU would have to be waited for."""
         moved = Layout(
-            move(self.offsets), move(self.positions), move(self.owner), self.longest, self.cut
+            move(self.cu_seqlens),
+            move(self.positions),
+            move(self.sequence_ids),
+            self.max_seqlen,
+            self.cut,
         )
         moved.__dict__.update(
             lengths=self.lengths, rectangles=[part.apply(move) for part in self.rectangles]

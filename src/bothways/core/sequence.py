@@ -25,14 +25,14 @@ class Sequence:
         targets: one per objective.
         parts: the lengths of the texts that it consists of, which do not see one another, such as the choices of a question;
             empty for a single one.
-        everywhere: True for global tokens, for encoders that have them `(n)`; none if there is none.
+        global_attention_mask: True for global tokens, for encoders that have them `(n)`; none if there is none.
     """
 
     ids: Ids
     segments: NDArray[np.int8]
     targets: Mapping[str, Targets] = field(default_factory=dict)
     parts: tuple[int, ...] = ()
-    everywhere: NDArray[np.bool_] | None = None
+    global_attention_mask: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

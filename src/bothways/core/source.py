@@ -38,7 +38,7 @@ class Source(Protocol[P]):
     """A stream of sequences that can start anywhere."""
 
     @property
-    def views(self) -> int | None:
+    def data_copies(self) -> int | None:
         """After how many epochs the stream repeats itself, draws included (static masking); none if it never does."""
         ...
 

@@ -49,7 +49,7 @@ class Targets:
             **{field.name: move(getattr(self, field.name)) for field in dataclasses.fields(self)}
         )
 
-    def void(self: TargetsT) -> TargetsT:
+    def without_weight(self: TargetsT) -> TargetsT:
         """The same targets without weight: what fills the place of a rank that has no sequence left in a step."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class TokenTargets(Targets):
     index: NDArray[np.int64] | Tensor
     ids: NDArray[np.int64] | Tensor
 
-    def void(self) -> TokenTargets:
+    def without_weight(self) -> TokenTargets:
         """Nothing to predict."""
         return type(self)(self.index[:0], self.ids[:0])
 
@@ -81,7 +81,7 @@ class LabelTargets(Targets):
 
     labels: NDArray[Any] | Tensor
 
-    def void(self) -> LabelTargets:
+    def without_weight(self) -> LabelTargets:
         """Labels that nobody knows."""
         empty = IGNORED if np.issubdtype(np.asarray(self.labels).dtype, np.integer) else np.nan
         return type(self)(np.full_like(self.labels, empty))
@@ -93,7 +93,7 @@ class MultilabelTargets(Targets):
 
     labels: NDArray[np.float32] | Tensor
 
-    def void(self) -> MultilabelTargets:
+    def without_weight(self) -> MultilabelTargets:
         """Labels that nobody knows."""
         return type(self)(np.full_like(self.labels, np.nan))
 
@@ -107,7 +107,7 @@ class SpanTargets(Targets):
     end: NDArray[np.int64] | Tensor
     weight: NDArray[np.float32] | Tensor
 
-    def void(self) -> SpanTargets:
+    def without_weight(self) -> SpanTargets:
         """The same spans, with no weight."""
         return type(self)(self.start, self.end, np.zeros_like(self.weight))
 
@@ -119,6 +119,6 @@ class ChoiceTargets(Targets):
     counts: NDArray[np.int64] | Tensor
     labels: NDArray[np.int64] | Tensor
 
-    def void(self) -> ChoiceTargets:
+    def without_weight(self) -> ChoiceTargets:
         """Labels that nobody knows."""
         return type(self)(self.counts, np.full_like(self.labels, IGNORED))

@@ -94,6 +94,8 @@ class Padding:
 def padding(layouts: Many[Layout]) -> Padding:
     """The padding of the batches with these layouts, such as the microbatches of a step; at least one."""
     tokens = sum(layout.tokens for layout in layouts)
-    batch = sum(layout.sequences for layout in layouts) * max(layout.longest for layout in layouts)
+    batch = sum(layout.sequences for layout in layouts) * max(
+        layout.max_seqlen for layout in layouts
+    )
     rectangles = sum(part.rows * part.longest for layout in layouts for part in layout.rectangles)
     return Padding(1 - tokens / batch, 1 - tokens / rectangles)

@@ -4,7 +4,7 @@ Nothing is materialised. The documents of an epoch come in a keyed order, the se
 and every draw is keyed by (seed, epoch, block): what stands at a cursor depends on nothing that was read before, and a resumed
 run pays for one block. Memory is told in `bothways.data.selection`.
 
-Static data, as Google's duplicated instances are, is the same stream with a period: `views` epochs, then again from the first.
+Static data, as Google's duplicated instances are, is the same stream with a period: `data_copies` epochs, then again from the first.
 """
 
 from __future__ import annotations
@@ -99,19 +99,24 @@ class CorpusSource:
         segments: Segments,
         chosen: NDArray[np.integer[Any]],
         seed: int,
-        views: int | None = None,
+        data_copies: int | None = None,
     ) -> None:
-        """A stream over the documents `chosen` (ids), planned anew in each epoch, or with the period of `views` epochs.
+        """A stream over the documents `chosen` (ids), planned anew in each epoch, or with the period of `data_copies` epochs.
 
         Raises ConfigError for less than one view, DataError for a selection without text, or of one document where next
         sentences need two.
         """
-        if views is not None and views < 1:
+        if data_copies is not None and data_copies < 1:
             raise ConfigError(
-                f"must be at least 1, or absent to plan every epoch anew, not {views}",
-                where="views",
+                f"must be at least 1, or absent to plan every epoch anew, not {data_copies}",
+                where="data_copies",
             )
-        self.template, self.segments, self.seed, self.views = template, segments, seed, views
+        self.template, self.segments, self.seed, self.data_copies = (
+            template,
+            segments,
+            seed,
+            data_copies,
+        )
         self._tokens = np.asarray(corpus.tokens)
         self._selection = Selection(corpus, chosen)
         self._plans = functools.lru_cache(maxsize=2)(
@@ -182,7 +187,7 @@ class CorpusSource:
         return cursor.epoch + (cursor.block + done) / self._blocks(cursor.epoch)
 
     def _view(self, epoch: int) -> int:
-        return epoch if self.views is None else epoch % self.views
+        return epoch if self.data_copies is None else epoch % self.data_copies
 
     def _blocks(self, epoch: int) -> int:
         return self._selection.blocks(self.seed, self._view(epoch))

@@ -42,7 +42,7 @@ class ListPlan(NamedTuple):
 class ListSource:
     """Sequences in memory as an endless stream (a `core.learner.Source`); an epoch is one block."""
 
-    views = None
+    data_copies = None
 
     def __init__(self, sequences: Many[Sequence], order: Shuffled | InOrder) -> None:
         """DataError if there are no sequences."""

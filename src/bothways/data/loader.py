@@ -122,7 +122,11 @@ class Loader(Generic[P]):
         return LoadedStep(microbatches, after, sum(lengths), len(group), self.source.epochs(after))
 
     def _sequence(self, plan: P, place: Cursor) -> Sequence:
-        epoch = place.epoch if self.source.views is None else place.epoch % self.source.views
+        epoch = (
+            place.epoch
+            if self.source.data_copies is None
+            else place.epoch % self.source.data_copies
+        )
         draws = rng(self.seed, "prepare", epoch=epoch, index=place.block << 32 | place.item)
         return self.prepare(self.source.build(plan), draws)
 
@@ -130,7 +134,8 @@ class Loader(Generic[P]):
 def _void(sequence: Sequence) -> Sequence:
     """The same input, with targets that carry no weight."""
     return dataclasses.replace(
-        sequence, targets={name: target.void() for name, target in sequence.targets.items()}
+        sequence,
+        targets={name: target.without_weight() for name, target in sequence.targets.items()},
     )
 
 

@@ -1,12 +1,12 @@
 """Masked tokens: which positions are predicted, and what stands there instead (Devlin et al. 2018, section 3.1, task 1).
 
 Selection is exact, as in Google's instance builder: a sequence of n tokens, specials included, has
-min(most, max(1, round(rate · n))) predictions, rounded half to even; never a special token; whole words that would overshoot
+min(max_predictions, max(1, round(rate · n))) predictions, rounded half to even; never a special token; whole words that would overshoot
 are passed over. One point differs: a piece that opens a segment whose front was cut off is a word of its own here, where
 Google joins it to the last word before the [SEP].
 
 Masks are a pure function of the sequence and the generator: dynamic masking is a generator keyed by the epoch, static
-masking one keyed by the epoch modulo the number of views.
+masking one keyed by the epoch modulo the number of data copies.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Masking:
         unit: what is chosen together.
         mask: the share of chosen tokens that become [MASK].
         random: the share that becomes a random token; the rest stays as it is.
-        most: the largest number of predictions in a sequence; none for no limit.
+        max_predictions: the largest number of predictions in a sequence; none for no limit.
         replacements: what a random token is drawn from.
     """
 
@@ -71,7 +71,7 @@ class Masking:
     unit: SingleTokens | WholeWords = SingleTokens()
     mask: float = 0.8
     random: float = 0.1
-    most: int | None = None
+    max_predictions: int | None = None
     replacements: AnyToken | OrdinaryToken = OrdinaryToken()
 
     def __post_init__(self) -> None:
@@ -88,15 +88,16 @@ class Masking:
                 where="masking",
                 fix="They are shares of the chosen tokens; what they leave is kept unchanged.",
             )
-        if self.most is not None and self.most < 1:
+        if self.max_predictions is not None and self.max_predictions < 1:
             raise ConfigError(
-                f"must be at least 1, or absent for no limit, not {self.most}", where="masking.most"
+                f"must be at least 1, or absent for no limit, not {self.max_predictions}",
+                where="masking.max_predictions",
             )
 
     def count(self, length: int) -> int:
         """Predictions in a sequence of so many tokens, if it has enough that are not special."""
         wanted = max(1, round(length * self.rate))
-        return wanted if self.most is None else min(self.most, wanted)
+        return wanted if self.max_predictions is None else min(self.max_predictions, wanted)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         return {}
     return {
         "num_hidden_groups": config.sharing.groups,
-        "inner_group_num": config.sharing.inner,
+        "inner_group_num": config.sharing.layers_per_group,
         "classifier_dropout_prob": config.readout.pair_dropout,
     }
 

@@ -28,7 +28,9 @@ MEGATRON = 29_056
 
 
 def _sized(depth: int, width: int, vocab: int) -> EncoderConfig:
-    return EncoderConfig(vocab=vocab, width=width, depth=depth, heads=width // 64, inner=4 * width)
+    return EncoderConfig(
+        vocab=vocab, width=width, depth=depth, heads=width // 64, intermediate_size=4 * width
+    )
 
 
 def tiny(vocab: int = UNCASED) -> EncoderConfig:

@@ -67,7 +67,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     kinds: dict[str, Pattern] = {"block_sparse": Blocks(size, random), "original_full": Full()}
     pattern = read_choice(raw, "attention_type", kinds, "block_sparse", where)
     position = Learned(
-        config.position.most, scaled=read_flag(raw, "rescale_embeddings", False, where)
+        config.position.max_positions, scaled=read_flag(raw, "rescale_embeddings", False, where)
     )
     bias = Bias(projections=read_flag(raw, "use_bias", True, where))
     return _read_by(replace(config, patterns=(pattern,), position=position, bias=bias))

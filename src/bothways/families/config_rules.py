@@ -17,7 +17,7 @@ NUMBERS = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
     "heads": "num_attention_heads",
-    "inner": "intermediate_size",
+    "intermediate_size": "intermediate_size",
     "segments": "type_vocab_size",
     "norm_epsilon": "layer_norm_eps",
     "dropout.hidden": "hidden_dropout_prob",
@@ -85,7 +85,9 @@ class ConfigRules:
             ours: read_number(raw, theirs, _at(defaults, ours), where)
             for ours, theirs in self.numbers.items()
         }
-        most = read_number(raw, self.most, defaults.position.most + _offset(defaults), where)
+        most = read_number(
+            raw, self.most, defaults.position.max_positions + _offset(defaults), where
+        )
         named = next(
             theirs for theirs, ours in self.activations.items() if ours == defaults.activation
         )
@@ -98,7 +100,7 @@ class ConfigRules:
         readout = replace(defaults.readout, output="embedding" if tied else "own")
         common = {"activation": activation, "pad": pad, "readout": readout}
         try:
-            position = replace(defaults.position, most=most - _offset(defaults))
+            position = replace(defaults.position, max_positions=most - _offset(defaults))
             return self.read_more(
                 replace(defaults, **_changes(defaults, numbers), position=position, **common),
                 raw,
@@ -123,7 +125,7 @@ class ConfigRules:
             return None  # their embedding of segments is always read
         settings = {
             **{theirs: _at(config, ours) for ours, theirs in self.numbers.items()},
-            self.most: config.position.most + _offset(config),
+            self.most: config.position.max_positions + _offset(config),
             self.activation: next(
                 (theirs for theirs, ours in self.activations.items() if ours == config.activation),
                 "",

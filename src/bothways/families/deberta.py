@@ -110,7 +110,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
             )
     activation = read_choice(raw, "pooler_hidden_act", WITH_TANH, "gelu", where)
     own = Own(activation, input_dropout=read_number(raw, "pooler_dropout", 0.0, where))
-    position = read_position(raw, config.position.most, config.bias.key, where)
+    position = read_position(raw, config.position.max_positions, config.bias.key, where)
     # Only transformers' own layout of the head has a matrix that the embedding may be tied to.
     untied = (
         config.readout.output == "own"

@@ -46,7 +46,7 @@ def read_position(
     position = Disentangled(
         most,
         terms,
-        reach=_positive(raw, "max_relative_positions", where),
+        max_distance=_positive(raw, "max_relative_positions", where),
         absolute="input" if at_input else "decoder" if decoder else "none",
     )
     if not later:
@@ -97,7 +97,7 @@ def write_position(position: Learned | Disentangled) -> dict[str, Any]:
     return {
         "relative_attention": True,
         "pos_att_type": list(position.terms),
-        "max_relative_positions": position.reach or -1,
+        "max_relative_positions": position.max_distance or -1,
         "position_biased_input": position.absolute == "input",
         "legacy": not decoder,
         **({"enhanced_mask_decoder": True} if decoder else {}),

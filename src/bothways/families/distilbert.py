@@ -71,7 +71,7 @@ DISTILBERT = Family(
             "width": "dim",
             "depth": "n_layers",
             "heads": "n_heads",
-            "inner": "hidden_dim",
+            "intermediate_size": "hidden_dim",
             "dropout.hidden": "dropout",
             "dropout.attention": "attention_dropout",
             "initial_range": "initializer_range",

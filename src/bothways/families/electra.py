@@ -22,7 +22,9 @@ _READOUT = Readout(labels=Own("gelu", dropout_first=True), choice=Own("gelu"), m
 
 
 def _sized(depth: int, width: int, embedding: int) -> EncoderConfig:
-    shape = replace(bert.base(), depth=depth, width=width, heads=width // 64, inner=4 * width)
+    shape = replace(
+        bert.base(), depth=depth, width=width, heads=width // 64, intermediate_size=4 * width
+    )
     return replace(shape, embedding=None if embedding == width else embedding, readout=_READOUT)
 
 

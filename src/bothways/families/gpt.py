@@ -38,7 +38,7 @@ def base() -> EncoderConfig:
 def second(depth: int, width: int) -> EncoderConfig:
     """GPT-2, with heads 64 wide."""
     shape = replace(base(), vocab=50_257, position=Learned(1024), order=PreNorm())
-    return replace(shape, depth=depth, width=width, heads=width // 64, inner=4 * width)
+    return replace(shape, depth=depth, width=width, heads=width // 64, intermediate_size=4 * width)
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
@@ -56,7 +56,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
         inner = read_number(raw, "n_inner", inner, where)
     return replace(
         config,
-        inner=inner,
+        intermediate_size=inner,
         dropout=replace(config.dropout, embedding=None if rate == config.dropout.hidden else rate),
     )
 
@@ -153,7 +153,9 @@ GPT2 = Family(
         read_more=_read_more,
         write_more=lambda config: {
             "embd_pdrop": config.dropout_at("embedding"),
-            "n_inner": None if config.inner == 4 * config.width else config.inner,
+            "n_inner": None
+            if config.intermediate_size == 4 * config.width
+            else config.intermediate_size,
             # Left out, it would be that of the published vocabulary.
             **({} if config.vocab > _END else {"bos_token_id": None, "eos_token_id": None}),
         },

@@ -30,7 +30,7 @@ _SEPARATOR = 2
 
 def _long(shape: EncoderConfig) -> EncoderConfig:
     return replace(
-        shape, position=Learned(4096, 2), patterns=(Window(WINDOW // 2, everywhere=True),)
+        shape, position=Learned(4096, 2), patterns=(Window(WINDOW // 2, global_attention=True),)
     )
 
 
@@ -50,7 +50,9 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     if len(sizes) != config.depth or not known:
         what = f"attention_window must be an even number above 0, or one for each of {config.depth} layers, not {said!r:.60}"
         raise FolderError(what, where=where)
-    patterns: tuple[Pattern, ...] = tuple(Window(size // 2, everywhere=True) for size in sizes)
+    patterns: tuple[Pattern, ...] = tuple(
+        Window(size // 2, global_attention=True) for size in sizes
+    )
     return replace(roberta.counted_from_padding(config, raw, where), patterns=patterns).canonical
 
 
@@ -70,7 +72,7 @@ _RULES: tuple[Rule, ...] = (
     *bert.encoder_rules("longformer"),
     *bert.post_norm_rules("longformer"),
     Stack(
-        "encoder.blocks.{}.attention.wide",
+        "encoder.blocks.{}.attention.global_qkv",
         tuple(f"{_LAYER}.{name}_global" for name in ("query", "key", "value")),
     ),
     Rename("heads.pooler.dense", "longformer.pooler.dense"),

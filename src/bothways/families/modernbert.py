@@ -32,13 +32,13 @@ _PAD = 50_283
 _OWN = Own("gelu", norm=True, reads="mean")
 
 
-def _sized(depth: int, width: int, inner: int) -> EncoderConfig:
+def _sized(depth: int, width: int, intermediate_size: int) -> EncoderConfig:
     return EncoderConfig(
         vocab=50_368,
         width=width,
         depth=depth,
         heads=width // 64,
-        inner=inner,
+        intermediate_size=intermediate_size,
         segments=0,
         position=Rotary(8192, (GLOBAL, LOCAL, LOCAL)),
         patterns=(Full(), Window(64), Window(64)),
@@ -92,7 +92,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     }
     return replace(
         config,
-        position=Rotary(config.position.most, tuple(bases[kind] for kind in kinds)),
+        position=Rotary(config.position.max_positions, tuple(bases[kind] for kind in kinds)),
         patterns=tuple(patterns[kind] for kind in kinds),
         mlp=Gated(read_number(raw, "mlp_dropout", 0.0, where)),
         bias=Bias(**bias),
@@ -220,7 +220,7 @@ MODERNBERT = Family(
             "width": "hidden_size",
             "depth": "num_hidden_layers",
             "heads": "num_attention_heads",
-            "inner": "intermediate_size",
+            "intermediate_size": "intermediate_size",
             "norm_epsilon": "norm_eps",
             "dropout.attention": "attention_dropout",
             "initial_range": "initializer_range",

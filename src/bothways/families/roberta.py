@@ -77,7 +77,7 @@ def counted_from_padding(
     if config.pad is None:
         raise FolderError("pad_token_id is absent, and positions count from it", where=where)
     position, offset = config.position, config.pad + 1
-    return replace(config, position=Learned(position.most + _OFFSET - offset, offset))
+    return replace(config, position=Learned(position.max_positions + _OFFSET - offset, offset))
 
 
 def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:

@@ -26,7 +26,7 @@ def base() -> EncoderConfig:
         width=512,
         depth=6,
         heads=8,
-        inner=2048,
+        intermediate_size=2048,
         segments=0,
         position=Sinusoidal(scaled=True),
         order=PostNorm(embedding=False),
@@ -43,7 +43,7 @@ def big() -> EncoderConfig:
         base(),
         width=1024,
         heads=16,
-        inner=4096,
+        intermediate_size=4096,
         dropout=Dropouts(0.3, 0.0),
         initial_range=1024**-0.5,
     )

@@ -117,7 +117,7 @@ def read_tagged_sentences(
     """Read the model and the data, and look at what could go wrong later; errors as `recipes.features.prepare_features`."""
     loaded = load_model(resolve_run(settings.model), heads=())
     model, tokenizer = loaded.model, loaded.tokenizer()
-    length, depth = settings.length or model.config.most, model.config.depth
+    length, depth = settings.length or model.config.max_positions, model.config.depth
     layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
     report_findings(check_model(model.config, tokenizer, length))
     reading = settings.task.read(settings.train, settings.task.columns)

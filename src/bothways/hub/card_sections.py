@@ -90,7 +90,7 @@ def limits_of_pretrained(
         tokens: that were read.
     """
     longest, epochs = max(lengths), tokens / max(1, corpus.manifest.counts.tokens)
-    unread = 0 if isinstance(encoder, LSTMConfig) else encoder.most - longest
+    unread = 0 if isinstance(encoder, LSTMConfig) else encoder.max_positions - longest
     return (
         UNSEEN,
         f"It predicts {_PREDICTS[type(token_head(encoder))]}; for anything else it is to be fine-tuned.",

@@ -248,7 +248,9 @@ def save_model(
             render_card(card or Card(), form.architecture), encoding="utf8"
         )
         if tokenizer is not None:
-            tokenizer.save(hidden, positions=model.config.most, segments=model.config.segments > 1)
+            tokenizer.save(
+                hidden, positions=model.config.max_positions, segments=model.config.segments > 1
+            )
         _write_weights(hidden / "model.safetensors", model, form.keys, form.architecture)
 
 

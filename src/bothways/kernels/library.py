@@ -162,9 +162,9 @@ def dropping(rate: float) -> DropoutFields:
 def _batch(
     qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, drop: DropoutFields
 ) -> BatchFields:
-    shape = (layout.sequences, layout.longest, *qkv.shape[2:])
+    shape = (layout.sequences, layout.max_seqlen, *qkv.shape[2:])
     return BatchFields(
-        qkv.data_ptr(), layout.offsets.data_ptr(), *shape, drop, qkv.dtype is torch.bfloat16
+        qkv.data_ptr(), layout.cu_seqlens.data_ptr(), *shape, drop, qkv.dtype is torch.bfloat16
     )
 
 
@@ -180,7 +180,7 @@ def attend(
     batch = _batch(qkv, layout, DropoutFields(0, 0, 1.0))
     call(
         "bothways_attend",
-        f"attention over {layout.longest:,} tokens",
+        f"attention over {layout.max_seqlen:,} tokens",
         batch,
         found.data_ptr(),
         None,
@@ -209,7 +209,7 @@ class _Attention(torch.autograd.Function):
         batch = _batch(qkv, layout, drop)
         call(
             "bothways_attend",
-            f"attention over {layout.longest:,} tokens",
+            f"attention over {layout.max_seqlen:,} tokens",
             batch,
             found.data_ptr(),
             logs.data_ptr(),
@@ -227,7 +227,7 @@ class _Attention(torch.autograd.Function):
         batch = _batch(qkv, ctx.layout, ctx.drop)
         call(
             "bothways_attend_backward",
-            f"attention over {ctx.layout.longest:,} tokens",
+            f"attention over {ctx.layout.max_seqlen:,} tokens",
             batch,
             *places,
         )

@@ -181,9 +181,15 @@ class Layers(_Held):
         """What the first `depth` of them make of x, in fp32; computed for some sequences at a time, which stay in the cache."""
         refuse_gradients(self, x)
         x = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        offsets, drop = layout.offsets, DropoutFields(0, 0, 1.0)
+        offsets, drop = layout.cu_seqlens, DropoutFields(0, 0, 1.0)
         batch = BatchFields(
-            None, offsets.data_ptr(), layout.sequences, layout.longest, *self.shape, drop, self.bf16
+            None,
+            offsets.data_ptr(),
+            layout.sequences,
+            layout.max_seqlen,
+            *self.shape,
+            drop,
+            self.bf16,
         )
         call(
             "bothways_layers",

@@ -64,10 +64,12 @@ class Attention(nn.Module):
         self.bias = (
             nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None
         )
-        self.wide = (
-            nn.Linear(config.width, 3 * config.width, bias=bias) if config.everywhere else None
+        self.global_qkv = (
+            nn.Linear(config.width, 3 * config.width, bias=bias)
+            if config.has_global_attention
+            else None
         )
-        self.partial = config.everywhere  # a batch may have no global tokens
+        self.partial = config.has_global_attention  # a batch may have no global tokens
         self.out = nn.Linear(config.width, config.width, bias=config.bias.attention)
         position = config.position
         self.terms = position.terms if isinstance(position, Disentangled) else ()
@@ -101,13 +103,13 @@ class Attention(nn.Module):
             first = self.qkv.weight[:width], None if bias is None else bias[:width]
             q = on_round_rows(lambda rows: F.linear(rows, *first), queries)
             qkv = torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
-        wide = (
-            on_round_rows(self.wide, x).view(len(x), *self.shape)
-            if self.wide is not None and view.everywhere
+        global_qkv = (
+            on_round_rows(self.global_qkv, x).view(len(x), *self.shape)
+            if self.global_qkv is not None and view.has_global_tokens
             else None
         )
         heads = (
-            attend(qkv, view, rate, wide)
+            attend(qkv, view, rate, global_qkv)
             if terms is None
             else attend_disentangled(qkv, terms, view, rate)
         )
@@ -158,8 +160,8 @@ class FeedForward(nn.Module):
         self.activation = config.activation
         self.gated = isinstance(config.mlp, Gated)
         parts = 2 if isinstance(config.mlp, Gated) else 1
-        self.up = nn.Linear(config.width, parts * config.inner, bias=config.bias.mlp)
-        self.down = nn.Linear(config.inner, config.width, bias=config.bias.mlp)
+        self.up = nn.Linear(config.width, parts * config.intermediate_size, bias=config.bias.mlp)
+        self.down = nn.Linear(config.intermediate_size, config.width, bias=config.bias.mlp)
         self.dropout = Dropout(config.mlp.dropout if isinstance(config.mlp, Gated) else 0.0)
 
     def forward(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:

@@ -125,14 +125,16 @@ class Sharing:
 
     Attributes:
         groups: of layers; all layers of a group have the same weights.
-        inner: blocks that make up one layer of a group.
+        layers_per_group: blocks that make up one layer of a group.
     """
 
     groups: int = 1
-    inner: int = 1
+    layers_per_group: int = 1
 
     def __post_init__(self) -> None:
-        require_at_least(1, "encoder.sharing", groups=self.groups, inner=self.inner)
+        require_at_least(
+            1, "encoder.sharing", groups=self.groups, layers_per_group=self.layers_per_group
+        )
 
 
 DropoutPlace = Literal["sum", "embedding", "attention", "mlp"]
@@ -171,9 +173,9 @@ class EncoderConfig:
     Attributes:
         vocab: rows of the token embedding.
         width: features of a token, H.
-        depth: layers, L: blocks, unless a layer has several (`sharing.inner`).
+        depth: layers, L: blocks, unless a layer has several (`sharing.layers_per_group`).
         heads: attention heads, A; each is width / heads wide.
-        inner: features inside the feed-forward layer, 4H in BERT.
+        intermediate_size: features inside the feed-forward layer, 4H in BERT.
         segments: rows of the segment embedding; 0 for a family without one.
         position: how a token knows its place.
         patterns: which tokens attend to which, one for each layer in turn, over and over.
@@ -194,7 +196,7 @@ class EncoderConfig:
     width: int = 768
     depth: int = 12
     heads: int = 12
-    inner: int = 3072
+    intermediate_size: int = 3072
     segments: int = 2
     position: Learned | Sinusoidal | Rotary | Disentangled = Learned()
     patterns: tuple[Pattern, ...] = (Full(),)
@@ -211,9 +213,9 @@ class EncoderConfig:
     readout: Readout = Readout()
 
     @property
-    def most(self) -> int:
+    def max_positions(self) -> int:
         """The longest input, in tokens."""
-        return self.position.most
+        return self.position.max_positions
 
     @property
     def embedding_width(self) -> int:
@@ -223,17 +225,23 @@ class EncoderConfig:
     @property
     def blocks(self) -> int:
         """How many blocks have weights of their own."""
-        return self.depth if self.sharing is None else self.sharing.groups * self.sharing.inner
+        return (
+            self.depth
+            if self.sharing is None
+            else self.sharing.groups * self.sharing.layers_per_group
+        )
 
     @property
     def steps(self) -> int:
         """How many blocks a token goes through."""
-        return self.depth * (1 if self.sharing is None else self.sharing.inner)
+        return self.depth * (1 if self.sharing is None else self.sharing.layers_per_group)
 
     @property
-    def everywhere(self) -> bool:
+    def has_global_attention(self) -> bool:
         """Whether attention has queries, keys and values for global tokens; if it has them in one layer, in all."""
-        return any(isinstance(pattern, Window) and pattern.everywhere for pattern in self.patterns)
+        return any(
+            isinstance(pattern, Window) and pattern.global_attention for pattern in self.patterns
+        )
 
     @property
     def norm_after_projection(self) -> bool:
@@ -298,7 +306,7 @@ class EncoderConfig:
             width=self.width,
             depth=self.depth,
             heads=self.heads,
-            inner=self.inner,
+            intermediate_size=self.intermediate_size,
         )
         if self.width % self.heads:
             raise ConfigError(
@@ -326,7 +334,7 @@ class EncoderConfig:
                 fix='Full attention is ["full"].',
             )
         if isinstance(self.position, Disentangled) and (
-            self.everywhere or any(isinstance(p, Blocks) for p in self.patterns)
+            self.has_global_attention or any(isinstance(p, Blocks) for p in self.patterns)
         ):
             what = "distances between tokens are scored for all keys, which blocks and global tokens do not read"
             raise ConfigError(

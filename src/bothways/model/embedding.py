@@ -123,7 +123,7 @@ class LearnedPositions(nn.Embedding):
     """A row for each position, after `offset` others."""
 
     def __init__(self, config: Learned, width: int) -> None:
-        super().__init__(config.most + config.offset, width)
+        super().__init__(config.max_positions + config.offset, width)
         self.offset = config.offset
 
     def forward(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
@@ -150,8 +150,8 @@ def positions(config: Learned | Sinusoidal | Rotary | Disentangled, width: int) 
             return LearnedPositions(config, width)
         case Sinusoidal():
             return SinusoidalPositions(config, width)
-        case Disentangled(most, absolute="input"):
-            return LearnedPositions(Learned(most), width)
+        case Disentangled(positions, absolute="input"):
+            return LearnedPositions(Learned(positions), width)
         case Disentangled() | Rotary():
             return None
         case _:

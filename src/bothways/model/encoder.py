@@ -90,7 +90,9 @@ class Encoder(nn.Module):
         before, layers, tokens, depth = x, [x], len(x), self.config.depth
         end = self.layer(depth - 1)[-1]
         cut = only is not None and not keep_layers and (depth > 1 or self.convolution is None)
-        seen = attention_views(self.config, batch.layout, batch.everywhere, self.training)
+        seen = attention_views(
+            self.config, batch.layout, batch.global_attention_mask, self.training
+        )
         relative = self._relative(seen[0])
         again = self.recompute and self.training and torch.is_grad_enabled()
         for layer, view in enumerate(seen):
@@ -128,7 +130,9 @@ class Encoder(nn.Module):
             queries: what attends to it at first; then, what that gave.
             only: as in `forward`.
         """
-        view = attention_views(self.config, batch.layout, batch.everywhere, self.training)[-1]
+        view = attention_views(
+            self.config, batch.layout, batch.global_attention_mask, self.training
+        )[-1]
         block, relative = self.layer(self.config.depth - 1)[-1], self._relative(view)
         queries = block(before, view, relative, queries)
         result: Tensor = self.norm(block(before, view, relative, queries, only))
@@ -156,6 +160,6 @@ def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Modul
         )
     else:
         yield from (
-            nn.ModuleList(Block(config) for _ in range(sharing.inner))
+            nn.ModuleList(Block(config) for _ in range(sharing.layers_per_group))
             for _ in range(sharing.groups)
         )

@@ -65,13 +65,11 @@ def _seen_in_blocks(pattern: Blocks, length: int) -> float:
         return float(length)
     size, count = pattern.size, -(-length // pattern.size)
     last = length - (count - 1) * size
-    everywhere, inner = size + last, (count - 2) * size
+    outer, inner = size + last, (count - 2) * size
     near = (
         3 * inner - 2 * size
     )  # the first and the last of these have a global neighbour, which is counted already
-    return (
-        everywhere * length + inner * (everywhere + pattern.random * size) + size * near
-    ) / length
+    return (outer * length + inner * (outer + pattern.random * size) + size * near) / length
 
 
 def forward_flops(
@@ -110,7 +108,7 @@ def _transformer_flops(config: EncoderConfig, length: int, read: float) -> float
 
 
 def _block_flops(config: EncoderConfig, layer: int, length: int) -> float:
-    h, projections = config.width, 6 if config.everywhere else 3
+    h, projections = config.width, 6 if config.has_global_attention else 3
     scores = 4 * h * seen(config.pattern(layer), length) + relative_flops(config, length)
     return 2 * projections * h * h + scores + _tail_flops(config)
 
@@ -118,7 +116,7 @@ def _block_flops(config: EncoderConfig, layer: int, length: int) -> float:
 def _tail_flops(config: EncoderConfig) -> float:
     """What a block does after attention: its output and the feed-forward layer."""
     h, matrices = config.width, 3 if isinstance(config.mlp, Gated) else 2
-    return 2.0 * (h * h + matrices * h * config.inner)
+    return 2.0 * (h * h + matrices * h * config.intermediate_size)
 
 
 def _asked(config: EncoderConfig, heads: Iterable[Head], length: int, predicted: float) -> float:
@@ -172,7 +170,7 @@ def _head_flops(config: ModelConfig, head: Head, length: int, predicted: float) 
         case TagHead(count):
             return float(_read_flops(config.readout.tokens, h, count))
         case SpanHead() if isinstance(config, EncoderConfig) and config.readout.span is not None:
-            return 4.0 * h * (config.inner + 1)
+            return 4.0 * h * (config.intermediate_size + 1)
         case SpanHead():
             return float(_read_flops(config.readout.tokens, h, 2))
         case ReplacedHead():
@@ -208,7 +206,7 @@ def kept_floats(
         whole = sees_all(pattern, length)
         shares = 0.0 if fused and whole else 2 * config.heads * seen(pattern, length)
         attention.append(0.0 if own and whole else 4.0 * config.width + shares)
-    blocks = [12.0 * config.width + 2 * config.inner + each for each in attention]
+    blocks = [12.0 * config.width + 2 * config.intermediate_size + each for each in attention]
     return (
         (config.steps - 1) * config.width + max(blocks)
         if recompute

@@ -41,7 +41,11 @@ class MaskedOutput(nn.Module):
         self.output = own_output(config, config.embedding_width)
         self.bias = nn.Parameter(torch.zeros(config.vocab)) if config.bias.output else None
         place = config.position
-        rows = place.most if isinstance(place, Disentangled) and place.absolute == "decoder" else 0
+        rows = (
+            place.max_positions
+            if isinstance(place, Disentangled) and place.absolute == "decoder"
+            else 0
+        )
         self.position = nn.Embedding(rows, config.width) if rows else None
         initialise(self, config.initial_range)
 
@@ -76,7 +80,7 @@ class Pooler(nn.Module):
         self, x: Float[Tensor, "tokens width"], layout: Layout
     ) -> Float[Tensor, "sequences width"]:
         """tanh(W x₀ + b), with x₀ the first vector of each sequence."""
-        return torch.tanh(on_round_rows(self.dense, x[layout.firsts]))
+        return torch.tanh(on_round_rows(self.dense, x[layout.first_tokens]))
 
 
 class LinearOutput(nn.Module):
@@ -128,10 +132,12 @@ class OwnOutput(nn.Module):
         """What it reads of each sequence."""
         match self.reads:
             case "first":
-                return x[layout.firsts]
+                return x[layout.first_tokens]
             case "mean":
-                sums = x.new_zeros(layout.sequences, x.shape[1]).index_add(0, layout.owner, x)
-                return sums / layout.offsets.diff()[:, None].to(x.dtype)
+                sums = x.new_zeros(layout.sequences, x.shape[1]).index_add(
+                    0, layout.sequence_ids, x
+                )
+                return sums / layout.cu_seqlens.diff()[:, None].to(x.dtype)
             case _:
                 assert_never(self.reads)
 
@@ -146,8 +152,8 @@ class DeepOutput(nn.Module):
         super().__init__()
         self.activation = config.activation
         self.first, self.dropout = Dropout(config.head_dropout), Dropout(config.head_dropout)
-        self.up = nn.Linear(config.width, config.inner)
-        self.down = nn.Linear(config.inner, config.width)
+        self.up = nn.Linear(config.width, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, config.width)
         self.norm = layer_norm(config)
         self.dense = nn.Linear(config.width, outputs)
         initialise(self, config.initial_range)
@@ -179,7 +185,7 @@ class ReplacedOutput(nn.Module):
     def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, " tokens"]:
         """The score of each token: above 0, it has been replaced."""
         if self.norm is not None:
-            x = self.norm(x + x[layout.firsts][layout.owner])
+            x = self.norm(x + x[layout.first_tokens][layout.sequence_ids])
         return on_round_rows(
             lambda rows: self.dense(activate(self.activation, self.inner(rows))), x
         ).squeeze(-1)

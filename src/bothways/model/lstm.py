@@ -64,7 +64,9 @@ def by_time(layout: Layout, back: bool = False) -> Order:
     rank = torch.empty_like(lengths)
     rank[torch.argsort(lengths, descending=True, stable=True)] = torch.arange(len(lengths))
     places = (
-        layout.offsets.diff()[layout.owner] - 1 - layout.positions if back else layout.positions
+        layout.cu_seqlens.diff()[layout.sequence_ids] - 1 - layout.positions
+        if back
+        else layout.positions
     )
-    key = places * len(lengths) + rank.to(layout.owner.device)[layout.owner]
-    return torch.argsort(key), torch.bincount(layout.positions, minlength=layout.longest).cpu()
+    key = places * len(lengths) + rank.to(layout.sequence_ids.device)[layout.sequence_ids]
+    return torch.argsort(key), torch.bincount(layout.positions, minlength=layout.max_seqlen).cpu()

@@ -23,7 +23,7 @@ class LSTMConfig:
         dropout: on what each layer reads, and on what the heads read.
         initial_range: σ of the truncated normal that the embedding and the heads start from.
         pad: the id of the padding token, which no packed sequence holds; none if there is none.
-        most: the longest input that is asked of it, in tokens. An LSTM itself could go on.
+        max_positions: the longest input that is asked of it, in tokens. An LSTM itself could go on.
     """
 
     vocab: int
@@ -33,7 +33,7 @@ class LSTMConfig:
     dropout: float = 0.1
     initial_range: float = 0.02
     pad: int | None = 0
-    most: int = 512
+    max_positions: int = 512
     kind: Literal["recurrent"] = "recurrent"
 
     @property
@@ -80,7 +80,7 @@ class LSTMConfig:
             cells=self.cells,
             depth=self.depth,
         )
-        require_at_least(1, "encoder", most=self.most)
+        require_at_least(1, "encoder", max_positions=self.max_positions)
         if self.cells < self.projection:
             what = f"{self.cells} cells cannot give {self.projection} features"
             raise ConfigError(what, where="encoder.cells", fix=f"Use {self.projection} or more.")

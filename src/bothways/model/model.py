@@ -97,7 +97,7 @@ class Model(nn.Module):
         head = self.heads[kind]
         own = head if isinstance(head, OwnOutput) else None
         x = self.encoder(
-            batch, only=None if own and own.reads == "mean" else batch.layout.firsts
+            batch, only=None if own and own.reads == "mean" else batch.layout.first_tokens
         ).last
         result: Tensor = head(
             own.pool(x, batch.layout) if own else self.heads["pooler"](x, batch.layout)

@@ -38,7 +38,7 @@ from bothways.model.position_parameters import absolute_rows, decoder_rows, rela
 class ParameterEntry:
     """Attributes:
     part: of the model.
-    formula: in V, H, L (blocks with weights of their own), I (inner), P (positions), S (segments), C (labels), E (embedding),
+    formula: in V, H, L (blocks with weights of their own), I (intermediate_size), P (positions), S (segments), C (labels), E (embedding),
         M (memory cells of an LSTM), R (distances to each side, or buckets of them).
     count: of parameters.
     textbook: whether V·H + 12·L·H² counts it.
@@ -88,7 +88,13 @@ def _recurrent(config: LSTMConfig) -> list[ParameterEntry]:
 
 
 def _transformer(config: EncoderConfig) -> list[ParameterEntry]:
-    v, h, n, i, e = config.vocab, config.width, config.blocks, config.inner, config.embedding_width
+    v, h, n, i, e = (
+        config.vocab,
+        config.width,
+        config.blocks,
+        config.intermediate_size,
+        config.embedding_width,
+    )
     letter = _embedded(config)
     late = config.norm_after_projection
     gated = isinstance(config.mlp, Gated)
@@ -101,7 +107,7 @@ def _transformer(config: EncoderConfig) -> list[ParameterEntry]:
         ),
         *(
             [ParameterEntry("attention of global tokens", "3·L·H²", 3 * n * h * h)]
-            if config.everywhere
+            if config.has_global_attention
             else []
         ),
         ParameterEntry(
@@ -138,7 +144,7 @@ def _attention_biases(config: EncoderConfig) -> list[ParameterEntry]:
     bias = config.bias
     if not bias.attention:
         return []
-    times = 1 + (2 + bias.key + 3 * config.everywhere if bias.projections else 0)
+    times = 1 + (2 + bias.key + 3 * config.has_global_attention if bias.projections else 0)
     return [
         ParameterEntry("attention biases", f"{times}·L·H", times * config.blocks * config.width)
     ]
@@ -265,6 +271,6 @@ def _read(
 def _span(config: ModelConfig) -> ParameterEntry:
     if not isinstance(config, EncoderConfig) or config.readout.span is None:
         return _read("span head", config, config.readout.tokens, "2", 2)
-    h, i = config.width, config.inner
+    h, i = config.width, config.intermediate_size
     count = 2 * h * i + i + h + (2 if config.bias.norm else 1) * h + 2 * h + 2
     return ParameterEntry("span head", f"2·H·I + I + H + {_scale(config)}H + 2·H + 2", count)

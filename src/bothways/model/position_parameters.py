@@ -12,10 +12,10 @@ Part = tuple[str, str, int]
 def absolute_rows(config: EncoderConfig) -> int:
     """Rows of a table of absolute positions that is added to the tokens, P."""
     match config.position:
-        case Learned(most, offset):
-            return most + offset
-        case Disentangled(most, absolute="input"):
-            return most
+        case Learned(positions, offset):
+            return positions + offset
+        case Disentangled(positions, absolute="input"):
+            return positions
         case _:
             return 0
 
@@ -24,7 +24,7 @@ def decoder_rows(config: EncoderConfig) -> int:
     """Rows of the table in the masked LM head, P, if that is an enhanced mask decoder."""
     position = config.position
     return (
-        position.most
+        position.max_positions
         if isinstance(position, Disentangled) and position.absolute == "decoder"
         else 0
     )

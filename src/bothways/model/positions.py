@@ -14,18 +14,18 @@ class Learned:
     """A learned vector for each absolute position, as in BERT (Devlin et al. 2018, section 3).
 
     Attributes:
-        most: the longest input, in tokens.
+        max_positions: the longest input, in tokens.
         offset: rows of the table before that of the first position: RoBERTa has 2.
         scaled: whether tokens are multiplied by √width before positions are added to them (Vaswani et al. 2017, section 3.4).
     """
 
-    most: int = 512
+    max_positions: int = 512
     offset: int = 0
     scaled: bool = False
     kind: Literal["learned"] = "learned"
 
     def __post_init__(self) -> None:
-        require_at_least(1, "encoder.position", most=self.most)
+        require_at_least(1, "encoder.position", max_positions=self.max_positions)
         require_at_least(0, "encoder.position", offset=self.offset)
 
 
@@ -34,18 +34,18 @@ class Sinusoidal:
     """Sines and cosines of geometric wavelengths, fixed, added to the tokens (Vaswani et al. 2017, section 3.5).
 
     Attributes:
-        most: the longest input, in tokens.
+        max_positions: the longest input, in tokens.
         interleaved: sine and cosine of one wavelength lie side by side, as in the paper; else all sines come first.
         scaled: whether tokens are multiplied by √width before positions are added to them (section 3.4 there).
     """
 
-    most: int = 512
+    max_positions: int = 512
     interleaved: bool = True
     scaled: bool = False
     kind: Literal["sinusoidal"] = "sinusoidal"
 
     def __post_init__(self) -> None:
-        require_at_least(1, "encoder.position", most=self.most)
+        require_at_least(1, "encoder.position", max_positions=self.max_positions)
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Rotary:
     """Queries and keys turned by an angle that grows with the position, pair of features by pair (Su et al. 2021, section 3).
 
     Attributes:
-        most: the longest input, in tokens.
+        max_positions: the longest input, in tokens.
         bases: of the angles' wavelengths, one for each layer in turn, over and over, as `patterns` are.
     """
 
-    most: int = 512
+    max_positions: int = 512
     bases: tuple[float, ...] = (10_000.0,)
     kind: Literal["rotary"] = "rotary"
 
     def __post_init__(self) -> None:
-        require_at_least(1, "encoder.position", most=self.most)
+        require_at_least(1, "encoder.position", max_positions=self.max_positions)
         if not self.bases or not all(base > 1 for base in self.bases):
             raise ConfigError(
                 f"must be numbers above 1, not {self.bases}", where="encoder.position.bases"
@@ -101,12 +101,12 @@ class Disentangled:
     A table has a vector for each relative position, the same in all layers. Each layer makes keys and queries of them.
 
     Attributes:
-        most: the longest input, in tokens.
+        max_positions: the longest input, in tokens.
         terms: what joins the score of content with content: a query with the position of its key (content to position), a
             key with the position of its query (position to content).
-        reach: the largest distance that is told apart; none means `most`.
+        max_distance: the largest distance that is told apart; none means `max_positions`.
         buckets: rows of the table on each side: up to half of them, each distance has one; beyond, they widen with its
-            logarithm, so that `reach` has the last. None for a row each.
+            logarithm, so that `max_distance` has the last. None for a row each.
         shared: whether positions go through the content's layers for keys and queries, else through their own.
         norm: whether a LayerNorm follows the table.
         absolute: where absolute positions come in: nowhere, at the input, or in the masked LM head, which then applies the
@@ -114,9 +114,9 @@ class Disentangled:
         convolution: after the first layer; none for none.
     """
 
-    most: int = 512
+    max_positions: int = 512
     terms: tuple[Term, ...] = ("c2p", "p2c")
-    reach: int | None = None
+    max_distance: int | None = None
     buckets: int | None = None
     shared: bool = False
     norm: bool = False
@@ -127,7 +127,7 @@ class Disentangled:
     @property
     def farthest(self) -> int:
         """The largest distance that is told apart."""
-        return self.most if self.reach is None else self.reach
+        return self.max_positions if self.max_distance is None else self.max_distance
 
     @property
     def span(self) -> int:
@@ -135,7 +135,9 @@ class Disentangled:
         return self.farthest if self.buckets is None else self.buckets
 
     def __post_init__(self) -> None:
-        require_at_least(1, "encoder.position", most=self.most, reach=self.reach)
+        require_at_least(
+            1, "encoder.position", max_positions=self.max_positions, max_distance=self.max_distance
+        )
         require_at_least(2, "encoder.position", buckets=self.buckets)
         if not self.terms or len(set(self.terms)) < len(self.terms):
             raise ConfigError(
@@ -143,8 +145,8 @@ class Disentangled:
                 where="encoder.position.terms",
             )
         if self.buckets is not None and 2 * (self.farthest - 1) <= self.buckets < 2 * (
-            self.most - 1
+            self.max_positions - 1
         ):
-            least = f"at least {2 * (self.most - 1)}, enough for every distance in {self.most} positions"
+            least = f"at least {2 * (self.max_positions - 1)}, enough for every distance in {self.max_positions} positions"
             what = f"must be below twice the distance {self.farthest} less 1 or {least}, not {self.buckets}"
             raise ConfigError(what, where="encoder.position.buckets")

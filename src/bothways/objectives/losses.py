@@ -99,9 +99,11 @@ def span_loss(scores: Float[Tensor, "tokens 2"], layout: Layout, targets: SpanTa
     start, end, counted = (
         torch.as_tensor(part) for part in (targets.start, targets.end, targets.weight)
     )
-    owner = layout.owner[:, None].expand_as(z)
+    owner = layout.sequence_ids[:, None].expand_as(z)
     top = z.new_full((layout.sequences, 2), -torch.inf).scatter_reduce(0, owner, z.detach(), "amax")
-    sums = torch.zeros_like(top).index_add(0, layout.owner, (z - top[layout.owner]).exp())
+    sums = torch.zeros_like(top).index_add(
+        0, layout.sequence_ids, (z - top[layout.sequence_ids]).exp()
+    )
     chosen = torch.stack([z[start, 0], z[end, 1]], 1)
     total = ((top + sums.log() - chosen).mean(1) * counted.to(z.dtype)).sum()
     hits = ((chosen == top).all(1) & (counted > 0)).sum()

@@ -56,7 +56,7 @@ class MaskedLMLearner(Learner):
         encoder, heads, masked = self.model.encoder, self.model.heads, _masked(batch)
         index = cast(torch.Tensor, masked.index)
         only = (
-            torch.cat([batch.layout.firsts, index]) if "pair" in heads else index
+            torch.cat([batch.layout.first_tokens, index]) if "pair" in heads else index
         )  # [CLS] is never masked
         hidden = encoder(batch, only=only)
         x = self.model.before_masked(batch, hidden, index)

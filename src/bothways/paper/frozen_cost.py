@@ -30,7 +30,7 @@ def estimate_frozen(experiments: Many[Frozen], out: Path, *, device: str) -> tup
     settings = experiments[0].settings
     loaded = load_model(resolve_run(settings.model), ())
     tokenizer = loaded.tokenizer()
-    length = settings.length or loaded.model.config.most
+    length = settings.length or loaded.model.config.max_positions
     train, dev = (
         size_of(source, settings.task, length, tokenizer)
         for source in (settings.train, settings.dev)

@@ -116,7 +116,9 @@ def open_task(
     definition = configs.load(type(record.task), base=record.task, overrides=settings)
     _check(definition, loaded)
     longest = next(
-        most for most in (length, record.length, loaded.model.config.most) if most is not None
+        most
+        for most in (length, record.length, loaded.model.config.max_positions)
+        if most is not None
     )
     tokenizer = loaded.tokenizer()
     report_findings(check_model(loaded.model.config, tokenizer, longest))
@@ -163,7 +165,7 @@ def _record(loaded: LoadedModel, task: str | None) -> Record:
     if ours.task is not None and task in (None, ours.task.name):
         return Record(ours.task, ours.length)
     theirs = (
-        read_sentence_encoder(loaded.folder, loaded.model.config.most)
+        read_sentence_encoder(loaded.folder, loaded.model.config.max_positions)
         if task in (None, "embed")
         else None
     )

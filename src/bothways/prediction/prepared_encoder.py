@@ -123,7 +123,9 @@ def _replaced(model: M, made: Callable[[nn.Linear], nn.Module]) -> M:
     rests = {}
     for block in [module for module in result.modules() if isinstance(module, Block)]:
         _replace(
-            block.attention, ("wide", "out") if block in exact else ("qkv", "wide", "out"), made
+            block.attention,
+            ("global_qkv", "out") if block in exact else ("qkv", "global_qkv", "out"),
+            made,
         )
         _replace(block.mlp, ("up", "down"), made)
         rests[block] = join_block(block)
@@ -181,7 +183,7 @@ class JoinedEncoder(Encoder):
         """As `Encoder.forward`; what the last block read is not kept."""
         layout, depth = batch.layout, self.config.depth
         suits = layout.tokens <= self.most and is_compiled(
-            *self.kind, layout.longest, 0.0, learning=False
+            *self.kind, layout.max_seqlen, 0.0, learning=False
         )
         if keep_layers or not suits:
             return super().forward(batch, keep_layers, only)

@@ -26,10 +26,12 @@ def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list
                 "Use the tokenizer that the model was trained with.",
             )
         )
-    if length > encoder.most:
-        what = f"sequences of {length} tokens are longer than the model's {encoder.most} positions"
+    if length > encoder.max_positions:
+        what = f"sequences of {length} tokens are longer than the model's {encoder.max_positions} positions"
         findings.append(
-            Finding("positions", "error", what, "length", f"Set length={encoder.most} or less.")
+            Finding(
+                "positions", "error", what, "length", f"Set length={encoder.max_positions} or less."
+            )
         )
     return findings
 

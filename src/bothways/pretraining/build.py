@@ -124,7 +124,7 @@ def loader_of(
         settings.segments_of(phase),
         chosen,
         settings.seed,
-        settings.views,
+        settings.data_copies,
     )
     share = Share(plan.rank, plan.world)
     return Loader(

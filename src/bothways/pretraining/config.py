@@ -51,7 +51,7 @@ class PretrainConfig:
         microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
         held_out: the share of documents that is never trained on.
         evaluation_tokens: how many tokens of held-out text are scored each time.
-        views: after how many epochs segments and masks repeat (Google's dupe_factor); none if never.
+        data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none if never.
         seed: of weights, data and dropout.
         fresh: heads of a model to go on from that start at random; a sentence encoder, say, has none for masked tokens.
     """
@@ -65,7 +65,7 @@ class PretrainConfig:
     microbatch_tokens: int = 4096
     held_out: float = 0.01
     evaluation_tokens: int = 200_000
-    views: int | None = None
+    data_copies: int | None = None
     seed: int = 0
     fresh: tuple[str, ...] = ()
 
@@ -78,11 +78,11 @@ class PretrainConfig:
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
         for number, phase in enumerate(self.phases):
-            if phase.length > self.encoder.most:
+            if phase.length > self.encoder.max_positions:
                 raise ConfigError(
-                    f"sequences of {phase.length} tokens are longer than the encoder's {self.encoder.most} positions",
+                    f"sequences of {phase.length} tokens are longer than the encoder's {self.encoder.max_positions} positions",
                     where=f"phases.{number}.length",
-                    fix="Shorten the phase, or set encoder.position.most higher.",
+                    fix="Shorten the phase, or set encoder.position.max_positions higher.",
                 )
 
 
@@ -107,7 +107,7 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
         phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
         masking=Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
         batch=ExampleBudget(256),
-        views=10,
+        data_copies=10,
     )
 
 

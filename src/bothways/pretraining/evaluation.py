@@ -47,7 +47,7 @@ class HeldOut:
     ) -> None:
         longest = max(settings.phases, key=lambda phase: phase.length)
         size = min(settings.evaluation_tokens, 8 * settings.microbatch_tokens)
-        fixed = dataclasses.replace(settings, views=1, batch=TokenBudget(size))
+        fixed = dataclasses.replace(settings, data_copies=1, batch=TokenBudget(size))
         loader = loader_of(fixed, corpus, chosen, longest, plan, learner)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._learner, self._plan, self._precision = learner, plan, settings.training.precision

@@ -69,7 +69,7 @@ class TaskLearner(Learner, Generic[E, P]):
         length: int,
     ) -> None:
         super().__init__()
-        positions = model.config.most
+        positions = model.config.max_positions
         if not SHORTEST <= length <= positions:
             what = f"must be from {SHORTEST} to the encoder's {positions} positions, not {length}"
             raise ConfigError(

@@ -47,9 +47,10 @@ def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -
         or old.pad is None
     ):
         raise ConfigError(_OTHER, where="encoder.position", fix=_FIX)
-    if positions < old.position.most:
+    if positions < old.position.max_positions:
         raise ConfigError(
-            f"must be at least the model's {old.position.most}, not {positions}", where="positions"
+            f"must be at least the model's {old.position.max_positions}, not {positions}",
+            where="positions",
         )
     head = next((head for head in (MaskedHead(), PoolerHead()) if head.kind in model.heads), None)
     if head is None:
@@ -81,7 +82,7 @@ _FIX = "Give a BERT or RoBERTa as it was pre-trained, with exact GELU."
 def _long(old: EncoderConfig, pad: int, positions: int, window: int) -> EncoderConfig:
     """Their positions count from the padding token's id on."""
     patterns, readout = (
-        (Window(window // 2, everywhere=True),),
+        (Window(window // 2, global_attention=True),),
         replace(roberta.base().readout, output=old.readout.output),
     )
     return replace(old, position=Learned(positions, pad + 1), patterns=patterns, readout=readout)
@@ -91,13 +92,13 @@ def _weights(
     model: Model, place: Learned, config: EncoderConfig, names: list[str]
 ) -> dict[str, Tensor]:
     state = model.state_dict()
-    unused, rows = state[_POSITIONS].split([place.offset, place.most])
+    unused, rows = state[_POSITIONS].split([place.offset, place.max_positions])
     assert isinstance(config.position, Learned)
     first = rows.new_zeros(config.position.offset, rows.shape[1])
     first[: len(unused)] = unused[: len(first)]
-    times = -(-config.position.most // place.most)
-    tiled = torch.cat([first, rows.repeat(times, 1)[: config.position.most]])
+    times = -(-config.position.max_positions // place.max_positions)
+    tiled = torch.cat([first, rows.repeat(times, 1)[: config.position.max_positions]])
     return {
-        name: tiled if name == _POSITIONS else state[name.replace(".wide.", ".qkv.")].clone()
+        name: tiled if name == _POSITIONS else state[name.replace(".global_qkv.", ".qkv.")].clone()
         for name in names
     }

@@ -191,10 +191,10 @@ def _input(
         np.concatenate([s.segments for s in bare]),
     )
     parts = tuple(len(s) for s in bare)
-    everywhere = np.concatenate(
+    global_tokens = np.concatenate(
         [_ending(context, ending, tokenizer.template, length) for ending in endings]
     )
-    whole = Sequence(ids, segments, {"label": targets}, parts, everywhere)
+    whole = Sequence(ids, segments, {"label": targets}, parts, global_tokens)
     return EncodedExample(
         (whole,), sum(len(context) + len(ending) for ending in endings), sum(cuts)
     )

@@ -250,8 +250,10 @@ def _input(
     a: Ids, b: Ids | None, target: Targets, tokenizer: Tokenizer, length: int
 ) -> EncodedExample:
     bare, cut = fit_to_length(a, b, tokenizer.template, length)
-    everywhere = np.arange(len(bare)) == 0  # what the head reads, in Longformer
-    whole = Sequence(bare.ids, bare.segments, {"label": target}, everywhere=everywhere)
+    global_tokens = np.arange(len(bare)) == 0  # what the head reads, in Longformer
+    whole = Sequence(
+        bare.ids, bare.segments, {"label": target}, global_attention_mask=global_tokens
+    )
     return EncodedExample((whole,), len(a) + (0 if b is None else len(b)), cut)
 
 

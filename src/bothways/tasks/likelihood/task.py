@@ -129,7 +129,7 @@ class LikelihoodScorer(TaskLearner[TextExample, LikelihoodPrediction]):
         targets = cast(TokenTargets, batch.targets["masked"])
         index, truth = cast(Tensor, targets.index), cast(Tensor, targets.ids)
         counts = torch.tensor(
-            counts_of(batch.layout.owner[index], batch.layout.sequences), device=index.device
+            counts_of(batch.layout.sequence_ids[index], batch.layout.sequences), device=index.device
         )
         first = counts.cumsum(0) - counts
         ids = batch.ids.index_fill(0, index, self.tokenizer.specials.mask)

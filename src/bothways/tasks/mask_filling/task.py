@@ -128,12 +128,12 @@ class MaskFiller(TaskLearner[TextExample, FillPrediction]):
             torch.cat([part.indices for part in best]),
             torch.cat([part.values for part in best]),
         )
-        counts = counts_of(batch.layout.owner[index], batch.layout.sequences)
+        counts = counts_of(batch.layout.sequence_ids[index], batch.layout.sequences)
         result = []
         for at, (places, tokens, scores) in enumerate(
             zip(*(torch.split(x, counts) for x in (index, ids, logs)), strict=True)
         ):
-            start, stop = int(batch.layout.offsets[at]), int(batch.layout.offsets[at + 1])
+            start, stop = int(batch.layout.cu_seqlens[at]), int(batch.layout.cu_seqlens[at + 1])
             joint, total = self._beam(batch.ids[start:stop], places - start, tokens[0], scores[0])
             rows = torch.cat([tokens.float(), scores.exp(), joint.T.float(), total[None]])
             result.append(rows.cpu().numpy())
@@ -161,7 +161,9 @@ class MaskFiller(TaskLearner[TextExample, FillPrediction]):
         layout = Layout.of([len(ids)] * top).to(ids.device)
         for place in places[1:]:
             batch = Batch(rows.flatten(), torch.zeros_like(rows).flatten(), layout)
-            logits = torch.cat(list(vocabulary_logits(self.model, batch, layout.firsts + place)))
+            logits = torch.cat(
+                list(vocabulary_logits(self.model, batch, layout.first_tokens + place))
+            )
             scores, found = (scores[:, None] + self._logs(logits)).flatten().topk(top)
             rows = rows[found // logits.shape[1]]
             rows[:, place] = found % logits.shape[1]

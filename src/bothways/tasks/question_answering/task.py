@@ -174,11 +174,13 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
                 np.array([place], dtype=np.int64) for place in _positions(span, part, begin)
             )
             targets = SpanTargets(start, end, np.array([weight], dtype=np.float32))
-            everywhere = (
+            global_tokens = (
                 np.arange(len(bare)) < len(tokenizer.template.first) + read
             )  # the question, in Longformer
             sequences.append(
-                Sequence(bare.ids, bare.segments, {"span": targets}, everywhere=everywhere)
+                Sequence(
+                    bare.ids, bare.segments, {"span": targets}, global_attention_mask=global_tokens
+                )
             )
         return EncodedExample(
             tuple(sequences), len(question) + len(context.ids), len(question) - read
@@ -295,10 +297,10 @@ FAR = 1e6
 
 def _question(batch: Batch) -> Bool[Tensor, " tokens"]:
     """The tokens of questions with the separator behind them; not [CLS]."""
-    assert batch.everywhere is not None
+    assert batch.global_attention_mask is not None
     positions = batch.layout.positions
-    before = torch.cat([batch.everywhere[:1], batch.everywhere[:-1]])
-    return (before | batch.everywhere) & (positions > 0)
+    before = torch.cat([batch.global_attention_mask[:1], batch.global_attention_mask[:-1]])
+    return (before | batch.global_attention_mask) & (positions > 0)
 
 
 def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None, float]:

@@ -139,10 +139,10 @@ def pool(
     """The tokens of each sequence of a packed batch as one vector, in fp32."""
     match pooling:
         case "cls":
-            return x[layout.firsts].float()
+            return x[layout.first_tokens].float()
         case "mean" | "max":
             result: Tensor = torch.segment_reduce(
-                x.float(), pooling, offsets=layout.offsets, axis=0
+                x.float(), pooling, offsets=layout.cu_seqlens, axis=0
             )
             return result
         case _:
@@ -157,7 +157,7 @@ class Embedder(TaskLearner[TextExample, VectorPrediction]):
     def outputs(self, batch: Batch) -> list[Output]:
         """The vector of each sequence, of as many components as the definition's `width` says."""
         chosen = self.definition
-        only = batch.layout.firsts if chosen.pooling == "cls" else None
+        only = batch.layout.first_tokens if chosen.pooling == "cls" else None
         x = self._tokens(self.model.encoder(batch, keep_layers=chosen.layers != (-1,), only=only))
         vectors = pool(x, batch.layout, chosen.pooling)
         if chosen.normalised:

@@ -226,7 +226,9 @@ class Tagger(TaskLearner[TagExample, TagPrediction]):
     def outputs(self, batch: Batch) -> list[Output]:
         """The logits of each sequence `(its words, labels)`."""
         counts = (
-            torch.bincount(batch.layout.owner[_targets(batch)[0]], minlength=batch.layout.sequences)
+            torch.bincount(
+                batch.layout.sequence_ids[_targets(batch)[0]], minlength=batch.layout.sequences
+            )
             .cpu()
             .numpy()
         )
