@@ -365,7 +365,7 @@ def test_building_again_does_nothing(
     def refuse(*_: Any) -> None:
         raise AssertionError("nothing is to be encoded")
 
-    monkeypatch.setattr(corpus_module, "encode", refuse)
+    monkeypatch.setattr(corpus_module, "encode_shard", refuse)
     reader = read_documents([str(text)])
     build_corpus(reader, tokenizer, tmp_path / "c", workers=1)
     assert reader.position == 0, "unchanged files are not read"
@@ -683,7 +683,7 @@ def test_the_command_says_how_to_go_on(
     def interrupt(*_: Any, **__: Any) -> Iterator[None]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(corpus_module, "build", interrupt)
+    monkeypatch.setattr(corpus_module, "build_corpus", interrupt)
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "a.txt").write_text("The cat sat.")
     with pytest.raises(KeyboardInterrupt):

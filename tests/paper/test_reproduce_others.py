@@ -342,11 +342,11 @@ def test_frozen_features_cost_a_pass_of_the_encoder_and_every_run_that_is_left(
     done = fake(tmp_path, 0.5)
     monkeypatch.setattr(
         frozen_cost,
-        "finished",
+        "is_frozen_finished",
         lambda experiment, settings, out: done if settings.seed < 2 else None,
     )
     assert costs() == [(2, 2 * tokens / 10 + words / 2), (2, words / 2)]
-    monkeypatch.setattr(frozen_cost, "finished", lambda *arguments: done)
+    monkeypatch.setattr(frozen_cost, "is_frozen_finished", lambda *arguments: done)
     assert costs() == [(3, 0.0), (3, 0.0)]
 
 
@@ -397,7 +397,7 @@ def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_fo
     done = fake(tmp_path, 0.5)
     monkeypatch.setattr(cost, "_speed", lambda *arguments: 1.0)
     monkeypatch.setattr(
-        cost, "finished", lambda experiment, settings, out: done if settings.seed == 1 else None
+        cost, "is_cell_finished", lambda experiment, settings, out: done if settings.seed == 1 else None
     )
     (whole,), _ = cost.estimate([experiment], tmp_path, device="cpu")
     monkeypatch.setattr(cost, "SAMPLED", 4)

@@ -163,7 +163,7 @@ def test_casing_is_held_against_the_vocabulary(tmp_path: Path) -> None:
 def test_a_sample_of_the_texts_decides_about_casing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "SAMPLE", 4)
+    monkeypatch.setattr("bothways.preflight.model.SAMPLE", 4)
     texts = ["ape"] * 96 + ["APE"] * 4
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts) == []
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts[::-1]) != []
