@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from bothways.core.targets import IGNORED
+from bothways.kernels import cross_entropy as losses
 from bothways.kernels import library as native
 from bothways.kernels.cross_entropy import cross_entropy
-from bothways.kernels import cross_entropy as losses
 
 compiled = pytest.mark.skipif(
     not native.serves(torch.device("cpu")), reason="no compiled kernels here"

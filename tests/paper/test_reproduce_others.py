@@ -397,7 +397,9 @@ def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_fo
     done = fake(tmp_path, 0.5)
     monkeypatch.setattr(cost, "_speed", lambda *arguments: 1.0)
     monkeypatch.setattr(
-        cost, "is_cell_finished", lambda experiment, settings, out: done if settings.seed == 1 else None
+        cost,
+        "is_cell_finished",
+        lambda experiment, settings, out: done if settings.seed == 1 else None,
     )
     (whole,), _ = cost.estimate([experiment], tmp_path, device="cpu")
     monkeypatch.setattr(cost, "SAMPLED", 4)
