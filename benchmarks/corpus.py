@@ -34,8 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bothways.data.corpus import Corpus, build_corpus
-from bothways.data.documents import read_documents
-from bothways.data.readers import Document
+from bothways.data.documents import Document, read_documents
 from bothways.data.sentences import split_sentences
 from bothways.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from bothways.data.corpus import Corpus, build_corpus
-from bothways.data.readers import Document
+from bothways.data.documents import Document
 from bothways.kernels import library as native
 from bothways.kernels.library import EVERY, Feature
 from bothways.text.tokenizer import Tokenizer

@@ -26,11 +26,10 @@ from bothways.core.folder_lock import lock_folder
 from bothways.data import corpus as corpus_module
 from bothways.data import encode_shards as shards
 from bothways.data.corpus import WORK, Corpus, Stage, build_corpus
-from bothways.data.documents import read_documents
+from bothways.data.documents import Document, read_documents
 from bothways.data.length_percentiles import length_percentiles
 from bothways.data.manifest import MANIFEST
 from bothways.data.merge_shards import first_occurrences
-from bothways.data.readers import Document
 from bothways.data.sentences import split_sentences
 from bothways.text.tokenizer import Tokenizer
 

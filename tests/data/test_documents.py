@@ -7,7 +7,10 @@ import codecs
 import gzip
 import json
 import lzma
+import os
 import random
+import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import DataError, ResourceError
-from bothways.data.documents import Origin, read_documents
-from bothways.data.readers import SNIFFED, Boundary, Document, unwrap
+from bothways.data.documents import SNIFFED, Boundary, Document, Origin, read_documents, unwrap
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -155,7 +157,7 @@ def test_parquet_row_groups(tmp_path: Path) -> None:
     assert "has no column 'text'; it has body, n" in failure(tmp_path / "a.parquet")
     assert "row 1: column 'n' holds int" in failure(tmp_path / "a.parquet", column="n")
     cut = write(tmp_path / "b.parquet", (tmp_path / "a.parquet").read_bytes()[:-100])
-    assert "is not a whole Parquet file" in failure(cut)
+    assert "is not a complete Parquet file" in failure(cut)
 
 
 @pytest.mark.parametrize("compression", ["snappy", "none"])
@@ -170,7 +172,7 @@ def test_parquet_with_a_damaged_page(tmp_path: Path, compression: str) -> None:
     content = path.read_bytes()
     begin = content.index(b"ment 0.")
     bad = write(tmp_path / "b.parquet", content[:begin] + b"\xff" * 100 + content[begin + 100 :])
-    assert f"{bad}: is not a whole Parquet file (" in failure(bad)
+    assert f"{bad}: is not a complete Parquet file (" in failure(bad)
 
 
 def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +249,8 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
         ("a.txt", b"PK\3\4\0\0\0", "a.txt: is a binary file"),
         ("a.txt", "Text.\n".encode("utf-16"), "a.txt: is UTF-16 text"),
         ("a.txt", codecs.BOM_UTF32_LE + "Text.\n".encode("utf-32-le"), "a.txt: is UTF-32 text"),
-        ("a.pdf", b"x", "a.pdf: is of no known kind (suffix '.pdf')"),
-        ("a.parquet.gz", b"x", "a.parquet.gz: is of no known kind"),
+        ("a.pdf", b"x", "a.pdf: unsupported file type '.pdf'"),
+        ("a.parquet.gz", b"x", "a.parquet.gz: unsupported file type '.gz'"),
         (
             "a.jsonl",
             b'{"text": "a"}\n{"text": \n',
@@ -262,7 +264,7 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
         (
             "a.jsonl",
             b'{"n": ' + b"[" * 200_000,
-            "a.jsonl:1: holds a number with too many digits, or brackets too deep",
+            "a.jsonl:1: holds a number with too many digits, or brackets nested too deep",
         ),
         ("a.jsonl", b'["a"]\n', "a.jsonl:1: holds a JSON list, not an object"),
         (
@@ -276,7 +278,7 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
         (
             "a.docs",
             b"<doc id=1>\nText.\n<doc id=2>\n",
-            "a.docs:3: begins before the one of line 1 has ended",
+            "a.docs:3: begins before the document of line 1 has ended",
         ),
         (
             "a.docs",
@@ -336,7 +338,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("open", "is_dir"):  # the file's own permission, and that of a folder above it
         with monkeypatch.context() as patch:
             patch.setattr(Path, name, refuse)
-            with pytest.raises(ResourceError, match=r"a\.txt: may not be read by this user"):
+            with pytest.raises(ResourceError, match=r"a\.txt: permission denied"):
                 read(path)
 
 
@@ -387,3 +389,43 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, suffix: str) -> None
     tracemalloc.stop()
     assert count == 3000
     assert peak < 2e6
+
+
+def test_a_zstandard_bomb_is_read_in_bounded_time_and_memory(tmp_path: Path) -> None:
+    content = (b"a few words " * 1000 + b"\n") * 4000  # 48 MB in some kilobytes
+    path = write(tmp_path / "bomb.txt.zst", zstandard.compress(content))
+    assert path.stat().st_size < 20_000
+    tracemalloc.start()
+    start = time.perf_counter()
+    assert sum(1 for _ in read_documents([str(path)], boundary=Boundary.LINE)) == 4000
+    assert time.perf_counter() - start < 20
+    assert tracemalloc.get_traced_memory()[1] < 1e8
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("boundary", [Boundary.AUTO, Boundary.FILE])
+def test_a_text_that_is_too_long_becomes_several_documents(
+    tmp_path: Path, boundary: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOTHWAYS_MAX_LINE_BYTES", "10")
+    path = write(tmp_path / "a.txt", "one two three four\nfünfundzwanzig\n")
+    parts = ["one two ", "three four", "fünfundzw", "anzig"]
+    if boundary is Boundary.FILE:
+        parts = ["one two ", "three four", "fünfundzw", "anzig"]
+    assert texts(path, boundary=boundary) == parts
+
+
+def test_documents_from_other_tables(tmp_path: Path) -> None:
+    rows = [{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}]
+    assert texts(write(tmp_path / "a.json", json.dumps(rows))) == ["One.", "Two."]
+    assert texts(write(tmp_path / "a.csv", "text,n\nOne.,1\nTwo.,2\n")) == ["One.", "Two."]
+    assert texts(write(tmp_path / "a.tsv", "One.\t1\nTwo.\t2\n"), column="0") == ["One.", "Two."]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_pipes_hold_text(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "63")
+    thread = threading.Thread(target=(tmp_path / "63").write_text, args=(TWO,))
+    thread.start()
+    assert len(read(tmp_path / "63")) == 2
+    thread.join()

@@ -13,7 +13,7 @@ from rich.console import Console
 from bothways import cli
 from bothways.commands.resuming import stop_saved
 from bothways.core.errors import BothwaysError, DataError, ResourceError
-from bothways.data.readers import Document
+from bothways.data.documents import Document
 from bothways.quickstart.labelled_data import labelled_examples
 from bothways.sweeps.grid import parse_grid
 

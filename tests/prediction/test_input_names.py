@@ -14,7 +14,7 @@ from test_family_tasks import ours, pairs, question, saved, theirs
 from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import build_corpus
-from bothways.data.readers import Document
+from bothways.data.documents import Document
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import label
 from bothways.finetuning.in_memory_run import fit_task

@@ -22,7 +22,7 @@ from bothways.core.finding import Finding
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import FullSentences
-from bothways.data.readers import Document
+from bothways.data.documents import Document
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.head_config import LabelHead, MaskedHead, PairHead

@@ -14,7 +14,7 @@ from bothways.core.batch import Batch
 from bothways.core.errors import BothwaysError
 from bothways.core.layout import Layout
 from bothways.data.corpus import build_corpus
-from bothways.data.readers import Document
+from bothways.data.documents import Document
 from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model
 from bothways.model.positions import Learned

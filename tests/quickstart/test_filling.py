@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from bothways.data.corpus import build_corpus
-from bothways.data.readers import Document
+from bothways.data.documents import Document
 from bothways.model.config import EncoderConfig
 from bothways.model.head_config import MaskedHead
 from bothways.model.model import Model

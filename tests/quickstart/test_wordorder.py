@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bothways.data.readers import Document
+from bothways.data.documents import Document
 from bothways.quickstart.word_order import AS_WRITTEN, SWAPPED, word_order
 
 SUBJECTS = (

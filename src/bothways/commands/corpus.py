@@ -58,9 +58,8 @@ def build(
 
     from bothways.core.errors import DataError
     from bothways.data import corpus as job
-    from bothways.data.documents import read_documents
+    from bothways.data.documents import Boundary, read_documents
     from bothways.data.manifest import MANIFEST
-    from bothways.data.readers import Boundary
     from bothways.text.tokenizer import Tokenizer
 
     if not inputs:

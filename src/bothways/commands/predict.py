@@ -53,9 +53,9 @@ def predict(  # noqa: PLR0913 – one option per question
     import sys
 
     from bothways.commands.progress import asked, say_guess, watched
+    from bothways.data.text_io import STDIN
     from bothways.prediction.engine import PredictConfig
     from bothways.prediction.predictor import open_task
-    from bothways.tasks.tables import STDIN
 
     opened = open_task(folder, task, length=length, device=device, settings=settings)
     columns = asked(opened, text=text, text_b=text_b)

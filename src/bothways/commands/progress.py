@@ -40,7 +40,7 @@ def _has_columns(source: str) -> bool:
     """Whether it is no plain text, each line of which is one."""
     from pathlib import Path
 
-    from bothways.tasks.tables import STDIN
+    from bothways.data.text_io import STDIN
 
     return source != STDIN and ".txt" not in Path(source).suffixes
 

@@ -1,13 +1,39 @@
-"""Lines on a terminal that are what they are: brackets in names are no markup, and a path can be copied whole."""
+"""Text on its way to a terminal, a page or a message: printed literally, without control characters."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+# C0 and C1 control characters except tab and newline, DEL, overrides of the writing direction,
+# and lone surrogates, which no encoding can write.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Replace control characters by their escapes, so that a name cannot command a terminal.
+
+    Example: "a\x1b[2Jb" (which clears the screen) → r"a\x1b[2Jb".
+    """
+    return _UNPRINTABLE.sub(lambda match: ascii(match.group())[1:-1], text)
+
+
+def listed(names: Iterable[str], limit: int = 20) -> str:
+    """Join names with commas; beyond `limit` of them, give the number of the others.
+
+    Example: listed("abcd", 2) → "a, b and 2 more".
+    """
+    names = list(names)
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is: without markup, colours, or breaks."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print a line without interpreting markup, colours or line breaks."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -32,7 +32,7 @@ from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids
-from bothways.data.documents import DocumentReader, Origin
+from bothways.data.documents import Document, DocumentReader, Origin
 from bothways.data.encode_shards import (
     Job,
     Recipe,
@@ -53,7 +53,6 @@ from bothways.data.manifest import (
 )
 from bothways.data.merge_shards import DOCUMENTS, SENTENCES, TOKENS, merge_shards
 from bothways.data.process_pool import map_in_order, usable_cores
-from bothways.data.readers import Document
 from bothways.data.sentences import AUTO, check_language
 from bothways.text.tokenizer import Tokenizer
 

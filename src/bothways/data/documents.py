@@ -1,95 +1,114 @@
 """Files, folders, globs and Hub data sets → one stream of documents.
 
-The kind of a file is read off its suffix: .txt (also .docs), .jsonl, .parquet; wiki_00, as wiki-extractor names its files, is
-text or JSON lines. Text and JSON lines may be compressed (.gz, .xz, .zst, .bz2). The order is that of the inputs, and by name
-within a folder or glob, so the same inputs give the same stream.
+The suffix gives the kind: plain text (.txt, .text, .docs), the tables of `data.tables` with one
+document per row, and wiki_00, as wiki-extractor names its files, which hold text or JSON lines. The
+order is that of the inputs, and by name within a folder or glob: the same inputs give the same
+stream.
+
+In the text of a document a newline ends a paragraph. Memory is bounded by one document, and a
+document by `max_line_bytes`: a longer one is read as several.
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-from typing_extensions import assert_never
-
 from bothways.core.errors import DataError
-from bothways.data.readers import (
-    Boundary,
-    Document,
+from bothways.data.tables import (
+    HUB,
+    TableRow,
+    json_rows,
+    open_table,
     parse_hub_name,
-    read_extracted,
-    read_hub,
-    read_json_lines,
-    read_parquet,
-    read_text,
+    require_column,
 )
-from bothways.data.text_io import COMPRESSED, STDIN, BytesRead, check_readable
+from bothways.data.text_io import (
+    COMPRESSED,
+    STDIN,
+    BytesRead,
+    max_line_bytes,
+    read_errors,
+    read_lines,
+    suffix_of,
+)
 
-__all__ = ["Boundary", "Document", "DocumentReader", "Origin", "read_documents"]
+SNIFFED = 2**21
+"""Characters that are examined to decide what ends a document."""
 
-HUB = "hub:"
 _TEXT = (".txt", ".text", ".docs")
-_KINDS = f"{', '.join(_TEXT)}, .jsonl (each also with {', '.join(COMPRESSED)}), .parquet, or wiki-extractor's wiki_00"
-_EXTRACTED = re.compile(r"wiki_\d+$")
+_TABLES = (".jsonl", ".json", ".csv", ".tsv")
+_KINDS = (
+    f"{', '.join(_TEXT + _TABLES)} (each also with {', '.join(COMPRESSED)}), .parquet, "
+    "or wiki-extractor's wiki_00"
+)
+_WIKI_NAME = re.compile(r"wiki_\d+$")
+_DOC_TITLE = re.compile(r'\btitle="([^"]*)"')
+# A line end inside a sentence: the line does not end the sentence, and the next line begins in
+# lower case, or this one is 50 to 100 characters long, as wrapped lines are. Headings and list items
+# are mostly shorter, and paragraphs on one line longer. The newline comes first in the expression,
+# so that the search is one for a character.
+_WRAP = re.compile(r"\n(?<=[\w,;]\n)(?:(?=[a-z])|(?<=[^\n]{50}\n)(?<![^\n]{101}\n)(?=[A-Z]))")
+
+Lines = Iterator[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text whose sentences belong together, in reading order, and its file and line."""
+
+    text: str
+    where: str
+
+
+class Boundary(Enum):
+    """What ends a document in a plain text file.
+
+    AUTO: blank lines if there is one in the first two million characters, else each line is a
+        document.
+    BLANK: a blank line. Each line is a paragraph or a sentence, as google-research/bert has it.
+    LINE: the end of the line.
+    FILE: the end of the file. Blank lines separate paragraphs, and lines wrapped inside a sentence
+        are joined.
+    """
+
+    AUTO = "auto"
+    BLANK = "blank"
+    LINE = "line"
+    FILE = "file"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where documents come from: a file with its size in bytes and time of change in ns, or a Hub data set."""
+    """A source of documents: a file with its size in bytes and time of change in ns, or the Hub."""
 
     name: str
     size: int = 0
     modified: int = 0
 
 
-@dataclass(frozen=True)
-class _Text:
-    path: Path
-
-
-@dataclass(frozen=True)
-class _Extracted:
-    path: Path
-
-
-@dataclass(frozen=True)
-class _JsonLines:
-    path: Path
-
-
-@dataclass(frozen=True)
-class _Parquet:
-    path: Path
-
-
-@dataclass(frozen=True)
-class _Hub:
-    name: str
-
-
-_Input = _Text | _Extracted | _JsonLines | _Parquet | _Hub
-
-
 class DocumentReader(Iterator[Document]):
-    """The documents of some inputs, once through.
+    """The documents of some inputs, to be read once.
 
     Attributes:
         origins: every file and data set, in reading order.
-        total: bytes of all files as they lie on the disk.
-        settings: what else decides which documents come out.
+        total: bytes of all files on disk.
+        settings: the other settings that decide which documents come out.
     """
 
-    def __init__(self, inputs: list[_Input], column: str, boundary: Boundary) -> None:
+    def __init__(self, names: list[str], column: str, boundary: Boundary) -> None:
         self._bytes_read = BytesRead()
         self._stream = (
             document
-            for item in inputs
-            for document in _read(item, column, boundary, self._bytes_read)
+            for name in names
+            for document in _read(name, column, boundary, self._bytes_read)
         )
-        self.origins = tuple(_origin(item) for item in inputs)
+        self.origins = tuple(_origin(name) for name in names)
         self.total = sum(origin.size for origin in self.origins)
         self.settings = {"column": column, "boundary": boundary.value}
 
@@ -105,120 +124,209 @@ class DocumentReader(Iterator[Document]):
 def read_documents(
     inputs: Sequence[str], *, column: str = "text", boundary: Boundary = Boundary.AUTO
 ) -> DocumentReader:
-    """The documents of files, globs, folders (searched to the bottom) and Hub data sets ("hub:owner/name:configuration:split").
+    """Read the documents of files, globs, folders (recursively) and Hub data sets.
 
     All names are checked before the first document is read.
 
     Args:
-        inputs: what to read, in this order; a file that is met twice is read once.
-        column: where the text is in .jsonl, .parquet and Hub rows.
-        boundary: what ends a document in .txt files.
+        inputs: names, in reading order; a file that occurs twice is read once. A Hub data set is
+            "hub:owner/name:configuration:split".
+        column: the column with the text, in tables.
+        boundary: what ends a document in plain text files.
 
     Raises:
-        DataError: no such file, a glob or folder without a file to read, an unknown kind, an empty file; while reading: a
-            damaged, binary or wrongly encoded file, bad JSON, a wrong column, with file and line.
+        DataError: no such file, a glob or folder without a readable file, an unsupported kind, an
+            empty file; while reading: a damaged, binary or wrongly encoded file, bad JSON, a wrong
+            column, with file and line.
         ResourceError: a file or folder that cannot be read.
     """
-    found = dict[_Input, None]()
+    names = dict[str, None]()
     for name in inputs:
-        with check_readable(name):
-            found |= dict.fromkeys(_resolve(name))
-    return DocumentReader(list(found), column, boundary)
+        with read_errors(name):
+            names |= dict.fromkeys(_resolve(name))
+    return DocumentReader(list(names), column, boundary)
 
 
-def _resolve(name: str) -> list[_Input]:
+def unwrap(text: str) -> str:
+    """Join the lines of a hard-wrapped text; other line ends stay."""
+    return _WRAP.sub(" ", text)
+
+
+# Names
+
+
+def _resolve(name: str) -> list[str]:
+    """Return the files that a name stands for, or the Hub data set itself."""
     if name == STDIN:
-        raise DataError(
-            "the standard input is not read for documents",
-            where=name,
-            fix="Write it into a file, and name that.",
-        )
+        fix = "Save it to a file first, or use a pipe: <(command)."
+        raise DataError("reading documents from standard input is not supported", fix=fix)
     if name.startswith(HUB):
         parse_hub_name(name.removeprefix(HUB))
-        return [_Hub(name.removeprefix(HUB))]
+        return [name]
     path = Path(name).expanduser()
     if path.is_dir():
         return _resolve_folder(path)
     if path.exists():
         return [_file(path)]
-    if glob.has_magic(name):
-        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-        files = [_file(match) for match in matches if match.is_file()]
-        if files:
-            return files
-        raise DataError(
-            "matches no file", where=name, fix="Check the pattern; ** goes through folders."
-        )
-    raise DataError(
-        "no such file or folder",
-        where=name,
-        fix=f"Check the name; a Hub data set is {HUB}owner/name.",
-    )
-
-
-def _resolve_folder(folder: Path) -> list[_Input]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    visible = [
-        path
-        for path in paths
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
-    files = [_file(path) for path in visible if _kind(path) is not None]
+    if not glob.has_magic(name):
+        fix = f"Check the name; a Hub data set is {HUB}owner/name."
+        raise DataError("no such file or folder", where=name, fix=fix)
+    matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+    files = [_file(match) for match in matches if match.is_file()]
     if not files:
-        raise DataError(
-            "holds no file that can be read", where=folder, fix=f"Readable are {_KINDS}."
-        )
+        fix = "Check the pattern; ** matches folders."
+        raise DataError("matches no file", where=name, fix=fix)
     return files
 
 
-def _file(path: Path) -> _Input:
-    kind = _kind(path)
-    if kind is None:
-        raise DataError(
-            f"is of no known kind (suffix {path.suffix!r})",
-            where=path,
-            fix=f"Readable are {_KINDS}.",
-        )
-    if path.stat().st_size == 0:
-        raise DataError("is an empty file", where=path, fix="Leave it out, or fetch it again.")
-    return kind
+def _resolve_folder(folder: Path) -> list[str]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and _is_readable(path))
+    files = [
+        _file(path)
+        for path in paths
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    if not files:
+        fix = f"Supported are {_KINDS}."
+        raise DataError("holds no file that can be read", where=folder, fix=fix)
+    return files
 
 
-def _kind(path: Path) -> _Input | None:
-    inner = path.with_suffix("") if path.suffix in COMPRESSED else path
-    if inner.suffix in _TEXT:
-        return _Text(path)
-    if _EXTRACTED.match(inner.name):
-        return _Extracted(path)
-    if inner.suffix == ".jsonl":
-        return _JsonLines(path)
-    return _Parquet(path) if path.suffix == ".parquet" else None
+def _file(path: Path) -> str:
+    if not _is_readable(path):
+        what, fix = f"unsupported file type {path.suffix!r}", f"Supported are {_KINDS}."
+        raise DataError(what, where=path, fix=fix)
+    if path.is_file() and path.stat().st_size == 0:
+        raise DataError("is an empty file", where=path, fix="Leave it out, or download it again.")
+    return str(path)
 
 
-def _origin(item: _Input) -> Origin:
-    match item:
-        case _Text(path) | _Extracted(path) | _JsonLines(path) | _Parquet(path):
-            status = path.stat()
-            return Origin(str(path), status.st_size, status.st_mtime_ns)
-        case _Hub(name):
-            return Origin(HUB + name)
+def _is_readable(path: Path) -> bool:
+    return (
+        suffix_of(path) in _TEXT + _TABLES
+        or path.suffix == ".parquet"
+        or _is_wiki(path)
+        or not path.is_file()  # a pipe, such as /dev/fd/63, which is read as text
+    )
+
+
+def _is_wiki(path: Path) -> bool:
+    return bool(_WIKI_NAME.match(path.stem if path.suffix in COMPRESSED else path.name))
+
+
+def _origin(name: str) -> Origin:
+    if name.startswith(HUB):
+        return Origin(name)
+    status = Path(name).stat()
+    return Origin(name, status.st_size, status.st_mtime_ns)
+
+
+# Contents
+
+
+def _read(name: str, column: str, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
+    path = Path(name)
+    if name.startswith(HUB) or path.suffix == ".parquet" or suffix_of(path) in _TABLES:
+        return _table_documents(name, column, bytes_read)
+    if _is_wiki(path):
+        # With --json wiki-extractor writes JSON lines, under the same names.
+        first = next((line for _, line in read_lines(path, split=True) if line.strip()), "")
+        if first.lstrip().startswith("{"):
+            return _column_documents(json_rows(name, read_lines(path, bytes_read)), column)
+    return _text_documents(path, boundary, bytes_read)
+
+
+def _table_documents(name: str, column: str, bytes_read: BytesRead) -> Iterator[Document]:
+    """Yield the text in a column of each row; null counts as empty."""
+    table = open_table(name, [column], only=[column], allow_empty=True, bytes_read=bytes_read)
+    return _column_documents(table.rows, column)
+
+
+def _column_documents(rows: Iterator[TableRow], column: str) -> Iterator[Document]:
+    for row in rows:
+        require_column(column, row.values, row.where)
+        value = row.values[column]
+        if value is not None and not isinstance(value, str):
+            what = f"column {column!r} holds {type(value).__name__}, not text"
+            fix = "Name a column that holds text, with --column."
+            raise DataError(what, where=row.where, fix=fix)
+        yield Document(value or "", row.where)
+
+
+def _text_documents(path: Path, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
+    """Read a plain text file; one that begins with `<doc ` is wiki-extractor's."""
+    lines = read_lines(path, bytes_read, split=True)
+    head = _head(lines)
+    numbered = itertools.chain(head, lines)
+    if next((line for _, line in head if line.strip()), "").startswith("<doc "):
+        return _wiki_documents(path, numbered)
+    if boundary is Boundary.AUTO:
+        inner = "\n".join(line.strip() for _, line in head).strip()
+        boundary = Boundary.BLANK if "\n\n" in inner else Boundary.LINE
+    match boundary:
+        case Boundary.BLANK:
+            return _block_documents(path, numbered)
+        case Boundary.LINE:
+            return (Document(text, f"{path}:{at}") for at, text in numbered if text.strip())
         case _:
-            assert_never(item)
+            return (
+                Document(unwrap(text), f"{path}:{number}") for number, text in _bounded(numbered)
+            )
 
 
-def _read(
-    item: _Input, column: str, boundary: Boundary, bytes_read: BytesRead
-) -> Iterator[Document]:
-    match item:
-        case _Text(path):
-            return read_text(path, boundary, bytes_read)
-        case _Extracted(path):
-            return read_extracted(path, column, boundary, bytes_read)
-        case _JsonLines(path):
-            return read_json_lines(path, column, bytes_read)
-        case _Parquet(path):
-            return read_parquet(path, column, bytes_read)
-        case _Hub(name):
-            return read_hub(name, column)
-        case _:
-            assert_never(item)
+def _head(lines: Lines) -> list[tuple[int, str]]:
+    head, size = [], 0
+    for number, line in lines:
+        head.append((number, line))
+        size += len(line) + 1
+        if size >= SNIFFED:
+            break
+    return head
+
+
+def _block_documents(path: Path, lines: Lines) -> Iterator[Document]:
+    for filled, group in itertools.groupby(lines, key=lambda numbered: bool(numbered[1].strip())):
+        if filled:
+            yield from (Document(text, f"{path}:{number}") for number, text in _bounded(group))
+
+
+def _bounded(lines: Lines) -> Iterator[tuple[int, str]]:
+    """Join lines to one text, or to several if they are longer than `max_line_bytes`."""
+    limit, begin, size, held = max_line_bytes(), 1, 0, list[str]()
+    for number, line in lines:
+        if held and size + len(line) > limit:
+            yield begin, "\n".join(held)
+            size, held = 0, []
+        if not held:
+            begin = number
+        held.append(line)
+        size += len(line) + 1
+    if held:
+        yield begin, "\n".join(held)
+
+
+def _wiki_documents(path: Path, lines: Lines) -> Iterator[Document]:
+    """Read `<doc …>` to `</doc>`, without the title line, which the first sentence repeats."""
+    start, title, body = 0, "", list[str]()
+    number = 0
+    for number, line in lines:
+        if start and line.startswith("</doc>"):
+            yield Document(unwrap("\n".join(body)), f"{path}:{start}")
+            start = 0
+        elif start and line.startswith("<doc "):
+            raise _doc_error(f"begins before the document of line {start} has ended", path, number)
+        elif line.startswith("<doc "):
+            match = _DOC_TITLE.search(line)
+            start, title, body = number, match.group(1) if match else "", []
+        elif start:
+            if body or (line.strip() and line.strip() != title):
+                body.append(line)
+        elif line.strip():
+            raise _doc_error("is text outside of <doc …> and </doc>", path, number)
+    if start:
+        raise _doc_error(f"ends inside the <doc …> of line {start}", path, number)
+
+
+def _doc_error(what: str, path: Path, line: int) -> DataError:
+    fix = "Each document is a line <doc …>, its text and a line </doc>."
+    return DataError(what, where=f"{path}:{line}", fix=fix)

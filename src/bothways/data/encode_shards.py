@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.errors import DataError
-from bothways.data.readers import Document
+from bothways.data.documents import Document
 from bothways.data.sentences import split_sentences
 from bothways.text.tokenizer import Tokenizer
 

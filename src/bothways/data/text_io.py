@@ -1,6 +1,8 @@
-"""Bytes and lines of files, plain or compressed, as streams that know how far they are.
+"""Bytes and lines of files, plain or compressed, as streams that report their position.
 
-A damaged or wrongly encoded file is an error that names the line it was found in.
+A damaged or wrongly encoded file raises an error that names the line. Memory is bounded by the
+longest line, which is bounded by `max_line_bytes`: a few kilobytes of a compressed file can expand
+to gigabytes without a line end.
 """
 
 from __future__ import annotations
@@ -10,17 +12,19 @@ import codecs
 import gzip
 import io
 import lzma
+import os
 import sys
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from typing_extensions import Buffer
 
-from bothways.core.errors import DataError, ResourceError
+from bothways.core.errors import ConfigError, DataError, ResourceError
+from bothways.core.extras import optional
 
 if TYPE_CHECKING:
     from zstandard import ZstdDecompressionObj
@@ -28,11 +32,15 @@ if TYPE_CHECKING:
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 """Suffixes of compressed files."""
 STDIN, STANDARD_INPUT = "-", "standard input"
-"""What it is called on a command line, and in messages."""
+"""The name of standard input on the command line, and in messages."""
+MAX_LINE = "BOTHWAYS_MAX_LINE_BYTES"
+"""The environment variable that sets the longest line, in bytes."""
+DEFAULT_MAX_LINE = 2**26
 
 _HEAD = 8192
 _BLOCK = 1 << 17
-_ZSTANDARD_BLOCK = 1 << 14  # text takes some ten times the room when it is out
+# A zstd block of 4 bytes can expand to 128 KiB, so one kilobyte expands to 32 MiB at most.
+_ZSTANDARD_BLOCK = 1 << 10
 _OTHER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -43,7 +51,7 @@ _OTHER_MARKS = {
 
 @dataclass
 class BytesRead:
-    """How many bytes of the files, as they lie on the disk, have been read."""
+    """Bytes read from the files on disk, before decompression."""
 
     finished: int = 0
     current: io.BufferedReader | None = None
@@ -54,13 +62,41 @@ class BytesRead:
         return self.finished + (self.current.tell() if self.current is not None else 0)
 
 
+@runtime_checkable
+class _ByteLines(Protocol):
+    def readline(self, size: int = -1, /) -> bytes: ...
+
+
+def suffix_of(path: Path) -> str:
+    """Return the suffix of a file without that of its compression: "a.csv.gz" → ".csv"."""
+    return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
+
+
+def max_line_bytes() -> int:
+    """Return the longest line that is read, in bytes.
+
+    Raises:
+        ConfigError: the environment variable `BOTHWAYS_MAX_LINE_BYTES` is not a positive integer.
+    """
+    value = os.environ.get(MAX_LINE, str(DEFAULT_MAX_LINE))
+    if not value.isdecimal() or len(value) > 18 or int(value) < 1:
+        fix = f"Set it to a number of bytes, such as {DEFAULT_MAX_LINE}, or unset it."
+        raise ConfigError(f"{value!r} is not a positive integer", where=MAX_LINE, fix=fix)
+    return int(value)
+
+
 class _Zstandard(io.RawIOBase):
-    """A .zst file, of one frame or several; unlike the library's own reader it notices a file that is cut short."""
+    """A .zst file of one or several frames; notices truncation, unlike the library's reader."""
 
     def __init__(self, raw: io.BufferedReader) -> None:
+        with optional("data", "reading .zst files"):
+            import zstandard
+
+        self._library = zstandard
         self._raw = raw
         self._frame: ZstdDecompressionObj | None = None
-        self._rest = self._ready = b""
+        self._rest = b""
+        self._ready = memoryview(b"")  # a view, because cutting bytes would copy the remainder
 
     def readable(self) -> bool:
         return True
@@ -72,22 +108,20 @@ class _Zstandard(io.RawIOBase):
                 if self._frame is not None:
                     raise EOFError("the last frame is not complete")
                 return 0
-            self._ready, self._rest = self._decompress(block)
+            self._decompress(block)
         view = memoryview(buffer)
         count = min(len(view), len(self._ready))
         view[:count], self._ready = self._ready[:count], self._ready[count:]
         return count
 
-    def _decompress(self, block: bytes) -> tuple[bytes, bytes]:
-        import zstandard
-
-        frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+    def _decompress(self, block: bytes) -> None:
+        frame = self._frame or self._library.ZstdDecompressor().decompressobj()
         try:
-            ready = frame.decompress(block)
-        except zstandard.ZstdError as error:
+            self._ready = memoryview(frame.decompress(block))
+        except self._library.ZstdError as error:
             raise EOFError(str(error)) from error
         self._frame = None if frame.eof else frame
-        return ready, frame.unused_data
+        self._rest = frame.unused_data
 
 
 def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
@@ -105,61 +139,63 @@ def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
 
 
 @contextmanager
-def check_readable(place: Path | str) -> Iterator[None]:
-    """What the operating system refuses inside is a ResourceError at `place`: no permission, a failing disk.
+def read_errors(place: Path | str) -> Iterator[None]:
+    """Turn errors of the operating system inside the context into a ResourceError at `place`.
 
-    Errors without a number of its own are those of decompressors, and stay as they are.
+    An OSError without a number comes from a decompressor and passes unchanged.
     """
     try:
         yield
     except PermissionError as error:
-        raise ResourceError(
-            "may not be read by this user", where=place, fix="Give read permission."
-        ) from error
+        fix = "Give this user read permission."
+        raise ResourceError("permission denied", where=place, fix=fix) from error
     except OSError as error:
         if error.errno is None:
             raise
-        what = f"cannot be read: {error.strerror}"
-        raise ResourceError(
-            what, where=place, fix="Check the name, and the disk that it lies on."
-        ) from error
+        fix = "Check the name and the disk."
+        raise ResourceError(f"cannot be read: {error.strerror}", where=place, fix=fix) from error
 
 
 def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
-    """The path of a file that is there.
+    """Return the path of an existing file; pipes such as `/dev/fd/63` count.
 
     Args:
-        fix: what to do if there is none.
+        fix: what to do if there is no such file.
 
     Raises:
         DataError: there is no such file, or it is a folder.
-        ResourceError: it may not be looked at.
+        ResourceError: permission denied.
     """
     path = Path(name).expanduser()
-    with check_readable(name):
+    with read_errors(name):
         if path.is_dir():
             raise DataError("is a folder", where=name, fix="Name a file in it.")
-        if not path.is_file():
+        if not path.exists():
             raise DataError("no such file", where=name, fix=fix)
     return path
 
 
+def file_share(path: Path, bytes_read: BytesRead) -> float:
+    """Return the fraction of a file that has been read; 0 for a pipe, whose size is unknown."""
+    size = path.stat().st_size
+    return bytes_read.position / size if size else 0.0
+
+
 @contextmanager
 def open_bytes(path: Path, bytes_read: BytesRead | None = None) -> Iterator[io.BufferedReader]:
-    """The bytes of a file, decompressed where its suffix says so; `bytes_read` counts along.
+    """Open a file, decompressing it by its suffix; `bytes_read` is kept up to date.
 
     Raises:
         ResourceError: the file cannot be opened or read.
     """
     bytes_read = bytes_read or BytesRead()
-    with check_readable(path), path.open("rb") as raw:
-        bytes_read.current = raw
+    with read_errors(path), path.open("rb") as raw:
+        bytes_read.current = raw if raw.seekable() else None  # a pipe has no position
         try:
             yield _decompressed(raw, path.suffix)
         finally:
-            if (
-                not raw.closed
-            ):  # a reader that nobody closed is collected in any order, its file perhaps first
+            # The garbage collector may close the file before an abandoned reader ends.
+            if not raw.closed:
                 bytes_read.finished = bytes_read.position
             bytes_read.current = None
 
@@ -167,66 +203,120 @@ def open_bytes(path: Path, bytes_read: BytesRead | None = None) -> Iterator[io.B
 def _check_head(place: Path | str, head: bytes) -> None:
     for mark, name in _OTHER_MARKS.items():
         if head.startswith(mark):
-            raise DataError(
-                f"is {name} text, and UTF-8 is read",
-                where=place,
-                fix=f"Convert it: iconv -f {name} -t UTF-8.",
-            )
+            fix = f"Convert it: iconv -f {name} -t UTF-8."
+            raise DataError(f"is {name} text; only UTF-8 is supported", where=place, fix=fix)
     if b"\0" in head:
-        fix = (
-            "Give text files; compressed ones need one of the suffixes "
-            + ", ".join(COMPRESSED)
-            + "."
-        )
+        fix = f"Give text files; compressed files need a suffix {', '.join(COMPRESSED)}."
         raise DataError("is a binary file, not text", where=place, fix=fix)
 
 
-def decoded(lines: Iterable[bytes], name: Path | str) -> Iterator[tuple[int, str]]:
-    """Lines of UTF-8 with their numbers from 1, without line ends, byte-order mark and NUL characters.
+def _raw_lines(stream: _ByteLines, name: Path | str, *, split: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield lines with their numbers; a line that is too long is an error, or comes in pieces."""
+    limit, number, rest = max_line_bytes(), 1, b""
+    while line := rest + stream.readline(limit + 1 - len(rest)):
+        if len(line) <= limit or line.endswith(b"\n"):
+            yield number, line
+            number, rest = number + 1, b""
+        elif split:
+            end = _cut(line, limit)
+            yield number, line[:end]
+            rest = line[end:]
+        else:
+            fix = f"Break the line, or set the environment variable {MAX_LINE} to a larger number."
+            raise DataError(f"is longer than {limit:,} bytes", where=f"{name}:{number}", fix=fix)
+
+
+def _cut(line: bytes, limit: int) -> int:
+    """Return where to cut a long line: after its last space, else before a UTF-8 character."""
+    end = line.rfind(b" ", 0, limit) + 1
+    if not end:
+        end = limit
+        while end > max(limit - 4, 1) and line[end] & 0xC0 == 0x80:  # a continuation byte
+            end -= 1
+    return end
+
+
+def decode_lines(
+    stream: _ByteLines, name: Path | str, *, split: bool = False
+) -> Iterator[tuple[int, str]]:
+    """Yield lines with numbers from 1, without line ends, byte-order mark and NUL characters.
 
     Args:
-        name: of the file, for messages.
+        name: the file, for messages.
+        split: yield a line longer than `max_line_bytes` in pieces instead of raising an error.
 
     Raises:
-        DataError: binary, another encoding, a byte that is not UTF-8.
+        DataError: binary data, another encoding, a byte that is not UTF-8, a line too long.
     """
-    for number, raw in enumerate(lines, 1):
+    begun = False
+    for number, raw in _raw_lines(stream, name, split=split):
         line = raw
-        if number == 1:
+        if not begun:
             _check_head(name, raw[:_HEAD])
-            line = raw.removeprefix(codecs.BOM_UTF8)
+            line, begun = raw.removeprefix(codecs.BOM_UTF8), True
         try:
             text = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             what = f"byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8"
-            fix = "Convert it: iconv -f LATIN1 -t UTF-8 (or the encoding that it has); binary files cannot be read."
+            fix = "Convert it from its encoding, such as: iconv -f LATIN1 -t UTF-8."
             raise DataError(what, where=f"{name}:{number}", fix=fix) from error
         yield number, text.replace("\0", "") if "\0" in text else text
 
 
 def standard_input() -> Iterator[tuple[int, str]]:
-    """Lines of the standard input, as `decoded`."""
-    return decoded(sys.stdin.buffer, STANDARD_INPUT)
+    """Yield the lines of standard input; errors as `decode_lines`.
+
+    Raises:
+        ResourceError: standard input is closed.
+    """
+    if sys.stdin is None:
+        raise ResourceError("is closed", where=STANDARD_INPUT, fix="Name a file to read.")
+    return decode_lines(sys.stdin.buffer, STANDARD_INPUT)
 
 
 def read_lines(
-    path: Path, bytes_read: BytesRead | None = None
+    path: Path, bytes_read: BytesRead | None = None, *, split: bool = False
 ) -> Generator[tuple[int, str], None, None]:
-    """Lines of a file, as `decoded`; `bytes_read` counts along.
+    """Yield the lines of a file as `decode_lines` does; `bytes_read` is kept up to date.
 
     Raises:
-        DataError: see `decoded`; a damaged compressed file.
+        DataError: see `decode_lines`; a damaged compressed file.
         ResourceError: see `open_bytes`.
     """
     number = 0
     with open_bytes(path, bytes_read) as stream:
         try:
-            for number, text in decoded(stream, path):
+            for number, text in decode_lines(stream, path, split=split):
                 yield number, text
-        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-            if (
-                isinstance(error, OSError) and error.errno is not None
-            ):  # the disk's error, not the decompressor's
-                raise
-            what = f"the compressed file is damaged or cut short after line {number} ({error})"
-            raise DataError(what, where=path, fix="Fetch or compress it again.") from error
+        except _DAMAGE as error:
+            raise _damage_error(error, path, f"line {number}") from error
+
+
+def read_chunks(path: Path, bytes_read: BytesRead | None = None) -> Generator[str, None, None]:
+    """Yield the text of a file in pieces of 128 KiB; errors as `read_lines`."""
+    decoder, done = codecs.getincrementaldecoder("utf-8-sig")(), 0
+    with open_bytes(path, bytes_read) as stream:
+        try:
+            while block := stream.read(_BLOCK):
+                if not done:
+                    _check_head(path, block[:_HEAD])
+                yield decoder.decode(block)
+                done += len(block)
+            yield decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            what = f"is not UTF-8 text after byte {done:,}"
+            fix = "Convert it from its encoding, such as: iconv -f LATIN1 -t UTF-8."
+            raise DataError(what, where=path, fix=fix) from error
+        except _DAMAGE as error:
+            raise _damage_error(error, path, f"byte {done:,}") from error
+
+
+_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, OSError)
+
+
+def _damage_error(error: Exception, path: Path, after: str) -> Exception:
+    """Return the error for a decompressor's failure; one of the disk, with a number, is itself."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    what = f"the compressed file is damaged or cut short after {after} ({error})"
+    return DataError(what, where=path, fix="Download or compress it again.")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bothways.core.errors import DataError
-from bothways.data.documents import HUB
+from bothways.data.tables import HUB, open_table
 from bothways.data.text_io import COMPRESSED, read_lines
 from bothways.paper import published
 from bothways.paper.experiment import (
@@ -31,7 +31,6 @@ from bothways.paper.experiment import (
     write_rows,
 )
 from bothways.tasks.catalogue import TASKS
-from bothways.tasks.tables import open_table
 from bothways.tasks.text_examples import TextColumns
 
 GlueColumn = str | int

@@ -13,11 +13,11 @@ from typing import Any
 
 from bothways.core.atomic_files import replace_file
 from bothways.core.stages import OnStage, counting, unseen
+from bothways.data.tables import open_table
 from bothways.paper.cells import CellOutcome
 from bothways.paper.experiment import Request
 from bothways.paper.glue import TASKS_OF_GLUE, GlueTask, source_of, write_split
 from bothways.prediction.predictor import open_task
-from bothways.tasks.tables import open_table
 
 MAJORITY = "0"
 """Of WNLI's training data, 323 of 635."""

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from bothways.data.documents import Document
 from bothways.data.process_pool import map_in_order, usable_cores
-from bothways.data.readers import Document
 from bothways.quickstart.prose import prose
 
 MAX_WORDS = 4_000_000

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from bothways.core.errors import DataError
 from bothways.core.keyed_rng import rng
-from bothways.data.documents import read_documents
-from bothways.data.readers import Document
+from bothways.data.documents import Document, read_documents
 from bothways.data.sentences import detect_language
 from bothways.quickstart.installed_docs import installed_documentation
 from bothways.quickstart.word_order import word_order

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from bothways.core.keyed_rng import rng
-from bothways.data.readers import Document
+from bothways.data.documents import Document
 from bothways.data.sentences import split_sentences
 from bothways.tasks.text_examples import TextExample
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.tasks.tables import STDIN, Table, TableRow, open_table
+from bothways.data.tables import Table, TableRow, open_table
+from bothways.data.text_io import STDIN
 
 TEXTS = (
     "text",

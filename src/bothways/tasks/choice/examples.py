@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bothways.core.errors import DataError
-from bothways.tasks.tables import STDIN, Table, TableRow, open_table
+from bothways.data.tables import Table, TableRow, open_table
+from bothways.data.text_io import STDIN
 from bothways.tasks.text_examples import cell_of, text_of
 
 CONTEXTS = ("context", "sent1", "startphrase", "ctx", "premise", "prompt", "question")

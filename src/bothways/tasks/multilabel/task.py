@@ -23,6 +23,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.targets import MultilabelTargets
+from bothways.data.tables import TableRow
 from bothways.model.head_config import Head, LabelHead
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
@@ -30,7 +31,6 @@ from bothways.tasks.classification.task import encode_texts
 from bothways.tasks.metrics import best_thresholds, multilabel_metrics
 from bothways.tasks.multilabel.checks import check_several
 from bothways.tasks.predictions import MultilabelPrediction
-from bothways.tasks.tables import TableRow
 from bothways.tasks.task import Direction, Metrics, Reading, Task
 from bothways.tasks.task_learner import EncodedExample, Output, TaskLearner
 from bothways.tasks.text_examples import (

@@ -18,9 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from bothways.core.errors import DataError
-from bothways.data.documents import HUB
+from bothways.data.tables import HUB, open_table
 from bothways.data.text_io import COMPRESSED, file_at, read_lines
-from bothways.tasks.tables import open_table
 from bothways.tasks.text_examples import check_characters
 from bothways.text.tokenizer import Encoded, Tokenizer
 

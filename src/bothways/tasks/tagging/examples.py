@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import DataError
-from bothways.data.documents import HUB
+from bothways.data.tables import HUB, Table, TableRow, open_table
 from bothways.data.text_io import (
     COMPRESSED,
     STANDARD_INPUT,
+    STDIN,
     BytesRead,
     file_at,
     read_lines,
     standard_input,
 )
-from bothways.tasks.tables import STDIN, Table, TableRow, open_table
 from bothways.tasks.tagging.conll import Lines, are_columns, read_columns
 from bothways.tasks.tagging.word_splitter import split_words
 from bothways.tasks.text_examples import cell_of

@@ -1,0 +1,513 @@
+"""Files and Hub data sets as rows with named columns: one reader for examples and for documents.
+
+    .csv              RFC 4180
+    .tsv              split at tabs only, as GLUE's files are written: a quote is a character
+    .jsonl            one object per line
+    .json             one array of objects
+    .parquet          row group by row group
+    .txt              one text per line, in the column "text"
+    hub:owner/name[:configuration][:split]
+    -                 standard input
+
+All but .parquet may be compressed. Everything streams, and each row knows its place. The columns of
+a .csv or .tsv file without a header are "0", "1", "2" …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import itertools
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bothways.core.errors import DataError
+from bothways.core.extras import optional
+from bothways.core.json_reader import parse_json, parse_object
+from bothways.core.terminal import listed
+from bothways.data.text_io import (
+    COMPRESSED,
+    MAX_LINE,
+    STANDARD_INPUT,
+    STDIN,
+    BytesRead,
+    file_at,
+    file_share,
+    max_line_bytes,
+    open_bytes,
+    read_chunks,
+    read_lines,
+    standard_input,
+    suffix_of,
+)
+
+HUB = "hub:"
+KINDS = (
+    f".csv, .tsv, .jsonl, .json, .txt (each also with {', '.join(COMPRESSED)}), .parquet, "
+    f"or {HUB}owner/name:configuration:split"
+)
+_TAGS = " For words with their tags: --task tag."
+_OTHER_TASKS = {".conll": _TAGS, ".bio": _TAGS, ".iob": _TAGS}
+
+SAMPLE = 100
+"""Rows that are examined to decide whether a file has a header."""
+_LONG_NAME = 80
+# Customary names of columns: a first line with one of these is a header.
+_COLUMN_NAMES = frozenset(
+    [
+        "text",
+        "text_a",
+        "text_b",
+        "sentence",
+        "sentence1",
+        "sentence2",
+        "premise",
+        "hypothesis",
+        "question",
+        "question1",
+        "question2",
+        "context",
+        "answers",
+        "answer",
+        "title",
+        "passage",
+        "query",
+        "document",
+        "content",
+        "body",
+        "review",
+        "comment",
+        "tweet",
+        "message",
+        "tokens",
+        "words",
+        "tags",
+        "ner_tags",
+        "label",
+        "labels",
+        "class",
+        "category",
+        "target",
+        "score",
+        "rating",
+        "stars",
+        "id",
+        "idx",
+        "index",
+    ]
+)
+
+Lines = Iterable[tuple[int, str]]
+Records = Iterator[tuple[int, list[str]]]
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row: its values by column, and its file and line for messages."""
+
+    values: Mapping[str, Any]
+    where: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with named columns.
+
+    Attributes:
+        where: the file or data set.
+        names: the columns.
+        rows: an iterator, to be read once.
+        share: returns the fraction of the file that has been read; None if it is unknown.
+    """
+
+    where: str
+    names: tuple[str, ...]
+    rows: Iterator[TableRow]
+    share: Callable[[], float] | None = None
+
+
+def open_table(
+    source: str,
+    asked: Iterable[str] = (),
+    *,
+    only: Many[str] | None = None,
+    allow_empty: bool = False,
+    bytes_read: BytesRead | None = None,
+) -> Table:
+    """Open a file, a Hub data set or standard input as a table.
+
+    Args:
+        source: a name, whose suffix gives the kind. Standard input ("-") and pipes without a suffix
+            are JSON lines if columns are asked for, else lines of text.
+        asked: columns that are wanted. A first line that has one of them is a header; a number that
+            is not in the first line means that there is no header.
+        only: the columns to read from a Parquet file; None for all.
+        allow_empty: accept a source without rows.
+        bytes_read: counts the bytes of a file.
+
+    Raises:
+        DataError: no such file, an unknown kind, no row; while reading: a damaged, binary or
+            wrongly encoded file, a row that does not fit, with its line.
+        ResourceError: permission denied, or a package for this kind is not installed.
+    """
+    asked, bytes_read = tuple(asked), bytes_read or BytesRead()
+    if source.startswith(HUB):
+        table = Table(source, (), _hub_rows(source))
+    elif source == STDIN:
+        table = _pipe(STANDARD_INPUT, standard_input(), asked)
+    else:
+        table = _open_file(source, asked, only, bytes_read)
+    first = next(table.rows, None)
+    if first is None:
+        if allow_empty:
+            return table
+        fix = "Give a file with at least one example."
+        raise DataError("holds no row", where=table.where, fix=fix)
+    names = table.names or tuple(first.values)
+    return replace(table, names=names, rows=itertools.chain([first], table.rows))
+
+
+def require_column(column: str, names: Iterable[str], where: str | Path) -> None:
+    """Raise DataError, naming the existing columns, if `column` is not one of them."""
+    names = list(names)
+    if column not in names:
+        fix = "Name the column that holds the text, with --column."
+        what = f"has no column {column!r}; it has {listed(names) or 'none'}"
+        raise DataError(what, where=where, fix=fix)
+
+
+def _open_file(
+    source: str, asked: Many[str], only: Many[str] | None, bytes_read: BytesRead
+) -> Table:
+    path = file_at(source, f"Check the name. Supported are {KINDS}.")
+    if path.suffix == ".parquet":
+        return _parquet(path, only, bytes_read)
+    if suffix_of(path) == ".json":
+        return Table(str(path), (), _array_rows(path, bytes_read))
+    lines = read_lines(path, bytes_read)
+    try:
+        table = _line_table(path, asked, lines)
+    except BaseException:
+        lines.close()  # now, not when the error's traceback is collected
+        raise
+    rows = _closing(table.rows, lines)
+    return replace(table, rows=rows, share=lambda: file_share(path, bytes_read))
+
+
+def _closing(rows: Iterator[TableRow], lines: Generator[Any]) -> Iterator[TableRow]:
+    with contextlib.closing(lines):
+        yield from rows
+
+
+def _line_table(path: Path, asked: Many[str], lines: Lines) -> Table:
+    where = str(path)
+    match suffix_of(path):
+        case ".csv":
+            return _delimited(where, _csv_records(where, lines), asked)
+        case ".tsv":
+            return _delimited(where, _tsv_records(lines), asked)
+        case ".jsonl":
+            return Table(where, (), json_rows(where, lines))
+        case ".txt":
+            return _plain_lines(where, lines)
+        case "" if not path.is_file():  # a pipe, such as /dev/fd/63
+            return _pipe(where, lines, asked)
+        case suffix:
+            fix = f"Supported are {KINDS}.{_OTHER_TASKS.get(suffix, '')}"
+            raise DataError(f"unsupported file type {suffix!r}", where=path, fix=fix)
+
+
+def _pipe(where: str, lines: Lines, asked: Many[str]) -> Table:
+    return Table(where, (), json_rows(where, lines)) if asked else _plain_lines(where, lines)
+
+
+def _plain_lines(where: str, lines: Lines) -> Table:
+    """Make each line a row, an empty one too: predictions stay aligned with lines."""
+    rows = (TableRow({"text": line}, f"{where}:{number}") for number, line in lines)
+    return Table(where, ("text",), rows)
+
+
+# Delimited text
+
+
+def _tsv_records(lines: Lines) -> Records:
+    return ((number, line.split("\t") if line else []) for number, line in lines)
+
+
+def _csv_records(where: str, lines: Lines) -> Records:
+    """Yield records with the line they begin on; a quoted value may extend over several lines."""
+    limit = max_line_bytes()
+    reader, begin = csv.reader((line + "\n" for _, line in lines), strict=True), 1
+    while True:
+        # The limit belongs to the process: it is set for one record, then restored. It keeps a
+        # quote that is never closed from reading the whole file into one value.
+        before = csv.field_size_limit(limit)
+        try:
+            record = next(reader, None)
+        except csv.Error as error:
+            fix = (
+                "Quote values that hold a comma or a line end, close each quote, and write a quote "
+                f'inside a value as "". Longer values need a larger {MAX_LINE}.'
+            )
+            raise DataError(f"is not CSV: {error}", where=f"{where}:{begin}", fix=fix) from error
+        finally:
+            csv.field_size_limit(before)
+        if record is None:
+            return
+        yield begin, record
+        begin = reader.line_num + 1
+
+
+def _delimited(where: str, records: Records, asked: Many[str]) -> Table:
+    first = next((record for record in records if record[1]), None)
+    if first is None:
+        return Table(where, (), iter(()))
+    line, names = first
+    records = _without_blanks(records, len(names))
+    sample = list(itertools.islice(records, SAMPLE))
+    records = itertools.chain(sample, records)
+    if not is_header(names, [values for _, values in sample], asked):
+        names, records = list(map(str, range(len(names)))), itertools.chain([first], records)
+    seen = set[str]()
+    for name in names:
+        if name and name in seen:
+            fix = "Rename one; columns without a header go by number, from 0: --text 0 …"
+            raise DataError(f"two columns are called {name!r}", where=f"{where}:{line}", fix=fix)
+        seen.add(name)
+    rows = (_record(where, names, line, values) for line, values in records)
+    return Table(where, tuple(names), rows)
+
+
+def is_header(first: Many[str], sample: Many[Many[str]], asked: Iterable[str] = ()) -> bool:
+    """Decide whether the first record of a file names its columns.
+
+    It does if it has a customary name, or one that was asked for. It does not if it looks like the
+    rows of `sample`: a number in a column of numbers, a value that occurs again in its column (a
+    label), or a long text.
+
+    Example: ["A fine film.", "positive"] before ["Dull.", "positive"] → False.
+    """
+    asked = tuple(asked)
+    if any(name.isdecimal() and name not in first for name in asked):
+        return False
+    if any(name in first for name in asked) or list(first) == [*map(str, range(len(first)))]:
+        return True
+    if not _COLUMN_NAMES.isdisjoint(name.strip().lower() for name in first):
+        return True
+    for place, name in enumerate(first):
+        column = [values[place] for values in sample if place < len(values)]
+        if len(name) > _LONG_NAME or (name and name in column):
+            return False
+        if _is_number(name) and column and all(map(_is_number, column)):
+            return False
+    return True
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_blanks(records: Records, columns: int) -> Records:
+    """Skip blank lines; in a single column a blank line is a row, unless nothing follows it."""
+    blank: list[tuple[int, list[str]]] = []
+    for line, values in records:
+        if values:
+            yield from blank
+            yield line, values
+            blank = []
+        elif columns == 1:
+            blank.append((line, [""]))
+
+
+def _record(where: str, names: list[str], line: int, values: list[str]) -> TableRow:
+    """Name the values of a row; a short row lacks its last columns, a long one is an error."""
+    if len(values) > len(names):
+        what = f"has {len(values)} values, but there are {len(names)} columns ({listed(names)})"
+        fix = "Quote values that hold the separator, or remove the row."
+        raise DataError(what, where=f"{where}:{line}", fix=fix)
+    return TableRow(dict(zip(names, values, strict=False)), f"{where}:{line}")
+
+
+# JSON
+
+
+def json_rows(where: str, lines: Lines) -> Iterator[TableRow]:
+    """Yield the object on each line that is not blank."""
+    fix = (
+        'Each line of a .jsonl file is one JSON object, such as {"text": "…"}. '
+        "For plain text use the suffix .txt."
+    )
+    for number, line in lines:
+        if line.strip():
+            place = f"{where}:{number}"
+            yield TableRow(parse_object(line, place, fix=fix), place)
+
+
+def _array_rows(path: Path, bytes_read: BytesRead) -> Iterator[TableRow]:
+    """Yield the objects of a JSON array one by one, with no more than one of them in memory.
+
+    Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
+    """
+    fix = (
+        'Write [{"text": "…"}, …], or one object per line in a .jsonl file. '
+        "For questions as in SQuAD: --task answer."
+    )
+    with contextlib.closing(read_chunks(path, bytes_read)) as chunks:
+        text = _Buffer(chunks)
+        if text.peek() != "[":
+            raise DataError("is not an array of objects", where=path, fix=fix)
+        text.skip()
+        number, after = 0, text.peek()
+        while after != "]":
+            number += 1
+            where = f"{path}:record {number}"
+            value = text.value(where, fix)
+            if not isinstance(value, dict):
+                what = f"holds a JSON {type(value).__name__}, not an object"
+                raise DataError(what, where=where, fix=fix)
+            yield TableRow(value, where)
+            after = text.peek()
+            if after not in {",", "]"}:
+                raise DataError("is not followed by a comma or ]", where=where, fix=fix)
+            if after == ",":
+                text.skip()
+                text.peek()
+
+
+class _Buffer:
+    """The unread text of a JSON file."""
+
+    def __init__(self, parts: Iterator[str]) -> None:
+        self._parts = parts
+        self._text = ""
+        self._decode = json.JSONDecoder().raw_decode
+
+    def peek(self) -> str:
+        """Drop white space and return the next character; empty at the end."""
+        self._text = self._text.lstrip()
+        while not self._text and self._grow(1):
+            self._text = self._text.lstrip()
+        return self._text[:1]
+
+    def skip(self) -> None:
+        """Drop one character."""
+        self._text = self._text[1:]
+
+    def value(self, where: str, fix: str) -> Any:
+        """Read one value, with as much more of the file as it needs."""
+        while True:
+            try:
+                value, end = self._decode(self._text)
+            except (ValueError, RecursionError):
+                # The value may go on. Doubling the text keeps the repeated attempts linear.
+                if len(self._text) <= max_line_bytes() and self._grow(max(1, len(self._text))):
+                    continue
+                return parse_json(self._text, where, fix=fix)  # raises the error
+            self._text = self._text[end:]
+            return value
+
+    def _grow(self, size: int) -> bool:
+        """Add `size` characters or more; False at the end of the file."""
+        parts = []
+        while size > 0 and (part := next(self._parts, None)) is not None:
+            parts.append(part)
+            size -= len(part)
+        self._text += "".join(parts)
+        return bool(parts)
+
+
+# Parquet and the Hub
+
+
+def _parquet(path: Path, only: Many[str] | None, bytes_read: BytesRead) -> Table:
+    with optional("data", "reading Parquet files"):
+        from pyarrow import parquet
+
+    with _damage(path), open_bytes(path) as stream:
+        names = tuple(parquet.ParquetFile(stream).schema_arrow.names)
+    for name in only or ():
+        require_column(name, names, path)
+    return Table(str(path), names, _parquet_rows(path, only, bytes_read))
+
+
+def _parquet_rows(path: Path, only: Many[str] | None, bytes_read: BytesRead) -> Iterator[TableRow]:
+    from pyarrow import parquet
+
+    number = 0
+    with _damage(path), open_bytes(path, bytes_read) as stream:
+        columns = None if only is None else list(only)
+        for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024, columns=columns):
+            for values in batch.to_pylist():
+                number += 1
+                yield TableRow(values, f"{path}:row {number}")
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    # A damaged page raises any of these.
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        what = f"is not a complete Parquet file ({str(error).splitlines()[0]})"
+        raise DataError(what, where=path, fix="Download or write it again.") from error
+
+
+def parse_hub_name(name: str) -> tuple[str, str | None, str]:
+    """Split "owner/name[:configuration][:split]" into (repository, configuration, split).
+
+    Example: "nyu-mll/glue:cola" → ("nyu-mll/glue", "cola", "train").
+    """
+    repository, *rest = name.split(":")
+    if not repository or len(rest) > 2:
+        fix = f"Write {HUB}owner/name, {HUB}owner/name:configuration or with :split at the end."
+        raise DataError("is not the name of a Hub data set", where=f"{HUB}{name}", fix=fix)
+    config, split = [*rest, "", ""][:2]
+    return repository, config or None, split or "train"
+
+
+def _hub_rows(source: str) -> Iterator[TableRow]:
+    """Stream a Hub data set; classes become their names, and negative classes (unknown) None."""
+    with optional("data", "reading Hub data sets"):
+        from datasets import load_dataset
+
+    repository, config, split = parse_hub_name(source.removeprefix(HUB))
+    try:
+        data = load_dataset(repository, config, split=split, streaming=True)
+        classes = _class_names(getattr(data, "features", None) or {})
+        for number, values in enumerate(data, 1):
+            named = {name: _named(values[name], names) for name, names in classes.items()}
+            yield TableRow({**values, **named}, f"{source}:row {number}")
+    # RuntimeError: a data set that is a program, which is not run.
+    except (OSError, ValueError, RuntimeError) as error:
+        fix = (
+            f"Check the name, {HUB}owner/name[:configuration][:split], and the connection. "
+            "Instead of a data set with a loading script, use its Parquet copy."
+        )
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"cannot be read: {reason}", where=source, fix=fix) from error
+
+
+def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the classes of each column that holds classes, or lists of them."""
+    from datasets import ClassLabel
+
+    kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
+    return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
+
+
+def _named(value: Any, names: list[str]) -> Any:
+    if isinstance(value, list):
+        return [_named(item, names) for item in value]
+    return None if value is None or value < 0 else names[value]
