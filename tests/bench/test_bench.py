@@ -121,7 +121,7 @@ def test_a_process_that_ends_is_said(name: str, capfd: pytest.CaptureFixture[str
         process._process.join()
     with pytest.raises(
         ResourceError,
-        match=rf"(?s){name} in fp32 came to no end with 3 × 20 tokens of tiny: too little memory.*bothways bench small",
+        match=rf"(?s){name} in fp32 failed on 3 × 20 tokens of tiny: out of memory.*bothways bench small",
     ):
         process.turn()
     assert ("KeyError: 'nobody'" in capfd.readouterr().err) == (name == "nobody")

@@ -689,7 +689,7 @@ def test_the_command_says_how_to_go_on(
         commands.build(
             str(tmp_path / "a.txt"), tokenizer=tmp_path / "tokenizer", out=tmp_path / "c"
         )
-    assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
+    assert "run the same command to continue" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(

@@ -468,7 +468,7 @@ def test_who_interrupts_the_command_is_told_what_is_kept(
     ]
     with pytest.raises(KeyboardInterrupt):
         app([*words, "--layers", "last"], result_action="return_value")
-    assert "the same command goes on from there" in " ".join(capsys.readouterr().err.split())
+    assert "run the same command to continue" in " ".join(capsys.readouterr().err.split())
 
 
 def test_mistakes_are_told(data: FeatureData, settings: FeatureConfig, tmp_path: Path) -> None:

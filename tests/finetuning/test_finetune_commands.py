@@ -135,7 +135,7 @@ def test_interrupting_saves_and_says_how_to_go_on(
         run(monkeypatch, place, *words)
     said = capsys.readouterr().err
     assert "Saved after step 1" in said
-    assert f"To go on: bothways {' '.join(words)} --resume" in said
+    assert f"To resume: bothways {' '.join(words)} --resume" in said
     monkeypatch.setattr(job, "score", score)
     run(monkeypatch, place, *words, "--resume")
     assert (place / "broken" / "model" / "model.safetensors").exists()

@@ -562,7 +562,7 @@ def test_the_command_says_how_to_go_on(
             ["reproduce", "glue", "--model", "bert", "--data", "glue", "--out", "here"],
             result_action="return_value",
         )
-    assert "Stopped. What is done is kept in here; the same command goes on" in " ".join(
+    assert "Stopped. Finished work is kept in here; run the same command" in " ".join(
         capsys.readouterr().err.split()
     )
 

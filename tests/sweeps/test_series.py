@@ -512,7 +512,7 @@ def test_the_commands(
             [*line, "training.until=8 steps", "training.evaluate=2 steps"],
             result_action="return_value",
         )
-    assert "Saved. To go on: bothways finetune" in capsys.readouterr().err
+    assert "Saved. To resume: bothways finetune" in capsys.readouterr().err
     monkeypatch.setattr(job, "score", score)
     app(
         [*line, "training.until=8 steps", "training.evaluate=2 steps", "--resume"],

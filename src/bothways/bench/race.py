@@ -1,11 +1,12 @@
-"""This machine's speed at a pre-training step, side by side with transformers in one run.
+"""Time a pre-training step of this library and of transformers in one run.
 
-The contenders take turns, round after round, with the same threads on the same tokens; the medians are compared. Each is a
-process of its own, as it would be for its users: what one asks of the allocator or of torch does nothing for another.
+The contenders take turns, round after round, with equal threads and tokens; their medians are
+compared. Each contender runs in its own process, as it does for its users, so that the allocator
+and torch settings of one do not affect another.
 
-Operations are counted as the matrix products that the model needs, a multiply and an add as two, backward as twice forward:
-per token 12·H² a block and 2·n·H for attention at length n; the MLM head on masked tokens alone. So a contender that computes
-the head everywhere is not credited for it.
+Operations count the matrix products that the model needs (a multiply-add is two, a backward pass
+twice the forward pass): 12·H² per token and block, 2·n·H for attention at length n, and the MLM head
+on masked tokens only. A contender that computes the head everywhere gets no credit for it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from bothways.runtime.devices import Precision, describe_device, gemm_rate, has_
 @dataclass(frozen=True)
 class Timing:
     """Attributes:
-    rounds: seconds of an update in each, after one that is not counted.
-    memory: the most bytes that its process has held; none where the system does not tell.
+    rounds: seconds per timed update; each follows an untimed one.
+    memory: peak memory of the process in bytes; `None` where the system does not report it.
     """
 
     contender: str
@@ -44,18 +45,18 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Of the rounds, in seconds."""
+        """Median of the rounds in seconds."""
         return statistics.median(self.rounds)
 
 
 class ContenderProcess:
-    """A contender in a process of its own, so that no setting of one, such as how memory is taken, serves another.
+    """A contender in its own process.
 
     Args:
-        name: of `contenders.CONTENDERS`.
-        work: what it does over and over.
-        precision: of its matrix products.
-        device: where.
+        name: key of `workloads.CONTENDERS`.
+        work: the step to repeat.
+        precision: precision of the matrix products.
+        device: device to run on.
     """
 
     def __init__(
@@ -70,27 +71,29 @@ class ContenderProcess:
         theirs.close()
 
     def ready(self) -> None:
-        """Wait until it has built what it needs."""
-        self._told()
+        """Wait until the contender has built its model."""
+        self._receive()
 
     def turn(self) -> tuple[float, int | None]:
-        """Two updates: seconds of the second, and the most bytes that the process has held so far."""
-        with contextlib.suppress(BrokenPipeError):  # then there is nothing to be told, either
+        """Run two updates; return the seconds of the second and the peak memory so far in bytes."""
+        with contextlib.suppress(BrokenPipeError):  # `_receive` reports the dead process
             self._connection.send(None)
-        seconds, most = self._told()
-        return seconds, most
+        seconds, peak = self._receive()
+        return seconds, peak
 
     def end(self) -> None:
-        """Without waiting for what it does."""
+        """Kill the process."""
         self._process.kill()
 
-    def _told(self) -> Any:
+    def _receive(self) -> Any:
         try:
             return self._connection.recv()
         except (EOFError, OSError) as error:
             work = f"{self._work.rows} × {self._work.length} tokens of {self._work.name}"
-            what = f"{self.name} in {self.precision} came to no end with {work}: too little memory, or what stands above"
-            raise ResourceError(what, fix="Choose a smaller one: bothways bench small.") from error
+            what = f"{self.name} in {self.precision} failed on {work}: out of memory, or the error above"
+            raise ResourceError(
+                what, fix="Choose a smaller workload: bothways bench small."
+            ) from error
 
 
 def _take_turns(
@@ -101,31 +104,29 @@ def _take_turns(
     device: torch.device,
     threads: int,
 ) -> None:
-    """What the process does: a turn whenever it is asked for."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # the process that asks says that it was interrupted
+    """Run one turn per request of the parent process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports the interruption
     torch.set_num_threads(threads)
     with contextlib.suppress(torch.OutOfMemoryError):
         update = CONTENDERS[name](work, make_batch(work), precision, device)
         connection.send(None)
         while True:
             connection.recv()
-            update()  # finds caches as others left them, and no memory that is kept
+            update()  # untimed: other contenders have evicted the caches
             wait(device)
             start = time.perf_counter()
             update()
             wait(device)
             seconds = time.perf_counter() - start
-            give_back(device)  # for the others
+            give_back(device)
             connection.send((seconds, high_water_mark(device)))
 
 
 def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
-    """Seconds of an update for each contender in each precision that the device has, in interleaved rounds.
+    """Time every contender in every precision of the device, in interleaved rounds.
 
     Raises:
-        ResourceError: one has ended before: the device has not the memory, or an error, whose traceback has been printed.
+        ResourceError: a contender ended early: out of memory, or an error whose traceback is printed.
     """
     precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
     taken: dict[ContenderProcess, list[tuple[float, int | None]]] = {}
@@ -147,9 +148,9 @@ def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
 
 
 def high_water_mark(device: torch.device) -> int | None:
-    """Bytes that this process has held at most; of a GPU's memory, in tensors; none where the system does not tell.
+    """Return the peak memory of this process in bytes (tensors of a GPU), or `None` if unknown.
 
-    (getrusage would count its parent's, too.)
+    getrusage is not used because it includes the peak of the parent process.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -163,7 +164,13 @@ def high_water_mark(device: torch.device) -> int | None:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One line of the table: tokens a second, ratios to transformers by default and in the same precision, share of GEMM."""
+    """One row of the table.
+
+    Attributes:
+        against_default: speed relative to transformers in fp32, its default.
+        against_same: speed relative to transformers in the same precision.
+        share_of_gemm: share of the peak rate of matrix products on this machine.
+    """
 
     timing: Timing
     tokens_per_second: float
@@ -173,33 +180,30 @@ class BenchRow:
 
 
 def measure(work: Workload, rounds: int, device: torch.device) -> list[BenchRow]:
-    """The race of one workload.
+    """Time one workload and compare the contenders.
 
     Raises:
-        ResourceError: the device has not the memory, or transformers is not installed.
+        ResourceError: out of memory, or transformers is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise ResourceError(
-            "transformers is not installed", fix="pip install transformers, to compare with it."
-        )
+        raise ResourceError("transformers is not installed", fix="Run `pip install transformers`.")
     timings = race(work, rounds, device)
     median = {(t.contender, t.precision): t.median for t in timings}
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
     return [
         BenchRow(
             t,
-            work.tokens / t.median,
-            median["transformers", "fp32"] / t.median,
-            median["transformers", t.precision] / t.median,
-            work.operations
-            / t.median
-            / gemm_rate(device, torch.bfloat16 if t.precision == "bf16" else torch.float32),
+            tokens_per_second=work.tokens / t.median,
+            against_default=median["transformers", "fp32"] / t.median,
+            against_same=median["transformers", t.precision] / t.median,
+            share_of_gemm=work.operations / t.median / gemm_rate(device, dtypes[t.precision]),
         )
         for t in timings
     ]
 
 
 def hardware(device: torch.device) -> str:
-    """The machine and the versions that the figures belong to."""
+    """Describe the machine and the library versions."""
     import transformers as peer
 
     return (

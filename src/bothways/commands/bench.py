@@ -1,4 +1,4 @@
-"""`bothways bench`: this machine against transformers, as a table."""
+"""`bothways bench`: this library and transformers on this machine, as a table."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ def bench(
     rounds: int = 7,
     device: str = "auto",
 ) -> None:
-    """Time a pre-training step (vocabulary 30,522) of this library and of transformers, in turns.
+    """Time a pre-training step (vocabulary 30,522) of this library and of transformers.
 
     Parameters
     ----------
     work
-        small is 4 layers × 256 with 16 × 128 tokens, base is BERT-base with as many (some minutes on a CPU), long the same with
-        64 × 512, large BERT-large with 32 × 512. all is small and base on a CPU, and the other three on a GPU. By default
-        small, on a GPU long.
+        small: 4 layers × 256, 16 × 128 tokens; base: BERT-base, 16 × 128 (minutes on a CPU);
+        long: BERT-base, 64 × 512; large: BERT-large, 32 × 512; all: small and base on a CPU, the
+        other three on a GPU. Default: small, on a GPU long.
     rounds
-        How often each contender runs; the medians are compared.
+        Number of rounds per contender; medians are compared.
     device
         auto, cpu, cuda or cuda:N.
     """
@@ -40,7 +40,7 @@ def bench(
         with console.status(f"measuring {load.name}, {rounds} rounds in turns …"):
             rows = recipe.measure(load, rounds, where)
         table = Table(
-            title=f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP, AdamW"
+            title=f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP"
         )
         for title in ("", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"):
             table.add_column(title, justify="right" if title else "left")
@@ -48,7 +48,8 @@ def bench(
             timing = row.timing
             table.add_row(
                 f"{timing.contender} {timing.precision}",
-                f"{timing.median * 1e3:.0f} ({min(timing.rounds) * 1e3:.0f}–{max(timing.rounds) * 1e3:.0f})",
+                f"{timing.median * 1e3:.0f} "
+                f"({min(timing.rounds) * 1e3:.0f}–{max(timing.rounds) * 1e3:.0f})",
                 f"{row.tokens_per_second:,.0f}",
                 f"{row.against_default:.2f}",
                 f"{row.against_same:.2f}",
@@ -57,7 +58,7 @@ def bench(
             )
         console.print(table)
         console.print(
-            "× default: against transformers in fp32, its default; × same: in the same precision",
+            "× default: relative to transformers in fp32, its default; × same: in the same precision",
             style="dim",
         )
     console.print(recipe.hardware(where), style="dim")

@@ -1,4 +1,4 @@
-"""What commands let one choose from, spelled out so that the command line starts without the library behind it."""
+"""Choices of the commands, spelled out so that the command line starts without heavy imports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from cyclopts import Parameter
 
 FineTask = Literal["classify", "regress", "multilabel", "choice", "tag", "answer"]
-"""Tasks that a model can be fine-tuned for: the keys of `tasks.catalogue.TASKS`."""
+"""Tasks for fine-tuning: the keys of `tasks.catalogue.TASKS`."""
 AnyTask = Literal[
     "classify", "regress", "multilabel", "choice", "tag", "answer", "fill", "likelihood", "embed"
 ]
@@ -16,11 +16,11 @@ AnyTask = Literal[
 
 
 def _check_names(kind: object, names: str | Iterable[str] | None) -> None:
-    """ValueError: an option that there is not."""
+    """Raise ValueError for an unknown option."""
     for name in [names] if isinstance(names, str) else names or ():
         if name.startswith("-") and name != "-":
             raise ValueError(f"Unknown option: {name}")
 
 
 INPUTS = Parameter(negative_iterable="", allow_leading_hyphen=True, validator=_check_names)
-"""How a command takes names of files, "-" among them."""
+"""File names as arguments of a command, including "-"."""

@@ -1,4 +1,4 @@
-"""`bothways reproduce`: the paper's fine-tuning experiments, measured beside published."""
+"""`bothways reproduce`: the paper's fine-tuning experiments, measured next to published."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ def reproduce(  # noqa: PLR0913 – one option per question
     dry_run: bool = False,
     device: str = "auto",
 ) -> None:
-    """Run the paper's fine-tuning experiments, and show the results beside the published ones.
+    """Run the paper's fine-tuning experiments and compare with the published results.
 
-    First it says what that would take: runs, examples, tokens, and time at this machine's speed. A run that was stopped goes on
-    with the same command.
+    Prints the cost first: runs, examples, tokens, and time on this machine. The same command resumes
+    an interrupted run.
 
     Parameters
     ----------
     benchmark
         glue (table 1), squad (tables 2 and 3), swag (table 4) or ner (table 7).
     overrides
-        Settings by dotted path over the paper's, such as microbatch_tokens=4096.
+        Settings by dotted path that override the paper's, such as microbatch_tokens=4096.
     model
         A model folder, the folder of a pre-training run, or a Hub id.
     data
-        The benchmark's folder as distributed, or for GLUE hub:owner/name, its data set on the Hub.
+        Folder of the benchmark as distributed, or for GLUE hub:owner/name, a data set on the Hub.
     out
-        Where runs, results.json, report.html and the files for leaderboards go.
+        Folder for runs, results.json, report.html and leaderboard submissions.
     tasks
-        Those to run, by name, with commas between; by default all that have data.
+        Comma-separated names of tasks; default: all with data.
     seeds
-        Runs of each setting; by default as many as the paper has.
+        Runs per setting; default: as in the paper.
     grid
-        paper tries every setting of the paper's grid, none only one of them.
+        paper: every setting of the paper's grid; none: one setting.
     limit
-        Only the first so many training examples, which is said beside the results.
+        Maximum number of training examples; the report states it.
     dry_run
-        Only say what it would take.
+        Only print the cost.
     device
         auto, cpu, cuda or cuda:N.
     """

@@ -1,4 +1,4 @@
-"""What commands say when they are interrupted: what is kept, and how to go on."""
+"""Messages of interrupted commands: what is kept and how to resume."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def keeping(out: Path, console: Console, kept: str = "What is done") -> Iterator[None]:
-    """Within, whoever interrupts is told that what is done, or what of it, is kept in this folder."""
+def keeping(out: Path, console: Console, kept: str = "Finished work") -> Iterator[None]:
+    """Report on Ctrl-C which work is kept in the folder and how to resume."""
     try:
         yield
     except KeyboardInterrupt:
-        say(console, f"Stopped. {kept} is kept in {out}; the same command goes on from there.")
+        say(console, f"Stopped. {kept} is kept in {out}; run the same command to continue.")
         raise
 
 
 def check_begun(out: Path) -> None:
-    """ResourceError: there is no run to go on with, whose folder is perhaps another one."""
+    """Check that there is a run to resume.
+
+    Raises:
+        ResourceError: the folder does not exist.
+    """
     if not out.exists():
         from bothways.core.errors import ResourceError
 
-        fix = "Look at --out, or leave --resume out to begin a run."
+        fix = "Check --out, or omit --resume to start a run."
         raise ResourceError("--resume is given, but there is no such folder", where=out, fix=fix)
 
 
 def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
-    """Say what goes on with a run that ended early with a checkpoint, then raise KeyboardInterrupt."""
+    """Print the command that resumes an interrupted run, then raise KeyboardInterrupt."""
     from bothways.training.signals import resume_command
 
-    say(console, f"{saved} To go on: {resume_command(sys.argv[1:])}")
+    say(console, f"{saved} To resume: {resume_command(sys.argv[1:])}")
     raise KeyboardInterrupt

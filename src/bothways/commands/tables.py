@@ -1,4 +1,4 @@
-"""Metrics as a table, a row each."""
+"""Tables of metrics, one row per metric."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def metric_table(
     head: str = "metric",
     shown: Callable[[str, float], str] = lambda name, value: f"{value:.4f}",
 ) -> Table:
-    """The metrics of one model or several, all with the same ones.
+    """Build a table of the metrics of one or more models, which have equal metric names.
 
     Args:
-        columns: the metrics by what stands above them.
-        head: what stands above their names, in which brackets are no markup.
-        shown: a metric as a text, by its name and its value.
+        columns: the metrics by column title.
+        head: title of the first column.
+        shown: formats a metric, given its name and value.
     """
     from rich.table import Table
     from rich.text import Text

@@ -1,7 +1,7 @@
-"""Charts as SVG that stands inside a page: it takes its colours and type from the page, in light and in dark.
+"""Charts as inline SVG that takes its colours and fonts from the page, in light and dark mode.
 
-matplotlib draws in colours that stand for roles; afterwards each becomes a CSS variable. Text stays text, so that it can be
-read aloud, searched and set in the page's own letters.
+matplotlib draws with placeholder colours, one per role, which become CSS variables afterwards. Text
+remains text, so that it can be searched, read aloud and set in the font of the page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Placeholders for the page's colours. No two are alike, and none is a colour that matplotlib draws by itself.
+# Placeholders for the colours of the page: all different, and none that matplotlib uses by default.
 INK, FAINT, GRID = "#010203", "#010204", "#010205"
 SERIES = ("#010206", "#010207", "#010208", "#010209")
 _VARIABLES = {INK: "--ink", FAINT: "--faint", GRID: "--grid"} | {
@@ -55,13 +55,16 @@ _STYLE: Any = {
     "figure.constrained_layout.use": True,
 }
 _CURVES, _COMPARISON = (4.7, 3.0), (5.6, 0.62)
-"""Inches: width and height of curves, width and height per row of a comparison. Small, so that text is large on a phone."""
+"""Width and height of curves, and width and height per row of a comparison, in inches.
+
+Small figures keep the text legible on a phone.
+"""
 _WRITTEN = 8
-"""Labels up to which the counts stand in the picture of a confusion; with more they would not fit."""
+"""Maximum number of labels for which a confusion matrix shows its counts in the picture."""
 
 
 def draw(chart: Chart) -> str:
-    """A chart as an `<svg>` element without colours, fonts or size of its own."""
+    """Return a chart as an `<svg>` element without colours, fonts or a size of its own."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -112,7 +115,7 @@ def _draw_curves(axes: Axes, chart: Curves) -> None:
 
 
 def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
-    """A row for each contender: its runs as dots, its mean as a bar upright, one standard deviation to each side as a band."""
+    """Draw one row per contender: runs as dots, the mean as a bar, ± one standard deviation as a band."""
     number = functools.partial(readable_number, percent=chart.percent)
     for row, name in enumerate(chart.groups):
         colour, mean, spread = SERIES[row % len(SERIES)], chart.mean(name), chart.spread(name)
@@ -141,10 +144,8 @@ def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
         sorted(chart.baselines.items(), key=lambda item: -item[1])
     ):
         axes.axvline(value, color=FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
-        place = (
-            value,
-            bottom + 0.2 * (line + 1),
-        )  # one below the other, since baselines lie close together
+        # Baselines are often close together, so their labels are stacked.
+        place = (value, bottom + 0.2 * (line + 1))
         axes.annotate(
             name, place, (4, 0), textcoords="offset points", va="center", fontsize=9, color=FAINT
         )
@@ -160,7 +161,7 @@ def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
 
 
 def _draw_confusion(axes: Axes, chart: Confusion) -> None:
-    """A square for each pair of labels, the darker the greater its share of the row."""
+    """Draw one square per pair of labels, darker for a greater share of its row."""
     from matplotlib.patches import Rectangle
 
     names = [label if len(label) <= 14 else label[:13] + "…" for label in chart.labels]
@@ -201,12 +202,12 @@ def _draw_scatter(axes: Axes, chart: Scatter) -> None:
 
 
 def _spread_out(values: Sequence[Number], row: int) -> list[float]:
-    """Heights that keep the dots of equal runs apart."""
+    """Return heights that keep the dots of equal runs apart."""
     return [row + 0.07 * (number - (len(values) - 1) / 2) for number in range(len(values))]
 
 
 def _short(value: float) -> str:
-    """12 000 000 → 12 M, for the marks of an axis."""
+    """Abbreviate a number for the ticks of an axis: 12 000 000 → 12 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -217,7 +218,7 @@ _DEFINED = re.compile(r'\sid="([^"]+)"')
 _FONT = re.compile(
     r"font: (?:\w+ )*?([\d.]+px) [^;\"]+|font-size: ([\d.]+px); font-family: [^;\"]+"
 )
-"""matplotlib wrote letters in short before version 3.10."""
+"""Font declarations; matplotlib before 3.10 wrote the short form."""
 _COORDINATE = re.compile(r"-?\d+\.\d{4,}")
 _NOT_TURNED = re.compile(r' transform="rotate\(-?0 [^"]*\)"')
 
@@ -241,14 +242,14 @@ def _to_svg(figure: Figure) -> str:
     )
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, f"var({variable})")
-    # Names of parts that nothing refers to would stand on the page twice, once for each chart.
+    # Unreferenced ids would occur once per chart, and ids must be unique on a page.
     used = set(re.findall(r'#([\w.-]+)["\')]', svg))
     svg = _DEFINED.sub(lambda found: found[0] if found[1] in used else "", svg)
     return _short_svg(_FONT.sub(lambda found: f"font-size: {found[1] or found[2]}", svg))
 
 
 def _short_svg(svg: str) -> str:
-    """The same picture in a third of the lines: an element a line, coordinates to hundredths, no groups that say nothing."""
+    """Shorten an SVG: one element per line, two decimals per coordinate, no empty groups."""
     kept: list[str] = []
     groups: list[str] = []
     for part in re.findall(r"<[^>]*>|[^<]+", svg):
@@ -262,6 +263,6 @@ def _short_svg(svg: str) -> str:
 
 
 def _short_tag(tag: str) -> str:
-    """One line; a length below a hundredth of a pixel, and a turn by no angle, nobody sees."""
+    """Shorten a tag to one line, without invisible precision and rotations by 0°."""
     tag = _COORDINATE.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
     return re.sub(r"\s+", " ", _NOT_TURNED.sub("", re.sub(r'\s+"', '"', tag)))

@@ -1,7 +1,7 @@
-"""A report as one HTML file that needs nothing else: no script, letter, picture or style from elsewhere.
+"""A report as one self-contained HTML file: no external script, font, image or style sheet.
 
-It reads well on a phone, in dark mode, on paper and read aloud. Text is escaped by jinja2; only the charts, which are made
-here, go in as they are.
+The page supports phones, dark mode, print and screen readers. jinja2 escapes all text; only the
+charts, which this package draws, are inserted verbatim.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 
 
 def to_html(report: Report) -> str:
-    """The whole page."""
+    """Return the page."""
     return _template().render(report=report)
 
 
 def write_html(report: Report, file: Path) -> None:
-    """Write the page. ResourceError if the file cannot be written."""
+    """Write the page.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
     page = to_html(report)
     try:
         file.write_text(page, encoding="utf8")
     except OSError as error:
         raise ResourceError(
-            f"cannot be written: {error.strerror}", where=file, fix="Name another file."
+            f"cannot be written: {error.strerror}", where=file, fix="Choose another path."
         ) from error
 
 
@@ -60,7 +64,7 @@ def _template() -> Template:
 
 
 def _chart(section: Chart) -> str:
-    """Our own drawing, in which matplotlib has escaped the names."""
+    """Return a chart as markup; matplotlib has escaped its names."""
     from markupsafe import Markup
 
     return Markup(draw(section))

@@ -1,6 +1,6 @@
-"""What a report is made of: a few kinds of section, each a frozen value, shown alike in a browser and in a terminal.
+"""Sections of a report: frozen values that `html` and `terminal` render.
 
-A section holds figures, never their looks: what a chart or a table looks like is decided once, by `html` and `terminal`.
+A section holds data and no presentation.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 Number = int | float
 
 Cell = str | Number | None
-"""A value of a table; an empty cell is none. Numbers stand to the right."""
+"""A value of a table, `None` for an empty cell. Numbers are aligned to the right."""
 
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One figure that the reader is to remember.
+    """One figure to remember.
 
     Attributes:
-        label: what it is.
-        value: the figure as it is to be read, with its unit.
+        label: name of the figure.
+        value: the formatted figure with its unit.
         note: what to compare it with.
     """
 
@@ -32,14 +32,14 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class KeyFigures:
-    """The few figures that the report is about, side by side."""
+    """The main figures of the report, next to each other."""
 
     figures: Sequence[KeyFigure]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A measured curve: the values `y` at the places `x`."""
+    """A measured curve: the values `y` at `x`."""
 
     name: str
     x: Sequence[Number]
@@ -48,12 +48,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves over one axis, with constant values to compare them with.
+    """Curves over one axis, with constant baselines.
 
     Attributes:
         x_label, y_label: the axes, with units.
         baselines: constants by name, drawn as dashed lines.
-        percent: values are shares, shown as percentages.
+        percent: show values as percentages.
     """
 
     title: str
@@ -67,13 +67,14 @@ class Curves:
 
 @dataclass(frozen=True)
 class ComparisonChart:
-    """Repeated runs of several contenders under one measure: each run is a dot, with the mean and the spread.
+    """Repeated runs of several contenders: one dot per run, with mean and spread.
 
     Attributes:
-        measure: what is measured.
-        groups: the value of each run, by contender, the most important one first; no contender is without a run.
+        measure: the metric.
+        groups: the value of each run by contender, the most important contender first; every
+            contender has at least one run.
         baselines: constants by name, drawn as dashed lines.
-        percent: values are shares, shown as percentages.
+        percent: show values as percentages.
     """
 
     title: str
@@ -84,18 +85,18 @@ class ComparisonChart:
     note: str = ""
 
     def mean(self, name: str) -> float:
-        """The mean over a contender's runs."""
+        """Return the mean over the runs of a contender."""
         return statistics.fmean(self.groups[name])
 
     def spread(self, name: str) -> float:
-        """The standard deviation of a contender's runs around their mean (n − 1); 0 for a single run."""
+        """Return the sample standard deviation (n − 1) over the runs of a contender; 0 for one run."""
         values = self.groups[name]
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class TableSection:
-    """Rows under named columns; settings and parameter ledgers are tables, too.
+    """Rows under named columns, such as settings or parameter counts.
 
     Attributes:
         total: the last row is the sum of the others.
@@ -110,11 +111,11 @@ class TableSection:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often one label was taken for another: a picture and a table.
+    """A confusion matrix, shown as a picture and as a table.
 
     Attributes:
         labels: names of rows and columns.
-        counts: row i, column j: how many of label i were predicted as label j.
+        counts: `counts[i][j]` is the number of examples of label i that were predicted as label j.
     """
 
     title: str
@@ -125,12 +126,12 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points, each an example.
+    """One point per example.
 
     Attributes:
         x_label, y_label: the axes, with units.
-        x, y: where the points are.
-        line: two points of a line to compare them with; none for no line.
+        x, y: coordinates of the points.
+        line: two points of a reference line, or `None`.
     """
 
     title: str
@@ -144,14 +145,14 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Marked:
-    """A part of an example's text that it is about."""
+    """The highlighted part of an example."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ReportGuess:
-    """An answer of the model with its probability, and whether it is right."""
+    """An answer of the model with its probability and its correctness."""
 
     answer: str
     probability: float
@@ -160,13 +161,13 @@ class ReportGuess:
 
 @dataclass(frozen=True)
 class ReportExample:
-    """A text, the model's best answers to it, and the right one.
+    """A text, the best answers of the model, and the correct one.
 
     Attributes:
-        parts: the text, piece by piece.
-        truth: the right answer.
-        guesses: the model's answers, the most probable first.
-        where: whence the text comes.
+        parts: consecutive pieces of the text.
+        truth: the correct answer.
+        guesses: answers of the model, the most probable first.
+        where: origin of the text.
     """
 
     parts: Sequence[str | Marked]
@@ -177,7 +178,7 @@ class ReportExample:
 
 @dataclass(frozen=True)
 class ExampleSection:
-    """Some inputs with what the model makes of them."""
+    """Some inputs with the predictions of the model."""
 
     title: str
     examples: Sequence[ReportExample]
@@ -194,7 +195,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Details:
-    """Sections for those who want to know more: folded in a browser, left out in a terminal."""
+    """Secondary sections: folded in a browser, omitted in a terminal."""
 
     title: str
     sections: Sequence[Section]
@@ -217,14 +218,14 @@ Chart = Curves | ComparisonChart | Confusion | Scatter
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report.
+    """A report.
 
     Attributes:
-        title: what was done.
+        title: the experiment.
         headline: the result, in one sentence.
-        lead: what the reader has to know to understand the headline.
-        sections: the rest, the most important first.
-        colophon: what made it, when and on what.
+        lead: the context that the headline needs.
+        sections: everything else, the most important first.
+        colophon: software, date and hardware.
     """
 
     title: str
@@ -235,12 +236,12 @@ class Report:
 
 
 def percentage(share: float) -> str:
-    """A share as it is read: 0.625 → 62.5 %."""
+    """Format a share: 0.625 → 62.5 %."""
     return f"{100 * share:.1f} %"
 
 
 def readable_number(value: Number, percent: bool = False) -> str:
-    """A number as it is read: whole ones in groups of three digits, others with four significant digits."""
+    """Format a number: integers with thousands separators, others with four significant digits."""
     if percent:
         return percentage(value)
     if float(value).is_integer() and abs(value) < 1e15:

@@ -1,7 +1,8 @@
-"""A report in the terminal: the same sections, as far as text can show them."""
+"""A report as text for the terminal."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def render_report(section: Section) -> RenderableType:
-    """A section as rich prints it; of folded details only the title."""
+    """Return a section as a rich renderable; of folded details only the title."""
     from rich.console import Group
     from rich.text import Text
 
@@ -79,7 +80,7 @@ def render_report(section: Section) -> RenderableType:
 
 
 def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Grid:
-    """A table whose columns stand to the right where they hold numbers."""
+    """Build a table; columns of numbers are aligned to the right."""
     from rich import box
     from rich.table import Table as Grid
     from rich.text import Text
@@ -100,7 +101,7 @@ def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell of a table as it is read."""
+    """Format a cell of a table."""
     match cell:
         case None:
             return ""
@@ -123,7 +124,7 @@ def _table(table: TableSection) -> RenderableType:
 
 
 def confusion_table(section: Confusion) -> TableSection:
-    """The counts as a table."""
+    """Return a confusion matrix as a table."""
     rows: list[tuple[Cell, ...]] = [
         (label, *counts) for label, counts in zip(section.labels, section.counts, strict=True)
     ]
@@ -152,12 +153,9 @@ def _comparison(section: ComparisonChart) -> Grid:
 
 
 def _curves(section: Curves) -> Grid:
+    number = functools.partial(readable_number, percent=section.percent)
     rows: list[tuple[Cell, ...]] = [
-        (
-            line.name,
-            sparkline(line),
-            f"{readable_number(line.y[0], section.percent)} → {readable_number(line.y[-1], section.percent)}",
-        )
+        (line.name, sparkline(line), " → ".join(map(number, (line.y[0], line.y[-1]))))
         for line in section.lines
         if line.y
     ]
@@ -169,7 +167,7 @@ def _curves(section: Curves) -> Grid:
 
 
 def sparkline(line: Line, columns: int = _COLUMNS) -> str:
-    """A curve in one line of text: the mean of each of so many equal parts of it, as bars of eight heights."""
+    """Draw a curve in one line of text: the means of equal parts of it, as bars of eight heights."""
     count = min(columns, len(line.y))
     edges = [part * len(line.y) // count for part in range(count + 1)]
     means = [sum(line.y[i:j]) / (j - i) for i, j in itertools.pairwise(edges)]
@@ -197,5 +195,5 @@ def _example(example: ReportExample) -> RenderableType:
             ("  " if place else "") + guess.answer, style="bold green" if guess.right else ""
         )
         answers.append(f" {percentage(guess.probability)}", style="dim")
-    answers.append(f"  (it is: {example.truth})", style="dim")
+    answers.append(f"  (correct: {example.truth})", style="dim")
     return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))
