@@ -2,85 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
-from bothways.attention import block_sparse as reach
+from attention_formulas import HEADS, SIZE, sparse_formula
+from bothways.attention import block_sparse
 from bothways.attention import dispatch as kernels
-from bothways.attention.bigbird_random import Draw, drawn_blocks
-from bothways.attention.dispatch import Kernel, attend, in_blocks
-from bothways.attention.mask import AttentionView, attention_views
-from bothways.attention.patterns import Blocks, Full, Pattern, Window
+from bothways.attention.bigbird_random import RandomBlocks, random_blocks
+from bothways.attention.dispatch import attend
+from bothways.attention.mask import AttentionView
+from bothways.attention.patterns import Blocks, Pattern, Window
+from bothways.attention.reference import PaddedKernel
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.model.config import EncoderConfig
+from bothways.model.encoder import attention_views
+from bothways.runtime.tuning import TUNING
 
-HEADS, SIZE = 2, 4
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
-CPU = torch.device("cpu")
 
 
-def counts(pattern: Pattern, length: int, chosen: Tensor, draw: Draw | None) -> Tensor:
-    """How often each query reads each key `(heads, length, length)`, from the words of the papers."""
-    place = torch.arange(length)
-    match pattern:
-        case Window(radius):
-            near = ((place[:, None] - place).abs() <= radius) | chosen | chosen[:, None]
-            return near.double().expand(HEADS, -1, -1)
-        case Blocks(size) if length > pattern.dense:
-            block, last = place // size, (length - 1) // size
-            ends = (block == 0) | (block == last)
-            read = (
-                (((block[:, None] - block).abs() <= 1) | ends | ends[:, None])
-                .double()
-                .repeat(HEADS, 1, 1)
-            )
-            drawn = drawn_blocks(draw, length, pattern).expand(HEADS, -1, -1)
-            for head in range(HEADS):
-                for number in range(1, last):
-                    for other in drawn[head, number].tolist():
-                        read[head][(block == number)[:, None] & (block == other)] += 1
-            return read
-        case _:
-            return torch.ones(HEADS, length, length, dtype=torch.float64)
-
-
-def softmax(q: Tensor, k: Tensor, v: Tensor, read: Tensor) -> Tensor:
-    """`(length, heads, d)` each, and how often each key is read."""
-    scores = torch.einsum("qhd,khd->hqk", q, k) / SIZE**0.5
-    shares = read * torch.exp(scores - scores.amax(-1, keepdim=True))
-    return torch.einsum("hqk,khd->qhd", shares / shares.sum(-1, keepdim=True), v)
-
-
-def formula(
-    qkv: Tensor,
-    wide: Tensor,
-    lengths: list[int],
-    pattern: Pattern,
-    named: Tensor,
-    draw: Draw | None,
-) -> Tensor:
-    parts = []
-    for part, far, chosen in zip(
-        qkv.split(lengths), wide.split(lengths), named.split(lengths), strict=True
-    ):
-        found = softmax(*part.unbind(1), counts(pattern, len(part), chosen, draw))
-        if isinstance(pattern, Window):
-            all_seen = softmax(
-                *far.unbind(1), torch.ones(HEADS, len(part), len(part), dtype=torch.float64)
-            )
-            found = torch.where(chosen[:, None, None], all_seen, found)
-        parts.append(found)
-    return torch.cat(parts)
-
-
-@pytest.mark.parametrize("kernel", ["fused", "written_out"])
+@pytest.mark.parametrize("kernel", ["fused", "products"])
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=LENGTHS,
@@ -93,8 +42,8 @@ def formula(
     smallest=st.sampled_from([1, 4, 16]),
     layer=st.sampled_from([None, 0, 3]),
 )
-def test_output_and_gradients_equal_the_formula(
-    kernel: Kernel,
+def test_output_and_gradients_equal_the_sparse_formula(
+    kernel: PaddedKernel,
     lengths: list[int],
     seed: int,
     pattern: Pattern,
@@ -107,7 +56,11 @@ def test_output_and_gradients_equal_the_formula(
     named = (torch.rand(tokens) < share) & torch.tensor(
         isinstance(pattern, Window) and pattern.global_attention
     )
-    draw = Draw(layer, HEADS, 64) if isinstance(pattern, Blocks) and layer is not None else None
+    draw = (
+        RandomBlocks(layer, HEADS, 64)
+        if isinstance(pattern, Blocks) and layer is not None
+        else None
+    )
     both = [torch.randn(tokens, 3, HEADS, SIZE, dtype=torch.float64) * 2 for _ in range(2)]
     weights = torch.randn(tokens, HEADS, SIZE, dtype=torch.float64)
     mine, reference = (
@@ -115,12 +68,12 @@ def test_output_and_gradients_equal_the_formula(
         [x.clone().requires_grad_() for x in both],
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "choose", lambda *_: kernel)
-        patch.setattr(kernels, "LONGEST_MASKED", {"cpu": -99})
-        patch.setattr(reach, "SMALLEST", smallest)
-        view = AttentionView.of(Layout.of(lengths), pattern, global_attention_mask=named, draw=draw)
+        patch.setattr(kernels, "padded_kernel", lambda _: kernel)
+        patch.setattr(kernels, "TUNING", replace(TUNING, masked_window_cpu=-99))
+        patch.setattr(block_sparse, "TUNING", replace(TUNING, smallest_block=smallest))
+        view = AttentionView(Layout.of(lengths), pattern, global_attention_mask=named, random=draw)
         found = attend(mine[0], view, 0.0, mine[1])
-    wanted = formula(*reference, lengths, pattern, named, draw)
+    wanted = sparse_formula(*reference, lengths, pattern, named, draw)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=5e-6)
     (found * weights).sum().backward()
     (wanted * weights).sum().backward()
@@ -135,16 +88,15 @@ def test_whole_and_in_blocks_a_window_is_the_same() -> None:
     torch.manual_seed(0)
     lengths = [90, 100, 33]
     qkv, wide = torch.randn(223, 3, HEADS, SIZE), torch.randn(223, 3, HEADS, SIZE)
-    view = AttentionView.of(
+    view = AttentionView(
         Layout.of(lengths),
         Window(5, global_attention=True),
         global_attention_mask=torch.rand(223) < 0.05,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "LONGEST_MASKED", {"cpu": 10**9})
+        patch.setattr(kernels, "TUNING", replace(TUNING, masked_window_cpu=10**9))
         whole = attend(qkv, view, 0.0, wide)
-        patch.setattr(kernels, "LONGEST_MASKED", {"cpu": 0})
-        assert in_blocks(CPU, view.parts[0].pattern, 33)
+        patch.setattr(kernels, "TUNING", replace(TUNING, masked_window_cpu=0))
         torch.testing.assert_close(attend(qkv, view, 0.0, wide), whole, rtol=0, atol=2e-6)
 
 
@@ -153,19 +105,19 @@ def test_dropout_acts_on_what_blocks_read_in_windows() -> None:
     copies, length, rate = 1500, 70, 0.3
     one = torch.randn(length, 3, HEADS, SIZE)
     named = torch.arange(length) == 0
-    view = AttentionView.of(
+    view = AttentionView(
         Layout.of([length] * copies),
         Window(3, global_attention=True),
         global_attention_mask=named.repeat(copies),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "LONGEST_MASKED", {"cpu": 0})
+        patch.setattr(kernels, "TUNING", replace(TUNING, masked_window_cpu=0))
         draws = (
             attend(one.repeat(copies, 1, 1, 1), view, rate)
             .double()
             .view(copies, length, HEADS, SIZE)
         )
-    expected = formula(one.double(), one.double(), [length], Window(3), named, None)
+    expected = sparse_formula(one.double(), one.double(), [length], Window(3), named, None)
     z = (draws.mean(0) - expected) / (draws.var(0) / copies).sqrt()
     assert float(z.abs().max()) < 5.5
     assert float(draws.std(0).min()) > 0
@@ -202,35 +154,16 @@ def test_blocks_are_drawn_as_transformers_draws(
             rows = theirs._bigbird_block_rand_mask_with_head(
                 length, length, size, size, heads, *plan
             )
-        found = drawn_blocks(Draw(seed, heads, most), tokens, Blocks(size, random))
+        found = random_blocks(RandomBlocks(seed, heads, most), tokens, Blocks(size, random))
         assert np.array_equal(found[:, 1:-1], np.stack(rows))
         assert not found[:, [0, -1]].any()
 
 
 def test_a_length_with_too_few_blocks_to_draw_from_repeats_them() -> None:
     """transformers has no answer there."""
-    drawn = drawn_blocks(Draw(0, 1, 4096), 3072, Blocks(256, 3))
+    drawn = random_blocks(RandomBlocks(0, 1, 4096), 3072, Blocks(256, 3))
     assert drawn.shape == (1, 12, 3)
     assert int(drawn.max()) < 12
-
-
-@pytest.mark.parametrize(
-    ("device", "pattern", "longest", "blocked"),
-    [
-        ("cpu", Window(64), 128 + 256, False),
-        ("cpu", Window(64), 128 + 257, True),
-        ("cpu", Window(0), 256, False),
-        ("cuda", Window(256), 512 + 1024, False),
-        ("mps", Window(256), 512 + 1025, True),
-        ("cpu", Blocks(64, 3), 704, False),
-        ("cuda", Blocks(64, 3), 705, True),
-        ("cpu", Full(), 10**6, False),
-    ],
-)
-def test_the_table_of_what_is_read_in_blocks(
-    device: str, pattern: Pattern, longest: int, blocked: bool
-) -> None:
-    assert in_blocks(torch.device(device), pattern, longest) == blocked
 
 
 def test_layers_that_draw_have_views_of_their_own_and_others_share_one() -> None:

@@ -1,48 +1,40 @@
-"""Attention in rectangles against softmax(QKᵀ/√d)V of each sequence alone, in double precision."""
+"""Attention in rectangles against softmax(QKᵀ/√d)V of each sequence alone, and the choice of a kernel."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from attention_formulas import HEADS, SIZE, formula
 from bothways.attention import dispatch as kernels
-from bothways.attention.dispatch import Kernel, attend, choose
-from bothways.attention.mask import EVERYTHING, AttentionView, RotaryTables, attention_mask
-from bothways.attention.patterns import Causal, Full, Pattern, Window
+from bothways.attention import flash
+from bothways.attention.dispatch import (
+    AttentionCall,
+    Blocked,
+    Compiled,
+    Flexible,
+    Gathered,
+    Kernel,
+    Packed,
+    Padded,
+    attend,
+    choose,
+    padded_kernel,
+)
+from bothways.attention.mask import AttentionView, RotaryTables, attention_mask
+from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.attention.reference import PaddedKernel
 from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy
-
-HEADS, SIZE = 2, 4
-
-
-def sees(pattern: Pattern, query: int, key: int) -> bool:
-    match pattern:
-        case Full():
-            return True
-        case Window(radius):
-            return abs(query - key) <= radius
-        case Causal():
-            return key <= query
+from bothways.kernels import library as native
+from bothways.kernels.library import Feature
 
 
-def formula(qkv: Tensor, lengths: list[int], pattern: Pattern = EVERYTHING) -> Tensor:
-    parts = []
-    for part in qkv.double().split(lengths):
-        q, k, v = (part[:, at].transpose(0, 1) for at in range(3))
-        scores = q @ k.transpose(1, 2) / SIZE**0.5
-        hidden = [
-            [not sees(pattern, query, key) for key in range(len(part))]
-            for query in range(len(part))
-        ]
-        scores = scores.masked_fill(torch.tensor(hidden), float("-inf"))
-        exponents = torch.exp(scores - scores.amax(-1, keepdim=True))
-        parts.append((exponents / exponents.sum(-1, keepdim=True) @ v).transpose(0, 1))
-    return torch.cat(parts)
-
-
-@pytest.mark.parametrize("kernel", ["fused", "written_out", "in_place"])
+@pytest.mark.parametrize("kernel", ["fused", "products", "in_place"])
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
@@ -51,16 +43,16 @@ def formula(qkv: Tensor, lengths: list[int], pattern: Pattern = EVERYTHING) -> T
     pattern=st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.integers(0, 12))),
 )
 def test_output_and_gradient_equal_the_formula(
-    kernel: Kernel, lengths: list[int], seed: int, cut: RectanglePolicy, pattern: Pattern
+    kernel: PaddedKernel, lengths: list[int], seed: int, cut: RectanglePolicy, pattern: Pattern
 ) -> None:
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64) * 2
     weights = torch.randn(sum(lengths), HEADS, SIZE, dtype=torch.float64)
     mine, reference = qkv.float().requires_grad_(), qkv.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "choose", lambda *_: kernel)
+        patch.setattr(kernels, "padded_kernel", lambda _: kernel)
         found, wanted = (
-            attend(mine, AttentionView.of(Layout.of(lengths, cut), pattern)),
+            attend(mine, AttentionView(Layout.of(lengths, cut), pattern)),
             formula(reference, lengths, pattern),
         )
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
@@ -75,7 +67,7 @@ def test_dropout_acts_on_probabilities() -> None:
     copies, lengths, rate = 20_000, [5, 4], 0.3
     one = torch.randn(sum(lengths), 3, HEADS, SIZE)
     draws = (
-        attend(one.repeat(copies, 1, 1, 1), AttentionView.of(Layout.of(lengths * copies)), rate)
+        attend(one.repeat(copies, 1, 1, 1), AttentionView(Layout.of(lengths * copies)), rate)
         .double()
         .view(copies, *one[:, 0].shape)
     )
@@ -97,52 +89,141 @@ def test_dropout_acts_on_probabilities() -> None:
 def test_half_precision_attends_within_its_rounding() -> None:
     torch.manual_seed(0)
     qkv = torch.randn(19, 3, HEADS, SIZE)
-    found = attend(qkv.bfloat16(), AttentionView.of(Layout.of([9, 10])), 0.0)
+    found = attend(qkv.bfloat16(), AttentionView(Layout.of([9, 10])), 0.0)
     torch.testing.assert_close(found.double(), formula(qkv, [9, 10]), rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "longest", "rate", "kernel"),
-    [
-        ("cuda", torch.bfloat16, 128, 0.0, "fused"),
-        ("cuda", torch.float32, 128, 0.1, "fused"),
-        ("cpu", torch.float32, 4096, 0.1, "written_out"),
-        ("cpu", torch.bfloat16, 512, 0.0, "written_out"),
-        ("cpu", torch.bfloat16, 513, 0.0, "fused"),
-        ("cpu", torch.float32, 256, 0.0, "written_out"),
-        ("cpu", torch.float32, 257, 0.0, "fused"),
-        ("cpu", torch.float64, 257, 0.0, "fused"),
-    ],
-)
-def test_the_table_of_kernels(
-    device: str, dtype: torch.dtype, longest: int, rate: float, kernel: Kernel
-) -> None:
-    assert choose(torch.device(device), dtype, longest, rate) == kernel
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FP32, BF16 = torch.float32, torch.bfloat16
+AVX512, AMX = Feature(7), Feature(15)
+GLOBAL = Window(64, global_attention=True)
+
+
+def call(device: torch.device, dtype: torch.dtype, length: int, **more: Any) -> AttentionCall:
+    return AttentionCall(device, dtype, more.pop("head_size", 64), length, **more)
+
+
+@pytest.fixture
+def features(monkeypatch: pytest.MonkeyPatch) -> Callable[[Feature], None]:
+    """A machine whose compiled kernels use these features, with a GPU that has all kernels."""
+
+    def use(these: Feature) -> None:
+        monkeypatch.setattr(native, "kernel_features", lambda: these)
+        monkeypatch.setattr(flash, "has_varlen", lambda device: device.type == "cuda")
+        monkeypatch.setattr(kernels, "has_flex", lambda device: device.type == "cuda")
+
+    return use
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "longest", "kernel"),
+    ("row", "query", "kernel"),
     [
-        ("cuda", torch.float32, 16, "fused"),
-        ("cpu", torch.float32, 48, "in_place"),
-        ("cpu", torch.float32, 49, "fused"),
-        ("cpu", torch.bfloat16, 512, "written_out"),
+        (1, call(CUDA, BF16, 9000, learning=True), Packed()),
+        (1, call(CUDA, torch.float16, 99, pattern=Window(8), head_size=256), Packed()),
+        (1, call(CUDA, BF16, 99, pattern=Causal(), head_size=8), Packed()),
+        (1, call(CUDA, BF16, 99, head_size=12), Padded("fused")),
+        (1, call(CUDA, BF16, 99, head_size=264), Padded("fused")),
+        (1, call(CUDA, BF16, 99, dropout=0.1), Padded("fused")),
+        (1, call(CUDA, FP32, 99), Padded("fused")),
+        (1, call(CUDA, BF16, 99, pattern=Blocks(64)), Padded("fused")),
+        (2, call(CUDA, BF16, 99, pattern=GLOBAL, global_tokens=True), Flexible()),
+        (2, call(CUDA, FP32, 99, pattern=GLOBAL, global_tokens=True, global_qkv=True), Flexible()),
+        (2, call(CUDA, FP32, 99, pattern=GLOBAL, global_tokens=True, head_size=24), Padded("fused")),
+        (2, call(CUDA, FP32, 99, pattern=GLOBAL, global_tokens=True, dropout=0.1), Padded("fused")),
+        (3, call(CPU, FP32, 512), Compiled()),
+        (3, call(CPU, FP32, 512, learning=True), Compiled()),
+        (3, call(CPU, FP32, 65, pattern=Window(64)), Compiled()),
+        (3, call(CPU, FP32, 513), Padded("fused")),
+        (3, call(CPU, FP32, 40, head_size=12), Padded("in_place")),
+        (3, call(CPU, FP32, 40, pattern=GLOBAL, global_tokens=True), Compiled()),
+        (4, call(CPU, FP32, 4096, dropout=0.1, learning=True), Compiled()),
+        (5, call(CPU, BF16, 4096, learning=True), Compiled()),
+        (5, call(CPU, BF16, 4097), Padded("fused")),
+        (6, call(CPU, BF16, 9000, dropout=0.1), Compiled()),
+        (8, call(CPU, FP32, 256, learning=True, head_size=12), Gathered()),
+        (8, call(CPU, FP32, 257, learning=True, head_size=12), Padded("fused")),
+        (8, call(CPU, FP32, 40, learning=True, pattern=Causal()), Gathered()),
+        (8, call(CPU, FP32, 90, learning=True, pattern=GLOBAL, global_tokens=True), Padded("products")),
+        (8, call(CPU, FP32, 40, learning=True, global_qkv=True), Padded("products")),
+        (9, call(CPU, FP32, 40, relative=True), Padded("products")),
+        (9, call(CUDA, BF16, 40, relative=True), Padded("fused")),
+        (10, call(CPU, FP32, 128 + 257, pattern=Window(64)), Blocked()),
+        (10, call(CPU, FP32, 128 + 256, pattern=Window(64)), Padded("fused")),
+        (10, call(CUDA, FP32, 512 + 1025, pattern=Window(256)), Blocked()),
+        (10, call(CUDA, FP32, 512 + 1024, pattern=Window(256)), Padded("fused")),
+        (11, call(CUDA, BF16, 705, pattern=Blocks(64, 3)), Blocked()),
+        (11, call(CPU, FP32, 704, pattern=Blocks(64, 3), head_size=12), Padded("fused")),
+        (12, call(CPU, FP32, 40, rectangle=True), Padded("in_place")),
+        (12, call(CPU, FP32, 40, rectangle=True, learning=True), Padded("products")),
+    ],
+)  # fmt: skip
+def test_the_table(
+    row: int, query: AttentionCall, kernel: Kernel, features: Callable[[Feature], None]
+) -> None:
+    features(AMX)
+    assert choose(query) == kernel, f"row {row}"
+
+
+@pytest.mark.parametrize(
+    ("query", "kernel"),
+    [
+        (call(CPU, BF16, 512), Compiled()),
+        (call(CPU, BF16, 513), Padded("fused")),
+        (call(CPU, BF16, 9, learning=True), Gathered()),
+        (call(CPU, BF16, 9, dropout=0.1), Padded("products")),
     ],
 )
-def test_the_table_of_kernels_where_nothing_is_learned(
-    device: str, dtype: torch.dtype, longest: int, kernel: Kernel
+def test_the_table_without_amx(
+    query: AttentionCall, kernel: Kernel, features: Callable[[Feature], None]
 ) -> None:
-    assert choose(torch.device(device), dtype, longest, 0.0, learning=False) == kernel
+    """Row 7."""
+    features(AVX512)
+    assert choose(query) == kernel
+
+
+def test_the_table_without_kernels(features: Callable[[Feature], None]) -> None:
+    features(Feature(0))
+    assert choose(call(CPU, FP32, 40)) == Padded("in_place")
+    assert choose(call(CPU, FP32, 40, learning=True)) == Gathered()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "keys", "rate", "learning", "kernel"),
+    [
+        (CUDA, BF16, 128, 0.0, True, "fused"),
+        (CUDA, FP32, 128, 0.1, True, "fused"),
+        (CUDA, FP32, 16, 0.0, False, "fused"),
+        (CPU, FP32, 4096, 0.1, True, "products"),
+        (CPU, BF16, 512, 0.0, True, "products"),
+        (CPU, BF16, 513, 0.0, True, "fused"),
+        (CPU, BF16, 512, 0.0, False, "products"),
+        (CPU, FP32, 256, 0.0, True, "products"),
+        (CPU, FP32, 257, 0.0, True, "fused"),
+        (CPU, torch.float64, 257, 0.0, True, "fused"),
+        (CPU, FP32, 48, 0.0, False, "in_place"),
+        (CPU, FP32, 49, 0.0, False, "fused"),
+    ],
+)
+def test_the_table_of_padded_kernels(
+    device: torch.device, dtype: torch.dtype, keys: int, rate: float, learning: bool, kernel: str
+) -> None:
+    assert padded_kernel(call(device, dtype, keys, dropout=rate, learning=learning)) == kernel
+
+
+def test_an_empty_set_of_global_tokens_is_none() -> None:
+    layout, none = Layout.of([40, 3]), torch.zeros(43, dtype=torch.bool)
+    assert not AttentionView(layout, GLOBAL, global_attention_mask=none).has_global_tokens
+    assert AttentionView(layout, GLOBAL, global_attention_mask=~none).has_global_tokens
+    assert not AttentionView(layout, Window(64), global_attention_mask=~none).has_global_tokens
 
 
 def test_full_attention_needs_no_mask_where_nothing_is_padded() -> None:
     equal, mixed = Layout.of([5, 5]).rectangles[0], Layout.of([5, 4]).rectangles[0]
-    cpu = torch.device("cpu")
-    assert attention_mask(Full(), equal, cpu) is None
-    assert attention_mask(Window(4), equal, cpu) is None  # as far as the sequence reaches
-    assert attention_mask(Window(3), equal, cpu).shape == (1, 1, 5, 5)
-    assert attention_mask(Full(), mixed, cpu).shape == (2, 1, 1, 5)
-    assert attention_mask(Causal(), mixed, cpu).shape == (2, 1, 5, 5)
+    assert attention_mask(Full(), equal, CPU) is None
+    assert attention_mask(Window(4), equal, CPU) is None  # as far as the sequence reaches
+    assert attention_mask(Window(3), equal, CPU).shape == (1, 1, 5, 5)
+    assert attention_mask(Full(), mixed, CPU).shape == (2, 1, 1, 5)
+    assert attention_mask(Causal(), mixed, CPU).shape == (2, 1, 5, 5)
 
 
 @pytest.mark.parametrize("base", [10.0, 10_000.0])

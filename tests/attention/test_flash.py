@@ -8,22 +8,22 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_kernels import formula
-from test_recompute import LENGTHS
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from attention_formulas import OnGpu, formula
 from bothways.attention import dispatch as kernels
-from bothways.attention import flash
-from bothways.attention.flash import attend_fused, attend_packed, is_packed
+from bothways.attention.dispatch import Packed
+from bothways.attention.flash import attend_fused, attend_packed
 from bothways.attention.mask import AttentionView
-from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.attention.patterns import Causal, Full, Pattern, Window
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.encoder import Encoder
 from bothways.model.positions import Rotary
 from bothways.runtime import devices as hardware
+from small_models import LENGTHS
 
 CUDA, CPU, META = (torch.device(name) for name in ("cuda", "cpu", "meta"))
 
@@ -56,7 +56,7 @@ def documented(
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", documented)
-    monkeypatch.setattr(kernels, "is_packed", lambda *_: True)
+    monkeypatch.setattr(kernels, "choose", lambda _: Packed())
 
 
 PATTERNS = st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.integers(0, 12)))
@@ -77,7 +77,7 @@ def test_packed_sequences_attend_as_the_formula(
     qkv = torch.randn(sum(lengths), 3, 2, 4, dtype=torch.float64)
     mine, reference = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
     found, wanted = (
-        kernels.attend(mine, AttentionView.of(Layout.of(lengths), pattern)),
+        kernels.attend(mine, AttentionView(Layout.of(lengths), pattern)),
         formula(reference, lengths, pattern),
     )
     torch.testing.assert_close(found, wanted)
@@ -106,53 +106,10 @@ def test_an_encoder_is_the_same_by_either_kernel(
 def test_the_kernel_takes_what_it_is_given(pattern: Pattern) -> None:
     """torch's own one on a device without values: shapes and types, forward and backward."""
     qkv = torch.empty(17, 3, 2, 8, device=META, dtype=torch.bfloat16, requires_grad=True)
-    found = attend_packed(qkv, AttentionView.of(Layout.of([5, 9, 3]).to(META), pattern))
+    found = attend_packed(qkv, AttentionView(Layout.of([5, 9, 3]).to(META), pattern))
     assert (found.shape, found.dtype, found.device) == ((17, 2, 8), torch.bfloat16, META)
     found.sum().backward()
     assert qkv.grad is not None
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "size", "rate", "pattern", "expected"),
-    [
-        (CUDA, torch.bfloat16, 64, 0.0, Full(), True),
-        (CUDA, torch.float16, 256, 0.0, Window(64), True),
-        (CUDA, torch.bfloat16, 8, 0.0, Causal(), True),
-        (CUDA, torch.bfloat16, 64, 0.1, Full(), False),
-        (CUDA, torch.float32, 64, 0.0, Full(), False),
-        (CUDA, torch.bfloat16, 12, 0.0, Full(), False),
-        (CUDA, torch.bfloat16, 264, 0.0, Full(), False),
-        (CUDA, torch.bfloat16, 64, 0.0, Blocks(4, 1), False),
-        (CPU, torch.bfloat16, 64, 0.0, Full(), False),
-    ],
-)
-def test_the_table(
-    device: torch.device,
-    dtype: torch.dtype,
-    size: int,
-    rate: float,
-    pattern: Pattern,
-    expected: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    view = AttentionView.of(Layout.of([40, 3]), pattern)
-    monkeypatch.setattr(flash, "has_varlen", lambda device: device.type == "cuda")
-    assert is_packed(device, dtype, size, rate, view) == expected
-    monkeypatch.setattr(flash, "has_varlen", lambda device: False)
-    assert not is_packed(device, dtype, size, rate, view)
-
-
-def test_global_tokens_are_read_in_rectangles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash, "has_varlen", lambda device: True)
-    layout = Layout.of([40, 3])
-    everywhere = torch.zeros(43, dtype=torch.bool)
-    everywhere[0] = True
-    plain, marked = (
-        AttentionView.of(layout, Window(4, global_attention=True), global_attention_mask=chosen)
-        for chosen in (None, everywhere)
-    )
-    assert is_packed(CUDA, torch.bfloat16, 64, 0.0, plain)
-    assert not is_packed(CUDA, torch.bfloat16, 64, 0.0, marked)
 
 
 @pytest.mark.parametrize(
@@ -171,12 +128,6 @@ def test_where_torch_has_the_kernel(
         varlen, "varlen_attn", lambda q, k, v, is_causal=False: q
     )  # as before torch 2.11
     assert not look(CUDA)
-
-
-class OnGpu(Tensor):
-    """A tensor that says that it lies on a GPU."""
-
-    is_cuda = True  # type: ignore[assignment]
 
 
 def test_cudnn_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_reach import formula as formula_of_reach
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
+from attention_formulas import sparse_formula
 from bothways.attention import dispatch as kernels
 from bothways.attention import flex
+from bothways.attention.dispatch import AttentionCall
 from bothways.attention.flex import FlexWindow
 from bothways.attention.mask import AttentionView
 from bothways.attention.patterns import Window
@@ -35,12 +36,12 @@ def chosen() -> Iterator[list[bool]]:
     """FlexAttention wherever a window has global tokens; for each layer, whether it had."""
     found: list[bool] = []
 
-    def named(device: torch.device, size: int, rate: float, view: AttentionView) -> bool:
-        found.append(view.named is not None)
+    def flexible(call: AttentionCall) -> bool:
+        found.append(call.global_tokens)
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "is_flexible", named)
+        patch.setattr(kernels, "_is_flexible", flexible)
         yield found
 
 
@@ -60,12 +61,12 @@ def test_it_is_the_formula(
     pattern, tokens = Window(radius, global_attention=True), sum(lengths)
     qkv, wide = torch.randn(2, tokens, 3, 2, 4, dtype=torch.float64)
     named = torch.rand(tokens) < share
-    view = AttentionView.of(Layout.of(lengths), pattern, global_attention_mask=named)
+    view = AttentionView(Layout.of(lengths), pattern, global_attention_mask=named)
     found = kernels.attend(qkv, view, global_qkv=wide)
     assert chosen
-    torch.testing.assert_close(found, formula_of_reach(qkv, wide, lengths, pattern, named, None))
+    torch.testing.assert_close(found, sparse_formula(qkv, wide, lengths, pattern, named, None))
     alike = kernels.attend(qkv, view)
-    torch.testing.assert_close(alike, formula_of_reach(qkv, qkv, lengths, pattern, named, None))
+    torch.testing.assert_close(alike, sparse_formula(qkv, qkv, lengths, pattern, named, None))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_every_block_is_read_in_which_somebody_sees_somebody(
         patch.setattr(flex, "BLOCK", 16)
         tokens = sum(lengths)
         window = FlexWindow(Layout.of(lengths), radius, torch.rand(tokens) < share)
-        for mask, queries in ((window.near, tokens), (window.far, len(window.named))):
+        for mask, queries in ((window.near, tokens), (window.far, len(window.global_tokens))):
             if not queries:
                 continue
             wanted = (
@@ -138,28 +139,6 @@ def test_more_programs_are_compiled_than_torch_would(monkeypatch: pytest.MonkeyP
         FlexWindow(layout, 5, layout.positions == 0)(torch.randn(layout.tokens, 3, 1, 16), None)
     assert counter.frame_count == 4
     torch._dynamo.reset()
-
-
-@pytest.mark.parametrize(
-    ("has", "size", "rate", "named", "is_it"),
-    [
-        (True, 64, 0.0, True, True),
-        (True, 24, 0.0, True, False),
-        (True, 64, 0.1, True, False),
-        (True, 64, 0.0, False, False),
-        (False, 64, 0.0, True, False),
-    ],
-)
-def test_the_table(
-    has: bool, size: int, rate: float, named: bool, is_it: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "has_flex", lambda device: has)
-    view = AttentionView.of(
-        Layout.of([9]),
-        Window(2, global_attention=True),
-        global_attention_mask=torch.ones(9, dtype=torch.bool) if named else None,
-    )
-    assert kernels.is_flexible(CUDA, size, rate, view) == is_it
 
 
 def test_it_is_for_gpus_that_triton_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_output_and_gradient_are_the_formula_s(
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE)
     weights = torch.randn(sum(lengths), HEADS, SIZE)
     mine, reference = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
-    view = AttentionView.of(Layout.of(lengths, cut), pattern)
+    view = AttentionView(Layout.of(lengths, cut), pattern)
     assert len(view.parts) == parts
     torch.manual_seed(5)
     found = attend_gathered(mine, view.parts, rate)
@@ -82,7 +82,7 @@ def test_in_bf16_within_its_rounding(autocast: bool) -> None:
     """Weights of a layer in front of it get their gradient in fp32 under autocast, in bf16 without."""
     torch.manual_seed(0)
     x, weight = torch.randn(sum(LENGTHS), 8), torch.randn(3 * HEADS * SIZE, 8) / 3
-    shape, view = (sum(LENGTHS), 3, HEADS, SIZE), AttentionView.of(Layout.of(LENGTHS))
+    shape, view = (sum(LENGTHS), 3, HEADS, SIZE), AttentionView(Layout.of(LENGTHS))
     dtype = torch.float32 if autocast else torch.bfloat16
     reference, mine = weight.double().requires_grad_(), weight.to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -99,7 +99,7 @@ def test_in_bf16_within_its_rounding(autocast: bool) -> None:
 
 def test_a_sequence_that_is_not_finite_spoils_no_other() -> None:
     torch.manual_seed(0)
-    view, first = AttentionView.of(Layout.of(LENGTHS)), LENGTHS[0]
+    view, first = AttentionView(Layout.of(LENGTHS)), LENGTHS[0]
     assert len(view.parts) == 1
     qkv = torch.randn(sum(LENGTHS), 3, HEADS, SIZE, requires_grad=True)
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_places_there_and_back() -> None:
     gathered = names.flatten()[places.sources].view(3, 2, HEADS, 3)
     assert torch.equal(gathered[1, :, 2], names[[[0, 1, 0], [2, 3, 4]], 1, 2])
     assert torch.equal(gathered.flatten()[places.gradients].view(names.shape), names)
-    assert torch.equal(gathered[0].flatten()[places.found].view(5, HEADS), names[:, 0])
+    assert torch.equal(gathered[0].flatten()[places.outputs].view(5, HEADS), names[:, 0])
     assert torch.equal(names[:, 0].flatten()[places.queries].view(2, HEADS, 3), gathered[0])
 
 
@@ -136,5 +136,5 @@ def test_attention_takes_it_where_something_is_learned(
         return qkv[:, 0]
 
     monkeypatch.setattr("bothways.attention.dispatch.attend_gathered", record)
-    attend(torch.randn(5, 3, HEADS, SIZE, requires_grad=learning), AttentionView.of(Layout.of([5])))
+    attend(torch.randn(5, 3, HEADS, SIZE, requires_grad=learning), AttentionView(Layout.of([5])))
     assert bool(calls) == learning

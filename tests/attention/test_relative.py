@@ -15,9 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from batch_operations import batch_flops
 from bothways.attention import relative as disentangled
-from bothways.attention.dispatch import Kernel
+from bothways.attention.dispatch import Padded
 from bothways.attention.mask import AttentionView
 from bothways.attention.patterns import Causal, Full, Pattern, Window
+from bothways.attention.reference import PaddedKernel
 from bothways.attention.relative import PositionTerms, along_diagonals, attend_disentangled
 from bothways.core.batch import Batch
 from bothways.core.config.reader import load, read, to_dict
@@ -30,7 +31,7 @@ from bothways.model.head_config import Head, LabelHead, MaskedHead, Own, Replace
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Convolution, Disentangled
-from bothways.model.relative_positions import Distances, row_of
+from bothways.model.relative_positions import distances_of, row_of
 
 HEADS, SIZE = 2, 5
 
@@ -135,7 +136,7 @@ def formula(
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("kernel", ["fused", "written_out", "in_place"])
+@pytest.mark.parametrize("kernel", ["fused", "products", "in_place"])
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     seed=st.integers(0, 99),
@@ -146,7 +147,7 @@ def formula(
 )
 @settings(max_examples=20, deadline=None)
 def test_output_and_gradient_equal_the_formula(
-    kernel: Kernel,
+    kernel: PaddedKernel,
     lengths: list[int],
     seed: int,
     cut: RectanglePolicy,
@@ -162,15 +163,15 @@ def test_output_and_gradient_equal_the_formula(
     ]
     single = [tensor.detach().float().requires_grad_() for tensor in exact]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disentangled, "choose", lambda *_: kernel)
+        patch.setattr(disentangled, "choose", lambda _: Padded(kernel))
         packed = Layout.of(lengths, cut)
-        distances = Distances.of(position, packed)
+        distances = distances_of(position, packed)
         terms = [
             tensor[distances.start : distances.stop] if there else None
             for tensor, there in zip(single[1:], held, strict=True)
         ]
         found = attend_disentangled(
-            single[0], PositionTerms(*terms), AttentionView.of(packed, pattern, distances=distances)
+            single[0], PositionTerms(*terms), AttentionView(packed, pattern, distances=distances)
         )
     keys, queries = (
         tensor if there else None for tensor, there in zip(exact[1:], held, strict=True)
@@ -196,9 +197,9 @@ def test_dropout_acts_on_probabilities() -> None:
         torch.randn(16, HEADS, SIZE),
     )
     many = Layout.of([n] * copies)
-    distances = Distances.of(position, many)
+    distances = distances_of(position, many)
     terms = PositionTerms(*(tensor[distances.start : distances.stop] for tensor in (keys, queries)))
-    view = AttentionView.of(many, distances=distances)
+    view = AttentionView(many, distances=distances)
     found = (
         attend_disentangled(qkv.repeat(copies, 1, 1, 1), terms, view, rate)
         .double()

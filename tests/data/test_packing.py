@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
-from bothways.data.batching import ExampleBudget, TokenBudget, deal, fits, padding
+from bothways.data.batching import ExampleBudget, TokenBudget, deal, fits
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=60)
 
@@ -58,16 +57,6 @@ def test_dealing_by_hand():
 )
 def test_what_fits_in_a_step(batch, sequences, tokens, answer):
     assert fits(batch, sequences, tokens) == answer
-
-
-def test_padding_by_hand():
-    one = padding([Layout.of([1000, 900, 800, 200])])
-    # 2,900 tokens; 4 × 1,000 places in one rectangle; 3 × 1,000 + 1 × 200 in rectangles of near-equal lengths.
-    assert one.padded == pytest.approx(1 - 29 / 40)
-    assert one.rectangles == pytest.approx(1 - 29 / 32)
-    two = padding([Layout.of([10, 10]), Layout.of([5])])
-    assert two.padded == pytest.approx(1 - 25 / 30)
-    assert two.rectangles == 0
 
 
 @pytest.mark.parametrize("kind", [ExampleBudget, TokenBudget])

@@ -270,11 +270,9 @@ def test_it_is_chosen_where_all_see_all(
         monkeypatch.setattr(native, name, telling(name))
     qkv, layout = drawn(LONG, 2, 16, 0).requires_grad_(gradients), Layout.of(LONG, cut)
     turn = RotaryTables.of(layout.positions, 16, 10_000.0)
-    found = kernels.attend(qkv, AttentionView.of(layout, pattern, turn), rate)
+    found = kernels.attend(qkv, AttentionView(layout, pattern, turn), rate)
     assert called == ([] if chosen is None else [chosen])
-    assert (layout.slots == layout.tokens) == (
-        chosen is not None or cut is EQUAL
-    )  # no rectangle is made for the kernel
+    assert ("rectangles" in vars(layout)) == (chosen is None)
     if chosen and rate == 0:
         torch.testing.assert_close(found.double(), formula(turn(qkv), LONG), rtol=2e-5, atol=3e-6)
 
@@ -291,48 +289,15 @@ def test_global_tokens_with_projections_of_their_own_are_left_to_torch(
     qkv, layout = drawn([9, 5], 2, 16, 0), Layout.of([9, 5])
     everywhere = torch.zeros(14, dtype=torch.bool)
     everywhere[0] = True
-    view = AttentionView.of(
+    view = AttentionView(
         layout, Window(20, global_attention=True), global_attention_mask=everywhere
     )
-    assert view.full
     found, same = (
         kernels.attend(qkv, view, global_qkv=drawn([9, 5], 2, 16, 1)),
         formula(qkv, [9, 5]),
     )
     assert not torch.allclose(found[0].double(), same[0], atol=1e-3)
     torch.testing.assert_close(found[1:].double(), same[1:], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("has", "dtype", "rate", "gradients", "longest", "chosen"),
-    [
-        (Feature.AVX512, torch.float32, 0.0, False, 512, True),
-        (Feature.AVX512, torch.float32, 0.0, True, 512, True),
-        (EVERY, torch.float32, 0.0, False, 513, False),
-        (EVERY, torch.float32, 0.1, True, 4096, True),
-        (WITHOUT_AMX, torch.bfloat16, 0.0, False, 512, True),
-        (WITHOUT_AMX, torch.bfloat16, 0.0, False, 513, False),
-        (WITHOUT_AMX, torch.bfloat16, 0.0, True, 9, False),
-        (WITHOUT_AMX, torch.bfloat16, 0.1, False, 9, False),
-        (EVERY, torch.bfloat16, 0.0, True, 4096, True),
-        (EVERY, torch.bfloat16, 0.0, False, 4097, False),
-        (EVERY, torch.bfloat16, 0.1, True, 8192, True),
-        (EVERY, torch.float64, 0.0, False, 9, False),
-    ],
-)
-def test_the_table_of_its_use(
-    has: Feature,
-    dtype: torch.dtype,
-    rate: float,
-    gradients: bool,
-    longest: int,
-    chosen: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(native, "kernel_features", lambda: has)
-    assert kernels.is_compiled(CPU, dtype, 16, longest, rate, gradients) is chosen
-    monkeypatch.setattr(native, "kernel_features", lambda: Feature(0))
-    assert not kernels.is_compiled(CPU, dtype, 16, longest, rate, gradients)
 
 
 def factors_of(qkv: Tensor, lengths: list[int], rate: float, seed: int) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_recompute import SHAPES
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -23,6 +22,7 @@ from bothways.model import block
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.encoder import Encoder
 from bothways.preflight.compute import compute_as
+from small_models import SHAPES
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute"

@@ -4,84 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from bothways.attention.dispatch import is_compiled
-from bothways.attention.patterns import Blocks, Full, Window
+from bothways.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.families.catalogue import PRESETS, preset
 from bothways.finetuning.mixout import mix_out
 from bothways.model import block
 from bothways.model import flops as operations
-from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
+from bothways.model.config import EncoderConfig, Gated
 from bothways.model.encoder import Encoder
 from bothways.model.flops import kept_floats
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.lstm_config import ModelConfig
 from bothways.model.model import Model, token_head
-from bothways.model.positions import Disentangled, Rotary
-
-LENGTHS = [70, 9, 70, 21, 1]
-SMALL = EncoderConfig(50, 16, 3, 2, 24, dropout=Dropouts(0.2, 0.3))
-
-
-def shrunk(config: ModelConfig) -> ModelConfig:
-    """The family's own structure in a small size, with dropout wherever it has some."""
-    if isinstance(config, LSTMConfig):
-        return replace(config, vocab=50, projection=8, cells=12, depth=3, dropout=0.2)
-    patterns = tuple(_small(pattern) for pattern in config.patterns)
-    mlp = replace(config.mlp, dropout=0.2) if isinstance(config.mlp, Gated) else config.mlp
-    dropout = replace(config.dropout, hidden=0.2, attention=0.3)
-    embedding = None if config.embedding is None else 8
-    sizes: dict[str, Any] = {
-        "vocab": 50,
-        "width": 16,
-        "depth": 3,
-        "heads": 2,
-        "intermediate_size": 24,
-        "embedding": embedding,
-        "pad": 0,
-    }
-    position = config.position
-    if isinstance(position, Disentangled) and position.convolution is not None:
-        position = replace(position, convolution=replace(position.convolution, groups=2))
-    return replace(config, patterns=patterns, mlp=mlp, dropout=dropout, position=position, **sizes)
-
-
-def _small(pattern: Any) -> Any:
-    match pattern:
-        case Window():
-            return replace(pattern, radius=3)
-        case Blocks():
-            return replace(pattern, size=4)
-        case _:
-            return pattern
-
-
-DISTINCT = {repr(shrunk(preset(name))): name for name in PRESETS}
-SHAPES: dict[str, ModelConfig] = {name: shrunk(preset(name)) for name in DISTINCT.values()} | {
-    "shared": replace(SMALL, depth=4, sharing=Sharing(groups=2, layers_per_group=2)),
-    "window": replace(SMALL, patterns=(Window(2), Full()), position=Rotary(128)),
-    "no dropout": replace(SMALL, dropout=Dropouts(0.0, 0.0)),
-    "one layer": replace(SMALL, depth=1),
-}
-
-
-def batch_for(config: ModelConfig) -> Batch:
-    layout = Layout.of(LENGTHS)
-    ids = torch.randint(
-        4, config.vocab, (layout.tokens,), generator=torch.Generator().manual_seed(3)
-    )
-    everywhere = (
-        layout.positions == 0
-        if isinstance(config, EncoderConfig) and config.has_global_attention
-        else None
-    )
-    return Batch(ids, torch.zeros_like(ids), layout, {}, everywhere)
+from small_models import SHAPES, SMALL, batch_for
 
 
 def trained(
@@ -192,7 +131,8 @@ def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(
     model, layout = Model(config, ()).train(), Layout.of([length] * 4)
     ids = torch.randint(4, 100, (layout.tokens,))
     batch, held = Batch(ids, torch.zeros_like(ids), layout), {}
-    room = 4 if is_compiled(ids.device, torch.float32, 16, length, 0.1, learning=True) else 6
+    call = AttentionCall(ids.device, torch.float32, 16, length, dropout=0.1, learning=True)
+    room = 4 if choose(call) == Compiled() else 6
     for recompute, blocks in ((False, 12), (True, 1)):
         model.encoder.recompute = recompute
         held[recompute] = kept(model, batch) / layout.tokens

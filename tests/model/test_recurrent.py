@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_flash import OnGpu
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from attention_formulas import OnGpu
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.model.layer_mix import LayerChoice, LayerConcat, LayerSum, build_mix, chosen_layers

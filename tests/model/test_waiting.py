@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_recompute import LENGTHS, SHAPES
 
 from bothways.attention import dispatch as kernels
+from bothways.attention.dispatch import Packed
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.targets import LabelTargets, TokenTargets
@@ -17,6 +17,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.head_config import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model, token_head
 from bothways.objectives.masked_lm import MaskedLMLearner
+from small_models import LENGTHS, SHAPES
 
 META = torch.device("meta")
 
@@ -46,7 +47,7 @@ def test_an_encoder_of_any_family(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["no dropout", "window", "modernbert-large"])
 def test_an_encoder_that_reads_packed_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "is_packed", lambda *_: True)
+    monkeypatch.setattr(kernels, "choose", lambda _: Packed())
     config = replace(SHAPES[name], dropout=Dropouts(0.0, 0.0))
     encoder = Model(config, ()).encoder.to(META, torch.bfloat16)
     encoder(batch_of().to(META)).last.sum().backward()

@@ -64,7 +64,6 @@ def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
 
 
 PENDING = {
-    ("attention", "model"),
     ("core", "prediction"),
     ("core", "tasks"),
     ("finetuning", "analysis"),

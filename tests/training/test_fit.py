@@ -185,14 +185,6 @@ def test_reports_are_sums_by_weights_since_the_last():
     assert len(reports) == 2
 
 
-def test_padding_is_the_empty_part_of_the_rectangles():
-    batch = pack([sequence(0, item) for item in range(5)])
-    slots = sum(part.rows * part.longest for part in batch.layout.rectangles)
-    assert slots > batch.layout.tokens
-    scores = evaluate(toy(), [ToyStep((batch,), Cursor(), 0, 0, 0.0)], SINGLE)
-    assert scores.padding == pytest.approx(1 - batch.layout.tokens / slots)
-
-
 def test_a_loss_without_weight_is_left_out_of_the_report_and_trains_nothing():
     one = sequence(0, 0)
     assert one.targets["pair"].labels[0] == IGNORED
@@ -292,8 +284,7 @@ def test_bf16_is_refused_where_the_hardware_has_none(monkeypatch):
 def test_adding_a_microbatch_fetches_nothing_from_the_device():
     """A tensor on the meta device has no values: whatever looked at one would fail."""
     meter = Meter(SINGLE)
-    batch = next(steps(Cursor())).microbatches[0]
-    meter.add(batch, {"masked": 1.0}, {"masked": Loss(torch.empty((), device="meta"))})
+    meter.add({"masked": 1.0}, {"masked": Loss(torch.empty((), device="meta"))})
     meter.close(RunState(steps=1), torch.empty((), device="meta"), 0.1)
     assert meter.pending
 

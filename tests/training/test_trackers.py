@@ -22,7 +22,7 @@ from bothways.training.trackers import (
 
 REPORT = StepReport(
     RunState(40, 1200, 0.5, 3.0),
-    EvaluationScores({"masked": 6.5, "pair": 0.69}, {"masked": 0.031}, 0.02),
+    EvaluationScores({"masked": 6.5, "pair": 0.69}, {"masked": 0.031}),
     1.5,
     1e-4,
 )
@@ -37,7 +37,6 @@ def test_a_report_is_a_flat_table():
         "loss/masked": 6.5,
         "loss/pair": 0.69,
         "accuracy/masked": 0.031,
-        "padding": 0.02,
         "gradient_norm": 1.5,
         "learning_rate": 1e-4,
     }
@@ -171,7 +170,7 @@ def test_a_line_says_it_in_words():
         "seconds_left": 3723.4,
     }
     assert line(values) == (
-        "step 40 · masked 6.500 (3.1% right) · pair 0.690 · 12,346 tokens/s · 41% of GEMM peak · 2% padding · 1:02:03 left"
+        "step 40 · masked 6.500 (3.1% right) · pair 0.690 · 12,346 tokens/s · 41% of GEMM peak · 1:02:03 left"
     )
     values = {
         "heldout/loss/masked": 5.0,

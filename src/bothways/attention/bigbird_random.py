@@ -1,11 +1,13 @@
-"""The random blocks of BigBird: which blocks of keys a block of queries reads beside its neighbours (Zaheer et al. 2020).
+"""BigBird's random blocks: which blocks of keys a block of queries reads besides its neighbours.
 
-Each layer draws with its own number as the seed, so the blocks are the same in every run: a trained model depends on them.
-These are the draws of google-research/bigbird as transformers has them. In evaluation transformers draws nothing and reads the
-first block in place of each random one; a model gives what it gives there only if the same is done here.
+Every layer draws with its own number as the seed, so the blocks are the same in every run: a
+trained model depends on them. The draws are those of google-research/bigbird, as transformers
+implements them. In evaluation transformers draws nothing and reads the first block in place of
+each random one; a model gives the same results here only if this is copied, too.
 
-Source: transformers' `modeling_big_bird.py`, whose ranges are kept where the paper's are not: at 1,024, 3,072 and 4,096 tokens
-blocks are drawn from the first 1,024 tokens, and neighbours may be among them.
+Source: Zaheer et al. 2020; transformers' `modeling_big_bird.py`. Its ranges are kept where they
+differ from the paper's: at 1,024, 3,072 and 4,096 tokens, blocks are drawn from the first 1,024
+tokens only, and neighbours may be among them.
 """
 
 from __future__ import annotations
@@ -21,22 +23,22 @@ from torch import Tensor
 
 from bothways.attention.patterns import Blocks
 
-Drawn = NDArray[np.int64]
+BlockNumbers = NDArray[np.int64]
 
 PUBLISHED = (1024, 3072, 4096)
-"""Lengths, in tokens, with ranges of their own …"""
+"""Lengths, in tokens, with a range of their own …"""
 REACHED = 1024
-"""… which end here."""
+"""… which ends here."""
 
 
 @dataclass(frozen=True)
-class Draw:
-    """Who draws.
+class RandomBlocks:
+    """The key of a layer's draws.
 
     Attributes:
         layer: its number, the seed.
-        heads: each with draws of its own.
-        max_positions: tokens of the longest sequence that the model reads.
+        heads: each has draws of its own.
+        max_positions: the model's longest input, in tokens.
     """
 
     layer: int
@@ -44,23 +46,25 @@ class Draw:
     max_positions: int
 
 
-def drawn_blocks(
-    draw: Draw | None, tokens: int, pattern: Blocks
+def random_blocks(
+    key: RandomBlocks | None, tokens: int, pattern: Blocks
 ) -> Int[Tensor, "heads blocks random"]:
-    """The blocks that each block of a sequence reads, by head; nobody draws in evaluation: then the first block for all."""
-    if draw is None:
-        return torch.zeros(1, -(-tokens // pattern.size), pattern.random, dtype=torch.int64)
-    return torch.from_numpy(_drawn(draw, -(-tokens // pattern.size), pattern))
+    """Return the random blocks that each block reads, by head; without a key, the first block."""
+    count = -(-tokens // pattern.size)
+    if key is None:
+        return torch.zeros(1, count, pattern.random, dtype=torch.int64)
+    return torch.from_numpy(_draw(key, count, pattern))
 
 
 @functools.lru_cache(maxsize=256)
-def _drawn(draw: Draw, count: int, pattern: Blocks) -> Drawn:
-    """For `count` blocks; nothing is drawn for the first and the last, which see all."""
-    size, random, generator = pattern.size, pattern.random, np.random.RandomState(draw.layer)
-    result = np.zeros((draw.heads, count, random), dtype=np.int64)
+def _draw(key: RandomBlocks, count: int, pattern: Blocks) -> BlockNumbers:
+    """Draw for `count` blocks; the first and the last attend to all and keep block 0."""
+    size, random, generator = pattern.size, pattern.random, np.random.RandomState(key.layer)
+    result = np.zeros((key.heads, count, random), dtype=np.int64)
     if count * size in PUBLISHED:
-        last = max(draw.max_positions // size, count)
-        for head in range(draw.heads):
+        last = max(key.max_positions // size, count)
+        for head in range(key.heads):
+            # np.resize repeats the draws where a range holds fewer than `random` blocks.
             rows = [
                 np.resize(generator.permutation(_range(block, last, size)), random)
                 for block in range(1, last - 1)
@@ -68,21 +72,20 @@ def _drawn(draw: Draw, count: int, pattern: Blocks) -> Drawn:
             result[head, 1:-1] = rows[: count - 2]
     else:
         for block in range(1, count - 1):
-            for head in range(draw.heads):
-                result[head, block] = _few(generator.permutation(5 + 2 * random), block, random)
+            for head in range(key.heads):
+                order = generator.permutation(5 + 2 * random)
+                result[head, block] = _first_allowed(order, block, random)
     return result
 
 
-def _range(block: int, count: int, size: int) -> Drawn:
-    """What a block draws from at the published lengths."""
+def _range(block: int, count: int, size: int) -> BlockNumbers:
+    """Return the blocks that a block draws from at the published lengths."""
     middle, last = np.arange(1, count - 1), REACHED // size - 1 if 2 * size < REACHED else count - 1
     before = block - 2
     match block:
         case 1 | 2:
             return middle[block + 1 : last]
-        case _ if block >= count - 3:
-            return middle[:last]
-        case _ if before > last:
+        case _ if block >= count - 3 or before > last:
             return middle[:last]
         case _ if block + 1 == last:
             return middle[:before]
@@ -90,8 +93,11 @@ def _range(block: int, count: int, size: int) -> Drawn:
             return np.concatenate([middle[:before], middle[block + 1 : last]])
 
 
-def _few(order: NDArray[np.integer], block: int, random: int) -> Drawn:
-    """The first in this order that are neither neighbours nor global, as if the sequence ended with the last of them."""
+def _first_allowed(order: NDArray[np.integer], block: int, random: int) -> BlockNumbers:
+    """Return the first of `order` that are neither neighbours nor global blocks.
+
+    The sequence is taken to end with the last block of `order`: transformers does so.
+    """
     count = len(order)
     barred = {0, count - 1, block - 1, block, block + 1}
     barred |= {count - 2} if block == 1 else {1} if block == count - 2 else set()

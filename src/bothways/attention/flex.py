@@ -1,9 +1,9 @@
-"""Windows with global tokens on a GPU, by torch's FlexAttention: packed sequences as they lie, without rectangles.
+"""Windows with global tokens on a GPU, by torch's FlexAttention, over packed sequences.
 
-Of all pairs of blocks of tokens only those are read in which somebody sees somebody, and of dropout there is none. None of this
-has been run on a GPU yet: on a CPU, where FlexAttention has no gradients, it is held to the reference kernel.
+Only pairs of blocks of tokens in which a query attends to a key are computed. There is no dropout.
+On a CPU, where FlexAttention has no gradients, it serves the tests.
 
-Source: Beltagy et al. 2020, section 3.1; Dong et al. 2024 (Flex Attention).
+Source: Beltagy et al. 2020, section 3.1; Dong et al. 2024 (FlexAttention).
 """
 
 from __future__ import annotations
@@ -23,45 +23,52 @@ BLOCK = 128
 """Tokens of a block."""
 
 PROGRAMS = 64
-"""So many are compiled, at most, for numbers of tokens that are 1 or alike by chance, for each precision, with and without
-gradients: some seven each. By torch's own limit, 8 in all, what comes after would be computed for all pairs of tokens."""
+"""At most this many programs are compiled, about seven for each precision with and without
+gradients: for numbers of tokens that are 1 or equal by chance. Beyond torch's own limit of 8,
+FlexAttention would fall back to computing all pairs of tokens."""
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of row, head, query and key, whether the query sees the key."""
+"""Row, head, query and key → whether the query attends to the key."""
 
 
 class FlexWindow:
-    """A window over packed sequences, in which some tokens see all of their sequence and are seen by all of it.
+    """A window over packed sequences, with global tokens.
 
     Args:
         layout: the geometry of the batch.
         radius: of the window, in tokens.
-        named: the global tokens.
+        is_global: True for the global tokens.
     """
 
-    def __init__(self, layout: Layout, radius: int, named: Bool[Tensor, " tokens"]) -> None:
+    def __init__(self, layout: Layout, radius: int, is_global: Bool[Tensor, " tokens"]) -> None:
         owner, tokens = layout.sequence_ids, layout.tokens
         first, last = layout.cu_seqlens[owner], layout.cu_seqlens[owner + 1] - 1
         place = torch.arange(tokens, device=owner.device)
-        self.named = places = named.nonzero()[:, 0]
+        self.global_tokens = chosen = is_global.nonzero()[:, 0]
 
-        # Blocks that a window reaches, and those of global tokens for all blocks of their sequence.
+        # Blocks of keys within the window of each block of queries …
         read = _reached(
             torch.maximum(place - radius, first), torch.minimum(place + radius, last), tokens
         )
+        # … and the block of each global token, for all blocks of queries of its sequence.
         numbers = torch.arange(len(read), device=owner.device)
-        sees = (numbers >= first[places, None] // BLOCK) & (numbers <= last[places, None] // BLOCK)
-        held = (places // BLOCK)[:, None] == numbers
-        read |= (sees[:, :, None] & held[:, None]).any(0)
+        sees = (numbers >= first[chosen, None] // BLOCK) & (numbers <= last[chosen, None] // BLOCK)
+        held = (chosen // BLOCK)[:, None] == numbers
+        read |= (sees[:, :, None] & held[:, None]).any(0)  # (globals, queries, keys) → any
         self.near = _block_mask(
             read,
-            lambda _, head, q, k: (owner[q] == owner[k]) & (((q - k).abs() <= radius) | named[k]),
+            lambda _, head, q, k: (
+                (owner[q] == owner[k]) & (((q - k).abs() <= radius) | is_global[k])
+            ),
             tokens,
             tokens,
         )
-        read = _reached(first[places], last[places], tokens)
+        # The global tokens themselves, as queries of their own, attend to all of their sequence.
         self.far = _block_mask(
-            read, lambda _, head, q, k: owner[places[q]] == owner[k], len(places), tokens
+            _reached(first[chosen], last[chosen], tokens),
+            lambda _, head, q, k: owner[chosen[q]] == owner[k],
+            len(chosen),
+            tokens,
         )
 
     def __call__(
@@ -69,26 +76,26 @@ class FlexWindow:
         qkv: Float[Tensor, "tokens 3 heads d"],
         global_qkv: Float[Tensor, "tokens 3 heads d"] | None,
     ) -> Float[Tensor, "tokens heads d"]:
-        """As `kernels.attend`, without dropout."""
+        """Compute `dispatch.attend` without dropout."""
         q, k, v = qkv.unbind(1)
-        found = _attend(q, k, v, self.near)
-        if not len(self.named):
-            return found
+        outputs = _attend(q, k, v, self.near)
+        if not len(self.global_tokens):
+            return outputs
         q, k, v = (qkv if global_qkv is None else global_qkv).unbind(1)
-        return found.index_copy(
-            0, self.named, _attend(q[self.named], k, v, self.far).to(found.dtype)
-        )
+        theirs = _attend(q[self.global_tokens], k, v, self.far)
+        return outputs.index_copy(0, self.global_tokens, theirs.to(outputs.dtype))
 
 
 def _reached(
     low: Int[Tensor, " queries"], high: Int[Tensor, " queries"], tokens: int
 ) -> Bool[Tensor, "blocks others"]:
-    """For each block of queries the blocks of tokens from the lowest to the highest place that one of them reaches."""
+    """Return the blocks of keys between the lowest and highest position of each query block."""
     count = -(-len(low) // BLOCK)
-    filled = torch.arange(count * BLOCK, device=low.device).clamp(max=max(0, len(low) - 1))
     numbers = torch.arange(-(-tokens // BLOCK), device=low.device)
     if not count:
         return torch.zeros(0, len(numbers), dtype=torch.bool, device=low.device)
+    # The last block of queries is filled up with copies of the last query.
+    filled = torch.arange(count * BLOCK, device=low.device).clamp(max=len(low) - 1)
     lowest, highest = low[filled].view(count, -1).amin(1), high[filled].view(count, -1).amax(1)
     return (numbers >= lowest[:, None] // BLOCK) & (numbers <= highest[:, None] // BLOCK)
 
@@ -96,6 +103,7 @@ def _reached(
 def _block_mask(
     read: Bool[Tensor, "blocks others"], sees: Sees, queries: int, keys: int
 ) -> BlockMask:
+    """Build FlexAttention's mask from the blocks that are read: their count and their numbers."""
     counts = read.sum(1, dtype=torch.int32)[None, None]
     order = read.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)[None, None]
     return BlockMask.from_kv_blocks(
@@ -109,14 +117,14 @@ def _attend(
     v: Float[Tensor, "keys heads d"],
     mask: BlockMask,
 ) -> Float[Tensor, "queries heads d"]:
-    found = _kernel(q.device.type)(*(x.transpose(0, 1)[None] for x in (q, k, v)), block_mask=mask)
-    result: Tensor = found[0].transpose(0, 1)
+    outputs = _kernel(q.device.type)(*(x.transpose(0, 1)[None] for x in (q, k, v)), block_mask=mask)
+    result: Tensor = outputs[0].transpose(0, 1)
     return result
 
 
 @functools.cache
 def _kernel(device: str) -> Callable[..., Any]:
-    """Compiled, but on a CPU, where it is for tests."""
+    """Compile FlexAttention; on a CPU return it as it is."""
     kernel: Callable[..., Any] = flex_attention
     if device == "cpu":
         return kernel

@@ -1,4 +1,7 @@
-"""Where the vectors of attention heads lie, by tokens and in a rectangle, so that they go from one to the other in one pass."""
+"""Where the vectors of attention heads are stored: by tokens in a batch, by rows in a rectangle.
+
+With these indices vectors go from one order to the other in a single pass.
+"""
 
 from __future__ import annotations
 
@@ -13,46 +16,43 @@ from bothways.core.layout import Rectangle
 
 @dataclass(frozen=True)
 class HeadIndex:
-    """Where the vectors of one head lie, `d` numbers each: by tokens in the batch, by rows and heads in a rectangle.
+    """Indices of the vectors of one head, `d` numbers each.
+
+    A batch has the order `(tokens, 3, heads)` before attention and `(tokens, heads)` after it; a
+    rectangle has `(3, rows, heads, longest)` and `(rows, heads, longest)`. "part" counts the tokens
+    of the rectangle alone.
 
     Attributes:
-        sources: for each place of `(3, rows, heads, longest)`, that in `(tokens, 3, heads)` which it is read from.
-        queries: for each place of `(rows, heads, longest)`, that in `(part, heads)`: of what is found, and of its gradients.
-        found: for each place of `(part, heads)`, that in `(rows, heads, longest)`.
-        gradients: for each place of `(part, 3, heads)`, that in `(3, rows, heads, longest)`.
+        sources: for each place of `(3, rows, heads, longest)`, its place in `(tokens, 3, heads)`.
+        queries: for each place of `(rows, heads, longest)`, its place in `(part, heads)`.
+        outputs: for each place of `(part, heads)`, its place in `(rows, heads, longest)`.
+        gradients: for each place of `(part, 3, heads)`, its place in `(3, rows, heads, longest)`.
     """
 
     sources: Int[Tensor, " places"]
     queries: Int[Tensor, " slots"]
-    found: Int[Tensor, " vectors"]
+    outputs: Int[Tensor, " vectors"]
     gradients: Int[Tensor, " all"]
 
     @classmethod
     def of(cls, rectangle: Rectangle, heads: int) -> HeadIndex:
-        """Those of a rectangle."""
+        """Return the indices of a rectangle.
+
+        Example, lengths 2 and 1 with one head: the slots are 0, 1 and 2 of 2 × 2, so tokens is
+        [[0, 1], [2, −1]]; padding repeats the first token of its row: [[0, 1], [2, 2]].
+        """
         rows, longest, part = rectangle.rows, rectangle.longest, rectangle.stop - rectangle.start
         slots = torch.arange(part) if rectangle.slots is None else rectangle.slots
-        tokens = (
-            torch.full((rows * longest,), -1)
-            .index_copy_(0, slots, torch.arange(part))
-            .view(rows, 1, longest)
-        )
-        tokens = torch.where(
-            tokens < 0, tokens[..., :1], tokens
-        )  # a sequence begins where its row does
+        tokens = torch.full((rows * longest,), -1).index_copy_(0, slots, torch.arange(part))
+        tokens = tokens.view(rows, 1, longest)
+        tokens = torch.where(tokens < 0, tokens[..., :1], tokens)
         head, three = torch.arange(heads), torch.arange(3)
-        sources = ((tokens + rectangle.start) * 3 + three[:, None, None, None]) * heads + head[
-            :, None
-        ]
-        found = (
-            (slots // longest * heads)[:, None] * longest
-            + head * longest
-            + (slots % longest)[:, None]
-        )
-        gradients = found[:, None] + three[:, None] * (rows * heads * longest)
-        return cls(
-            sources.flatten(),
-            (tokens * heads + head[:, None]).flatten(),
-            found.flatten(),
-            gradients.flatten(),
-        )
+        # (3, rows, heads, longest): token · 3 · heads + which of q, k, v · heads + head
+        which = three[:, None, None, None]
+        sources = ((tokens + rectangle.start) * 3 + which) * heads + head[:, None]
+        # (part, heads): row · heads · longest + head · longest + column
+        row, column = (slots // longest)[:, None], (slots % longest)[:, None]
+        outputs = row * heads * longest + head * longest + column
+        gradients = outputs[:, None] + three[:, None] * (rows * heads * longest)
+        queries = tokens * heads + head[:, None]
+        return cls(sources.flatten(), queries.flatten(), outputs.flatten(), gradients.flatten())

@@ -1,28 +1,33 @@
-"""Which tokens attend to which in a layer: one value for each pattern."""
+"""Attention patterns: which tokens attend to which, one value per layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from typing_extensions import assert_never
+
 from bothways.core.config.checks import require_at_least
 
 
 @dataclass(frozen=True)
 class Full:
-    """Every token sees all tokens of its sequence."""
+    """Every token attends to all tokens of its sequence."""
 
     kind: Literal["full"] = "full"
 
 
 @dataclass(frozen=True)
 class Window:
-    """A token sees those at most `radius` places away, on both sides (Beltagy et al. 2020, section 3.1).
+    """Every token attends to those at most `radius` positions away, on both sides.
+
+    Source: Beltagy et al. 2020, section 3.1.
 
     Attributes:
         radius: in tokens.
-        global_attention: whether the tokens that a batch names as global see all and are seen by all. What they see, they see
-            through queries, keys and values of their own ("linear projections for global attention").
+        global_attention: whether the batch's global tokens attend to all tokens and all tokens to
+            them. Their own attention has queries, keys and values of its own (section 3.1, "linear
+            projections for global attention").
     """
 
     radius: int = 64
@@ -35,15 +40,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A token sees its block and both neighbours, the first and the last block, and some drawn at random.
+    """Every token attends to its block, both neighbours, the first and last block and random ones.
 
-    Tokens of the first and the last block see all. A sequence of up to `dense` tokens sees itself whole.
+    Tokens of the first and the last block attend to all tokens. Sequences of up to `dense` tokens
+    have full attention.
 
     Source: Zaheer et al. 2020, section 2, the internal construction (ITC).
 
     Attributes:
-        size: tokens of a block.
-        random: blocks that are drawn for each block, layer and head; always the same ones.
+        size: tokens per block.
+        random: random blocks per block, layer and head, the same in every run.
     """
 
     size: int = 64
@@ -52,7 +58,7 @@ class Blocks:
 
     @property
     def dense(self) -> int:
-        """The longest sequence with full attention."""
+        """The longest sequence with full attention, in tokens."""
         return (5 + 2 * self.random) * self.size
 
     def __post_init__(self) -> None:
@@ -61,9 +67,24 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Causal:
-    """A token sees itself and those before it: left to right, as in GPT (Devlin et al. 2018, figure 3)."""
+    """Every token attends to itself and to those before it (Devlin et al. 2018, figure 3: GPT)."""
 
     kind: Literal["causal"] = "causal"
 
 
 Pattern = Full | Window | Blocks | Causal
+
+
+def sees_all(pattern: Pattern, length: int) -> bool:
+    """Return whether every token of a sequence of this length attends to all of it."""
+    match pattern:
+        case Full():
+            return True
+        case Blocks():
+            return length <= pattern.dense
+        case Window(radius):
+            return length <= radius + 1
+        case Causal():
+            return length <= 1
+        case _:
+            assert_never(pattern)

@@ -1,10 +1,13 @@
-"""Disentangled attention over packed tokens: scores of content and of relative position apart (He et al. 2020, section 3.1).
+"""Disentangled attention over packed tokens: scores of content and of relative position apart.
 
     score(i, j) = (q_i·k_j + q_i·K_{i−j} + k_j·Q_{i−j}) / √(d · terms)
 
-with K and Q the keys and queries made of relative positions. Their products with all 2n − 1 distances of a sequence of n
-tokens are one matrix product for all of a rectangle; `along_diagonals` reads distance i − j off it as a view. So there
-is no tensor of (n × n × d), and no gather, whose backward pass adds up one element at a time.
+K and Q are keys and queries made from relative positions. Their products with all 2n − 1 distances
+of a sequence of n tokens are one matrix product per rectangle; `along_diagonals` reads distance
+i − j from it as a view. So there is no tensor of (n × n × d) and no gather, whose backward pass adds
+one element at a time.
+
+Source: He et al. 2020, section 3.1.
 """
 
 from __future__ import annotations
@@ -14,19 +17,21 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import assert_never
 
-from bothways.attention.dispatch import Kernel, choose
+from bothways.attention.dispatch import AttentionCall, Padded, choose
 from bothways.attention.flash import attend_fused
 from bothways.attention.mask import AttentionView
+from bothways.attention.reference import PaddedKernel
 from bothways.kernels.dropout import dropped_product
 
 
 @dataclass(frozen=True)
 class PositionTerms:
-    """Attributes:
-    keys: of relative positions, which queries meet: content to position; none without that term.
-    queries: of relative positions, which keys meet: position to content; none without that term.
+    """Keys and queries of relative positions.
+
+    Attributes:
+        keys: keys that the queries of tokens meet, content to position; None without that term.
+        queries: queries that the keys of tokens meet, position to content; None without it.
     """
 
     keys: Float[Tensor, "rows heads d"] | None
@@ -39,71 +44,89 @@ def attend_disentangled(
     view: AttentionView,
     rate: float = 0.0,
 ) -> Float[Tensor, "tokens heads d"]:
-    """As `kernels.attend`, with the terms of relative positions; the view must have distances."""
+    """Compute `dispatch.attend` with scores of relative positions; the view must have distances."""
     assert view.distances is not None
-    parts = []
+    outputs = []
     count = 1 + (terms.keys is not None) + (terms.queries is not None)
     scale = (qkv.shape[-1] * count) ** -0.5
-    for rectangle, mask, rows in zip(
-        view.layout.rectangles, view.masks, view.distances.rows, strict=True
-    ):
-        q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
-        kernel = choose(qkv.device, qkv.dtype, rectangle.longest, rate)
+    for part, rows in zip(view.parts, view.distances.rows, strict=True):
+        q, k, v = part.rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
+        call = AttentionCall(
+            qkv.device, qkv.dtype, qkv.shape[-1], part.rectangle.longest, view.pattern, rate,
+            relative=True, rectangle=True,
+        )  # fmt: skip
+        kernel = choose(call)
+        assert isinstance(kernel, Padded)
         q = (q * scale).contiguous()
-        near = _position_scores(q, k, terms, rows, scale)
-        parts.append(
-            rectangle.unpad(_attend_padded(q, k, v, near, mask, rate, kernel).transpose(1, 2))
-        )
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        bias = _position_scores(q, k, terms, rows, scale)
+        found = _attend_padded(q, k, v, bias, part.mask, rate, kernel.kernel)
+        outputs.append(part.rectangle.unpad(found.transpose(1, 2)))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _attend_padded(
-    q: Tensor, k: Tensor, v: Tensor, near: Tensor, mask: Tensor | None, rate: float, kernel: Kernel
-) -> Tensor:
-    """`(rows, heads, n, d)` each, the queries scaled; scores to add `(rows, heads, n, n)`; a mask as in `View`."""
-    lowest = torch.finfo(near.dtype).min
-    match kernel:
-        case "fused":
-            bias = near if mask is None else near.masked_fill(~mask, lowest)
-            return attend_fused(q, k, v, bias.to(q.dtype), rate, scale=1.0)
-        case "written_out" | "in_place":
-            scores = q @ k.contiguous().transpose(-2, -1) + near
-            if mask is not None:
-                scores = scores.masked_fill(~mask, lowest)
-            return dropped_product(scores.softmax(-1), v.contiguous(), rate)
-        case _:
-            assert_never(kernel)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Float[Tensor, "rows heads n n"],
+    mask: Tensor | None,
+    rate: float,
+    kernel: PaddedKernel,
+) -> Float[Tensor, "rows heads n d"]:
+    """Attend with scaled queries and a bias on the scores."""
+    lowest = torch.finfo(bias.dtype).min
+    if kernel == "fused":
+        bias = bias if mask is None else bias.masked_fill(~mask, lowest)
+        return attend_fused(q, k, v, bias.to(q.dtype), rate, scale=1.0)
+    scores = q @ k.contiguous().transpose(-2, -1) + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, lowest)
+    return dropped_product(scores.softmax(-1), v.contiguous(), rate)
 
 
 def _position_scores(
-    q: Tensor, k: Tensor, terms: PositionTerms, rows: Int[Tensor, " distances"], scale: float
-) -> Tensor:
-    """q, scaled, and k `(rows, heads, n, d)` → what relative positions add to the scores `(rows, heads, n, n)`."""
+    q: Float[Tensor, "rows heads n d"],
+    k: Float[Tensor, "rows heads n d"],
+    terms: PositionTerms,
+    rows: Int[Tensor, " distances"],
+    scale: float,
+) -> Float[Tensor, "rows heads n n"]:
+    """Return what relative positions add to the scores of scaled queries."""
     parts = []
     if terms.keys is not None:
         parts.append(along_diagonals(_products(q, terms.keys[rows])))
     if terms.queries is not None:
-        # By key, then by query: its distance grows with the query's place, so the order of distances is turned round.
-        parts.append(
-            along_diagonals(_products(k, terms.queries[rows.flip(0)] * scale)).transpose(-2, -1)
-        )
+        # Rows of this product are keys. The distance query − key grows with the query, so the order
+        # of the distances is reversed, and the result transposed to queries by keys.
+        products = _products(k, terms.queries[rows.flip(0)] * scale)
+        parts.append(along_diagonals(products).transpose(-2, -1))
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 def _products(
     x: Float[Tensor, "rows heads n d"], y: Float[Tensor, "distances heads d"]
 ) -> Float[Tensor, "rows heads n distances"]:
-    """All with all, head by head: one product each, so that what is the same for all rows is not copied for each."""
+    """Multiply all vectors by all distances, head by head.
+
+    Rows are joined with tokens, so that the vectors of distances are not copied for each row.
+    """
     rows, heads, n, d = x.shape
     flat = x.transpose(0, 1).reshape(heads, rows * n, d) @ y.permute(1, 2, 0)
     return flat.view(heads, rows, n, -1).transpose(0, 1)
 
 
 def along_diagonals(x: Float[Tensor, "*rows n distances"]) -> Float[Tensor, "*rows n n"]:
-    """Element (i, j) is (i, n − 1 − i + j) of `x`, which has 2n − 1 columns: each row begins one place further left."""
+    """Return element (i, n − 1 − i + j) of `x` at (i, j), as a view; `x` has 2n − 1 columns.
+
+    Example with n = 2, columns for the distances 1, 0, −1:
+
+        a b c        b c
+        d e f   →    d e
+    """
     n = x.shape[-2]
     if n == 1:
         return x
-    # Rows of 2n − 2 places in place of 2n − 1, from the place of the first row's diagonal on.
+    # Each row begins one place further left. So read the memory in rows of 2n − 2 places instead of
+    # 2n − 1, from the first row's diagonal (place n − 1) on, and keep the first n of each.
     width = 2 * n - 2
     return x.flatten(-2)[..., n - 1 : n - 1 + n * width].view(*x.shape[:-2], n, width)[..., :n]

@@ -1,12 +1,11 @@
-"""The geometry of a packed batch: where each sequence begins, and how to lay it out as padded rectangles.
+"""The geometry of a packed batch: where sequences begin, and how to cut it into padded rectangles.
 
-Packed tokens `(tokens, …)` are the only shape that the model knows. A padded rectangle exists inside one attention kernel and
-at the edge of an export, nowhere else.
+Packed tokens `(tokens, …)` are the model's only shape. Padded rectangles exist inside some attention
+kernels, nowhere else.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -17,21 +16,22 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 Move = Callable[[Tensor], Tensor]
-"""Gives the same tensor elsewhere: on a device, in pinned memory."""
+"""Returns the same tensor elsewhere: on a device, in pinned memory."""
 
 
 def onto(device: torch.device) -> Move:
-    """To a device, without waiting where that need not be."""
+    """Return a move to a device that does not wait where it need not."""
     return lambda x: x.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
 class RectanglePolicy:
-    """Where a new rectangle begins: with a sequence by which it would have both too much padding and a certain size.
+    """When a new rectangle begins: at a sequence that would make a large rectangle too loose.
 
     Attributes:
-        tightness: of the longest sequence, the share that a shorter one must have.
-        small: slots up to which a rectangle may be less tight, since starting another one costs more than the padding.
+        tightness: the least share of the longest sequence's length that others must have.
+        small: slots up to which a rectangle may be looser, because another one costs more than
+            the padding.
     """
 
     tightness: float = 0.8
@@ -41,23 +41,29 @@ class RectanglePolicy:
 LOOSE = RectanglePolicy()
 """For training, and wherever starting an operation takes long."""
 EQUAL = RectanglePolicy(1.0, 0)
-"""Sequences of one length alone: nothing is padded, and nothing masked for it."""
+"""Sequences of one length per rectangle: no padding, and no mask for it."""
 
 
 def cut_to_predict(device: torch.device) -> RectanglePolicy:
-    """On a CPU, where operations start in microseconds, padding and masks cost more than further rectangles."""
+    """Return the policy for predictions.
+
+    A CPU starts operations in microseconds: padding and masks cost more than further rectangles.
+    """
     return EQUAL if device.type == "cpu" else LOOSE
 
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Neighbouring sequences of near-equal length, as a `(rows, longest)` rectangle.
+    """Neighbouring sequences of near-equal length, as a padded `(rows, longest)` rectangle.
+
+    Example: the lengths 2 and 3 give rows = 2, longest = 3, slots = [0, 1, 3, 4, 5] and
+    keep = [[1, 1, 0], [1, 1, 1]].
 
     Attributes:
-        start, stop: the tokens `[start, stop)` of the batch that lie in it.
+        start, stop: the tokens `[start, stop)` of the batch.
         rows, longest: its sides.
-        slots: for each of its tokens, the place in the flattened rectangle; none when it has no padding.
-        keep: True where a slot holds a token; none when it has no padding.
+        slots: the place of each token in the flattened rectangle; None without padding.
+        keep: True where a slot holds a token; None without padding.
     """
 
     start: int
@@ -67,13 +73,8 @@ class Rectangle:
     slots: Int[Tensor, " part"] | None
     keep: Bool[Tensor, "rows longest"] | None
 
-    def apply(self, move: Move) -> Rectangle:
-        """The same with its tensors moved."""
-        slots, keep = (None if x is None else move(x) for x in (self.slots, self.keep))
-        return dataclasses.replace(self, slots=slots, keep=keep)
-
     def pad(self, x: Tensor) -> Tensor:
-        """`(tokens, …)` → `(rows, longest, …)`; a view when there is no padding, else zeros where no token is."""
+        """`(tokens, …)` → `(rows, longest, …)`: a view without padding, else with zeros in it."""
         part = x[self.start : self.stop]
         if self.slots is not None:
             full = part.new_zeros((self.rows * self.longest, *part.shape[1:]))
@@ -90,59 +91,84 @@ class Rectangle:
 class Layout:
     """Packed geometry of B sequences with T tokens.
 
+    Example: the lengths 2 and 3 give cu_seqlens = [0, 2, 5], positions = [0, 1, 0, 1, 2],
+    sequence_ids = [0, 0, 1, 1, 1] and max_seqlen = 3.
+
     Attributes:
-        cu_seqlens: sequence i is the tokens `[offsets[i], offsets[i+1])`; ascending, last = T.
-        positions: place of each token in its own sequence, from 0.
+        cu_seqlens: sequence i is the tokens `[cu_seqlens[i], cu_seqlens[i+1])`; the last is T.
+        positions: the position of each token in its own sequence, from 0.
         sequence_ids: the sequence of each token.
         max_seqlen: the longest sequence, in tokens.
-        cut: how it falls apart into rectangles.
+        cut: how the batch is cut into rectangles.
+
+    Raises:
+        ValueError: the fields contradict each other. Values are checked on the CPU alone, where
+            that waits for nothing.
     """
 
-    cu_seqlens: Int[Tensor, " bounds"]
+    cu_seqlens: Int[Tensor, " starts"]
     positions: Int[Tensor, " tokens"]
     sequence_ids: Int[Tensor, " tokens"]
     max_seqlen: int
     cut: RectanglePolicy = LOOSE
 
+    def __post_init__(self) -> None:
+        starts, tokens = self.cu_seqlens, self.sequence_ids.shape[0]
+        if starts.dtype != torch.int64 or starts.dim() != 1 or not len(starts):
+            raise ValueError("cu_seqlens must be a vector of int64 with at least one element")
+        if self.positions.shape != (tokens,) or self.sequence_ids.dim() != 1:
+            raise ValueError("positions and sequence_ids must be vectors of one length")
+        if type(starts) is Tensor and starts.device.type == "cpu":  # not a fake tensor
+            first, last = int(starts[0]), int(starts[-1])
+            if (first, last) != (0, tokens) or min(self.lengths, default=0) < 0:
+                raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens}")
+            if max(self.lengths, default=0) != self.max_seqlen:
+                raise ValueError(f"max_seqlen must be {max(self.lengths, default=0)}")
+
     @classmethod
     def of(cls, lengths: list[int], cut: RectanglePolicy = LOOSE) -> Layout:
-        """The layout of sequences of these lengths, on the CPU."""
+        """Return the layout of sequences of these lengths, on the CPU."""
         sizes = torch.tensor(lengths, dtype=torch.int64)
-        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-        torch.cumsum(sizes, 0, out=offsets[1:])
-        owner = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
-        positions = torch.arange(len(owner)) - offsets[owner]
-        return cls(offsets, positions, owner, max(lengths, default=0), cut)
+        cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+        torch.cumsum(sizes, 0, out=cu_seqlens[1:])
+        sequence_ids = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
+        positions = torch.arange(len(sequence_ids)) - cu_seqlens[sequence_ids]
+        return cls(cu_seqlens, positions, sequence_ids, max(lengths, default=0), cut)
 
     @property
     def first_tokens(self) -> Int[Tensor, " sequences"]:
         """The first token of each sequence, [CLS]."""
         return self.cu_seqlens[:-1]
 
+    @property
+    def last_tokens(self) -> Int[Tensor, " sequences"]:
+        """The last token of each sequence."""
+        return self.cu_seqlens[1:] - 1
+
     @functools.cached_property
-    def cu_seqlens_int32(self) -> Int[Tensor, " bounds"]:
-        """The offsets as kernels for packed sequences read them, in 32 bits."""
+    def cu_seqlens_int32(self) -> Int[Tensor, " starts"]:
+        """`cu_seqlens` as kernels for packed sequences read it."""
         return self.cu_seqlens.to(torch.int32)
 
     @property
     def sequences(self) -> int:
-        """How many there are."""
+        """The number of sequences."""
         return len(self.cu_seqlens) - 1
 
     @property
     def tokens(self) -> int:
-        """Of all sequences together."""
+        """The number of tokens in all sequences together."""
         return len(self.sequence_ids)
 
     @functools.cached_property
     def lengths(self) -> list[int]:
-        """Length of every sequence, in tokens."""
+        """The length of each sequence, in tokens."""
         return self.cu_seqlens.diff().tolist()
 
     @functools.cached_property
     def rectangles(self) -> list[Rectangle]:
-        """The batch as padded rectangles of neighbours, each tight or small; made once a batch, for all layers."""
-        result, lengths, start, first = [], self.lengths, 0, 0
+        """The batch as padded rectangles of neighbours, each tight or small."""
+        result, lengths, first = list[Rectangle](), self.lengths, 0
         tightness, small = self.cut.tightness, self.cut.small
         while first < len(lengths):
             last, low, high = first, lengths[first], lengths[first]
@@ -151,55 +177,52 @@ class Layout:
                 if new_low < tightness * new_high and (last + 2 - first) * new_high > small:
                     break
                 last, low, high = last + 1, new_low, new_high
-            result.append(self._rectangle(start, lengths[first : last + 1]))
-            start, first = result[-1].stop, last + 1
+            start = result[-1].stop if result else 0
+            result.append(self._rectangle(start, first, lengths[first : last + 1]))
+            first = last + 1
         return result
 
-    @property
-    def slots(self) -> int:
-        """Tokens and padding of the rectangles, where somebody needed them; else, tokens."""
-        made: list[Rectangle] | None = vars(self).get("rectangles")
-        return self.tokens if made is None else sum(part.rows * part.longest for part in made)
-
     def even(self, beyond: int) -> list[Rectangle]:
-        """The rectangles; one with a sequence longer than `beyond` is cut where lengths change, so that it has no padding."""
-        result, lengths = list[Rectangle](), iter(self.lengths)
+        """Return the rectangles without padding in those with a sequence longer than `beyond`.
+
+        These are cut wherever the length changes.
+        """
+        result, first = list[Rectangle](), 0
         for part in self.rectangles:
-            held, start = list(itertools.islice(lengths, part.rows)), part.start
+            held, start = self.lengths[first : first + part.rows], part.start
+            first += part.rows
             if part.longest <= beyond:
                 result.append(part)
                 continue
-            for run in (list(run) for _, run in itertools.groupby(held)):
-                result.append(self._rectangle(start, run))
-                start += sum(run)
+            row = first - part.rows
+            for _, run in itertools.groupby(held):
+                equal = list(run)
+                result.append(self._rectangle(start, row, equal))
+                start, row = result[-1].stop, row + len(equal)
         return result
 
-    def _rectangle(self, start: int, lengths: list[int]) -> Rectangle:
+    def _rectangle(self, start: int, row: int, lengths: list[int]) -> Rectangle:
+        """Return the rectangle of the sequences from `row` on, without waiting for a GPU."""
         stop, rows, longest = start + sum(lengths), len(lengths), max(lengths)
         if min(lengths) == longest:
             return Rectangle(start, stop, rows, longest, None, None)
-        owner = self.sequence_ids[start:stop]
-        slots = (owner - owner[0]) * longest + self.positions[start:stop]
-        keep = (
-            torch.arange(longest, device=slots.device)
-            < torch.tensor(lengths, device=slots.device)[:, None]
-        )
+        slots = (self.sequence_ids[start:stop] - row) * longest + self.positions[start:stop]
+        held = self.cu_seqlens[row : row + rows + 1].diff()[:, None]
+        keep = torch.arange(longest, device=slots.device) < held
         return Rectangle(start, stop, rows, longest, slots, keep)
 
     def to(self, device: torch.device) -> Layout:
-        """The same on a device."""
+        """Return the same layout on a device."""
         return self.apply(onto(device))
 
     def apply(self, move: Move) -> Layout:
-        """The same with its tensors moved, and with what was worked out on the way here: a GPU would have to be waited for."""
+        """Return the same layout with its tensors moved.
+
+        The lengths go along: reading them from a GPU would wait for it.
+        """
         moved = Layout(
-            move(self.cu_seqlens),
-            move(self.positions),
-            move(self.sequence_ids),
-            self.max_seqlen,
-            self.cut,
-        )
-        moved.__dict__.update(
-            lengths=self.lengths, rectangles=[part.apply(move) for part in self.rectangles]
-        )
+            move(self.cu_seqlens), move(self.positions), move(self.sequence_ids),
+            self.max_seqlen, self.cut,
+        )  # fmt: skip
+        vars(moved)["lengths"] = self.lengths
         return moved

@@ -16,7 +16,7 @@ from typing_extensions import assert_never
 from bothways.core.config.checks import require_at_least
 
 if TYPE_CHECKING:
-    from bothways.core.layout import Layout
+    pass
 
 
 @dataclass(frozen=True)
@@ -76,26 +76,3 @@ def _cut(places: list[int], lengths: Many[int], budget: int) -> list[list[int]]:
             room = budget - lengths[place]
         groups[-1].append(place)
     return groups
-
-
-@dataclass(frozen=True)
-class Padding:
-    """Shares of computed token places that hold no token.
-
-    Attributes:
-        padded: if all the sequences were one batch, padded to its longest.
-        rectangles: in the rectangles that attention pads; everything else computes on tokens alone.
-    """
-
-    padded: float
-    rectangles: float
-
-
-def padding(layouts: Many[Layout]) -> Padding:
-    """The padding of the batches with these layouts, such as the microbatches of a step; at least one."""
-    tokens = sum(layout.tokens for layout in layouts)
-    batch = sum(layout.sequences for layout in layouts) * max(
-        layout.max_seqlen for layout in layouts
-    )
-    rectangles = sum(part.rows * part.longest for layout in layouts for part in layout.rectangles)
-    return Padding(1 - tokens / batch, 1 - tokens / rectangles)

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bothways.attention.mask import AttentionView, attention_views
+from bothways.attention.bigbird_random import RandomBlocks
+from bothways.attention.mask import AttentionView, RotaryTables
+from bothways.attention.patterns import Blocks
 from bothways.core.batch import Batch
+from bothways.core.layout import Layout
 from bothways.model.block import Block
 from bothways.model.config import EncoderConfig, PreNorm, Sharing
 from bothways.model.convolution import NgramConvolution
@@ -19,7 +22,7 @@ from bothways.model.embedding import Embedding
 from bothways.model.init import initialise
 from bothways.model.norm import layer_norm
 from bothways.model.positions import Disentangled
-from bothways.model.relative_positions import RelativePositions
+from bothways.model.relative_positions import RelativePositions, distances_of
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,34 @@ def spread(
 ) -> Float[Tensor, "tokens width"]:
     """Vectors in the places of their tokens, 0 in the others."""
     return x.new_zeros(tokens, x.shape[1]).index_copy(0, only, x)
+
+
+def attention_views(
+    config: EncoderConfig,
+    layout: Layout,
+    global_attention_mask: Bool[Tensor, " tokens"] | None = None,
+    training: bool = False,
+) -> list[AttentionView]:
+    """Return the view of each layer; equal layers share one. Random blocks are drawn in training."""
+    position, size = config.position, config.width // config.heads
+    distances = distances_of(position, layout) if isinstance(position, Disentangled) else None
+    tables: dict[float, RotaryTables] = {}
+    views: dict[object, AttentionView] = {}
+    result = []
+    for layer in range(config.depth):
+        pattern, base = config.pattern(layer), config.base(layer)
+        drawn = training and isinstance(pattern, Blocks)
+        random = RandomBlocks(layer, config.heads, config.max_positions) if drawn else None
+        key = (pattern, base, random)
+        if base is not None and base not in tables:
+            tables[base] = RotaryTables.of(layout.positions, size, base)
+        if key not in views:
+            rotary = None if base is None else tables[base]
+            views[key] = AttentionView(
+                layout, pattern, rotary, distances, global_attention_mask, random
+            )
+        result.append(views[key])
+    return result
 
 
 def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Module]:

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 import torch
 from typing_extensions import assert_never
 
-from bothways.attention.dispatch import is_compiled
-from bothways.attention.mask import sees_all
-from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.attention.dispatch import AttentionCall, Compiled, choose
+from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
 from bothways.model.config import EncoderConfig, Gated
 from bothways.model.head_config import (
     BiLMHead,
@@ -199,7 +198,8 @@ def kept_floats(
     # keys and values once more in their rectangles, unless attention is the library's own.
     shape = (device, resolve_precision("auto", device), config.width // config.heads, length)
     plain = not isinstance(config.position, Disentangled)
-    own = plain and is_compiled(*shape, config.dropout.attention, learning=True)
+    call = AttentionCall(*shape, dropout=config.dropout.attention, learning=True)
+    own = plain and choose(call) == Compiled()
     fused = plain and device.type != "cpu"
     attention = []
     for pattern in (config.pattern(layer) for layer in range(config.depth)):

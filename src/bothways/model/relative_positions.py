@@ -7,41 +7,29 @@ Source: He et al. 2020, section 3.1 and, for the buckets, appendix A.5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bothways.attention.mask import Distances
 from bothways.core.layout import Layout
 from bothways.model.config import EncoderConfig
 from bothways.model.norm import layer_norm
 from bothways.model.positions import Disentangled
 
 
-@dataclass(frozen=True)
-class Distances:
-    """The rows of the table that a batch needs; rows of shorter sequences lie in the middle of those of longer ones.
+def distances_of(position: Disentangled, layout: Layout) -> Distances:
+    """Return the rows of the table of relative positions that the sequences of a layout need.
 
-    Attributes:
-        start, stop: the rows `[start, stop)`.
-        rows: for each rectangle of n tokens a row, counted from `start`, for each distance query − key, n − 1 first.
+    Rows of shorter sequences lie in the middle of those of longer ones.
     """
-
-    start: int
-    stop: int
-    rows: tuple[Int[Tensor, " _"], ...]
-
-    @classmethod
-    def of(cls, position: Disentangled, layout: Layout) -> Distances:
-        """Those of the sequences of this layout."""
-        device = layout.positions.device
-        rows = [
-            row_of(position, torch.arange(part.longest - 1, -part.longest, -1))
-            for part in layout.rectangles
-        ]
-        start, stop = min(int(row[-1]) for row in rows), max(int(row[0]) for row in rows) + 1
-        return cls(start, stop, tuple((row - start).to(device) for row in rows))
+    rows = [
+        row_of(position, torch.arange(part.longest - 1, -part.longest, -1))
+        for part in layout.rectangles
+    ]
+    start, stop = min(int(row[-1]) for row in rows), max(int(row[0]) for row in rows) + 1
+    device = layout.positions.device
+    return Distances(start, stop, tuple((row - start).to(device) for row in rows))
 
 
 def row_of(position: Disentangled, distances: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

@@ -13,8 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
-from bothways.attention.dispatch import is_compiled
-from bothways.attention.mask import attention_views
+from bothways.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.attention.patterns import Full
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
@@ -24,7 +23,7 @@ from bothways.kernels.library import Feature, multiplies
 from bothways.kernels.linear import Dense, Layers, Rest
 from bothways.kernels.packed_linear import PackedLinear, PanelLinear, Prepared
 from bothways.model.block import Block
-from bothways.model.encoder import Encoder, Hidden, spread
+from bothways.model.encoder import Encoder, Hidden, attention_views, spread
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
 from bothways.runtime.devices import (
     Precision,
@@ -182,8 +181,9 @@ class JoinedEncoder(Encoder):
     ) -> Hidden:
         """As `Encoder.forward`; what the last block read is not kept."""
         layout, depth = batch.layout, self.config.depth
-        suits = layout.tokens <= self.most and is_compiled(
-            *self.kind, layout.max_seqlen, 0.0, learning=False
+        suits = (
+            layout.tokens <= self.most
+            and choose(AttentionCall(*self.kind, layout.max_seqlen)) == Compiled()
         )
         if keep_layers or not suits:
             return super().forward(batch, keep_layers, only)

@@ -84,7 +84,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
                     losses = model(batch.to(device))
                 # The ranks' gradients are averaged: times `world` makes them a sum.
                 torch.autograd.backward(_share(losses, agreed, learner.coefficients) * plan.world)
-            meter.add(batch, weight, losses)
+            meter.add(weight, losses)
         norm = update(optimizer, clip_norm)
         progress = progress.after(step)
         meter.close(progress, norm, rate)
@@ -110,7 +110,7 @@ def evaluate(
             for batch in step.microbatches:
                 with arithmetic:
                     losses = learner(batch.to(device))
-                meter.add(batch, learner.weights(batch), losses)
+                meter.add(learner.weights(batch), losses)
     scores = meter.scores()
     for name, loss in scores.losses.items():
         if not math.isfinite(loss):

@@ -7,7 +7,6 @@ fetches them and reduces them over ranks, so it is done when a record is due, no
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bothways.core.batch import Batch
 from bothways.core.errors import DivergedError
 from bothways.core.loss import Loss
 from bothways.training.parallel import Plan, gather
@@ -27,12 +25,10 @@ class EvaluationScores:
     """Attributes:
     losses: mean per target by name, in nats; none of weight 0.
     accuracies: share of targets predicted right, for the losses that count hits.
-    padding: share of what attention was computed on that holds no token (`Layout.slots`).
     """
 
     losses: Mapping[str, float] = field(default_factory=dict)
     accuracies: Mapping[str, float] = field(default_factory=dict)
-    padding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,6 @@ class Meter:
 
     def _clear(self) -> None:
         self._sums: Float[Tensor, "names 2"] | None = None
-        self._counts: Counter[str] = Counter()
         self._weights: dict[str, float] = {}
         self._broken: Tensor | None = None
 
@@ -68,15 +63,13 @@ class Meter:
         """Whether a step was added since the last reading."""
         return self._broken is not None
 
-    def add(self, batch: Batch, weights: Mapping[str, float], losses: Mapping[str, Loss]) -> None:
-        """Add one microbatch of this rank: the batch on the CPU, and its losses with their weights."""
+    def add(self, weights: Mapping[str, float], losses: Mapping[str, Loss]) -> None:
+        """Add one microbatch of this rank: its losses with their weights."""
         sums = torch.stack([_sums(losses[name]) for name in sorted(weights)])
         self._sums = sums if self._sums is None else self._sums + sums
         self._weights = {
             name: self._weights.get(name, 0.0) + weight for name, weight in weights.items()
         }
-        self._counts["tokens"] += batch.layout.tokens
-        self._counts["slots"] += batch.layout.slots
 
     def close(self, progress: RunState, norm: Float[Tensor, ""], rate: float) -> None:
         """End a step: the progress after it, its gradient norm on the device, its learning rate."""
@@ -105,9 +98,8 @@ class Meter:
             return EvaluationScores()
         names = sorted(self._weights)
         weights = torch.tensor([self._weights[name] for name in names], dtype=torch.float64)
-        host = torch.tensor([self._counts["tokens"], self._counts["slots"]], dtype=torch.float64)
-        local = torch.cat([self._sums.cpu().flatten(), weights, host])
-        *sums, tokens, slots = gather(self._plan, local).sum(0).tolist()
+        local = torch.cat([self._sums.cpu().flatten(), weights])
+        sums = gather(self._plan, local).sum(0).tolist()
         self._clear()
         rows = zip(
             names,
@@ -119,7 +111,7 @@ class Meter:
         kept = [row for row in rows if row[3]]
         losses = {name: loss / weight for name, loss, _, weight in kept}
         accuracies = {name: hits / weight for name, _, hits, weight in kept if not math.isnan(hits)}
-        return EvaluationScores(losses, accuracies, 1 - tokens / slots)
+        return EvaluationScores(losses, accuracies)
 
 
 def _sums(loss: Loss) -> Float[Tensor, 2]:

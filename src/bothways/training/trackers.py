@@ -34,11 +34,10 @@ _FIX = "Make room or choose another folder; the checkpoints are whole."
 
 
 def record(report: StepReport) -> dict[str, int | float]:
-    """A report as a flat table: progress, "loss/NAME", "accuracy/NAME", padding, gradient norm, learning rate."""
+    """A report as a flat table: progress, "loss/NAME", "accuracy/NAME", gradient norm, learning rate."""
     return {
         **at(report.progress),
         **flat(report.scores),
-        "padding": report.scores.padding,
         "gradient_norm": report.gradient_norm,
         "learning_rate": report.rate,
     }
@@ -223,7 +222,7 @@ class Terminal:
 
 
 def line(record: Record) -> str:
-    """A record in words: the step, the losses with their accuracies and other metrics, then speed, padding and time left.
+    """A record in words: the step, the losses with their accuracies and other metrics, then speed and time left.
 
     Metrics of single classes, such as "dev/f1/person", are for the file alone.
     """
@@ -255,7 +254,6 @@ _NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "share", "gradient_norm", "
 _FORMS: dict[str, Callable[[float], str]] = {
     "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
     "gemm_share": lambda value: f"{value:.0%} of GEMM peak",
-    "padding": lambda value: f"{value:.0%} padding",
     "seconds_left": lambda value: f"{timedelta(seconds=round(value))} left",
 }
 
