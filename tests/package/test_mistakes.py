@@ -138,7 +138,7 @@ def test_a_sorted_file_gives_both_labels_to_train_and_to_test(tmp_path: Path) ->
 def test_chinese_text_asks_for_labels() -> None:
     document = Document("今天天气很好，我们去公园散步。", "a.txt")
     with pytest.raises(
-        DataError, match=r"swaps words between blanks, and Chinese has none\n.*--labels FILE"
+        DataError, match=r"swaps words between spaces, and Chinese has none\n.*--labels FILE"
     ):
         labelled_examples([document] * 30, [document] * 30, None, 60)
 

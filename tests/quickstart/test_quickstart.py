@@ -17,7 +17,7 @@ from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
 from bothways.pretraining.config import PretrainPhase
-from bothways.quickstart.labelled_data import gather_documents, labelled_examples, part
+from bothways.quickstart.labelled_data import gather_documents, labelled_examples, split_documents
 from bothways.quickstart.report_page import quickstart_report
 from bothways.quickstart.story import Story, StoryResult, run_story
 from bothways.report.html import to_html
@@ -115,8 +115,8 @@ def test_the_report_says_what_was_measured_and_loads_nothing(told: StoryResult) 
         "Every run",
         "Parameters",
         "Settings",
-        "What was tried before",
-        "What more time would buy",
+        "Experiments behind the settings",
+        "The value of more time",
         "unigram",
     ):
         assert part_of_report in page, part_of_report
@@ -216,8 +216,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 def test_parts_are_kept_apart_by_what_a_document_is(tmp_path: Path) -> None:
     documents = gather_documents((write_text(tmp_path),), SMALL.words)
-    kept, aside = part(documents, 0.3)
+    kept, aside = split_documents(documents, 0.3)
     assert len(kept) + len(aside) == len(documents)
     assert not set(kept) & set(aside)
-    assert set(part(documents[::-1], 0.3)[1]) == set(aside), "whatever the order"
+    assert set(split_documents(documents[::-1], 0.3)[1]) == set(aside), "whatever the order"
     assert 0.1 < len(aside) / len(documents) < 0.5

@@ -27,23 +27,24 @@ def quickstart(
     corpus: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     labels: Path | None = None,
 ) -> None:
-    """Pre-train a small BERT on text that is already on this machine, and see what it is worth.
+    """Pre-train a small BERT on text of this machine, and measure the gain of pre-training.
 
-    A vocabulary is learnt, a corpus built, a BERT pre-trained, and fine-tuned on a labelled task next to the same architecture
-    from random weights. It ends with a table and OUT/report.html. Nothing is downloaded.
+    Trains a vocabulary, builds a corpus, pre-trains a BERT, fine-tunes it on a labelled task and compares
+    it with the same architecture from random weights. Writes a table and OUT/report.html. Nothing is
+    downloaded.
 
     Parameters
     ----------
     minutes
-        The time for all of it; more time means more pre-training.
+        Total time; more time means more pre-training.
     out
-        The folder for the corpus, the models and the report: new, empty, or of a run that was stopped, which goes on where it
-        was.
+        Folder for the corpus, the models and the report: new, empty, or of an interrupted quickstart,
+        which is resumed.
     corpus
-        Your own text: files, folders, globs, as `bothways corpus build` takes them. Without it, the documentation inside this
-        Python installation.
+        Text files, folders or globs, as for `bothways corpus build`; default: the documentation inside
+        this Python installation.
     labels
-        Your own labelled file (.tsv, .csv, .jsonl, .parquet) with texts and labels. Without it, a task made from the text.
+        Labelled file (.tsv, .csv, .jsonl, .parquet); default: a task made from the text.
     """
     from rich.console import Console
 
@@ -58,20 +59,20 @@ def quickstart(
     console, story = Console(stderr=True), Story(minutes=minutes)
 
     with keeping(out, console), _bar(story.method.training.until, console) as watch:
-        told = run_story(
+        result = run_story(
             story, out, files=corpus, labels=labels, say=partial(say, console), on_fine_tuning=watch
         )
-        if told is None:
+        if result is None:
             raise KeyboardInterrupt
-    report = quickstart_report(told)
+    report = quickstart_report(result)
     write_html(report, out / "report.html")
     show(report, Console())
-    say(console, f"The whole report, with curves: {out / 'report.html'}")
+    say(console, f"Report with curves: {out / 'report.html'}")
 
 
 @contextmanager
 def _bar(until: state.Duration, console: Console) -> Iterator[Callable[[int, int, RunState], None]]:
-    """A bar that is there while models are fine-tuned, each for so long."""
+    """Show a progress bar while models are fine-tuned, each until `until`."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(
@@ -84,7 +85,7 @@ def _bar(until: state.Duration, console: Console) -> Iterator[Callable[[int, int
     task = bar.add_task("fine-tuning", total=None, visible=False)
 
     def watch(number: int, runs: int, progress: RunState) -> None:
-        """Fine-tuning `number` of `runs` has come so far."""
+        """Update the bar with the state of run `number` of `runs`."""
         share = progress.share(until)
         bar.update(
             task,

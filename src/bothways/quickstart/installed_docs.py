@@ -1,7 +1,8 @@
-"""The documentation inside the user's own Python installation, as a corpus that is already on every machine.
+"""The documentation inside a Python installation, as a corpus that every machine has.
 
-Language reference topics, docstrings of the types and functions built into the interpreter, and docstrings of the standard
-library and of every installed package. Source files are parsed, never imported: nothing of a third party is executed.
+It consists of the topics of the language reference, the docstrings of built-in types and functions,
+and the docstrings of the standard library and every installed package. Source files are parsed,
+never imported: no third-party code is executed.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ _VENDORED = {
     "extern",
 }
 _BATCH_BYTES = 2_000_000
-# Measured over 107 packages: 237 MB of source hold 7 million words of docstrings, and 4.8 million words of new prose.
+# Measured over 107 packages: 237 MB of source contain 4.8 million words of unique prose.
 _SOURCE_BYTES_PER_WORD = 49
 
-_BOUND = re.compile(r"\$module(, /)?(, )?")  # how C functions write that they get their module
+_BOUND = re.compile(r"\$module(, /)?(, )?")  # the module argument in signatures of C functions
 
 
 class DocKind(Enum):
-    """What an entry documents."""
+    """The kind of object that an entry documents."""
 
     TOPIC = "topic"
     MODULE = "module"
@@ -72,11 +73,11 @@ class DocEntry:
     """One docstring, or one topic of the language reference.
 
     Attributes:
-        module: qualified name of the module, as `json.decoder`; "topics" for the language reference.
-        name: qualified name inside the module, as `JSONDecoder.decode`; empty for the module itself.
-        kind: what is documented.
-        signature: the parameters of a function or method, as in its source without parentheses; else empty.
-        docstring: the text, without common indentation.
+        module: qualified name of the module, such as `json.decoder`; "topics" for the reference.
+        name: qualified name in the module, such as `JSONDecoder.decode`; empty for the module.
+        kind: the kind of the documented object.
+        signature: the parameters of a function or method without parentheses; else empty.
+        docstring: the text without common indentation.
     """
 
     module: str
@@ -96,11 +97,11 @@ class _Module:
 def installed_docstrings(
     *, max_words: int = MAX_WORDS, workers: int | None = None
 ) -> Iterator[DocEntry]:
-    """Every docstring of the installation, module after module in a fixed order, those of one module in source order.
+    """Iterate over the docstrings of the installation in a fixed order of modules, then source order.
 
     Args:
-        max_words: source files are left out, evenly over the packages, so that about this many words are read.
-        workers: processes that parse; one per core unless given. The order does not depend on it.
+        max_words: approximate number of words; source files are left out evenly over the packages.
+        workers: parsing processes, by default one per core. The order does not depend on it.
     """
     batches = _batches(_installed_modules(max_words * _SOURCE_BYTES_PER_WORD))
     parsed = map_in_order(_read_entries, batches, workers or usable_cores())
@@ -110,13 +111,13 @@ def installed_docstrings(
 def installed_documentation(
     *, max_words: int = MAX_WORDS, workers: int | None = None
 ) -> Iterator[Document]:
-    """One document per module or topic, of prose alone (see `prose`); `where` is its name.
+    """Iterate over one document of prose (see `prose`) per module or topic; `where` is its name.
 
-    A paragraph that was there before is left out, so that what packages repeat by the hundred is read once.
+    Repeated paragraphs are kept once.
 
     Args:
-        max_words: where to stop.
-        workers: processes that parse; one per core unless given. The documents do not depend on it.
+        max_words: number of words after which to stop.
+        workers: parsing processes, by default one per core. The documents do not depend on it.
     """
     batches = _batches(_installed_modules(max_words * _SOURCE_BYTES_PER_WORD))
     own = _prose_by_module(itertools.chain(_topics(), _built_in()))
@@ -153,14 +154,14 @@ def _where(entry: DocEntry) -> str:
 def _topics() -> Iterator[DocEntry]:
     try:
         from pydoc_data.topics import topics
-    except ImportError:  # some distributions leave it out
+    except ImportError:  # not in every distribution
         return
     for name in sorted(topics):
         yield DocEntry("topics", name, DocKind.TOPIC, "", inspect.cleandoc(topics[name]))
 
 
 def _built_in() -> Iterator[DocEntry]:
-    """Docstrings of what is compiled into the interpreter itself, the only modules that are looked at by importing them."""
+    """Iterate over the docstrings of modules compiled into the interpreter, the only imported ones."""
     for name in ("builtins", *sorted(set(sys.builtin_module_names) - {"builtins"})):
         with warnings.catch_warnings():  # some are deprecated, such as Debian's spwd
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -196,9 +197,10 @@ def _entry(module: str, name: str, kind: DocKind, thing: object) -> Iterator[Doc
 
 
 def _installed_modules(budget: int) -> Iterator[_Module]:
-    """Modules with source, the standard library first, then package by package; at most about `budget` bytes of source.
+    """Iterate over modules with source, the standard library first, then package by package.
 
-    The standard library is taken whole. What is left is shared out: no package gets more bytes than keep the sum in the budget.
+    The standard library is complete. The rest of the budget, in bytes of source, is divided evenly
+    among the packages.
     """
     standard, roots = _roots()
     yield from (library := list(_modules_below(standard)))
@@ -216,7 +218,7 @@ def _installed_modules(budget: int) -> Iterator[_Module]:
 
 
 def _roots() -> tuple[Path, list[Path]]:
-    """The folder of the standard library, and those that packages are installed in."""
+    """Return the folder of the standard library and those of installed packages."""
     places = {
         os.path.realpath(entry)
         for entry in sys.path
@@ -226,7 +228,7 @@ def _roots() -> tuple[Path, list[Path]]:
 
 
 def _fair_share(sizes: list[int], budget: int) -> int:
-    """The largest share with Σ min(size, share) ≤ budget."""
+    """Return the largest share with Σ min(size, share) ≤ budget."""
     rest = max(budget, 0)
     for position, size in enumerate(sorted(sizes)):
         if size * (len(sizes) - position) > rest:
@@ -255,7 +257,7 @@ def _modules_below(root: Path) -> Iterator[_Module]:
                 path = os.path.join(folder, file)
                 try:
                     size = os.path.getsize(path)
-                except OSError:  # a link to a file that is gone
+                except OSError:  # a broken link
                     continue
                 yield _Module(".".join(parts), path, size)
 
@@ -274,22 +276,16 @@ def _batches(modules: Iterable[_Module]) -> Iterator[list[_Module]]:
 def _parse(module: _Module) -> Iterator[DocEntry]:
     try:
         source = Path(module.path).read_bytes()
-    except OSError:  # of another user
+    except OSError:  # no permission
         return
     if b'"""' not in source and b"'''" not in source:
         return
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of the authors' business, such as escapes that no longer mean anything
+        warnings.simplefilter("ignore")  # such as invalid escapes in third-party source
         try:
             tree = ast.parse(source)
-        except (
-            SyntaxError,
-            ValueError,
-            RecursionError,
-            MemoryError,
-        ):  # templates, files for other versions of Python
+        # Templates, and files for other versions of Python.
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             return
     yield from _docstring(module.name, "", DocKind.MODULE, tree)
     yield from _visit(tree.body, module.name, "", DocKind.FUNCTION)

@@ -1,6 +1,6 @@
-"""What the quick start learns from: text that is already on this machine, and labelled examples made from it.
+"""Documents and labelled examples of the quickstart.
 
-Labels are made from documents that pre-training does not see (`wordorder`), or are those of a file of the user's.
+Labels come from documents that pre-training does not see (`word_order`), or from a file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bothways.quickstart.word_order import word_order
 from bothways.tasks.text_examples import TextExample, read_examples
 
 TESTED = 2000
-"""Examples that are tested on, at most."""
+"""Maximum number of test examples."""
 
 
 def gather_documents(files: Sequence[str] | None, words: int) -> list[Document]:
-    """The documents: of these files, or so many words of the documentation installed here.
+    """Read the documents of files, or up to `words` words of the installed documentation.
 
     Raises:
         DataError: a file cannot be read, or there are fewer than ten documents.
@@ -30,15 +30,17 @@ def gather_documents(files: Sequence[str] | None, words: int) -> list[Document]:
     documents = list(read_documents(files) if files else installed_documentation(max_words=words))
     if len(documents) < 10:
         raise DataError(
-            f"{len(documents)} documents are too few to learn from and to hold some out",
+            f"{len(documents)} documents are too few to train on and to hold some out",
             where=", ".join(files or ["installed documentation"]),
-            fix="Give ten documents or more; in a .txt file a blank line ends one.",
+            fix="Give at least ten documents; in a .txt file, blank lines separate documents.",
         )
     return documents
 
 
-def part(documents: Iterable[Document], share: float) -> tuple[list[Document], list[Document]]:
-    """The documents to pre-train on, and those set aside, told apart by a hash of their name and text."""
+def split_documents(
+    documents: Iterable[Document], share: float
+) -> tuple[list[Document], list[Document]]:
+    """Split documents into those to pre-train on and those set aside, by a hash of name and text."""
     kept: list[Document] = []
     aside: list[Document] = []
     for document in documents:
@@ -52,28 +54,30 @@ def part(documents: Iterable[Document], share: float) -> tuple[list[Document], l
 def labelled_examples(
     kept: list[Document], aside: list[Document], file: Path | None, most: int
 ) -> tuple[list[TextExample], list[TextExample]]:
-    """The examples to train on, at most so many, and to test on: of the labelled file, or made from the documents set aside.
+    """Return examples to train and to test on, from a labelled file or from the documents set aside.
 
-    A text that the file has several times counts once.
+    Duplicate texts of the file are used once.
+
+    Args:
+        most: maximum number of training examples.
 
     Raises:
         DataError: there are fewer than 20 examples, or the text is Chinese and without labels.
     """
     if file is not None:
         read, _ = read_examples(str(file))
-        once = list(
-            {(example.text, example.text_b): example for example in read}.values()
-        )  # none to train and to test on
-        examples = [
-            once[place] for place in rng(0, "labelled examples").permutation(len(once))
-        ]  # a file may be sorted
+        # Without duplicates, so that no text is in both parts.
+        unique = list({(example.text, example.text_b): example for example in read}.values())
+        # Shuffled, since a file may be sorted by label.
+        order = rng(0, "labelled examples").permutation(len(unique))
+        examples = [unique[place] for place in order]
         split = min(most, int(0.7 * len(examples)))
     else:
         language = detect_language(aside[0].text) if aside else "en"
         if language == "zh":
-            what = "the task that is made from the text swaps words between blanks, and Chinese has none"
+            what = "the generated task swaps words between spaces, and Chinese has none"
             raise DataError(
-                what, where="the documents set aside", fix="Give labels of your own: --labels FILE."
+                what, where="the documents set aside", fix="Give a labelled file: --labels FILE."
             )
         examples = word_order(aside, kept, seed=0, language=language)
         split = min(most, len(examples) // 2)
@@ -82,7 +86,7 @@ def labelled_examples(
         raise DataError(
             f"{len(examples)} labelled examples are too few",
             where=where,
-            fix="Give more text, or more labels.",
+            fix="Give more text or more labels.",
         )
     return examples[:split], examples[split : split + TESTED]
 
@@ -90,13 +94,13 @@ def labelled_examples(
 def counting_baselines(
     train_on: Sequence[TextExample], test_on: Sequence[TextExample]
 ) -> dict[str, float]:
-    """Test accuracy of logistic regressions on counts of words, and of words and pairs of neighbours."""
+    """Return the test accuracy of logistic regressions on counts of words and of word pairs."""
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
     def score(longest: int) -> float:
-        """Of counts of up to so many words in a row."""
+        """Score a model on counts of n-grams up to `longest` words."""
         model = make_pipeline(
             CountVectorizer(ngram_range=(1, longest)), LogisticRegression(max_iter=1000)
         )

@@ -1,7 +1,7 @@
-"""Docstrings → prose: what a language model can learn language from, without code, tables and markup.
+"""Extraction of prose from docstrings, without code, tables and markup.
 
-Written for the conventions that are in use: reStructuredText, the numpydoc and Google section styles, Sphinx fields, doctest,
-Markdown fences. Nothing is parsed in full; a line is judged by how it begins.
+It handles reStructuredText, numpydoc and Google sections, Sphinx fields, doctests and Markdown fences.
+A line is classified by its beginning; nothing is parsed in full.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _KEPT_DIRECTIVES = {
     "admonition",
 }
 _HEADING = re.compile(
-    r"(args?|arguments?|(?:keyword )?arguments|(?:other )?parameters|returns?|yields?|raises|warns|attributes|methods|examples?"
-    r"|usage|notes?|references|see also|warnings?|todo|shapes?|inputs?|outputs?|options):{0,2}$",
+    r"(args?|arguments?|(?:keyword )?arguments|(?:other )?parameters|returns?|yields?|raises|warns"
+    r"|attributes|methods|examples?|usage|notes?|references|see also|warnings?|todo|shapes?|inputs?|outputs?|options):{0,2}$",
     re.IGNORECASE,
 )
 _TYPED = re.compile(r"[*\\]*[\w.]+(?:, [*\\]*[\w.]+)* +:(?: |$)|[*`]*[\w.]+[*`]* \(.*\):$")
@@ -52,10 +52,11 @@ class _Paragraph:
 
 
 def prose(docstring: str) -> list[str]:
-    """The paragraphs of a docstring that are sentences, each on one line, in order.
+    """Return the paragraphs of a docstring that are prose, one line each, in order.
 
-    Left out: doctests, literal blocks, code fences, tables, directives other than notes, headings and their underlines, type
-    specifications, links, and whatever is not mostly words. The text of parameters and list items is kept, one paragraph each.
+    Omits doctests, literal blocks, code fences, tables, directives other than notes, headings, type
+    specifications, links, and paragraphs that are not mostly words. Descriptions of parameters and
+    list items are kept as paragraphs.
     """
     lines = inspect.cleandoc(docstring).expandtabs().split("\n")
     return [
@@ -70,7 +71,7 @@ def _indent(line: str) -> int:
 
 
 def _without_blocks(lines: list[str]) -> Iterator[str]:
-    """The lines that stand outside of code, tables and dropped directives; headings and underlines become blank lines."""
+    """Drop code, tables and directives; replace headings and underlines by blank lines."""
     skip_deeper, skip_to_blank, fenced = -1, False, False
     for number, line in enumerate(lines):
         text = line.strip()
@@ -100,7 +101,7 @@ def _without_blocks(lines: list[str]) -> Iterator[str]:
 
 
 def _paragraphs(lines: Iterator[str]) -> Iterator[_Paragraph]:
-    """Joins lines that belong together; a list item, a field and a change of indentation begin anew."""
+    """Join lines to paragraphs; list items, fields and changes of indentation start a new one."""
     current = _Paragraph(0, False)
     for line in lines:
         text, indent = line.strip(), _indent(line)
@@ -125,7 +126,7 @@ def _plain(text: str) -> str:
 
 
 def _is_prose(text: str) -> bool:
-    """Three words of letters or more, and four fifths of the characters are letters or spaces."""
+    """Test for at least three words and at least 80 % letters and spaces."""
     words = text.split(" ")
     letters = sum(map(str.isalpha, text)) + len(words) - 1
     return (

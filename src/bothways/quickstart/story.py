@@ -1,14 +1,15 @@
-"""BERT's claim on this machine, in minutes: pre-training on plain text makes few labels go further.
+"""BERT's claim on this machine, in minutes: with pre-training, a model learns more from few labels.
 
-Text → vocabulary → corpus → pre-training with masked LM and next sentence → fine-tuning on a labelled task, and for comparison
-the same architecture fine-tuned from random weights, several seeds each. The text is the documentation inside the user's own
-Python installation, or files of theirs; the labelled task is made from modules that pre-training never saw (`wordorder`), or a
-file of theirs.
+Text → vocabulary → corpus → pre-training with masked LM and next sentence prediction → fine-tuning on
+a labelled task, compared with the same architecture fine-tuned from random weights, several seeds
+each. The text is the documentation inside the Python installation, or files of the user; the labelled
+task is made from documents that pre-training never saw (`word_order`), or is a file of the user.
 
-Two values let a BERT of this size learn in so short a time. Sequences start at 16 tokens, without pairs: short ones teach
-attention where the neighbours are, and until it knows, the model predicts by frequency alone, for millions of tokens at full
-length. And four in ten tokens are masked, so that each sequence says more. On a processor without bf16 the model is narrower:
-it reads twice the text in the time, and that is worth more than the width.
+Two settings let a BERT of this size learn in so little time. Sequences start at 16 tokens without
+pairs: short sequences teach attention to look at neighbours; before it does, a model at full length
+predicts by frequency alone for millions of tokens. And 40 % of the tokens are masked, so that each
+sequence has more targets. On a processor without bf16 the model is narrower: it reads twice the text
+in the same time, which is worth more than the width.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from bothways.quickstart.labelled_data import (
     counting_baselines,
     gather_documents,
     labelled_examples,
-    part,
+    split_documents,
 )
 from bothways.runtime.devices import choose_device, has_bf16
 from bothways.text.tokenizer import Tokenizer
@@ -53,15 +54,17 @@ from bothways.training.state import RunState
 Say = Callable[[str], object]
 
 MARK = ".quickstart"
-"""The empty file that tells the folder of a quickstart, which may go on in it."""
+"""Empty file that marks the folder of a quickstart, which a later quickstart may resume."""
 
 SHAPES = {True: (256, 1e-3), False: (128, 2e-3)}
-"""Width of the model and peak learning rate of its pre-training, with and without bf16 in hardware. On an fp32 core, in equal
-time, width 128 reads 2.5 times the tokens and comes to a held-out perplexity of 167 (at 1e-3: 197), width 256 to 574, hardly
-below what the frequencies of words give."""
+"""Width and peak learning rate of pre-training, with and without bf16 in hardware.
+
+On an fp32 core, in equal time, width 128 reads 2.5 times the tokens and reaches a held-out perplexity
+of 167 (at 1e-3: 197); width 256 reaches 574, close to the unigram baseline.
+"""
 
 FINE_TUNING = 0.45
-"""The share of the time that is kept for fine-tuning and the report."""
+"""Share of the time reserved for fine-tuning and the report."""
 
 
 def _fitting() -> tuple[int, float]:
@@ -77,22 +80,23 @@ def _shape(width: int) -> EncoderConfig:
 
 @dataclass(frozen=True)
 class Story:
-    """The settings of the whole run.
+    """Settings of a quickstart.
 
     Attributes:
-        minutes: for everything, of which pre-training takes what the rest leaves.
-        words: of installed documentation, at most.
-        vocabulary: tokens.
-        encoder: the shape, as wide as this machine is fast (`SHAPES`); `vocab` becomes that of the vocabulary learnt.
-        phases: lengths of sequences in pre-training.
-        batch: tokens of a pre-training update.
+        minutes: total time; pre-training takes what the other stages leave.
+        words: maximum number of words of installed documentation.
+        vocabulary: size of the vocabulary.
+        encoder: shape of the encoder, whose width depends on the machine (`SHAPES`); `vocab` is
+            replaced by the size of the trained vocabulary.
+        phases: phases of pre-training.
+        batch: tokens per pre-training update.
         rate: peak learning rate of pre-training.
         masked: share of tokens that are predicted.
         set_aside: share of the documents kept for the labelled task.
-        labels: examples to fine-tune on, at most half of those there are.
-        method: of fine-tuning, the same for both contenders.
-        seeds: fine-tunings of each contender.
-        filled: sentences to fill a mask in.
+        labels: maximum number of examples to fine-tune on; at most half of the examples are used.
+        method: fine-tuning settings of both contenders.
+        seeds: seeds of the fine-tuning runs of each contender.
+        filled: number of sentences with a filled mask.
     """
 
     minutes: float = 5.0
@@ -126,16 +130,16 @@ class Story:
 
 @dataclass(frozen=True)
 class StoryResult:
-    """What came of it.
+    """Results of a quickstart.
 
     Attributes:
-        pretrained: with its held-out metrics; `finished` tells whether it came to its end.
-        settings: of pre-training.
-        labelled: the task's data.
-        from_pretrained, from_scratch: one fine-tuning per seed.
-        counted: test accuracies of what only counts words, by name.
-        filled: sentences with a hidden word.
-        seconds: of each stage, by name, in order.
+        pretrained: the pre-training run with its held-out metrics.
+        settings: settings of pre-training.
+        labelled: data of the task.
+        from_pretrained, from_scratch: one fine-tuning run per seed.
+        counted: test accuracy of the word-counting baselines by name.
+        filled: sentences with a masked word.
+        seconds: duration of each stage by name, in order.
     """
 
     story: Story
@@ -151,7 +155,7 @@ class StoryResult:
 
 
 def settings_for(story: Story, tokenizer: Tokenizer, seconds: float) -> PretrainConfig:
-    """Pre-training for so many seconds; post-norm, as BERT is."""
+    """Return the settings of pre-training for a number of seconds."""
     training = Training(
         Hours(seconds / 3600),
         AdamW(lr=story.rate, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
@@ -179,16 +183,16 @@ def run_story(
     say: Say = lambda _: None,
     on_fine_tuning: Callable[[int, int, RunState], None] = lambda *_: None,
 ) -> StoryResult | None:
-    """Run the whole story in a folder; what an earlier run left there is gone on with. None if it was interrupted.
+    """Run or resume a quickstart in a folder; return `None` if it was interrupted.
 
     Args:
-        files: the text; none for the documentation installed here.
-        labels: a labelled file; none for a task made from the text.
-        say: takes one line as each stage begins.
-        on_fine_tuning: (run, of how many, progress), after each step of a fine-tuning.
+        files: text files; `None` for the installed documentation.
+        labels: a labelled file; `None` for a task made from the text.
+        say: receives one line at the start of each stage.
+        on_fine_tuning: receives (run, number of runs, state) after each fine-tuning step.
 
     Raises:
-        ResourceError: the folder holds something else, or it cannot be written.
+        ResourceError: the folder holds something else, or cannot be written.
     """
     _check_own(out)
     stages = _Stages(say)
@@ -196,7 +200,9 @@ def run_story(
         "text",
         "reading the text" if files else "reading the documentation of this Python installation",
     )
-    kept, aside = part(gather_documents(files, story.words), 0.0 if labels else story.set_aside)
+    kept, aside = split_documents(
+        gather_documents(files, story.words), 0.0 if labels else story.set_aside
+    )
     train_on, test_on = labelled_examples(kept, aside, labels, story.labels)
     stages.begin(
         "vocabulary",
@@ -264,14 +270,14 @@ def _mark(out: Path) -> None:
 
 
 class _Stages:
-    """Says which stage begins, and takes the time of each."""
+    """Announces and times the stages."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._start = say, time.perf_counter()
         self._begun: dict[str, float] = {}
 
     def begin(self, name: str, what: str) -> None:
-        """A stage begins, and the one before ends."""
+        """Start a stage and end the previous one."""
         self._begun[name] = time.perf_counter()
         self._say(f"[{len(self._begun)}/7] {what}")
 
@@ -282,7 +288,7 @@ class _Stages:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How long each took, the last one until now."""
+        """Duration of each stage; of the current one until now."""
         edges = [*self._begun.values(), time.perf_counter()]
         return {
             name: end - start
@@ -291,7 +297,7 @@ class _Stages:
 
 
 def _pretrain(settings: PretrainConfig, corpus: Corpus, out: Path) -> PretrainResult:
-    """From the newest checkpoint, if there is one; the model is saved when the run is finished."""
+    """Pre-train, from the newest checkpoint if there is one, and save the finished model."""
     run = out / "pretraining"
     resume = latest(run) is not None
     pretrained = pretrain(
@@ -303,7 +309,7 @@ def _pretrain(settings: PretrainConfig, corpus: Corpus, out: Path) -> PretrainRe
 
 
 def _as_begun(settings: PretrainConfig, run: Path) -> PretrainConfig:
-    """The settings that the run began with: the time it was given then is what it goes on with."""
+    """Return the settings with which the run started, including its time."""
     from bothways.core.config import reader as config
 
     return config.load(PretrainConfig, base=settings, file=run / "config.toml")
@@ -315,7 +321,7 @@ def _fine_tune(
     pretrained: PretrainResult,
     watch: Callable[[int, int, RunState], None],
 ) -> tuple[tuple[FitResult, ...], tuple[FitResult, ...]]:
-    """All fine-tunings of the pre-trained model, then all from random weights; the same seeds for both."""
+    """Fine-tune the pre-trained model, then random weights, with the same seeds."""
     model, half = pretrained.learner.model, len(story.seeds)
     starts = [model] * half + [model.config] * half
     fitted = [

@@ -1,11 +1,12 @@
-"""A labelled task from any text: are two neighbouring words of this sentence swapped?
+"""A labelled task from any text: detect whether two neighbouring words of a sentence are swapped.
 
-Half of the sentences are as they were written, in the other half two neighbouring words changed places. Both classes have the
-same words, so that counting words is worth nothing: the task needs the order, which is what a masked language model learns.
-Each sentence is used once, none stands in the text that the model was pre-trained on, and nothing but the order tells the
-label: words at either end, words with capitals, digits or signs, and equal words stay where they are.
+Half of the sentences are unchanged; in the other half two neighbouring words are exchanged. Both
+classes contain the same words, so counting words does not help: the task needs word order, which a
+masked language model learns. Each sentence is used once, and no sentence is in the pre-training text.
+Words at either end, words with capitals, digits or punctuation, and equal words are never moved, so
+that only the order reveals the label.
 
-Source: the bigram-shift probe of Conneau et al. 2018 (What you can cram into a single vector), close in spirit to CoLA.
+Source: the bigram-shift probe of Conneau et al. 2018 (What you can cram into a single vector).
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from bothways.tasks.text_examples import TextExample
 
 AS_WRITTEN, SWAPPED = "as written", "swapped"
 WORDS = (6, 25)
-"""The shortest and the longest sentence, in words."""
+"""Minimum and maximum length of a sentence in words."""
 _MOVABLE = re.compile(r"[a-z]+")
 
 
 def word_order(
     documents: Iterable[Document], known: Iterable[Document], seed: int, language: str = "en"
 ) -> list[TextExample]:
-    """Examples from the sentences of `documents` that are not in `known`, in a keyed order; the labels are balanced by draw."""
+    """Make examples of the sentences of `documents` that are not in `known`, in a keyed order.
+
+    Each label is drawn with probability 1/2.
+    """
     seen = {
         _key(sentence)
         for document in known
@@ -54,12 +58,12 @@ def _sentences(documents: Iterable[Document], language: str) -> Iterator[tuple[s
 
 
 def _key(sentence: str) -> str:
-    """Sentences that differ only in case and signs are one."""
+    """Normalise a sentence, so that case and punctuation do not matter."""
     return re.sub(r"\W+", " ", sentence.lower()).strip()
 
 
 def _places(words: Sequence[str]) -> list[int]:
-    """Where a word may change places with the next one."""
+    """Return the positions of words that may be swapped with the next one."""
     inner = range(1, len(words) - 2)
     movable = [_MOVABLE.fullmatch(word) is not None for word in words]
     return [at for at in inner if movable[at] and movable[at + 1] and words[at] != words[at + 1]]
