@@ -25,7 +25,7 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 # With -c the current folder comes first in sys.path, and a user's random.py there would stand for Python's.
-_SERVE = "import sys; sys.path[:] = filter(None, sys.path); from bothways.data.workers import serve; serve()"
+_SERVE = "import sys; sys.path[:] = filter(None, sys.path); from bothways.data.process_pool import serve; serve()"
 
 
 def usable_cores() -> int:
