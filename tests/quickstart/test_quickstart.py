@@ -62,27 +62,27 @@ def write_text(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> StoryResult:
+def result(tmp_path_factory: pytest.TempPathFactory) -> StoryResult:
     folder = tmp_path_factory.mktemp("quickstart")
     result = run_story(SMALL, folder / "out", files=(write_text(folder),))
     assert result is not None
     return result
 
 
-def test_the_story_is_told_whole(told: StoryResult) -> None:
-    out = told.corpus.folder.parent
-    assert "whose sentences it had never seen" in quickstart_report(told).lead
-    assert {run.task.labels for run in (*told.from_pretrained, *told.from_scratch)} == {
+def test_the_story_is_told_whole(result: StoryResult) -> None:
+    out = result.corpus.folder.parent
+    assert "with unseen sentences" in quickstart_report(result).lead
+    assert {run.task.labels for run in (*result.from_pretrained, *result.from_scratch)} == {
         ("as written", "swapped")
     }
-    assert len(told.from_pretrained) == len(told.from_scratch) == 3
+    assert len(result.from_pretrained) == len(result.from_scratch) == 3
     assert set(load_model(out / "pretrained").model.heads) == {"masked", "pooler", "pair"}
     tuned = load_model(out / "finetuned")
     assert tuned.labels == ("as written", "swapped")
     assert json.loads((out / "finetuned" / "config.json").read_text())["architectures"] == [
         "BertForSequenceClassification"
     ]
-    assert set(told.seconds) == {
+    assert set(result.seconds) == {
         "text",
         "vocabulary",
         "corpus",
@@ -91,26 +91,26 @@ def test_the_story_is_told_whole(told: StoryResult) -> None:
         "words hidden",
         "report",
     }
-    assert all(0 <= run.metrics["accuracy"] <= 1 for run in told.from_pretrained)
-    assert len(told.filled) == 2
-    for filled in told.filled:
+    assert all(0 <= run.metrics["accuracy"] <= 1 for run in result.from_pretrained)
+    assert len(result.filled) == 2
+    for filled in result.filled:
         assert [p for _, p in filled.guesses] == sorted(
             (p for _, p in filled.guesses), reverse=True
         )
 
 
-def test_the_report_says_what_was_measured_and_loads_nothing(told: StoryResult) -> None:
-    page = to_html(quickstart_report(told))
+def test_the_report_says_what_was_measured_and_loads_nothing(result: StoryResult) -> None:
+    page = to_html(quickstart_report(result))
     assert "http" not in page
     means = [
         np.mean([run.metrics["accuracy"] for run in runs])
-        for runs in (told.from_pretrained, told.from_scratch)
+        for runs in (result.from_pretrained, result.from_scratch)
     ]
     text = re.sub(r"<[^>]+>", " ", page)
     for mean in means:
         assert f"{100 * mean:.1f} %" in text
-    perplexity = told.pretrained.metrics["held-out/perplexity"]
-    assert perplexity == pytest.approx(np.exp(told.pretrained.metrics["held-out/loss/masked"]))
+    perplexity = result.pretrained.metrics["held-out/perplexity"]
+    assert perplexity == pytest.approx(np.exp(result.pretrained.metrics["held-out/loss/masked"]))
     for part_of_report in (
         "Every run",
         "Parameters",
@@ -120,33 +120,33 @@ def test_the_report_says_what_was_measured_and_loads_nothing(told: StoryResult) 
         "unigram",
     ):
         assert part_of_report in page, part_of_report
-    assert f"{sum(p.numel() for p in told.pretrained.learner.parameters()):,}" in text
+    assert f"{sum(p.numel() for p in result.pretrained.learner.parameters()):,}" in text
 
 
-def test_no_labelled_sentence_was_read_in_pre_training(told: StoryResult) -> None:
+def test_no_labelled_sentence_was_read_in_pre_training(result: StoryResult) -> None:
     read = {
-        told.corpus.tokenizer.decode(ids)
-        for document in range(len(told.corpus))
-        for ids in told.corpus.sentences_of(document)
+        result.corpus.tokenizer.decode(ids)
+        for document in range(len(result.corpus))
+        for ids in result.corpus.sentences_of(document)
     }
-    labelled = told.labelled.dev_examples
+    labelled = result.labelled.dev_examples
     asked = {
-        told.corpus.tokenizer.decode(ids)
-        for ids in told.corpus.tokenizer.encode([e.text for e in labelled])
+        result.corpus.tokenizer.decode(ids)
+        for ids in result.corpus.tokenizer.encode([e.text for e in labelled])
     }
     assert len(asked) == len(labelled)
     assert not read & asked
 
 
-def test_it_goes_on_where_it_was(told: StoryResult, tmp_path: Path) -> None:
-    out = told.corpus.folder.parent
+def test_it_goes_on_where_it_was(result: StoryResult, tmp_path: Path) -> None:
+    out = result.corpus.folder.parent
     before = (out / "pretraining" / "metrics.jsonl").read_text()
     again = run_story(SMALL, out, files=(str(out.parent / "text.txt"),))
     assert again is not None
     assert (out / "pretraining" / "metrics.jsonl").read_text() == before, (
         "what is finished is not trained again"
     )
-    assert [run.metrics for run in again.from_scratch] == [run.metrics for run in told.from_scratch]
+    assert [run.metrics for run in again.from_scratch] == [run.metrics for run in result.from_scratch]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert not list((tmp_path / "empty").iterdir())
 
 
-def test_own_labels(told: StoryResult, tmp_path: Path) -> None:
+def test_own_labels(result: StoryResult, tmp_path: Path) -> None:
     rows = [
         f"{'cats eat' if i % 2 else 'dogs find'} apples number {i}\t{'cat' if i % 2 else 'dog'}"
         for i in range(60)
