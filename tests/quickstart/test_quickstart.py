@@ -146,7 +146,9 @@ def test_it_goes_on_where_it_was(result: StoryResult, tmp_path: Path) -> None:
     assert (out / "pretraining" / "metrics.jsonl").read_text() == before, (
         "what is finished is not trained again"
     )
-    assert [run.metrics for run in again.from_scratch] == [run.metrics for run in result.from_scratch]
+    assert [run.metrics for run in again.from_scratch] == [
+        run.metrics for run in result.from_scratch
+    ]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
