@@ -27,7 +27,6 @@ from bothways.finetuning.frozen_features import fit_features, prepare_features
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.finetuning.stability import Stability, steady
 from bothways.hub.model_folder import load_model, save_model
-from bothways.hub.sentence_transformers import save_sentence_encoder
 from bothways.model.head_config import BiLMHead
 from bothways.model.lstm_config import LSTMConfig
 from bothways.model.model import Model
@@ -36,6 +35,11 @@ from bothways.prediction.predictor import open_task
 from bothways.pretraining.build import fit_to_corpus, heads_for
 from bothways.pretraining.config import PretrainConfig, modern, paper
 from bothways.tasks.catalogue import Trainable
+<<<<<<< HEAD
+=======
+from bothways.tasks.sentence_embedding.folder import save_sentence_encoder
+from bothways.tasks.task_learner import predict
+>>>>>>> e55f76b (Hub: config.json is read and written by one type, settings are strict, one JSON reader)
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Epochs, Steps
 

@@ -7,18 +7,12 @@ import pytest
 from bothways.core.finding import Finding
 from bothways.data.corpus import Corpus
 from bothways.families.family import Architecture, HeadKind
+from bothways.finetuning.model_card_text import data_of, limits_of_finetuned, run_of
 from bothways.finetuning.prepare import ModelSource
-from bothways.hub.card_sections import (
-    UNSEEN,
-    data_of,
-    data_of_corpus,
-    limits_of_finetuned,
-    limits_of_pretrained,
-    run_of,
-)
-from bothways.hub.model_card import Card, render_card
+from bothways.hub.model_card import UNSEEN, Card, render_card
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
+from bothways.pretraining.model_card_text import data_of_corpus, limits_of_pretrained
 from bothways.training.durations import Epochs
 from bothways.training.state import RunState
 
@@ -51,14 +45,14 @@ def test_the_hub_is_told_what_a_model_is_for(heads: tuple[HeadKind, ...], task: 
 
 
 def test_warnings_of_the_preflight_are_limits_and_notes_are_not() -> None:
-    limits = limits_of_finetuned(128, 7, FINDINGS, scored=True)
+    limits = limits_of_finetuned(128, 7, FINDINGS, evaluated=True)
     assert limits[0] == UNSEEN
     assert "97 % of the training examples are 'x'." in limits
     assert "Half of the texts are cut." in limits
     assert not any("minute" in limit for limit in limits)
     assert "of seed 7" in limits[-1]
     assert "Nothing was measured: there was no dev data." in limits_of_finetuned(
-        128, 7, (), scored=False
+        128, 7, (), evaluated=False
     )
 
 
@@ -75,7 +69,7 @@ def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) 
     tokens = 2 * corpus.manifest.counts.tokens
     limits = limits_of_pretrained(encoder, (16, 48), tokens, corpus)
     assert any(
-        "at most 48 tokens; the last 16 of its positions are as they were at the start." in limit
+        "at most 48 tokens; its last 16 positions are untrained." in limit
         for limit in limits
     )
     assert any("2 times its corpus" in limit for limit in limits)
@@ -102,6 +96,6 @@ def test_the_card_has_sections_for_data_and_limits(corpus: Corpus) -> None:
         f"| corpus | 150 documents, {counts.sentences:,} sentences, {counts.tokens:,} tokens |"
         in text
     )
-    assert "| from | not known |" in text
+    assert "| from | unknown |" in text
     assert "| sha256 | def |" in text
     assert "## Versions" in text

@@ -24,7 +24,7 @@ from bothways.core.layout import Layout
 from bothways.families.catalogue import family_for, preset
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model, save_model
-from bothways.hub.native_format import Description, own_settings
+from bothways.hub.native_format import NativeConfig, native_settings
 from bothways.model.config import (
     Bias,
     Dropouts,
@@ -132,7 +132,7 @@ def batch() -> Batch:
 def write_as_own(folder: Path, model: Model) -> None:
     """As ours even where a family could express it: the folder is to hold any configuration."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bothways.hub.hf_config_write.family_for", lambda config, vocabulary: None)
+        patch.setattr("bothways.hub.hf_config.family_for", lambda config, vocabulary: None)
         save_model(folder, model)
 
 
@@ -343,11 +343,16 @@ def test_what_is_left_out_is_as_the_classes_have_it(tmp_path: Path) -> None:
     model = Model(EncoderConfig(VOCAB, 12, 1, 12, 8, mlp=Gated()), (MaskedHead(),))
     save_model(tmp_path / "model", model)
     file = tmp_path / "model" / "config.json"
+<<<<<<< HEAD
     raw = own_settings(model)
     kept = {
         key: raw["bothways"]["encoder"][key]
         for key in ("vocab", "width", "depth", "intermediate_size")
     }
+=======
+    raw = native_settings(model.config, model.specification)
+    kept = {key: raw["bothways"]["encoder"][key] for key in ("vocab", "width", "depth", "inner")}
+>>>>>>> e55f76b (Hub: config.json is read and written by one type, settings are strict, one JSON reader)
     raw["bothways"] = {"encoder": {**kept, "mlp": {"kind": "gated"}}, "heads": [{"kind": "masked"}]}
     file.write_text(json.dumps(raw))
     assert read_hf_config(tmp_path / "model").encoder == model.config
@@ -370,10 +375,10 @@ def test_a_preset_without_a_family_is_described(capsys: pytest.CaptureFixture[st
 
 
 def test_a_configuration_without_a_kind_is_a_transformers() -> None:
-    tree = configs.to_dict(Description(GEGLU, (MaskedHead(),)))
+    tree = configs.to_dict(NativeConfig(GEGLU, (MaskedHead(),)))
     assert "kind" not in tree["encoder"]
-    assert configs.read(Description, tree) == Description(GEGLU, (MaskedHead(),))
+    assert configs.read(NativeConfig, tree) == NativeConfig(GEGLU, (MaskedHead(),))
     changed = configs.read(
-        Description, {"encoder": {"cells": 9}}, base=Description(LSTMConfig(VOCAB, 4, 6))
+        NativeConfig, {"encoder": {"cells": 9}}, base=NativeConfig(LSTMConfig(VOCAB, 4, 6))
     )
     assert changed.encoder == LSTMConfig(VOCAB, 4, 9)

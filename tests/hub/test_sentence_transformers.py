@@ -13,13 +13,13 @@ import torch
 
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import save_model
-from bothways.hub.sentence_transformers import read_sentence_encoder, save_sentence_encoder
 from bothways.model.config import EncoderConfig
 from bothways.model.head_config import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task
+from bothways.tasks.sentence_embedding.folder import read_sentence_encoder, save_sentence_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer

@@ -103,7 +103,7 @@ def _folder(model: str, local: bool) -> _Found:
     """A model folder, or one of the Hub, of which no weights are fetched."""
     from bothways.core.errors import FolderError
     from bothways.families.catalogue import PRESETS
-    from bothways.hub.hf_config import read_hf_config, with_names
+    from bothways.hub.hf_config import read_hf_config
     from bothways.hub.infer_heads import heads_of
     from bothways.hub.model_folder import plan_model
     from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
@@ -123,7 +123,7 @@ def _folder(model: str, local: bool) -> _Found:
     if not local:
         return _Found(origin, settings.encoder, heads_of(settings, ()))
     weights = open_weights(folder)
-    settings = with_names(settings, weights.shapes)
+    settings = settings.with_names(weights.shapes)
     heads = heads_of(settings, weights.shapes)
     _, plan = plan_model(settings, weights, heads)
     return _Found(origin, settings.encoder, heads, plan.report)

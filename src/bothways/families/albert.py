@@ -106,6 +106,9 @@ ALBERT = Family(
     translation=ConfigRules(
         _sized(12, 4096, 64),
         numbers=NUMBERS | {"embedding": "embedding_size"},
+        ignored=frozenset(
+            {"net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"}
+        ),
         read_more=_read_more,
         write_more=_write_more,
     ),

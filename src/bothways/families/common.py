@@ -1,4 +1,4 @@
-"""What most families have alike: their classes in transformers, and the weight names of their heads."""
+"""What most families share: their classes in transformers, and the weight names of their heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLASSES: Mapping[str, HeadKind] = {
     "ForMultipleChoice": "choice",
 }
 _OUTPUTS = {
-    # One name for three heads: which it is, the class in config.json says.
+    # One name for three heads: the class in config.json decides.
     "labels.dense": "classifier",
     "tags.dense": "classifier",
     "choice.dense": "classifier",
@@ -26,27 +26,27 @@ _OUTPUTS = {
 def classes(
     stem: str, pooled: Collection[HeadKind] = (), pretraining: Collection[HeadKind] = ()
 ) -> tuple[Architecture, ...]:
-    """A class for pre-training if there is one, one for each head, and the bare model.
+    """Return a class for pre-training if there is one, one for each head, and the bare model.
 
     Args:
-        stem: what their names begin with.
+        stem: the beginning of their names.
         pooled: the heads that read the pooler; the bare model has one if there are any.
-        pretraining: what the class for pre-training has; nothing if there is no such class.
+        pretraining: the heads of the class for pre-training; empty if there is no such class.
     """
     first = [Architecture(f"{stem}ForPreTraining", frozenset(pretraining))] if pretraining else []
     single = [
         Architecture(stem + name, frozenset({head, "pooler"} if head in pooled else {head}))
         for name, head in _CLASSES.items()
     ]
-    return (
-        *first,
-        *single,
-        Architecture(f"{stem}Model", frozenset({"pooler"} if pooled else ()), bare=True),
-    )
+    pooler = frozenset[HeadKind]({"pooler"} if pooled else ())
+    return (*first, *single, Architecture(f"{stem}Model", pooler, bare=True))
 
 
 def masked_rules(dense: str, norm: str, decoder: str, bias: str | None = None) -> tuple[Rule, ...]:
-    """The masked LM head by their names of its parts; the bias is the decoder's, or has a name of its own and a copy there."""
+    """Return the rules of the masked LM head, given the family's names of its parts.
+
+    The bias is the decoder's, or has the name `bias` and a copy in the decoder.
+    """
     copy = [Tie("heads.masked.bias", f"{decoder}.bias", part="heads.masked")] if bias else []
     return (
         Rename("heads.masked.dense", dense),
@@ -58,6 +58,11 @@ def masked_rules(dense: str, norm: str, decoder: str, bias: str | None = None) -
 
 
 def output_rules(others: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
-    """The heads of fine-tuning: what a family calls otherwise than BERT, or has beside it, comes first."""
+    """Return the rules of fine-tuning heads; `others` are the family's deviations from BERT."""
     names = {**(others or {}), **_OUTPUTS, **(others or {})}
     return tuple(Rename(f"heads.{ours}", theirs) for ours, theirs in names.items())
+
+
+def position_buffers(embeddings: str) -> tuple[str, ...]:
+    """Return the names of buffers with position and segment numbers in older files."""
+    return f"{embeddings}.position_ids", f"{embeddings}.token_type_ids"

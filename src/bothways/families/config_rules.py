@@ -1,15 +1,22 @@
-"""The settings of a `config.json` ↔ our configuration, as data: each number under its name there, and what may not differ."""
+"""The settings of a `config.json` ↔ our configuration, as data.
+
+A family names its settings for our fields, and the values that others must have. What needs more
+than a name is a pair of functions, `read_more` and `write_more`.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError, FolderError
 from bothways.model.activation import Activation
 from bothways.model.config import EncoderConfig
+from bothways.model.lstm_config import ModelConfig
 from bothways.model.positions import Learned
 
 NUMBERS = {
@@ -24,7 +31,7 @@ NUMBERS = {
     "dropout.attention": "attention_probs_dropout_prob",
     "initial_range": "initializer_range",
 }
-"""Our fields, by dotted path, and what most families call them."""
+"""Our fields, by dotted path, with the names that most families give them."""
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -37,47 +44,98 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
 }
 FIXED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-"""What these settings may say; anything else is another model."""
+"""The only values that these settings may have."""
 
 LARGEST = 2**31 - 1
-"""No setting of a model is beyond it."""
+"""The limit of every number in a configuration."""
+MAX_LAYERS, MAX_SIZE = 10_000, 10**8
+"""Limits of the layers and of every other size of a model, beyond any that exists."""
+
+IGNORED = frozenset(
+    """
+    _attn_implementation _name_or_path attn_implementation name_or_path transformers_version
+    model_type architectures id2label label2id num_labels problem_type dtype torch_dtype
+    bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_token_id
+    decoder_start_token_id forced_bos_token_id forced_eos_token_id
+    output_attentions output_hidden_states output_past return_dict return_dict_in_generate
+    use_return_dict output_scores torchscript use_bfloat16 tf_legacy_loss use_cache
+    chunk_size_feed_forward gradient_checkpointing finetuning_task task_specific_params
+    tokenizer_class prefix language name model_max_length max_length min_length do_sample
+    early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    bad_words_ids num_return_sequences remove_invalid_values exponential_decay_length_penalty
+    suppress_tokens begin_suppress_tokens max_new_tokens
+    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type
+    """.split()  # noqa: SIM905
+)
+"""Settings that change no output of any family, whatever their values."""
+ALTERING = frozenset(
+    """
+    add_cross_attention alibi alibi_starting_size attn_logit_softcapping
+    cross_attention_hidden_size final_logit_softcapping is_decoder is_encoder_decoder logit_scale
+    num_key_value_heads parallel_attention_output parallel_attn partial_rotary_factor pruned_heads
+    qk_layernorm qk_norm quantization_config relative_attention_num_buckets residual_scale rms_norm
+    rope_parameters rope_scaling rope_theta rotary_emb_base rotary_emb_fraction
+    rotary_emb_scale_base rotary_embedding sliding_window talking_head tie_encoder_decoder
+    use_alibi use_qk_norm use_rms_norm use_rotary use_sliding_window
+    """.split()  # noqa: SIM905
+)
+"""Settings that change a model's outputs unless they are off: null, false, 0 or empty."""
 
 
 @dataclass(frozen=True)
 class ConfigRules:
-    """Attributes:
-    defaults: the configuration that a `config.json` without settings means.
-    numbers: their names of our fields.
-    most: their name for the longest input.
-    activation: their name for the activation.
-    activations: what they call each; the first name of one is written.
-    fixed: settings that must say this, or nothing.
-    constant: what is written beside.
-    aliases: other names that transformers takes for theirs.
-    read_more: what else their settings say: (configuration so far, settings, their file) → configuration.
-    write_more: the same, the other way.
+    """How a family says what our configuration says.
+
+    Attributes:
+        defaults: the configuration that a `config.json` without settings means.
+        numbers: its names of our fields.
+        positions: its name for the longest input.
+        activation: its name for the activation.
+        activations: its names of activations; the first name of each is written.
+        fixed: settings that must have this value or be absent.
+        constant: settings that are always written.
+        aliases: other names that transformers accepts for its settings.
+        ignored: settings of the family that change no output, or that only some models read.
+        read_more: reads the other settings: (configuration so far, settings, file).
+        write_more: returns the other settings of a configuration.
     """
 
     defaults: EncoderConfig
     numbers: Mapping[str, str] = field(default_factory=lambda: NUMBERS)
-    most: str = "max_position_embeddings"
+    positions: str = "max_position_embeddings"
     activation: str = "hidden_act"
     activations: Mapping[str, Activation] = field(default_factory=lambda: ACTIVATIONS)
     fixed: Mapping[str, Any] = field(default_factory=lambda: FIXED)
     constant: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
     read_more: Callable[[EncoderConfig, Mapping[str, Any], str], EncoderConfig] = (
         lambda config, raw, where: config
     )
     write_more: Callable[[EncoderConfig], dict[str, Any]] = lambda config: {}
 
-    def read(self, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-        """Their settings → our configuration.
+    def read(self, raw: Mapping[str, Any], where: str) -> tuple[EncoderConfig, tuple[str, ...]]:
+        """Return our configuration, and the names of settings that are unknown here.
 
         Raises:
-            FolderError: a setting that has no counterpart here, or is malformed.
+            FolderError: a setting has no counterpart here or is malformed.
         """
-        raw = self._without_aliases(raw, where)
+        settings = _RecordedSettings(self._without_aliases(raw, where))
+        config = self._read(settings, where)
+        known = settings.read | IGNORED | self.aliases.keys() | self.ignored | self.constant.keys()
+        unknown = {key: value for key, value in raw.items() if key not in known}
+        for key in unknown.keys() & ALTERING:
+            if unknown[key]:
+                what = f"{key} {unknown[key]!r:.60} has no counterpart in this family"
+                fix = "The outputs would differ from the model's: use its own code."
+                raise FolderError(what, where=where, fix=fix)
+        # null stands for the default, which changes nothing.
+        names = (key for key in unknown if key not in ALTERING and unknown[key] is not None)
+        return config, tuple(names)
+
+    def _read(self, raw: Mapping[str, Any], where: str) -> EncoderConfig:
         for key, value in self.fixed.items():
             read_choice(raw, key, {value: value}, value, where)
         defaults = self.defaults
@@ -85,77 +143,101 @@ class ConfigRules:
             ours: read_number(raw, theirs, _at(defaults, ours), where)
             for ours, theirs in self.numbers.items()
         }
-        most = read_number(
-            raw, self.most, defaults.position.max_positions + _offset(defaults), where
-        )
-        named = next(
-            theirs for theirs, ours in self.activations.items() if ours == defaults.activation
-        )
-        activation = read_choice(raw, self.activation, self.activations, named, where)
+        default = defaults.position.max_positions + _offset(defaults)
+        positions = read_number(raw, self.positions, default, where) - _offset(defaults)
+        names = (name for name, ours in self.activations.items() if ours == defaults.activation)
+        activation = read_choice(raw, self.activation, self.activations, next(names), where)
         pad = raw.get("pad_token_id", defaults.pad)
         pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, where)
         if defaults.pad is None and pad is not None and not 0 <= pad < numbers["vocab"]:
-            pad = None  # a family without padding: nothing reads what such an id stands for
+            pad = None  # nothing reads the id in a family without padding
         tied = read_flag(raw, "tie_word_embeddings", True, where)
         readout = replace(defaults.readout, output="embedding" if tied else "own")
-        common = {"activation": activation, "pad": pad, "readout": readout}
         try:
-            position = replace(defaults.position, max_positions=most - _offset(defaults))
-            return self.read_more(
-                replace(defaults, **_changes(defaults, numbers), position=position, **common),
-                raw,
-                where,
+            config = replace(
+                defaults,
+                **_changes(defaults, numbers),
+                position=replace(defaults.position, max_positions=positions),
+                activation=activation,
+                pad=pad,
+                readout=readout,
             )
+            check_size(config, "encoder")
+            return self.read_more(config, raw, where)
         except ConfigError as error:
             raise FolderError(f"{error.where}: {error.what}", where=where, fix=error.fix) from error
 
     def _without_aliases(self, raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """The settings under their first names."""
+        """Return the settings under their first names."""
+        found = {name: raw[alias] for alias, name in self.aliases.items() if alias in raw}
         for alias, name in self.aliases.items():
             if alias in raw and raw.get(name, raw[alias]) != raw[alias]:
-                what = f"{name} is {raw[name]!r:.40}, and {alias}, which is another name of it, {raw[alias]!r:.40}"
-                raise FolderError(
-                    what, where=where, fix="Leave out the one that is not the model's."
-                )
-        return {**raw, **{name: raw[alias] for alias, name in self.aliases.items() if alias in raw}}
+                what = f"{name} is {raw[name]!r:.40}, and its other name {alias} is {raw[alias]!r:.40}"
+                raise FolderError(what, where=where, fix="Remove the one that is wrong.")
+        return {**raw, **found}
 
     def write(self, config: EncoderConfig) -> dict[str, Any] | None:
-        """Our configuration → their settings; none if the family cannot say it: reading them would give another one."""
+        """Return the settings of a configuration, None if reading them gives another one."""
         if "segments" in self.numbers and not config.segments:
-            return None  # their embedding of segments is always read
+            return None  # the family always has an embedding of segments
+        names = (name for name, ours in self.activations.items() if ours == config.activation)
         settings = {
             **{theirs: _at(config, ours) for ours, theirs in self.numbers.items()},
-            self.most: config.position.max_positions + _offset(config),
-            self.activation: next(
-                (theirs for theirs, ours in self.activations.items() if ours == config.activation),
-                "",
-            ),
+            self.positions: config.position.max_positions + _offset(config),
+            self.activation: next(names, ""),
             "pad_token_id": config.pad,
             "tie_word_embeddings": config.readout.output == "embedding",
             **self.constant,
             **self.write_more(config),
         }
         try:
-            return settings if self.read(settings, "").canonical == config.canonical else None
+            return settings if self.read(settings, "")[0].canonical == config.canonical else None
         except FolderError:
             return None
 
 
+class _RecordedSettings(Mapping[str, Any]):
+    """Settings that record which of them are read; the others are unknown to the family."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings, self.read = settings, set[str]()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return self._settings[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+
+def check_size(config: ModelConfig, where: str) -> None:
+    """Check that a model of this configuration can be built before its weights are looked at.
+
+    Raises:
+        ConfigError: there are more layers than `MAX_LAYERS`, or a size is beyond `MAX_SIZE`.
+    """
+    sizes = flatten(configs.to_dict(config)) | {"blocks": getattr(config, "blocks", 0)}
+    for path, value in sizes.items():
+        limit = MAX_LAYERS if path in ("depth", "blocks") else MAX_SIZE
+        if isinstance(value, int) and value > limit:
+            raise ConfigError(f"must be at most {limit:,}, not {value:,}", where=f"{where}.{path}")
+
+
 def _at(config: EncoderConfig, path: str) -> Any:
-    """The field at a dotted path."""
+    """Return the field at a dotted path."""
     return functools.reduce(getattr, path.split("."), config)
 
 
 def _changes(config: EncoderConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that change, if these dotted paths of one or two names have these values."""
+    """Return the fields that change if these paths, of one or two names, have these values."""
     changed: dict[str, Any] = {}
     for path, value in values.items():
         first, _, second = path.partition(".")
-        changed[first] = (
-            replace(changed.get(first, getattr(config, first)), **{second: value})
-            if second
-            else value
-        )
+        part = changed.get(first, getattr(config, first))
+        changed[first] = replace(part, **{second: value}) if second else value
     return changed
 
 
@@ -164,18 +246,16 @@ def _offset(config: EncoderConfig) -> int:
 
 
 def read_number(raw: Mapping[str, Any], key: str, default: int | float, where: str) -> Any:
-    """A setting that must be a number of the default's type; one that is absent has the default."""
+    """Return a setting that must be a number of the default's type."""
     value, kind = raw.get(key, default), type(default)
-    if isinstance(value, bool) or not isinstance(value, (int, kind)) or abs(value) > LARGEST:
-        raise FolderError(
-            f"{key} must be {'a number' if kind is float else 'a whole number'}, not {value!r:.40}",
-            where=where,
-        )
+    if isinstance(value, bool) or not isinstance(value, (int, kind)) or not abs(value) <= LARGEST:
+        expected = "a number" if kind is float else "a whole number"
+        raise FolderError(f"{key} must be {expected}, not {value!r:.40}", where=where)
     return kind(value)
 
 
 def read_flag(raw: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
-    """A setting that must be true or false; one that is absent has the default."""
+    """Return a setting that must be true or false."""
     value: bool = read_choice(raw, key, {True: True, False: False}, default, where)
     return value
 
@@ -183,11 +263,10 @@ def read_flag(raw: Mapping[str, Any], key: str, default: bool, where: str) -> bo
 def read_choice(
     raw: Mapping[str, Any], key: str, allowed: Mapping[Any, Any], default: Any, where: str
 ) -> Any:
-    """What a setting that must be one of the keys of `allowed` means; one that is absent has the default."""
+    """Return the meaning of a setting that must be one of the keys of `allowed`."""
     value = raw.get(key, default)
     if not isinstance(value, str | bool) or value not in allowed:
         choices = ", ".join(map(repr, allowed))
-        raise FolderError(
-            f"{key} {value!r} has no counterpart here: it must be one of {choices}", where=where
-        )
+        what = f"{key} {value!r:.80} has no counterpart here: it must be one of {choices}"
+        raise FolderError(what, where=where)
     return allowed[value]

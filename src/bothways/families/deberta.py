@@ -234,6 +234,15 @@ def _seen(config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
     )
 
 
+_CONDITIONAL = frozenset(
+    """
+    padding_idx legacy enhanced_mask_decoder max_relative_positions position_buckets share_att_key
+    norm_rel_ebd conv_kernel_size conv_groups conv_act
+    """.split()  # noqa: SIM905
+)
+"""Settings that some models of the family do not read."""
+
+
 def _own(*heads: HeadKind) -> Architecture:
     """What no class of transformers has: a model of our own folder type."""
     return Architecture("bothways.Model", frozenset(heads), own=True)
@@ -253,6 +262,7 @@ def _family(
             defaults,
             numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
             fixed=FIXED | {"talking_head": False},
+            ignored=_CONDITIONAL,
             read_more=_read_more,
             write_more=_write_more,
         ),

@@ -77,6 +77,7 @@ DISTILBERT = Family(
             "initial_range": "initializer_range",
         },
         activation="activation",
+        ignored=frozenset({"sinusoidal_pos_embds", "tie_weights_"}),
         fixed={},
         aliases={
             "hidden_size": "dim",

@@ -1,4 +1,4 @@
-"""What a family is to the model folder: its settings, its classes and its weight names in transformers' terms."""
+"""A family as the model folder needs it: settings, classes and weight names in transformers' terms."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ DROPOUTS: dict[HeadKind, tuple[str, float | None]] = {
     "tags": ("classifier_dropout", None),
     "choice": ("classifier_dropout", None),
 }
-"""As in BERT."""
+"""Dropouts of heads in BERT."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A class of transformers, or a model of ours that none of its classes can be.
+    """A class of transformers, or its stand-in for a model in our own format.
 
     Attributes:
-        name: as `architectures` in `config.json` has it.
-        heads: what it has beside the encoder.
+        name: its name in `architectures` of `config.json`.
+        heads: the heads that it has.
         bare: whether its files leave out the family's prefix.
-        idle: what of this its files hold and nothing reads.
-        own: whether it is one of ours.
+        own: whether it is a stand-in.
+        idle: those of its heads that its files hold and nothing reads.
     """
 
     name: str
@@ -43,22 +43,26 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Family:
-    """Attributes:
-    model_type: as `config.json` has it.
-    keys: weight names.
-    architectures: its classes, one for each set of heads that a folder can hold.
-    translation: its settings.
-    vocabulary: the model of its tokenizers ("Unigram"), where that alone tells it from another family; else none.
-    dropouts: for heads with a dropout of their own, the setting and what it means if it is absent: none for the encoder's.
-    adapted: where weight names, or what lies under them, depend on the configuration, those of one; none where they do not.
-    seen: what the names of its weights tell of a file's configuration: (what its settings say, names) → configuration.
-    otherwise: presets that are pre-trained as another class than the first, with its name.
+    """A family of encoders in transformers.
+
+    Attributes:
+        model_type: its name in `config.json`.
+        keys: its weight names.
+        architectures: its classes, one for each set of heads; that of pre-training is the first.
+        config_rules: its settings.
+        vocabulary: the model of its tokenizers ("Unigram"), where only that distinguishes it from
+            another family.
+        dropouts: for heads with a dropout of their own, the setting and its default; None means
+            the encoder's dropout.
+        adapted: the weight names of a configuration, where they depend on it.
+        seen: adds to a configuration what the names of a file's tensors show.
+        otherwise: the class of presets that are not pre-trained as the first one.
     """
 
     model_type: str
     keys: KeyTable
     architectures: tuple[Architecture, ...]
-    translation: ConfigRules
+    config_rules: ConfigRules
     vocabulary: str | None = None
     dropouts: Mapping[HeadKind, tuple[str, float | None]] = field(default_factory=lambda: DROPOUTS)
     adapted: Callable[[EncoderConfig], KeyTable] | None = None
@@ -66,25 +70,21 @@ class Family:
     otherwise: Mapping[str, str] = field(default_factory=dict)
 
     def keys_for(self, config: EncoderConfig) -> KeyTable:
-        """The weight names of a model of this configuration."""
+        """Return the weight names of a model of this configuration."""
         table = self.keys if self.adapted is None else self.adapted(config)
         return untied(table) if config.readout.output == "own" else table
 
     def architecture_named(self, names: Iterable[str]) -> Architecture | None:
-        """The first of these classes that the family has."""
+        """Return the first of these classes that the family has."""
         known = {architecture.name: architecture for architecture in self.architectures}
         return next((known[name] for name in names if name in known), None)
 
     def pretrained(self, preset: str) -> Architecture:
-        """The class that a preset is pre-trained as."""
+        """Return the class that a preset is pre-trained as."""
         return self.architecture_named([self.otherwise.get(preset, "")]) or self.architectures[0]
 
     def architecture_with(self, heads: Iterable[str]) -> Architecture | None:
-        """The class with exactly these heads; what it holds idle may be missing."""
+        """Return the class with exactly these heads; idle ones may be missing."""
         wanted = frozenset(heads)
-        able = (
-            known
-            for known in self.architectures
-            if known.heads - known.idle <= wanted <= known.heads
-        )
+        able = (a for a in self.architectures if a.heads - a.idle <= wanted <= a.heads)
         return next(able, None)

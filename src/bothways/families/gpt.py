@@ -130,6 +130,18 @@ GPT = Family(
         numbers=_NUMBERS,
         most="n_positions",
         activation="afn",
+        ignored=frozenset(
+            {
+                "n_ctx",
+                "predict_special_tokens",
+                "n_special",
+                "summary_activation",
+                "summary_first_dropout",
+                "summary_proj_to_labels",
+                "summary_type",
+                "summary_use_proj",
+            }
+        ),
         activations=_FIRST_ACTIVATIONS,
         fixed={},
         aliases=_ALIASES,
@@ -147,6 +159,17 @@ GPT2 = Family(
         numbers=_NUMBERS,
         most="n_positions",
         activation="activation_function",
+        ignored=frozenset(
+            {
+                "n_ctx",
+                "reorder_and_upcast_attn",
+                "summary_activation",
+                "summary_first_dropout",
+                "summary_proj_to_labels",
+                "summary_type",
+                "summary_use_proj",
+            }
+        ),
         activations=_SECOND_ACTIVATIONS,
         fixed=_SCALED,
         aliases=_ALIASES,

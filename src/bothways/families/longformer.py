@@ -97,6 +97,7 @@ LONGFORMER = Family(
             norm_epsilon=1e-12,
             position=Learned(510, 2),
         ),
+        ignored=frozenset({"attention_mode", "ignore_attention_mask", "onnx_export"}),
         read_more=_read_more,
         write_more=_write_more,
     ),

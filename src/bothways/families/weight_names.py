@@ -1,15 +1,18 @@
-"""The names of weights, ours ↔ theirs, as rules that are data.
+"""The names of weights, ours ↔ Hugging Face's, as rules that are data.
 
-A rule says where one of our modules, or one tensor, lies in a Hugging Face file. Read one way it loads, read the other way it
-saves, so the two cannot drift apart. `{}` stands for a number, that of a layer say.
+A rule says where one of our modules or tensors is in a Hugging Face file. Loading reads the rules
+in one direction and saving in the other, so the two cannot drift apart. `{}` in a name stands for
+a number, such as that of a layer:
+
+    Rename("encoder.blocks.{}.mlp.up", "bert.encoder.layer.{}.intermediate.dense")
+    encoder.blocks.3.mlp.up.weight  ↔  bert.encoder.layer.3.intermediate.dense.weight
 """
 
 from __future__ import annotations
 
 import functools
-import re
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Rename:
-    """Ours is theirs under another name."""
+    """Our tensor is theirs under another name."""
 
     ours: str
     theirs: str
@@ -31,7 +34,10 @@ class Rename:
 
 @dataclass(frozen=True)
 class Stack:
-    """Ours is several of theirs, of one size, joined along the first axis: query, key and value as one matrix."""
+    """Our tensor is several of theirs, of one size, concatenated along the first axis.
+
+    Example: query, key and value as one matrix.
+    """
 
     ours: str
     theirs: tuple[str, ...]
@@ -39,7 +45,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Ours is theirs with rows and columns swapped; a vector is taken as it is."""
+    """Our matrix is theirs transposed; vectors are equal."""
 
     ours: str
     theirs: str
@@ -47,10 +53,10 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Interleave:
-    """Ours is query, key and value one after the other; theirs has them side by side for each head.
+    """Our query, key and value follow one another; theirs alternate head by head.
 
     Attributes:
-        heads: how many; what `Family.keys_for` fills in.
+        heads: the number of heads, which `Family.keys_for` fills in.
     """
 
     ours: str
@@ -60,7 +66,10 @@ class Interleave:
 
 @dataclass(frozen=True)
 class Tie:
-    """Theirs may hold ours a second time, for `part` of ours: the copy is compared when read and left out when written."""
+    """Their file may hold our tensor a second time, in `part` of ours.
+
+    The copy is compared when it is read, and left out when the model is saved.
+    """
 
     ours: str
     theirs: str
@@ -69,33 +78,37 @@ class Tie:
 
 @dataclass(frozen=True)
 class Spare:
-    """Theirs holds beside ours a tensor that nothing reads: it stands for ours where ours is absent, and is written as ours."""
+    """Their file holds a second tensor next to ours, which nothing reads.
+
+    It replaces ours where ours is missing, and is written equal to ours.
+    """
 
     ours: str
     theirs: str
     part: str
 
 
-Rule = Rename | Stack | Transpose | Interleave | Tie | Spare
+Placed = Rename | Stack | Transpose | Interleave
+Rule = Placed | Tie | Spare
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
-"""What a LayerNorm's tensors were called in TensorFlow, and in files converted from it early on."""
+"""Names of a LayerNorm's tensors in TensorFlow, and in files that were converted from it early."""
 
 
 @dataclass(frozen=True)
 class TensorPlacement:
-    """Where one of our tensors lies in their file.
+    """The place of one of our tensors in their file.
 
     Attributes:
-        rule: how it lies there.
-        names: under which names; several for a stack.
+        rule: the rule that applies.
+        names: the tensor's names there; several for a `Stack`.
     """
 
-    rule: Rename | Stack | Transpose | Interleave
+    rule: Placed
     names: tuple[str, ...]
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Their tensors, in the order of `names` → ours."""
+        """Return our tensor, made of theirs in the order of `names`."""
         import torch
 
         match self.rule:
@@ -106,12 +119,12 @@ class TensorPlacement:
             case Transpose():
                 return _transposed(parts[0])
             case Interleave(heads=heads):
-                return _turned(parts[0], heads, 3)
+                return _swap_groups(parts[0], heads, 3)
             case _:
                 assert_never(self.rule)
 
     def split(self, tensor: Tensor) -> list[Tensor]:
-        """Our tensor → theirs, in the order of `names`."""
+        """Return their tensors, in the order of `names`, made of ours."""
         match self.rule:
             case Rename():
                 return [tensor]
@@ -120,12 +133,12 @@ class TensorPlacement:
             case Transpose():
                 return [_transposed(tensor)]
             case Interleave(heads=heads):
-                return [_turned(tensor, 3, heads)]
+                return [_swap_groups(tensor, 3, heads)]
             case _:
                 assert_never(self.rule)
 
     def part_shape(self, shape: Shape) -> Shape:
-        """The shape of our tensor → that of each of theirs."""
+        """Return the shape of each of their tensors, given the shape of ours."""
         match self.rule:
             case Rename() | Interleave():
                 return shape
@@ -137,15 +150,41 @@ class TensorPlacement:
                 assert_never(self.rule)
 
 
+class _Index:
+    """Finds the rules about a name without trying every one of them.
+
+    Numbers become `{}` and every prefix that ends at a dot is looked up:
+    "a.layer.3.q.weight" → "a", "a.layer", "a.layer.{}", "a.layer.{}.q", "a.layer.{}.q.weight".
+    """
+
+    def __init__(self, names: Iterable[tuple[str, Rule]]) -> None:
+        self._rules = defaultdict[str, list[tuple[int, Rule]]](list)
+        for order, (name, rule) in enumerate(names):
+            self._rules[name].append((order, rule))
+
+    def find(self, name: str) -> list[tuple[Rule, list[str], str]]:
+        """Return the rules about a name in their order, with its numbers and what follows."""
+        found, numbers, prefix, end = [], list[str](), "", 0
+        for part in name.split("."):
+            number = part.isascii() and part.isdigit()
+            end += len(part) + (1 if prefix else 0)
+            prefix += ("." if prefix else "") + ("{}" if number else part)
+            numbers += [part] if number else []
+            rules = self._rules.get(prefix, ())
+            found += [(at, rule, list(numbers), name[end:]) for at, rule in rules]
+        found.sort(key=lambda match: match[0])
+        return [(rule, values, rest) for _, rule, values, rest in found]
+
+
 @dataclass(frozen=True)
 class KeyTable:
-    """A family's weight names.
+    """The weight names of a family.
 
     Attributes:
-        prefix: what the names of the encoder's tensors begin with; a file may leave it out.
+        prefix: the beginning of the names of the encoder's tensors, which a file may leave out.
         rules: one for each of our modules, and one for each copy that a file may hold.
-        computed: their buffers that hold no weight, such as position numbers; `{}` stands for a number here, too.
-        synonyms: what some files call a module otherwise: (that name, its name in the rules).
+        computed: their buffers that hold no weight, such as position numbers.
+        synonyms: other names of modules in some files: (that name, its name in the rules).
     """
 
     prefix: str
@@ -154,88 +193,90 @@ class KeyTable:
     synonyms: tuple[tuple[str, str], ...] = ()
 
     def place(self, ours: str) -> TensorPlacement:
-        """Where our tensor of this name lies. Every family has a rule for each of the tensors that its configurations have."""
-        for rule in self.rules:
-            if isinstance(rule, Tie | Spare):
-                continue
-            names = _follow(rule.ours, _theirs(rule), ours)
-            if names:
+        """Return the place of our tensor of this name; every tensor of a family has one."""
+        for rule, numbers, rest in self._by_ours.find(ours):
+            if not isinstance(rule, Tie | Spare):
+                names = tuple(name.format(*numbers) + rest for name in _their_names(rule))
                 return TensorPlacement(rule, names)
         raise AssertionError(f"no rule for {ours}")
+
+    @functools.cached_property
+    def _by_ours(self) -> _Index:
+        return _Index((rule.ours, rule) for rule in self.rules)
+
+    @functools.cached_property
+    def _by_theirs(self) -> _Index:
+        return _Index((name, rule) for rule in self.rules for name in _their_names(rule))
+
+    @functools.cached_property
+    def _computed(self) -> _Index:
+        return _Index((name, Rename(name, name)) for name in self.computed)
+
+    @functools.cached_property
+    def _synonyms(self) -> _Index:
+        return _Index((old, Rename(old, new)) for old, new in self.synonyms)
 
     @property
     def ties(self) -> dict[str, Tie]:
         """The rules about copies, by the name of the tensor that the copy must equal."""
-        return {
-            self.place(rule.ours).names[0]: rule for rule in self.rules if isinstance(rule, Tie)
-        }
+        ties = (rule for rule in self.rules if isinstance(rule, Tie))
+        return {self.place(rule.ours).names[0]: rule for rule in ties}
 
     @property
     def spares(self) -> dict[str, Spare]:
         """The rules about tensors that nothing reads, by the name of the one that is read."""
-        return {
-            self.place(rule.ours).names[0]: rule for rule in self.rules if isinstance(rule, Spare)
-        }
+        spares = (rule for rule in self.rules if isinstance(rule, Spare))
+        return {self.place(rule.ours).names[0]: rule for rule in spares}
 
     def computes(self, theirs: str) -> bool:
-        """Whether a full name of theirs is that of a buffer without a weight."""
-        return any(_pattern(name).fullmatch(theirs) for name in self.computed)
+        """Return whether a full name of theirs is that of a buffer without a weight."""
+        return bool(self._computed.find(theirs))
 
     def origins(self, theirs: str) -> list[Rule]:
-        """The rules that a full name of theirs may belong to: none for an unknown one, several where heads share a name."""
-        return [
-            rule
-            for rule in self.rules
-            if any(_pattern(name).fullmatch(theirs) for name in _theirs(rule))
-        ]
+        """Return the rules about a full name of theirs: several where heads share a name."""
+        return list(dict.fromkeys(rule for rule, _, _ in self._by_theirs.find(theirs)))
 
     def origin(self, theirs: str) -> Rule | None:
-        """The first rule that a full name of theirs may belong to; none for a name that the family does not have."""
+        """Return the first rule about a full name of theirs, None for an unknown name."""
         return next(iter(self.origins(theirs)), None)
 
     @functools.cached_property
     def shared(self) -> frozenset[str]:
-        """Our modules that have a name of theirs in common with another: which it is, only the class of the model says."""
-        counts = Counter(name for rule in self.rules for name in _theirs(rule))
+        """Our modules that share a name of theirs; only the model's class decides between them."""
+        counts = Counter(name for rule in self.rules for name in _their_names(rule))
         return frozenset(
-            rule.ours for rule in self.rules if any(counts[name] > 1 for name in _theirs(rule))
+            rule.ours for rule in self.rules if any(counts[name] > 1 for name in _their_names(rule))
         )
 
-    def full_name(self, found: str) -> str:
-        """A name as some file has it, old or without prefix, as the rules have it; a name unknown to them as it is."""
-        head, dot, tail = found.rpartition(".")
+    def full_name(self, name: str) -> str:
+        """Return a name of a file, old or without prefix, as the rules have it, or unchanged."""
+        head, dot, tail = name.rpartition(".")
         name = head + OLD_NAMES.get(dot + tail, dot + tail)
-        name = next(
-            (same[0] for old, new in self.synonyms if (same := _follow(old, (new,), name))), name
-        )
+        for rule, numbers, rest in self._synonyms.find(name)[:1]:
+            name = _their_names(rule)[0].format(*numbers) + rest
         prefixed = self.prefix + name
-        if self.origin(name) is None and (
-            self.origin(prefixed) is not None or self.computes(prefixed)
-        ):
-            return prefixed
-        return name
+        known = self.origin(prefixed) is not None or self.computes(prefixed)
+        return prefixed if known and self.origin(name) is None else name
 
 
-def _theirs(rule: Rule) -> tuple[str, ...]:
+def _their_names(rule: Rule) -> tuple[str, ...]:
     return rule.theirs if isinstance(rule, Stack) else (rule.theirs,)
 
 
 def untied(table: KeyTable) -> KeyTable:
-    """The names of a model whose output layer has a matrix of its own: what is a copy in a tied one is a tensor here.
+    """Return the names of a model whose output layer has a matrix of its own.
 
-    A bias that lies there twice is read from the output layer: transformers 5 keeps two apart, and reads that one. Version 4
-    had one tensor for both, and its files hold it under the other name.
+    A copy in a tied model is a tensor here. Of two biases, that of the output layer is read:
+    transformers 5 keeps both apart and reads that one. Version 4 had one tensor for both, which
+    its files hold under the other name.
     """
-    own = {
-        rule.ours: rule.theirs
-        for rule in table.rules
-        if isinstance(rule, Tie) and rule.ours.startswith(rule.part)
-    }
+    ties = (rule for rule in table.rules if isinstance(rule, Tie))
+    own = {rule.ours: rule.theirs for rule in ties if rule.ours.startswith(rule.part)}
     return replace(table, rules=tuple(_untied(rule, table, own) for rule in table.rules))
 
 
 def _untied(rule: Rule, table: KeyTable, own: Mapping[str, str]) -> Rule:
-    """A tied model's rule → an untied one's. `own`: what of a head lies in its output layer, too, and where."""
+    """Return the rule of an untied model; `own` maps parts of a head that its output repeats."""
     match rule:
         case Tie(ours, _, part) if ours in own:
             return Spare(ours, table.place(ours).names[0], part)
@@ -248,7 +289,7 @@ def _untied(rule: Rule, table: KeyTable, own: Mapping[str, str]) -> Rule:
 
 
 def to_theirs(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors by our names → theirs by their full names; copies are left out."""
+    """Return our tensors under their full names, without copies."""
     result: dict[str, Tensor] = {}
     for ours, tensor in state.items():
         place = table.place(ours)
@@ -256,23 +297,8 @@ def to_theirs(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]
     return result
 
 
-def _follow(ours: str, theirs: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """Their names for a tensor of ours, by one rule; nothing if the rule is about another."""
-    match = _pattern(ours).fullmatch(name)
-    if match is None:
-        return ()
-    *numbers, rest = match.groups()
-    return tuple(their.format(*numbers) + rest for their in theirs)
-
-
-@functools.lru_cache(maxsize=1024)
-def _pattern(name: str) -> re.Pattern[str]:
-    """A module's or tensor's name → what matches it and the tensors below it; groups: the numbers, then the rest."""
-    return re.compile(re.escape(name).replace(r"\{\}", r"(\d+)") + r"((?:\..+)?)")
-
-
-def _turned(tensor: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows that lie as `(outer, inner, …)` → as `(inner, outer, …)`."""
+def _swap_groups(tensor: Tensor, outer: int, inner: int) -> Tensor:
+    """Return rows ordered as `(outer, inner, …)` in the order `(inner, outer, …)`."""
     rest = (len(tensor) // (outer * inner), *tensor.shape[1:])
     return tensor.reshape(outer, inner, *rest).transpose(0, 1).reshape(tensor.shape)
 

@@ -27,6 +27,7 @@ from bothways.data.loader import Share, ahead
 from bothways.finetuning.data import LabelledData, dev_windows, loader, score
 from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.in_memory_run import conclude, learning_by_rows
+from bothways.finetuning.model_card_text import data_of, limits_of_finetuned, run_of
 from bothways.finetuning.prepare import (
     FinetuneConfig,
     PreparedRun,
@@ -36,7 +37,6 @@ from bothways.finetuning.prepare import (
     training_of,
 )
 from bothways.finetuning.stability import Stability, rules
-from bothways.hub.card_sections import data_of, limits_of_finetuned, run_of
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import without_places

@@ -1,181 +1,292 @@
-"""What the `config.json` of a model folder says, in our terms."""
+"""`config.json`, read into our terms and written from them.
+
+Settings are as strict as tensors: one without a counterpart here is an error, and one that no
+version of the family is known to have is listed in the load report.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bothways.core.errors import FolderError
-from bothways.families.catalogue import FAMILIES, family_named
+from bothways.core.json_files import read_json_object
+from bothways.families.catalogue import FAMILIES, family_for, family_named
 from bothways.families.config_rules import read_choice, read_number
-from bothways.families.family import Architecture, HeadKind
+from bothways.families.family import Architecture, Family, HeadKind
 from bothways.families.weight_names import KeyTable
-from bothways.hub.native_format import KEYS, OWN, read_description
-from bothways.hub.weight_files import read_json
+from bothways.hub.load_report import listed
+from bothways.hub.native_format import (
+    NATIVE,
+    NATIVE_KEYS,
+    native_architecture,
+    native_settings,
+    read_native,
+)
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import Head, LabelHead, TagHead
-from bothways.model.lstm_config import ModelConfig
+from bothways.model.head_config import ChoiceHead, Head, LabelHead, TagHead
+from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.model import Model
+
+if TYPE_CHECKING:
+    from bothways.text.tokenizer import Tokenizer
 
 Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
-"""What a label head is for, as transformers names it."""
+"""The purpose of a label head, as transformers names it."""
 RECORD = "bothways.json"
 DROPOUTS = "dropouts"
-"""The key in the record under which those of heads stand, by kind, where transformers has no setting for them."""
+"""The key in `bothways.json` for the dropout of a head that transformers has no setting for."""
+MAX_LABELS = 1_000_000
+_WITH_DROPOUT: tuple[HeadKind, ...] = ("labels", "tags", "choice")
 
 
 @dataclass(frozen=True)
 class HFConfig:
-    """Attributes:
-    model_type: the family.
-    keys: its weight names.
-    encoder: the shape.
-    architecture: the class that it names, if that is one of the family's here.
-    labels: gives the names of a label head's outputs, in order; what is wrong with them is said only where they are asked for.
-    dropouts: of heads that have one of their own, by kind; none means the encoder's.
-    problem: what such a head is for, if it is said.
-    heads: in a folder of our own type, what it says of them; none where the class tells.
-    ids: of special tokens, as it says them; but not of padding, which the shape has.
+    """A `config.json`, as read or as to be written.
+
+    Attributes:
+        raw: its settings.
+        where: the file.
+        model_type: the family, or `NATIVE`.
+        encoder: the encoder's configuration.
+        keys: the family's weight names.
+        architecture: the class that it names; None for a class that is unknown here.
+        heads: the heads of a folder in our own format; None where the class determines them.
+        dropouts: of heads with a dropout of their own, by kind; None means the encoder's.
+        unknown: settings that the family is not known to have.
+        record: what `bothways.json` has to hold because `config.json` has no setting for it.
     """
 
+    raw: Mapping[str, Any]
+    where: Path
     model_type: str
-    keys: KeyTable
     encoder: ModelConfig
+    keys: KeyTable
     architecture: Architecture | None
-    labels: Callable[[], tuple[str, ...]]
-    dropouts: Mapping[HeadKind, float | None]
-    problem: Problem | None
     heads: tuple[Head, ...] | None = None
-    ids: Mapping[str, Any] = field(default_factory=dict)
+    dropouts: Mapping[HeadKind, float | None] = field(default_factory=dict)
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> Problem | None:
+        """The purpose of the label head, if the file names it."""
+        if self.raw.get("problem_type") is None:
+            return None
+        problems: dict[str, Problem] = {name: name for name in get_args(Problem)}
+        problem: Problem = read_choice(self.raw, "problem_type", problems, "", str(self.where))
+        return problem
+
+    @property
+    def special_ids(self) -> dict[str, Any]:
+        """The ids of special tokens, except for padding, which is part of the configuration."""
+        return {
+            key: value
+            for key, value in self.raw.items()
+            if key.endswith("_token_id") and key != "pad_token_id"
+        }
+
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of a label or tag head's outputs, in order.
+
+        As in transformers, `num_labels` wins where it disagrees with the number of names.
+
+        Raises:
+            FolderError: the settings are malformed.
+        """
+        names = self.raw.get("id2label")
+        if names is not None and (
+            not isinstance(names, dict) or set(names) != {str(at) for at in range(len(names))}
+        ):
+            what = f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r:.80}"
+            raise FolderError(what, where=self.where)
+        default = len(names) if names is not None else self._count() or 2
+        count = default
+        if self.raw.get("num_labels") is not None:
+            count = read_number(self.raw, "num_labels", default, str(self.where))
+        if not 1 <= count <= MAX_LABELS:
+            what = f"a head with labels must have 1 to {MAX_LABELS:,} outputs, not {count}"
+            raise FolderError(what, where=self.where)
+        if names is None or len(names) != count:
+            return tuple(map(label_name, range(count)))
+        return tuple(str(names[str(at)]) for at in range(count))
+
+    def _count(self) -> int:
+        """Return the outputs of the heads that are given, 0 without a label or tag head."""
+        heads = self.heads or ()
+        return max((h.count for h in heads if isinstance(h, LabelHead | TagHead)), default=0)
+
+    def with_names(self, names: Collection[str]) -> HFConfig:
+        """Return the same with what the names of the folder's tensors add to the configuration."""
+        family = family_named(self.model_type)
+        if family is None or not isinstance(self.encoder, EncoderConfig):
+            return self
+        encoder = family.seen(self.encoder, names)
+        return replace(self, encoder=encoder, keys=family.keys_for(encoder))
+
+
+def label_name(at: int) -> str:
+    """Return transformers' name for an output without a name."""
+    return f"LABEL_{at}"
 
 
 def read_hf_config(folder: Path) -> HFConfig:
-    """Read `config.json`.
+    """Read the `config.json` of a folder.
 
     Raises:
-        FolderError: there is none, its family is unknown, or a setting has no counterpart here or is malformed.
+        FolderError: the file is missing or malformed, the family is unknown, or a setting has no
+            counterpart here.
     """
     file = folder / "config.json"
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
         if any(folder.glob("*.ckpt*.index")):
-            fix = f"It holds a checkpoint of TensorFlow: make a model of it with bothways convert {folder} --out FOLDER"
-        raise FolderError("is no model folder: it has no config.json", where=folder, fix=fix)
-    raw, where = read_json(file), str(file)
-    if raw.get("model_type") == OWN:
-        return _own_settings(raw, file)
+            fix = f"To convert a TensorFlow checkpoint: bothways convert {folder} --out FOLDER"
+        raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
+    raw = read_json_object(file)
+    if raw.get("model_type") == NATIVE:
+        return _read_native(raw, file)
     family = family_named(str(raw.get("model_type")))
     if family is None:
-        known = ", ".join([*(family.model_type for family in FAMILIES), OWN])
-        what = f"model_type {raw.get('model_type')!r} is no known family: it must be one of {known}"
-        raise FolderError(
-            what, where=where, fix="A BERT from before model_type was written needs the line added."
-        )
-    architectures = raw.get("architectures") or []
-    if not isinstance(architectures, list):
-        raise FolderError(
-            f"architectures must name classes in a list, not {architectures!r:.40}", where=where
-        )
-    encoder = family.translation.read(raw, where)
+        known = ", ".join([*(family.model_type for family in FAMILIES), NATIVE])
+        what = f"model_type {raw.get('model_type')!r:.80} is unknown: it must be one of {known}"
+        fix = 'To a config.json from before model_type existed, add "model_type": "bert".'
+        raise FolderError(what, where=file, fix=fix)
+    config = read_family_config(family, raw, file)
+    return replace(config, dropouts={**config.dropouts, **_recorded_dropouts(folder)})
+
+
+def read_family_config(family: Family, raw: Mapping[str, Any], where: Path) -> HFConfig:
+    """Return the settings of a family in our terms.
+
+    Raises:
+        FolderError: a setting has no counterpart here or is malformed.
+    """
+    classes = raw.get("architectures") or []
+    if not isinstance(classes, list):
+        what = f"architectures must be a list of class names, not {classes!r:.40}"
+        raise FolderError(what, where=where)
+    encoder, unknown = family.translation.read(raw, str(where))
+    own = {key for key, _ in family.dropouts.values()}
     return HFConfig(
+        raw,
+        where,
         family.model_type,
-        family.keys_for(encoder),
         encoder,
-        family.architecture_named(map(str, architectures)),
-        functools.partial(_labels, raw, where),
-        {
-            kind: _dropout(raw, key, default, where)
+        family.keys_for(encoder),
+        family.architecture_named(map(str, classes)),
+        dropouts={
+            kind: default if raw.get(key) is None else read_number(raw, key, 0.0, str(where))
             for kind, (key, default) in family.dropouts.items()
-        }
-        | _recorded(folder),
-        _problem(raw, where),
-        ids={
-            key: value
-            for key, value in raw.items()
-            if key.endswith("_token_id") and key != "pad_token_id"
         },
+        unknown={key: raw[key] for key in unknown if key not in own},
     )
 
 
-def with_names(settings: HFConfig, names: Collection[str]) -> HFConfig:
-    """The same with what the names of the folder's tensors tell beside."""
-    family, encoder = family_named(settings.model_type), settings.encoder
-    if family is None or not isinstance(encoder, EncoderConfig):
-        return settings
-    encoder = family.seen(encoder, names)
-    return replace(settings, encoder=encoder, keys=family.keys_for(encoder))
-
-
-def _own_settings(raw: Mapping[str, Any], file: Path) -> HFConfig:
-    described, labels = read_description(raw, file), _labels(raw, str(file))
-    counts = {head.count for head in described.heads if isinstance(head, LabelHead | TagHead)}
-    if "id2label" in raw and counts != {len(labels)}:
-        raise FolderError(
-            f"id2label names {len(labels)} outputs, and the heads have {sorted(counts) or 'none'}",
-            where=file,
-        )
-    named = (
-        labels
-        if "id2label" in raw
-        else tuple(label_name(at) for at in range(max(counts, default=0)))
-    )
-    architecture, problem = described.architecture, _problem(raw, str(file))
-    return HFConfig(
-        OWN, KEYS, described.encoder, architecture, lambda: named, {}, problem, described.heads
-    )
-
-
-def _problem(raw: Mapping[str, Any], where: str) -> Problem | None:
-    problems: dict[str, Problem] = {name: name for name in get_args(Problem)}
-    return (
-        None
-        if raw.get("problem_type") is None
-        else read_choice(raw, "problem_type", problems, "", where)
-    )
-
-
-def _dropout(raw: Mapping[str, Any], key: str, default: float | None, where: str) -> float | None:
-    return default if raw.get(key) is None else float(read_number(raw, key, 0.0, where))
-
-
-def _recorded(folder: Path) -> dict[HeadKind, float]:
-    """The dropouts of heads that the record tells."""
+def _recorded_dropouts(folder: Path) -> dict[HeadKind, float]:
     file = folder / RECORD
-    said = read_json(file).get(DROPOUTS, {}) if file.is_file() else {}
-    if not isinstance(said, dict):
-        raise FolderError(
-            f"{DROPOUTS} must be a table of heads with their rates, not {said!r:.40}", where=file
-        )
-    return {kind: read_number(said, kind, 0.0, str(file)) for kind in _ANSWERING if kind in said}
+    rates = read_json_object(file).get(DROPOUTS, {}) if file.is_file() else {}
+    if not isinstance(rates, dict):
+        what = f"{DROPOUTS} must be an object of heads and rates, not {rates!r:.40}"
+        raise FolderError(what, where=file)
+    return {
+        kind: read_number(rates, kind, 0.0, str(file)) for kind in _WITH_DROPOUT if kind in rates
+    }
 
 
-_ANSWERING: tuple[HeadKind, ...] = ("labels", "tags", "choice")
+def _read_native(raw: Mapping[str, Any], file: Path) -> HFConfig:
+    encoder, heads = read_native(raw, file)
+    config = HFConfig(raw, file, NATIVE, encoder, NATIVE_KEYS, native_architecture(heads), heads)
+    counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
+    if "id2label" in raw and counts != {len(config.labels())}:
+        what = f"id2label names {len(config.labels())} outputs, and the heads have {sorted(counts) or 'none'}"
+        raise FolderError(what, where=file)
+    return config
 
 
-def label_name(at: int) -> str:
-    """What transformers calls an output without a name."""
-    return f"LABEL_{at}"
+def write_hf_config(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    labels: Sequence[str],
+    problem: Problem | None,
+    folder: Path,
+) -> HFConfig:
+    """Return the `config.json` of a model that is saved in `folder`.
+
+    The model is written as a class of transformers, or in our own format if there is none with
+    this encoder and exactly these heads.
+
+    Raises:
+        FolderError: the labels do not fit the outputs, or the outputs the problem.
+    """
+    config, where = model.config, folder / "config.json"
+    family = family_for(config, None if tokenizer is None else tokenizer.kind)
+    known = None if family is None else family.architecture_with(model.heads)
+    outputs = _output_settings(model, labels, problem, where)
+    if family is None or known is None or isinstance(config, LSTMConfig):
+        own = native_architecture(model.specification)
+        raw = {**native_settings(config, model.specification), **outputs}
+        return HFConfig(raw, where, NATIVE, config, NATIVE_KEYS, own, model.specification)
+    ids = model.kept.get("config.json", {}) if tokenizer is None else _special_ids(tokenizer)
+    dropouts, record = _dropout_settings(family, model)
+    raw = {
+        "architectures": [known.name],
+        "model_type": family.model_type,
+        "dtype": "float32",
+        **(family.translation.write(config) or {}),
+        **ids,
+        **outputs,
+        **dropouts,
+    }
+    keys = family.keys_for(config)
+    return HFConfig(raw, where, family.model_type, config, keys, known, record=record)
 
 
-def _labels(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """As transformers reads them: where two settings tell two numbers of outputs, the names count for nothing."""
-    names = raw.get("id2label")
-    if names is not None and (
-        not isinstance(names, dict) or set(names) != {str(at) for at in range(len(names))}
-    ):
-        raise FolderError(
-            f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r}", where=where
-        )
-    count = 2 if names is None else len(names)
-    count = (
-        read_number(raw, "num_labels", count, where) if raw.get("num_labels") is not None else count
-    )
-    if count < 1:
-        raise FolderError(
-            f"a head with labels must have at least one output, not {count}", where=where
-        )
-    if names is None or len(names) != count:
-        return tuple(label_name(at) for at in range(count))
-    return tuple(str(names[str(at)]) for at in range(count))
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return the ids of special tokens; texts begin with [CLS] and end with [SEP] by default."""
+    from bothways.text.tokenizer_files import tokenizer_config
+
+    config = tokenizer_config(tokenizer.backend, tokenizer.specials)
+    names = {"bos_token": config["cls_token"], "eos_token": config["sep_token"]} | config
+    uses = ("bos", "eos", "cls", "sep")
+    return {f"{use}_token_id": tokenizer.id(names[f"{use}_token"]) for use in uses}
+
+
+def _dropout_settings(family: Family, model: Model) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a head's own dropout as settings of `config.json`, and of `bothways.json`."""
+    head = _head_with_dropout(model)
+    key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
+    if head is None or (head.dropout is None and default is None):
+        return {}, {}
+    rate = model.config.head_dropout if head.dropout is None else head.dropout
+    return ({key: rate}, {}) if key else ({}, {DROPOUTS: {head.kind: rate}})
+
+
+def _head_with_dropout(model: Model) -> LabelHead | TagHead | ChoiceHead | None:
+    heads = (h for h in model.specification if isinstance(h, LabelHead | TagHead | ChoiceHead))
+    return next(heads, None)
+
+
+def _output_settings(
+    model: Model, labels: Sequence[str], problem: Problem | None, where: Path
+) -> dict[str, Any]:
+    """Return the names of a head's outputs and the problem that they solve, as settings."""
+    head = _head_with_dropout(model)
+    count = head.count if isinstance(head, LabelHead | TagHead) else 0
+    if problem == "single_label_classification" and count == 1:
+        what = "single-label classification needs two outputs or more, and the head has one"
+        fix = "Give the head two outputs, or set the problem to regression."
+        raise FolderError(what, where=where, fix=fix)
+    if labels and len(labels) != count:
+        what = f"{len(labels)} labels were given for {count} outputs: {listed(labels)}"
+        raise FolderError(what, where=where)
+    settings: dict[str, Any] = {}
+    if count:
+        names = list(labels) or list(map(label_name, range(count)))
+        settings["id2label"] = {str(at): name for at, name in enumerate(names)}
+        settings["label2id"] = {name: at for at, name in enumerate(names)}
+    if head is not None and problem is not None:
+        settings["problem_type"] = problem
+    return settings

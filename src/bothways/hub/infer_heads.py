@@ -24,32 +24,30 @@ from bothways.model.init import without_weights
 from bothways.model.model import build_head, with_pooler
 
 
-def heads_of(settings: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
-    """The heads of a folder: those of the class that `config.json` names, else those whose tensors, of these names, it holds.
+def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
+    """Return the heads of a folder whose tensors have these names.
 
-    A `classifier` of an unknown class is left out: its name does not tell what it reads.
+    They are those of the class in `config.json`, or else those that the file holds tensors of.
+    A `classifier` of an unknown class is left out: its name does not determine what it reads.
     """
-    if settings.heads is not None:
-        return settings.heads
-    if settings.architecture is not None:
-        kinds: Collection[str | None] = settings.architecture.heads
+    if config.heads is not None:
+        return config.heads
+    if config.architecture is not None:
+        kinds: Collection[str | None] = config.architecture.heads
     else:
-        table = settings.keys
+        table = config.keys
         rules = [table.origin(table.full_name(name)) for name in names]
-        kinds = {
-            head_of(rule.ours)
-            for rule in rules
-            if rule is not None and rule.ours not in table.shared
-        }
-    rate = settings.dropouts.get
+        known = (rule.ours for rule in rules if rule is not None and rule.ours not in table.shared)
+        kinds = {head_of(ours) for ours in known}
+    dropout = config.dropouts.get
     every: dict[str, Callable[[], Head]] = {
         "masked": MaskedHead,
         "pooler": PoolerHead,
         "pair": PairHead,
-        "labels": lambda: LabelHead(len(settings.labels()), rate("labels")),
-        "tags": lambda: TagHead(len(settings.labels()), rate("tags")),
+        "labels": lambda: LabelHead(len(config.labels()), dropout("labels")),
+        "tags": lambda: TagHead(len(config.labels()), dropout("tags")),
         "span": SpanHead,
-        "choice": lambda: ChoiceHead(rate("choice")),
+        "choice": lambda: ChoiceHead(dropout("choice")),
         "replaced": ReplacedHead,
         "causal": NextTokenHead,
         "bilm": BiLMHead,
@@ -58,36 +56,26 @@ def heads_of(settings: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
 
 
 def faults_of(
-    settings: HFConfig,
-    held: Mapping[str, Shape],
-    heads: Iterable[Head],
-    fresh: Collection[str] = (),
+    config: HFConfig, held: Mapping[str, Shape], heads: Iterable[Head], fresh: Collection[str] = ()
 ) -> dict[str, str]:
-    """What a file with tensors of these shapes lacks of heads, each with the pooler if it reads that; whole ones are left out.
+    """Return what a file with tensors of these shapes lacks of heads, by kind of head.
 
-    Returns:
-        By kind of head, what is missing or of another shape.
+    A head counts with the pooler if it reads that; complete heads are left out.
     """
-    has = None if settings.architecture is None else settings.architecture.heads
-    plans = {
-        head.kind: plan_loading(settings.keys, _shapes(settings, head), held, fresh, has)
-        for head in heads
-    }
-    return {
-        kind: "; ".join(plan.report.faults) for kind, plan in plans.items() if plan.report.faults
-    }
+    has = None if config.architecture is None else config.architecture.heads
+    faults = dict[str, str]()
+    for head in heads:
+        report = plan_loading(config.keys, _shapes(config, head), held, fresh, has).report
+        if report.faults:
+            faults[head.kind] = "; ".join(report.faults)
+    return faults
 
 
-def _shapes(settings: HFConfig, head: Head) -> dict[str, Shape]:
-    """Those of the head's tensors, and of the pooler's if it reads that, by our names."""
+def _shapes(config: HFConfig, head: Head) -> dict[str, Shape]:
+    """Return the shapes of the head's tensors, and of the pooler's if it reads that."""
     with without_weights():
-        parts = {
-            part.kind: build_head(settings.encoder, part)
-            for part in with_pooler(settings.encoder, (head,))
+        return {
+            f"heads.{part.kind}.{name}": tuple(tensor.shape)
+            for part in with_pooler(config.encoder, (head,))
+            for name, tensor in build_head(config.encoder, part).state_dict().items()
         }
-    states = {
-        f"heads.{kind}.{name}": tensor
-        for kind, part in parts.items()
-        for name, tensor in part.state_dict().items()
-    }
-    return {name: tuple(tensor.shape) for name, tensor in states.items()}

@@ -1,26 +1,29 @@
-"""The strict report of loading: what becomes of every tensor of a file and of every tensor of a model."""
+"""The strict report of loading: the fate of every tensor of a file and of a model."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from bothways.families.weight_names import KeyTable, Shape, Spare, Tie
 
 SHOWN = 8
-"""How many names a message lists before it only counts."""
+"""The number of names that a message lists before it only counts."""
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Names are theirs, in full, except in `fresh`.
+    """Names are Hugging Face's, in full, except in `fresh`.
 
     Attributes:
         loaded: tensors of the model that the file holds.
         missing: tensors that it does not hold.
         misshapen: tensors of another shape than the model's: (theirs, the model's).
         unused: tensors of the file that the model does not take, with the reason.
-        fresh: our tensors that start at random because that was asked for.
+        fresh: our tensors that start at random as requested.
+        unknown_settings: settings of `config.json` that the family is not known to have.
     """
 
     loaded: tuple[str, ...]
@@ -28,10 +31,11 @@ class LoadReport:
     misshapen: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     fresh: tuple[str, ...] = ()
+    unknown_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def faults(self) -> list[str]:
-        """What is missing or of another shape, a line each."""
+        """A line for missing tensors, and one for those of another shape."""
         pairs = [
             f"{name} is {list(found)}, not {list(wanted)}"
             for name, (found, wanted) in self.misshapen.items()
@@ -42,19 +46,30 @@ class LoadReport:
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} tensors loaded", *self.faults]
         if self.fresh:
-            lines.append(f"{len(self.fresh)} start at random, as asked: {listed(self.fresh)}")
-        for reason in dict.fromkeys(self.unused.values()):
-            names = [name for name, why in self.unused.items() if why == reason]
-            lines.append(f"{len(names)} unused ({reason}): {listed(names)}")
+            lines.append(f"{len(self.fresh)} start at random, as requested: {listed(self.fresh)}")
+        by_reason = defaultdict[str, list[str]](list)
+        for name, reason in self.unused.items():
+            by_reason[reason].append(name)
+        lines += [f"{len(n)} unused ({reason}): {listed(n)}" for reason, n in by_reason.items()]
+        if self.unknown_settings:
+            lines.append(f"config.json has {describe_unknown(self.unknown_settings)}")
         return "\n".join(lines)
+
+
+def describe_unknown(settings: Mapping[str, Any]) -> str:
+    """Return one line about settings that a family is not known to have."""
+    pairs = [f"{key} = {value!r:.40}" for key, value in settings.items()]
+    return f"{len(pairs)} unknown settings, which are not used: {listed(pairs)}"
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Attributes:
-    report: what will become of every tensor.
-    found: the file's own names, by full name.
-    copies: (name of a copy, name of the tensor that it must equal), in full.
+    """The tensors that loading will take.
+
+    Attributes:
+        report: the fate of every tensor.
+        found: the file's own names, by full name.
+        copies: (name of a copy, name of the tensor that it must equal), in full.
     """
 
     report: LoadReport
@@ -69,14 +84,15 @@ def plan_loading(
     fresh: Collection[str],
     has: Collection[str] | None = None,
 ) -> LoadPlan:
-    """What loading will do, from names and shapes alone.
+    """Return what loading will do, from names and shapes alone.
 
     Args:
         table: the family's names.
         wanted: the shapes of the model's tensors by our names.
         held: the shapes of the file's tensors by its own names.
-        fresh: kinds of heads that are to start at random.
-        has: kinds of heads of the file's class; none where it is unknown. It decides between heads whose names are the same.
+        fresh: kinds of heads that start at random.
+        has: kinds of heads of the file's class, None where it is unknown. It decides between
+            heads with the same names.
     """
     shared = set() if has is None else {head_of(module) for module in table.shared} - set(has)
     found = _full_names(table, held)
@@ -93,73 +109,67 @@ def plan_loading(
             else:
                 misshapen[name] = (held[found[name]], shape)
     heads = {head_of(ours) for ours in wanted}
-    ties = [
-        (tie, name) for name, tie in table.ties.items() if head_of(tie.part) in heads - set(fresh)
-    ]
-    copies = tuple((tie.theirs, name) for tie, name in ties if tie.theirs in found)
+    read = heads - set(fresh)
+    ties = [(tie.theirs, name) for name, tie in table.ties.items() if head_of(tie.part) in read]
+    copies = tuple((theirs, name) for theirs, name in ties if theirs in found)
     taken = {found[name] for name in (*loaded, *misshapen)}
-    unused = {name: _why(table, name, found, heads, fresh) for name in held if name not in taken}
+    unused = {name: _reason(table, name, found, heads, fresh) for name in held if name not in taken}
     report = LoadReport(tuple(sorted(loaded)), tuple(sorted(missing)), misshapen, unused, random)
     return LoadPlan(report, found, copies)
 
 
 def head_of(name: str) -> str | None:
-    """The kind of head that a tensor or part of ours belongs to; none for the encoder's."""
+    """Return the kind of head of one of our tensors or parts, None for the encoder's."""
     first, _, rest = name.partition(".")
-    return {"heads": rest.partition(".")[0]}.get(first)
+    return rest.partition(".")[0] if first == "heads" else None
 
 
 def _full_names(table: KeyTable, held: Iterable[str]) -> dict[str, str]:
-    """Names in full → as the file has them. A tensor that lies there only as a copy, or spare, stands for the original."""
+    """Return the file's names by full name; a lone copy or spare replaces the original."""
+    full = {name: table.full_name(name) for name in held}
     found: dict[str, str] = {}
-    # Names that are full as they stand come first, so that they are preferred to any that would become the same.
-    for name in sorted(held, key=lambda name: (table.full_name(name) != name, name)):
-        found.setdefault(table.full_name(name), name)
+    # A name that is already full has priority over others that become the same.
+    for name in sorted(full, key=lambda name: (full[name] != name, name)):
+        found.setdefault(full[name], name)
     for name, other in (table.ties | table.spares).items():
         if other.theirs in found:
             found.setdefault(name, found[other.theirs])
     return found
 
 
-def _why(
+def _reason(
     table: KeyTable,
     name: str,
     found: Mapping[str, str],
     heads: Collection[str | None],
     fresh: Collection[str],
 ) -> str:
-    """Why a tensor of the file is not taken."""
+    """Return why a tensor of the file is not taken."""
     full = table.full_name(name)
-    rules = table.origins(full)
     if found[full] != name:
         return f"{found[full]} is the same"
+    rules = table.origins(full)
     if not rules:
-        return (
-            "numbers that are computed here"
-            if table.computes(full)
-            else "no part of this family that is known here"
-        )
+        return "computed here" if table.computes(full) else "not a known part of this family"
     by_head = {
         head_of(rule.part if isinstance(rule, Tie | Spare) else rule.ours): rule for rule in rules
     }
-    asked = next((head for head in by_head if head in heads), None)
-    if asked is not None and asked in fresh:
-        return f"the {asked} head starts at random, as asked"
-    rule = by_head.get(asked, rules[0])
-    if asked not in by_head:
-        return f"the {' or '.join(map(str, by_head))} head was not asked for"
-    match rule:
+    wanted = next((head for head in by_head if head in heads), None)
+    if wanted is not None and wanted in fresh:
+        return f"the {wanted} head starts at random, as requested"
+    if wanted not in by_head:
+        return f"the {' or '.join(map(str, by_head))} head was not requested"
+    match by_head[wanted]:
         case Tie(ours):
             return f"a copy of {ours}"
         case Spare(ours):
-            return f"nothing reads it beside {ours}"
+            return f"{ours} is read in its place"
         case _:
             return "the configuration has no place for it"
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     shown = list(names)
-    return ", ".join(shown[:SHOWN]) + (
-        f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
-    )
+    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    return ", ".join(shown[:SHOWN]) + more

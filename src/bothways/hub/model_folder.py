@@ -1,16 +1,18 @@
-"""The model folder, both ways: what is saved is a Hugging Face folder, and theirs open here.
+"""The model folder, read and written: a Hugging Face folder in both directions.
 
-`config.json`, `model.safetensors` and the tokenizer's files are transformers' own; what they have no place for lies in
-`bothways.json`. A model that none of its classes can be has a folder of our own type (`bothways.interop.ownfolder`). Loading is
-strict: a part that the folder lacks starts at random only if it is asked for by name.
+`config.json`, `model.safetensors` and the tokenizer's files are those of transformers;
+`bothways.json` holds what they have no place for. A model that no class of transformers can be is
+saved in our own format (`hub.native_format`). Loading is strict: a part that the folder lacks
+starts at random only if it is requested by name.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +21,25 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-import bothways
+from bothways._version import __version__
 from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, FolderError
+from bothways.core.json_files import read_json_object
 from bothways.families.family import Architecture
 from bothways.families.weight_names import KeyTable, to_theirs
-from bothways.hub.hf_config import DROPOUTS, RECORD, HFConfig, Problem, read_hf_config, with_names
-from bothways.hub.hf_config_write import form_of, outputs_of
+from bothways.hub.hf_config import (
+    DROPOUTS,
+    RECORD,
+    HFConfig,
+    Problem,
+    read_hf_config,
+    write_hf_config,
+)
 from bothways.hub.infer_heads import faults_of, heads_of
 from bothways.hub.load_report import LoadPlan, LoadReport, head_of, listed, plan_loading
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
-from bothways.hub.weight_files import AGAIN, Weights, open_weights, read_json
+from bothways.hub.weight_files import AGAIN, Weights, open_weights
 from bothways.model.head_config import Head, PoolerHead
 from bothways.model.init import without_weights
 from bothways.model.model import Model, build_head, with_pooler
@@ -39,7 +48,8 @@ if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
 
 VERSION = "bothways"
-"""The key in the record under which the library's version stands."""
+VOCABULARY = "vocabulary"
+"""The keys in `bothways.json` for the library's version and the digest of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +58,13 @@ class LoadedModel:
 
     Attributes:
         model: in evaluation mode, in fp32, on the CPU.
-        report: what became of every tensor.
-        folder: where it lies; its tokenizer's files lie there too, if it has them.
-        labels: names of the outputs of the label or tag head, in order; none without such a head or with a fresh one.
-        problem: what the label head was trained for, if the folder says it.
-        extra: what `bothways.json` holds beside.
-        faults: what the file lacks of heads that were left out for it, by kind.
+        report: the fate of every tensor.
+        folder: the folder, which also holds the tokenizer's files if it has a tokenizer.
+        labels: names of the outputs of the label or tag head, in order; empty without such a head
+            or with a fresh one.
+        problem: the purpose of the label head, if the folder names it.
+        extra: the rest of `bothways.json`.
+        faults: why heads were left out: what the file lacks of them, by kind.
     """
 
     model: Model
@@ -65,14 +76,49 @@ class LoadedModel:
     faults: Mapping[str, str] = field(default_factory=dict)
 
     def tokenizer(self) -> Tokenizer:
-        """What its ids mean, with as many segments as the model has.
+        """Return the folder's tokenizer, with as many segments as the model has.
 
         Raises:
             TokenizerError: the folder has no tokenizer, or one that cannot be read.
+            FolderError: the vocabulary is not the one that the model was saved with.
         """
         from bothways.text.tokenizer import Tokenizer
 
-        return Tokenizer.load(self.folder).for_segments(self.model.config.segments)
+        tokenizer = Tokenizer.load(self.folder)
+        self._check_vocabulary(tokenizer)
+        return tokenizer.for_segments(self.model.config.segments)
+
+    def _check_vocabulary(self, tokenizer: Tokenizer) -> None:
+        recorded = _read_record(self.folder).get(VOCABULARY)
+        if recorded is not None and recorded != vocabulary_digest(tokenizer):
+            what = "holds another vocabulary than the model was saved with, by its digest"
+            fix = f'Restore the tokenizer\'s files, or delete "{VOCABULARY}" from {RECORD}.'
+            raise FolderError(what, where=self.folder, fix=fix)
+        file = self.folder / "vocab.txt"
+        if recorded is not None or (self.folder / "tokenizer.json").exists() or not file.exists():
+            return
+        rows, fix = self.model.config.vocab, "Copy or download vocab.txt again."
+        # An embedding padded to a multiple of 8 has up to 127 rows more than there are tokens.
+        if tokenizer.size < rows and not (rows % 8 == 0 and rows - tokenizer.size < 128):
+            what = f"has {tokenizer.size:,} tokens, and the model's embedding {rows:,} rows"
+            raise FolderError(what, where=file, fix=fix)
+        lines = file.read_text(encoding="utf8").splitlines()
+        special = (tokenizer.token(at) for at in vars(tokenizer.specials).values())
+        repeated = [token for token in special if lines.count(token) > 1]
+        if repeated:
+            what = f"has several lines for {' and '.join(repeated)}"
+            raise FolderError(what, where=file, fix=fix)
+
+
+def vocabulary_digest(tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 of all tokens and their ids, in hexadecimal."""
+    vocabulary = sorted((at, token) for token, at in tokenizer.backend.get_vocab().items())
+    text = json.dumps([*vocabulary, vars(tokenizer.specials)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    return read_json_object(folder / RECORD) if (folder / RECORD).exists() else {}
 
 
 def load_model(
@@ -82,79 +128,97 @@ def load_model(
     *,
     whole: bool = True,
 ) -> LoadedModel:
-    """Open a model folder, or one of the Hub.
+    """Load a model folder, or a model from the Hugging Face Hub.
 
     Args:
-        source: the folder, or its id on the Hub.
-        heads: which heads the model is to have, with the pooler that they read; none means those that the folder has.
-        fresh: kinds among them that start at random, even where the folder holds them: "labels" for a new task.
-        whole: whether the file must hold all of these heads; else those that it lacks something of are left out.
+        source: the folder, or the model's id on the Hub.
+        heads: the model's heads, with the pooler that they read; None means those of the folder.
+        fresh: kinds of heads that start at random, even where the folder holds them.
+        whole: whether the file must hold all of these heads; otherwise incomplete ones are left
+            out, and listed in `faults`.
 
     Raises:
-        FolderError: it is no model folder of a known family, a file is corrupt, or a tensor that is in no fresh head, nor in
-            one that is left out, is missing or of another shape.
-        ConfigError: `fresh` names a head that the model is not to have.
+        FolderError: it is not a model folder of a known family; a file is corrupt; or a tensor
+            is missing, has another shape or is not finite.
+        ConfigError: `fresh` names a head that the model does not have.
+
+    Example:
+        >>> loaded = load_model("google-bert/bert-base-uncased")  # doctest: +SKIP
+        >>> loaded.model.config.width  # doctest: +SKIP
+        768
     """
     folder = resolve(source)
-    settings, weights = read_hf_config(folder), open_weights(folder)
-    settings = with_names(settings, weights.shapes)
-    asked = (
-        heads_of(settings, weights.shapes)
-        if heads is None
-        else with_pooler(settings.encoder, heads)
-    )
-    faults = {} if whole else faults_of(settings, weights.shapes, asked, fresh)
-    wanted = tuple(head for head in asked if head.kind not in faults)
+    config, weights = read_hf_config(folder), open_weights(folder)
+    config = config.with_names(weights.shapes)
+    _check_depth(config, weights)
+    if heads is None:
+        requested = heads_of(config, weights.shapes)
+    else:
+        requested = with_pooler(config.encoder, heads)
+    faults = {} if whole else faults_of(config, weights.shapes, requested, fresh)
+    wanted = tuple(head for head in requested if head.kind not in faults)
     kinds = {head.kind for head in wanted}
     if not set(fresh) <= kinds:
-        raise ConfigError(
-            f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}", where="fresh"
-        )
-    model, report = build_model(settings, weights, wanted, fresh)
+        what = f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}"
+        raise ConfigError(what, where="fresh")
+    model, report = build_model(config, weights, wanted, fresh)
     program = modules_folder(folder) / PROGRAM
     model.kept = {
-        "config.json": settings.ids,
-        PROGRAM: read_json(program) if program.is_file() else {},
+        "config.json": config.special_ids,
+        PROGRAM: read_json_object(program) if program.is_file() else {},
     }
-    extra = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
-    extra = {key: value for key, value in extra.items() if key not in (VERSION, DROPOUTS)}
-    labels = settings.labels() if {"labels", "tags"} & (kinds - set(fresh)) else ()
-    return LoadedModel(model, report, folder, labels, settings.problem, extra, faults)
+    known = (VERSION, DROPOUTS, VOCABULARY)
+    extra = {key: value for key, value in _read_record(folder).items() if key not in known}
+    labels = config.labels() if {"labels", "tags"} & (kinds - set(fresh)) else ()
+    return LoadedModel(model, report, folder, labels, config.problem, extra, faults)
 
 
 def build_model(
-    settings: HFConfig, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
+    config: HFConfig, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
 ) -> tuple[Model, LoadReport]:
-    """The model with its weights, in evaluation mode, and what became of every tensor.
+    """Return the model with its weights, in evaluation mode, and the fate of every tensor.
 
     Raises:
-        FolderError: a tensor that is in no fresh head is missing or of another shape.
+        FolderError: a tensor that is in no fresh head is missing, has another shape or is not
+            finite.
     """
     wanted = tuple(heads)
-    model, plan = plan_model(settings, weights, wanted, fresh)
-    table = settings.keys
-    _check(plan.report, table, weights.file, {head.kind for head in wanted})
-    state = _read(plan, table, model.state_dict(), weights)
+    model, plan = plan_model(config, weights, wanted, fresh)
+    table = config.keys
+    _check_report(plan.report, table, weights.file, {head.kind for head in wanted})
+    state = _read_state(plan, table, model.state_dict(), weights)
     for head in wanted:
         if head.kind in fresh:
-            started = build_head(settings.encoder, head).state_dict()
-            state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in started.items()}
+            initial = build_head(config.encoder, head).state_dict()
+            state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in initial.items()}
     model.load_state_dict(state, assign=True)
     return model.eval(), plan.report
 
 
 def plan_model(
-    settings: HFConfig, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
+    config: HFConfig, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
 ) -> tuple[Model, LoadPlan]:
-    """The model without memory for its weights, and what loading would do; nothing but names and shapes is read."""
+    """Return the model without memory for its weights, and what loading would do.
+
+    Only names and shapes are read.
+    """
     with without_weights():
-        model = Model(settings.encoder, heads)
+        model = Model(config.encoder, heads)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    has = None if settings.architecture is None else settings.architecture.heads
-    return model, plan_loading(settings.keys, shapes, weights.shapes, fresh, has)
+    has = None if config.architecture is None else config.architecture.heads
+    plan = plan_loading(config.keys, shapes, weights.shapes, fresh, has)
+    return model, replace(plan, report=replace(plan.report, unknown_settings=config.unknown))
 
 
-def _check(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[str]) -> None:
+def _check_depth(config: HFConfig, weights: Weights) -> None:
+    """Refuse more layers than tensors, which would take long to build for nothing."""
+    blocks = getattr(config.encoder, "blocks", config.encoder.depth)
+    if blocks > len(weights.shapes):
+        what = f"has {blocks:,} layers, and {weights.file.name} only {len(weights.shapes)} tensors"
+        raise FolderError(what, where=config.where, fix=AGAIN)
+
+
+def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[str]) -> None:
     wrong = [*report.missing, *report.misshapen]
     if not wrong:
         return
@@ -164,36 +228,45 @@ def _check(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[st
     else:
         lacking = sorted(kind for kind in kinds if kind in heads)
         part = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
-        fix = f"To start at random what is missing: fresh={','.join(lacking)} (in Python fresh={lacking})."
-    raise FolderError(
-        f"does not hold {part} of this model: {'; '.join(report.faults)}", where=file, fix=fix
-    )
+        fix = f"To start what is missing at random: fresh={','.join(lacking)} (in Python fresh={lacking})."
+    what = f"does not hold {part} of this model: {'; '.join(report.faults)}"
+    raise FolderError(what, where=file, fix=fix)
 
 
-def _read(
+def _read_state(
     plan: LoadPlan, table: KeyTable, names: Iterable[str], weights: Weights
 ) -> dict[str, Tensor]:
-    """Our tensors, in fp32; those of fresh heads are left out. What is theirs as it is stays where it was read."""
+    """Return our tensors in fp32, without fresh heads; equal tensors keep the file's memory."""
     for copy, name in plan.copies:
         if not torch.equal(weights.read(plan.found[copy]), weights.read(plan.found[name])):
-            what = f"holds {copy} apart from {name}, and its config.json says that they are one"
-            fix = 'If they differ by intent, write "tie_word_embeddings": false there; or load it without the head.'
+            what = f"holds different values for {copy} and {name}, which config.json declares tied"
+            fix = 'If they differ on purpose, set "tie_word_embeddings": false; or leave the head out.'
             raise FolderError(what, where=weights.file, fix=fix)
-    state = {}
+    state, bad = {}, []
     for ours in set(names) - set(plan.report.fresh):
         place = table.place(ours)
-        parts = [_exact(weights, plan.found[name]) for name in place.names]
+        parts = [_read_exact(weights, plan.found[name]) for name in place.names]
+        bad += [n for n, part in zip(place.names, parts, strict=True) if not _is_finite(part)]
         state[ours] = place.join(parts).contiguous()
+    if bad:
+        what = f"holds NaN or infinity in {len(bad)} of its tensors: {listed(sorted(bad))}"
+        fix = "Use a checkpoint from before training diverged, or download the file again."
+        raise FolderError(what, where=weights.file, fix=fix)
     return state
 
 
-def _exact(weights: Weights, name: str) -> Tensor:
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether all numbers are finite, without memory for an answer per number."""
+    return tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in tensor.aminmax())
+
+
+def _read_exact(weights: Weights, name: str) -> Tensor:
     tensor = weights.read(name)
     if not tensor.is_floating_point():
-        what = f"holds {name} as {str(tensor.dtype).removeprefix('torch.')}: quantised weights cannot be read"
-        raise FolderError(
-            what, where=weights.file, fix="Use the model's fp32, fp16 or bf16 weights."
-        )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        what = f"holds {name} as {dtype}: quantised weights cannot be read"
+        fix = "Use the model's fp32, fp16 or bf16 weights."
+        raise FolderError(what, where=weights.file, fix=fix)
     return tensor.to(torch.float32)
 
 
@@ -207,82 +280,90 @@ def save_model(
     card: Card | None = None,
     extra: Mapping[str, Any] | None = None,
     beside: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a model folder; it appears whole or not at all, and replaces an older one.
+) -> Architecture:
+    """Save a model folder, which appears complete or not at all, and replaces an older one.
 
-    transformers opens it if one of its families can express the configuration; else it is of our own type, which it does not.
+    transformers opens it if one of its classes has this encoder and exactly these heads.
+    Otherwise the folder is in our own format, which transformers does not open, and the card and
+    the returned architecture say so.
 
     Args:
-        folder: where; if it exists, it must hold nothing but a model.
-        model: its weights are written in fp32.
-        tokenizer: what its ids mean.
-        labels: names of the outputs of the label or tag head, in order; none means LABEL_0, LABEL_1 …
-        problem: what the label head is for.
-        card: what `README.md` says.
-        extra: what goes into `bothways.json`: tuned thresholds, the training's record. JSON only.
+        folder: the path; an existing folder must hold nothing but a model.
+        model: its weights are saved in fp32.
+        tokenizer: the tokenizer that the model was trained with.
+        labels: names of the outputs of the label or tag head; empty means LABEL_0, LABEL_1 …
+        problem: the purpose of the label head.
+        card: the content of `README.md`.
+        extra: the content of `bothways.json`: tuned thresholds, the training's record. JSON only.
         beside: JSON files of other programs, by name, such as those of sentence-transformers.
 
+    Returns:
+        The class of transformers that the folder is for, or a stand-in with `own=True`.
+
     Raises:
-        FolderError: the family has no class in transformers for these heads, the names do not fit the outputs, the tokenizer
-            has more ids than the embedding, or the folder holds something else.
-        ResourceError: there is no room or no permission; an older model then stays as it was.
+        FolderError: the labels do not fit the outputs, the tokenizer has more ids than the
+            embedding has rows, or the folder holds something else.
+        ResourceError: the disk is full or writing is not permitted; an older model is kept.
+
+    Example:
+        >>> save_model("folder", model, tokenizer, labels=["no", "yes"])  # doctest: +SKIP
     """
     place = Path(folder)
-    form = form_of(model, tokenizer, place)
-    settings = {**form.settings, **outputs_of(model, labels, problem, place), **form.dropouts}
+    config = write_hf_config(model, tokenizer, labels, problem, place)
+    architecture = config.architecture
+    assert architecture is not None
     if tokenizer is not None and tokenizer.size > model.config.vocab:
-        what = f"the tokenizer has {tokenizer.size} ids, the model's embedding {model.config.vocab} rows"
-        raise FolderError(
-            what, where=place, fix="Save the tokenizer that the model was trained with."
-        )
-    _check_free(place)
+        what = f"the tokenizer has {tokenizer.size} ids, and the model's embedding {model.config.vocab} rows"
+        fix = "Save the tokenizer that the model was trained with."
+        raise FolderError(what, where=place, fix=fix)
+    _check_replaceable(place)
+    digest = {} if tokenizer is None else {VOCABULARY: vocabulary_digest(tokenizer)}
+    record = {VERSION: __version__, **digest, **(extra or {}), **config.record}
     with replace_folder(place) as hidden:
-        _write_json(hidden / "config.json", settings)
-        _write_json(
-            hidden / RECORD, {VERSION: bothways.__version__, **(extra or {}), **form.record}
-        )
-        for name, tree in (beside or {}).items():
+        for name, tree in {"config.json": config.raw, RECORD: record, **(beside or {})}.items():
             (hidden / name).parent.mkdir(exist_ok=True)
-            _write_json(hidden / name, tree)
-        (hidden / "README.md").write_text(
-            render_card(card or Card(), form.architecture), encoding="utf8"
-        )
+            text = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+            (hidden / name).write_text(text, encoding="utf8")
+        text = render_card(card or Card(), architecture)
+        (hidden / "README.md").write_text(text, encoding="utf8")
         if tokenizer is not None:
+<<<<<<< HEAD
             tokenizer.save(
                 hidden, positions=model.config.max_positions, segments=model.config.segments > 1
             )
         _write_weights(hidden / "model.safetensors", model, form.keys, form.architecture)
+=======
+            tokenizer.save(hidden, positions=model.config.max_positions, segments=model.config.segments > 1)
+        weights = hidden / "model.safetensors"
+        _write_weights(weights, model, config.keys, architecture)
+        # safetensors creates files that only their owner can read, whatever the umask.
+        weights.chmod((hidden / RECORD).stat().st_mode)
+    return architecture
+>>>>>>> e55f76b (Hub: config.json is read and written by one type, settings are strict, one JSON reader)
 
 
-def _check_free(place: Path) -> None:
+def _check_replaceable(place: Path) -> None:
     if place.exists() and not place.is_dir():
-        raise FolderError(
-            "is a file, where a model folder is to be", where=place, fix="Choose another folder."
-        )
+        raise FolderError("is a file, not a folder", where=place, fix="Choose another folder.")
     known = (*MODEL_FILES, *PICKLE_FILES, "README.md")
     held = sorted(file.name for file in place.iterdir()) if place.exists() else []
-    foreign = [
-        name for name in held if not any(fnmatch.fnmatch(name, pattern) for pattern in known)
-    ]
+    foreign = [name for name in held if not any(fnmatch.fnmatch(name, k) for k in known)]
     if foreign:
-        what = f"holds more than a model, which would be lost: {listed(foreign)}"
+        what = (
+            f"holds files of something other than a model, which would be lost: {listed(foreign)}"
+        )
         raise FolderError(what, where=place, fix="Choose an empty or a new folder.")
 
 
-def _write_json(file: Path, tree: Any) -> None:
-    file.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
-
-
 def _write_weights(file: Path, model: Model, table: KeyTable, architecture: Architecture) -> None:
-    """What the class holds idle and the model does not have is written as in a new model: nothing reads it."""
+    """Write the weights; parts of the class that the model lacks and nothing reads are new."""
     state = {
         name: tensor.detach().to("cpu", torch.float32)
         for name, tensor in model.state_dict().items()
     }
     if "pooler" in architecture.idle - set(model.heads):
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # draws of its own, so that equal models give equal files
+        # A seed of its own, so that equal models give equal files.
+        with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             pooler = build_head(model.config, PoolerHead()).state_dict()
         state |= {f"heads.pooler.{name}": tensor for name, tensor in pooler.items()}
@@ -292,7 +373,5 @@ def _write_weights(file: Path, model: Model, table: KeyTable, architecture: Arch
     tensors = {name.removeprefix(prefix): tensor.clone() for name, tensor in theirs.items()}
     try:
         save_file(tensors, file, metadata={"format": "pt"})
-    except (
-        SafetensorError
-    ) as error:  # hides what the operating system refused, such as room on the disk
+    except SafetensorError as error:  # hides an OSError, such as a full disk
         raise OSError(str(error)) from error

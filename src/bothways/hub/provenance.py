@@ -1,6 +1,6 @@
-"""What a result came of, so that it is found again where it is of the same, and only there.
+"""The origin of a result, to recognise results of equal settings, data and models.
 
-Data and models count by their sha256. The places where they lie do not, nor how these are spelled.
+Data and models are identified by their SHA-256; their paths do not matter.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from bothways.core.atomic_files import file_digest
 from bothways.hub.hf_config import RECORD
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, SENTENCE_FILES, resolve, resolve_run
 
-PLACES = ("model", "train", "dev")
-"""The settings of a run that are places."""
-READ = tuple(
+PATHS = ("model", "train", "dev")
+"""The settings of a run that are paths."""
+_DECISIVE = tuple(
     name for name in (*MODEL_FILES, *PICKLE_FILES) if name not in (*SENTENCE_FILES, RECORD)
 )
-"""What of a model folder decides what is trained from it: configuration, tokenizer, weights."""
+"""The files of a model that training depends on: configuration, tokenizer, weights."""
 
 
 def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run, in plain values, that are to be equal for equal results."""
+    """Return the settings of a run as plain values, without paths."""
     plain = json.loads(json.dumps(settings))
-    return {name: value for name, value in plain.items() if name not in PLACES}
+    return {name: value for name, value in plain.items() if name not in PATHS}
 
 
 def digest_of_model(name: str) -> str:
-    """The sha256 of a model: of its configuration, its tokenizer and its weights, file by file.
+    """Return the SHA-256 of a model's configuration, tokenizer and weights.
 
     Args:
-        name: a model folder, the folder of a run, or a Hub id.
+        name: a model folder, the folder of a run, or an id on the Hub.
 
     Raises:
-        FolderError: it is neither a folder nor an id, or cannot be fetched.
+        FolderError: as `resolve`.
     """
     folder = resolve(resolve_run(name))
     files = sorted(
-        file for file in folder.iterdir() if any(fnmatch.fnmatch(file.name, read) for read in READ)
+        file
+        for file in folder.iterdir()
+        if any(fnmatch.fnmatch(file.name, pattern) for pattern in _DECISIVE)
     )
-    return hashlib.sha256(
-        "".join(f"{file.name} {digest_of_file(file)}\n" for file in files).encode()
-    ).hexdigest()
+    lines = "".join(f"{file.name} {digest_of_file(file)}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def digest_of_file(file: Path) -> str:
-    """The sha256 of a file, computed once for as long as it is not written anew."""
+    """Return the SHA-256 of a file, computed once until the file changes."""
     return _digest(file, stamp(file))
 
 
@@ -60,9 +61,9 @@ def _digest(file: Path, written: tuple[int, int] | None) -> str:
 
 
 def stamp(file: Path) -> tuple[int, int] | None:
-    """Size and time by which a file that was written anew is told; none for what is no file, such as a data set of the Hub."""
+    """Return size and time of a file, which change with it; None for anything but a file."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns

@@ -1,15 +1,17 @@
-"""Names of models → folders: a folder is itself, anything else is fetched from the Hugging Face Hub, once."""
+"""Names of models → local folders: a folder, or a model that is downloaded from the Hub once."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from bothways.core.errors import FolderError
+from bothways.core.json_files import read_json
 
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
-"""Of sentence-transformers: which modules make up a model, and what the program does with them."""
+"""Files of sentence-transformers: the modules of a model, and the settings of the program."""
 CONFIG_FILES = ("config.json", MODULES)
 SENTENCE_FILES = (
     "sentence_bert_config.json",
@@ -17,7 +19,7 @@ SENTENCE_FILES = (
     "[0-9]_Pooling*",
     "[0-9]_Normalize*",
 )
-"""What sentence-transformers adds; the folders are left with their files."""
+"""Files and folders that sentence-transformers adds."""
 MODEL_FILES = (
     *CONFIG_FILES,
     *SENTENCE_FILES,
@@ -37,101 +39,127 @@ MODEL_FILES = (
     "model-*.safetensors",
 )
 PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
-"""Fetched only where there is no safetensors file."""
+"""Downloaded only where there is no safetensors file."""
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_OWNERS = {
+    "google-bert": r"bert-(base|large)-(un)?cased|bert-base-multilingual-(un)?cased|bert-base-chinese",
+    "FacebookAI": r"(xlm-)?roberta-(base|large)",
+    "distilbert": r"distil(bert-base-(un|multilingual-)?cased|roberta-base)",
+    "albert": r"albert-(base|large|xlarge|xxlarge)-v[12]",
+    "openai-community": r"openai-gpt|gpt2(-medium|-large|-xl)?",
+    "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1)",
+}
+"""Well-known models that may be named without their owner."""
+_FIX = (
+    "Give the folder that holds config.json, or a model of the Hub as owner/name or hub:owner/name."
+)
 
 
 def resolve_run(name: str) -> str | Path:
-    """A model folder by name; for the folder of a run, the model in it."""
+    """Return the model folder of this name; for the folder of a run, the model in it."""
     inner = Path(name).expanduser() / "model"
-    return (
-        inner
-        if (inner / "config.json").is_file() and not (inner.parent / "config.json").exists()
-        else name
-    )
+    is_run = (inner / "config.json").is_file() and not (inner.parent / "config.json").exists()
+    return inner if is_run else name
 
 
 def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
-    """The local folder of a model: `name` itself if it is one, else the files of that id on the Hub, or of its cache.
+    """Return the local folder of a model, after a download from the Hub if it is not local.
 
-    In an older folder of sentence-transformers it is the one inside that the Transformer lies in.
+    A name without a slash, or one whose parent folder exists here, is a folder and is never
+    looked up on the Hub, except for the short names of well-known models. In an older folder of
+    sentence-transformers the result is the folder of the Transformer within it.
 
     Raises:
-        FolderError: it is neither a folder nor an id, the Hub has none of that id, or it cannot be reached.
+        FolderError: it is neither a folder nor an id, the Hub does not have it, or it cannot be
+            reached.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder / _inner(folder)
-    if isinstance(name, Path) or not _HUB_ID.fullmatch(name) or folder.exists():
-        what = (
-            "is a file, not a model folder"
-            if folder.exists()
-            else "is no folder, and no id on the Hugging Face Hub"
-        )
-        raise FolderError(
-            what,
-            where=name,
-            fix="Give the folder that holds config.json, or an id such as google-bert/bert-base-uncased.",
-        )
-    found = _fetch(name, files)
-    if inner := _inner(found):
-        found = _fetch(name, files, inner)
-    if files is MODEL_FILES and not any(found.glob("model*.safetensors")):
-        found = _fetch(name, PICKLE_FILES, inner)
-    return found
+    if folder.exists():
+        raise FolderError("is a file, not a model folder", where=name, fix=_FIX)
+    hub_id = _hub_id(name)
+    if hub_id is None:
+        near = _near_folder(folder)
+        fix = f"Did you mean {near}?" if near else _FIX
+        raise FolderError("no such folder, and not the id of a Hub model", where=name, fix=fix)
+    snapshot = _download(hub_id, files)
+    if inner := _inner(snapshot):
+        snapshot = _download(hub_id, files, inner)
+    if files is MODEL_FILES and not any(snapshot.glob("model*.safetensors")):
+        snapshot = _download(hub_id, PICKLE_FILES, inner)
+    return snapshot
+
+
+def _hub_id(name: str | Path) -> str | None:
+    """Return the id on the Hub that a name stands for, None for the path of a folder."""
+    if isinstance(name, Path):
+        return None
+    bare = name.removeprefix("hub:")
+    if "/" not in bare:
+        owners = (o for o, pattern in _OWNERS.items() if re.fullmatch(pattern, bare))
+        return next((f"{owner}/{bare}" for owner in owners), None)
+    local = name == bare and Path(name).parent.is_dir()
+    return bare if _HUB_ID.fullmatch(bare) and not local else None
+
+
+def _near_folder(folder: Path) -> Path | None:
+    """Return a folder next to this one with a similar name."""
+    if not folder.parent.is_dir():
+        return None
+    names = [path.name for path in folder.parent.iterdir() if path.is_dir()]
+    near = difflib.get_close_matches(folder.name, names, n=1)
+    return folder.parent / near[0] if near else None
 
 
 def modules_folder(folder: Path) -> Path:
-    """Where the modules of sentence-transformers are named: in the model's folder, or in that around it."""
-    return (
-        folder.parent
-        if not (folder / MODULES).is_file() and _inner(folder.parent) == folder.name
-        else folder
-    )
+    """Return the folder with `modules.json`: the model's own, or the one around it."""
+    inside = not (folder / MODULES).is_file() and _inner(folder.parent) == folder.name
+    return folder.parent if inside else folder
 
 
 def _inner(folder: Path) -> str:
-    """The name of the folder inside that the Transformer lies in; nothing where it lies in the folder itself."""
+    """Return the name of the Transformer's folder within; "" where it is the folder itself."""
     if (folder / "config.json").is_file() or not (folder / MODULES).is_file():
         return ""
-    from bothways.hub.weight_files import read_tree
-
-    match read_tree(folder / MODULES):
-        case [{"type": str(kind), "path": str(path)}, *_] if (
-            kind.endswith(".Transformer") and Path(path).name == path
-        ):
+    match read_json(folder / MODULES):
+        case [{"type": str(kind), "path": str(path)}, *_] if kind.endswith(
+            ".Transformer"
+        ) and is_inside(path):
             return path
         case _:
             return ""
 
 
-def _fetch(name: str, files: Sequence[str], inner: str = "") -> Path:
-    """Files of an id, or of the folder `inner` there."""
+def is_inside(name: str) -> bool:
+    """Return whether a name from `modules.json` is that of an entry of the folder itself."""
+    return name not in ("", ".", "..") and len(name) < 256 and not set(name) & set("/\\\0")
+
+
+def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
+    """Download files of a model, or of the folder `inner` in it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+    patterns = [str(PurePosixPath(inner) / file) for file in files]
     try:
-        return (
-            Path(
-                snapshot_download(
-                    name, allow_patterns=[str(PurePosixPath(inner) / file) for file in files]
-                )
-            )
-            / inner
-        )
+        return Path(snapshot_download(hub_id, allow_patterns=patterns)) / inner
     except GatedRepoError as error:
         fix = "Accept its conditions on its page, then run `hf auth login`."
-        raise FolderError(
-            "may only be read by those who accepted its conditions", where=name, fix=fix
-        ) from error
+        what = "is open only to users who have accepted its conditions"
+        raise FolderError(what, where=hub_id, fix=fix) from error
     except RepositoryNotFoundError as error:
-        fix = "Check the spelling; for a private one, run `hf auth login`; for a local folder, give its path."
-        raise FolderError(
-            "is no folder here and no model on the Hub", where=name, fix=fix
-        ) from error
+        near = _near_folder(Path(hub_id))
+        fix = (
+            f"Did you mean the folder {near}?"
+            if near
+            else "Check the spelling; for a private model, run `hf auth login`; for a folder, check the path."
+        )
+        what = "is neither a folder here nor a model on the Hub"
+        raise FolderError(what, where=hub_id, fix=fix) from error
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[:1]
-        what = f"is no folder here, and could not be fetched from the Hub: {''.join(reason) or type(error).__name__}"
-        fix = "Check the network, or fetch it on a machine that has one and give the folder."
-        raise FolderError(what, where=name, fix=fix) from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        what = f"is not a folder here, and could not be downloaded from the Hub: {lines[0]}"
+        fix = "Check the network, or download it elsewhere and give the folder."
+        raise FolderError(what, where=hub_id, fix=fix) from error

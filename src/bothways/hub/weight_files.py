@@ -1,13 +1,12 @@
-"""The tensors of a model folder, read one at a time from whichever file holds them.
+"""The tensors of a model folder, read one at a time from the file that holds them.
 
-safetensors is preferred: its tensors are pages of the file, read when they are used and shared with other processes. The
-mapping is private: what is written to a tensor goes to a copy of the page, never to the file. A pickle is opened only by
-torch's reader of plain tensors, which runs no code; what that refuses is refused here.
+safetensors is preferred: its tensors are pages of the file, read when they are used and shared
+with other processes. The mapping is private: writing to a tensor changes a copy of the page, never
+the file. A pickle is opened only by torch's reader of plain tensors, which runs no code.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,17 +18,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bothways.core.errors import FolderError
+from bothways.core.json_files import read_json_object
 from bothways.families.weight_names import Shape
 
-AGAIN = "Copy or download the file again; a file of some hundred bytes is a pointer that Git LFS has not followed."
+AGAIN = "Copy or download the file again; a file of a few hundred bytes is an unresolved Git LFS pointer."
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Attributes:
-    file: the file, or the index of several.
-    shapes: of every tensor in it, by name.
-    read: gives a tensor by name, on the CPU, as it is stored; it shares no memory with others.
+    """The tensors of a file or of several.
+
+    Attributes:
+        file: the file, or the index of several.
+        shapes: the shape of every tensor, by name.
+        read: returns a tensor by name, on the CPU, as stored; it shares no memory with others.
     """
 
     file: Path
@@ -38,19 +40,18 @@ class Weights:
 
 
 def open_weights(folder: Path) -> Weights:
-    """The weights of a model folder: `model.safetensors` or its shards, else `pytorch_model.bin` or its shards.
+    """Open `model.safetensors` or its shards, else `pytorch_model.bin` or its shards.
 
     Raises:
-        FolderError: there are none, a file is missing, truncated or corrupt, or a pickle holds more than tensors.
+        FolderError: there are none, a file is missing, truncated or corrupt, or a pickle holds
+            anything but tensors.
     """
     for name, read in _READERS.items():
         if (folder / name).is_file():
             return read(folder / name)
-    raise FolderError(
-        f"holds no weights: there is none of {', '.join(_READERS)}",
-        where=folder,
-        fix="Weights of TensorFlow, Flax or ONNX alone cannot be read.",
-    )
+    what = f"holds no weights: none of {', '.join(_READERS)}"
+    fix = "Weights for TensorFlow, Flax or ONNX alone cannot be read."
+    raise FolderError(what, where=folder, fix=fix)
 
 
 def _open_safetensors(file: Path) -> Weights:
@@ -58,114 +59,66 @@ def _open_safetensors(file: Path) -> Weights:
         handle: Any = safe_open(file, framework="pt")
         shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise FolderError(
-            f"is no whole safetensors file: {error}", where=file, fix=AGAIN
-        ) from error
+        what = f"is not a complete safetensors file: {error}"
+        raise FolderError(what, where=file, fix=AGAIN) from error
     return Weights(file, shapes, handle.get_tensor)
+
+
+# Each of these is raised by the unpickler for some hostile or broken file.
+_PICKLE_ERRORS = (
+    pickle.UnpicklingError, RuntimeError, EOFError, OSError, LookupError, ValueError, TypeError, AttributeError,
+)  # fmt: skip
 
 
 def _open_pickle(file: Path) -> Weights:
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        OSError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        # A hostile or broken file trips the unpickler in any of these ways.
-        what = "is refused: it is no plain pickle of tensors, and reading it any other way could run code"
+    except _PICKLE_ERRORS as error:
+        what = "is refused: it is not a plain pickle of tensors, and other pickles can run code"
         raise FolderError(what, where=file, fix="Use the model's safetensors file.") from error
     if not isinstance(state, dict) or not all(
-        isinstance(name, str) and _plain(value) for name, value in state.items()
+        isinstance(name, str) and _is_plain(value) for name, value in state.items()
     ):
-        raise FolderError(
-            "is refused: it holds more than dense tensors by name",
-            where=file,
-            fix="Save the model's state_dict.",
-        )
+        what = "is refused: it holds more than dense tensors by name"
+        raise FolderError(what, where=file, fix="Save the model's state_dict.")
     tensors: dict[str, Tensor] = state
-    # Those of a pickle may be views of each other.
-    return Weights(
-        file,
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
-        lambda name: tensors[name].clone(),
-    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    # The tensors of a pickle may be views of each other.
+    return Weights(file, shapes, lambda name: tensors[name].clone())
 
 
-def _plain(value: object) -> bool:
-    """Whether this is a tensor with a number for each of its elements."""
+def _is_plain(value: object) -> bool:
+    """Return whether this is a tensor with a number for each of its elements."""
     return (
         isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
     )
 
 
-def _open_shards(file: Path) -> Weights:
-    shard_of = _weight_map(file)
-    shards = {
-        name: _READERS[_whole(file)](file.parent / name) for name in sorted(set(shard_of.values()))
-    }
+def _open_shards(index: Path) -> Weights:
+    shard_of = _weight_map(index)
+    read = _READERS[index.name.removesuffix(".index.json")]
+    shards = {name: read(index.parent / name) for name in sorted(set(shard_of.values()))}
     for tensor, name in shard_of.items():
         if tensor not in shards[name].shapes:
-            raise FolderError(
-                f"says that {tensor} lies in {name}, where it is not", where=file, fix=AGAIN
-            )
+            what = f"says that {name} holds {tensor}, which it does not"
+            raise FolderError(what, where=index, fix=AGAIN)
     return Weights(
-        file,
+        index,
         {tensor: shards[name].shapes[tensor] for tensor, name in shard_of.items()},
         lambda tensor: shards[shard_of[tensor]].read(tensor),
     )
 
 
-def _whole(index: Path) -> str:
-    return index.name.removesuffix(".index.json")
-
-
-def _weight_map(file: Path) -> dict[str, str]:
-    tree = read_json(file)
-    shard_of = tree.get("weight_map")
+def _weight_map(index: Path) -> dict[str, str]:
+    shard_of = read_json_object(index).get("weight_map")
     if not isinstance(shard_of, dict):
-        raise FolderError("has no weight_map from tensors to files", where=file, fix=AGAIN)
+        raise FolderError("has no weight_map from tensors to files", where=index, fix=AGAIN)
+    files = {file.name for file in index.parent.iterdir() if file.is_file()}
     for name in shard_of.values():
-        if (
-            not isinstance(name, str)
-            or Path(name).name != name
-            or not (file.parent / name).is_file()
-        ):
-            raise FolderError(
-                f"names a shard that is not in its folder: {name!r}",
-                where=file,
-                fix="Fetch all shards.",
-            )
+        if not isinstance(name, str) or name not in files:
+            what = f"names a shard that is not in its folder: {name!r:.80}"
+            raise FolderError(what, where=index, fix="Download all shards.")
     return shard_of
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
-
-    Raises:
-        FolderError: it does not, or cannot be read.
-    """
-    tree = read_tree(file)
-    if not isinstance(tree, dict):
-        raise FolderError(f"holds {type(tree).__name__}, not an object with settings", where=file)
-    return tree
-
-
-def read_tree(file: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        FolderError: it is no JSON, or cannot be read.
-    """
-    try:
-        return json.loads(file.read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
-        raise FolderError(f"cannot be read as JSON: {error}", where=file, fix=AGAIN) from error
 
 
 _READERS: dict[str, Callable[[Path], Weights]] = {

@@ -15,6 +15,7 @@ from bothways.hub.hf_config import RECORD
 from bothways.hub.load_report import listed
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve_run
+<<<<<<< HEAD
 from bothways.hub.sentence_transformers import read_sentence_encoder
 from bothways.prediction.engine import (
     DEFAULT_PREDICT,
@@ -23,10 +24,13 @@ from bothways.prediction.engine import (
     evaluate_task,
     predict,
 )
+=======
+>>>>>>> e55f76b (Hub: config.json is read and written by one type, settings are strict, one JSON reader)
 from bothways.preflight.model import check_model
 from bothways.runtime.devices import choose_device
 from bothways.tasks.catalogue import TASKS, AnyDefinition
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.sentence_embedding.folder import read_sentence_encoder
 from bothways.tasks.task import Metrics, Reading
 from bothways.tasks.task_learner import TaskLearner
 

@@ -23,7 +23,6 @@ from bothways.core.finding import Finding
 from bothways.core.source import Cursor, TrainingStep
 from bothways.data.corpus import Corpus
 from bothways.data.loader import ahead
-from bothways.hub.card_sections import data_of_corpus, limits_of_pretrained
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
 from bothways.model.flops import forward_flops
@@ -32,6 +31,7 @@ from bothways.preflight.compute import compute_as, peak_of
 from bothways.pretraining.build import Learning, heads_for, learner_of, loader_of, preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
+from bothways.pretraining.model_card_text import data_of_corpus, limits_of_pretrained
 from bothways.runtime.devices import choose_device
 from bothways.training import run
 from bothways.training.durations import part_of

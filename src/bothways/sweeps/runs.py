@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import statistics
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ from rich.console import Console
 from bothways.core.atomic_files import replace_file, replace_folder
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DivergedError, ResourceError
+from bothways.core.json_files import read_json_object
 from bothways.core.terminal import say
 from bothways.finetuning.prepare import FinetuneConfig, fingerprints
 from bothways.finetuning.run import finetune
-from bothways.hub.card_sections import chosen_of
 from bothways.hub.hf_config import RECORD
+from bothways.hub.model_card import with_first_limit
 from bothways.hub.provenance import digest_of_model, without_places
-from bothways.hub.weight_files import read_json
 from bothways.tasks.task import Direction, Metrics
 from bothways.training.parallel import is_main, plan_here
 from bothways.training.run_folder import MARK
@@ -161,7 +162,7 @@ def _finished(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepO
     folder = place.out / name
     if not (folder / "model" / RECORD).exists():
         return None
-    said = read_json(folder / "model" / RECORD)
+    said = read_json_object(folder / "model" / RECORD)
     if without_places(said.get("settings", {})) != without_places(configs.to_dict(settings)):
         fix = "Give the settings that it was run with, or choose another folder."
         raise ConfigError("this run was finished with other settings", where=folder, fix=fix)
@@ -180,7 +181,7 @@ def check_data(runs: Many[SweepOutcome], place: SweepFolder) -> None:
         record = place.out / run.name / "model" / RECORD
         if not record.exists():  # one that has diverged has none
             continue
-        said = read_json(record)
+        said = read_json_object(record)
         for what, found in _origin(said).items():
             name = said["base"]["name"] if what == "model" else what  # a search may be over models
             first, by = seen.setdefault(name, (found, run.name))
@@ -207,9 +208,12 @@ def keep_best(series: Series, place: SweepFolder) -> None:
             shutil.copy2(file, hidden / file.name)
         if len(series.scored) > 1:
             card, values = hidden / "README.md", [run.metrics[best.metric] for run in series.scored]
-            card.write_text(
-                chosen_of(card.read_text(encoding="utf8"), best.metric, values), encoding="utf8"
+            limit = (
+                f"It was selected as the best of {len(values)} runs by dev {best.metric}, whose mean "
+                f"over them is {statistics.fmean(values):.4g}: expect that."
             )
+            text = with_first_limit(card.read_text(encoding="utf8"), limit)
+            card.write_text(text, encoding="utf8")
 
 
 def write_sweep_report(file: Path, summary: Mapping[str, Any], runs: Many[SweepOutcome]) -> None:

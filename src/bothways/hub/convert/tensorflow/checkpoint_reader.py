@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bothways.core.errors import ConfigError, FolderError
+from bothways.core.json_files import read_json_object
 from bothways.families import albert, bert, electra
 from bothways.families.config_rules import read_choice
 from bothways.families.family import Architecture, Family
 from bothways.families.weight_names import KeyTable, Shape, TensorPlacement, Tie
 from bothways.hub.convert.tensorflow import names
 from bothways.hub.convert.tensorflow.bundle import open_bundle
-from bothways.hub.hf_config import HFConfig, label_name
+from bothways.hub.hf_config import HFConfig, label_name, read_family_config
 from bothways.hub.infer_heads import heads_of
 from bothways.hub.load_report import LoadReport, head_of, listed
 from bothways.hub.model_folder import build_model
-from bothways.hub.weight_files import Weights, read_json
+from bothways.hub.weight_files import Weights
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_files import Bert, bert_backend, finish
@@ -208,7 +209,6 @@ def _renamed(bundle: Weights, rules: Sequence[names.NameRule]) -> Weights:
 
 
 def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
-    family = dialect.family
     sizes = _sizes(dialect, weights)
     if dialect.config is None:
         raw, where = {"num_attention_heads": max(1, sizes["hidden_size"] // 64)}, weights.file
@@ -226,22 +226,12 @@ def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
         what = f"does not fit the tensors of {weights.file.name}: it says {'; '.join(wrong)}"
         raise FolderError(what, where=where, fix="Take the file that came with the checkpoint.")
     activation = read_choice(raw, "hidden_act", GELU, "gelu", str(where))
-    encoder = family.translation.read({**raw, **sizes, "hidden_act": activation}, str(where))
     biases = weights.shapes.get("classifier.bias", ())
-    outputs = (
-        biases[0] if len(biases) == 1 and biases[0] else 2
-    )  # two where it has none, as transformers has it
-    labels = tuple(label_name(at) for at in range(outputs))
-    dropouts = {kind: default for kind, (_, default) in family.dropouts.items()}
-    return HFConfig(
-        family.model_type,
-        family.keys_for(encoder),
-        encoder,
-        _architecture(family, weights),
-        lambda: labels,
-        dropouts,
-        None,
-    )
+    outputs = biases[0] if len(biases) == 1 and biases[0] else 2  # transformers' default
+    names = {str(at): label_name(at) for at in range(outputs)}
+    settings = {**raw, **sizes, "hidden_act": activation, "id2label": names}
+    config = read_family_config(dialect.family, settings, where)
+    return replace(config, architecture=_architecture(dialect.family, weights))
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -252,7 +242,7 @@ def _read_config(file: Path) -> dict[str, Any]:
             where=file.parent,
             fix="Put the one that came with the checkpoint there, under this name.",
         )
-    return read_json(file)
+    return read_json_object(file)
 
 
 def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
