@@ -27,14 +27,14 @@ from drawn_settings import draw_settings
 
 LENGTHS = [7, 11, 2, 9]
 CONFIGS = {
-    f"{family.model_type}-{seed}": family.translation.read(
+    f"{family.model_type}-{seed}": family.config_rules.read(
         draw_settings(family.model_type, seed), "settings"
     )
     for family in FAMILIES
     for seed in range(3)
 }
 
-DECODED = next(family for family in FAMILIES if family.model_type == "deberta-v2").translation.read(
+DECODED = next(family for family in FAMILIES if family.model_type == "deberta-v2").config_rules.read(
     draw_settings("deberta-v2", 0)
     | {
         "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
@@ -144,7 +144,7 @@ def test_a_convolution_in_the_only_block_reads_all() -> None:
     }
     config = next(
         family for family in FAMILIES if family.model_type == "deberta-v2"
-    ).translation.read(settings, "settings")
+    ).config_rules.read(settings, "settings")
     assert isinstance(config.position, Disentangled)
     assert config.position.convolution is not None
     model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])

@@ -51,25 +51,25 @@ def draw(seed: int, model_type: str) -> EncoderConfig:
 def test_settings_go_there_and_back(model_type: str, seed: int) -> None:
     """Through transformers' class, so that a setting it does not know, or reads otherwise, is found."""
     config, family = draw(seed, model_type), FAMILIES[model_type]
-    written = family.translation.write(config)
+    written = family.config_rules.write(config)
     assert written is not None
     theirs = CLASSES[model_type](**written)
-    assert family.translation.read(theirs.to_dict(), "config.json") == config
-    assert family.translation.read(written, "config.json") == config
+    assert family.config_rules.read(theirs.to_dict(), "config.json") == config
+    assert family.config_rules.read(written, "config.json") == config
     assert family_for(config) is family
 
 
 @pytest.mark.parametrize("model_type", CLASSES)
 def test_absent_settings_mean_what_they_mean_in_transformers(model_type: str) -> None:
     family, theirs = FAMILIES[model_type], CLASSES[model_type]()
-    assert family.translation.read({}, "config.json") == family.translation.read(
+    assert family.config_rules.read({}, "config.json") == family.config_rules.read(
         theirs.to_dict(), "config.json"
     )
 
 
 def test_unknown_settings_are_left_out() -> None:
     assert (
-        bert.BERT.translation.read(
+        bert.BERT.config_rules.read(
             {"gradient_checkpointing": True, "_name_or_path": "x"}, "config.json"
         )
         == bert.base()
@@ -126,7 +126,7 @@ def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
 )
 def test_what_cannot_be_said_here_is_refused_by_name(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(FolderError, match=re.escape(f"some/config.json: {message}")):
-        bert.BERT.translation.read(setting, "some/config.json")
+        bert.BERT.config_rules.read(setting, "some/config.json")
 
 
 def test_what_cannot_be_said_there_has_no_family() -> None:

@@ -227,7 +227,7 @@ def test_a_published_discriminator(tmp_path: Path) -> None:
     assert set(loaded.model.heads) == {"masked", "replaced"}
     assert loaded.report.unused == {
         "deberta.embeddings.word_embeddings._weight": "the configuration has no place for it",
-        "ebd_decoder.weight": "no part of this family that is known here",
+        "ebd_decoder.weight": "not a known part of this family",
     }
     batch, _, _ = inputs()
     with torch.no_grad():
@@ -251,7 +251,7 @@ def test_other_heads_leave_the_decoder_in_the_file(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "theirs", [LabelHead(3)], fresh=["labels"])
     reasons = set(loaded.report.unused.values())
     assert TABLE in loaded.report.unused
-    assert reasons == {"the masked head was not asked for"}
+    assert reasons == {"the masked head was not requested"}
     save_model(tmp_path / "ours", loaded.model)
     theirs, report = transformers.DebertaV2ForSequenceClassification.from_pretrained(
         tmp_path / "ours", output_loading_info=True
@@ -340,7 +340,7 @@ def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
     config = preset(name)
     family = family_for(config)
     assert family in (DEBERTA, DEBERTA_V2)
-    settings = family.translation.write(config)
+    settings = family.config_rules.write(config)
     cls = transformers.DebertaModel if family is DEBERTA else transformers.DebertaV2Model
     with torch.device("meta"):
         theirs = sum(p.numel() for p in cls(cls.config_class(**settings)).parameters())
@@ -378,18 +378,18 @@ def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
 )
 def test_settings_without_a_counterpart_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(FolderError) as caught:
-        DEBERTA_V2.translation.read(LATER | settings, "config.json")
+        DEBERTA_V2.config_rules.read(LATER | settings, "config.json")
     assert message in str(caught.value)
 
 
 def test_one_text_of_terms_is_a_list_of_them() -> None:
-    position = DEBERTA_V2.translation.read(LATER | {"pos_att_type": "P2C | c2p"}, "").position
+    position = DEBERTA_V2.config_rules.read(LATER | {"pos_att_type": "P2C | c2p"}, "").position
     assert isinstance(position, Disentangled)
     assert position.terms == ("p2c", "c2p")
 
 
 def test_a_file_without_settings_is_what_transformers_says_it_is() -> None:
-    assert DEBERTA.translation.read({}, "").position == Learned(512)
+    assert DEBERTA.config_rules.read({}, "").position == Learned(512)
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_a_file_without_settings_is_what_transformers_says_it_is() -> None:
     ],
 )
 def test_what_theirs_cannot_say_has_no_counterpart(changes: dict[str, Any]) -> None:
-    assert DEBERTA_V2.translation.write(replace(preset("deberta-v3-base"), **changes)) is None
+    assert DEBERTA_V2.config_rules.write(replace(preset("deberta-v3-base"), **changes)) is None
 
 
 def test_layers_of_rates_count_its_parts() -> None:

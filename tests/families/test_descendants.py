@@ -170,7 +170,7 @@ def test_a_heads_own_dropout_is_kept(
     family: Family, architecture: Architecture, head: Head, tmp_path: Path
 ) -> None:
     """By transformers, too, where it has a setting for it."""
-    config = family.translation.read(draw_settings(family.model_type, 3, dropout=0.1), "settings")
+    config = family.config_rules.read(draw_settings(family.model_type, 3, dropout=0.1), "settings")
     save_model(tmp_path, Model(config, (head,)), extra={"threshold": 0.5})
     loaded = load_model(tmp_path)
     assert head in loaded.model.specification
@@ -190,7 +190,7 @@ def test_a_heads_own_dropout_is_kept(
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.model_type for family in FAMILIES])
 def test_the_other_names_of_a_setting_are_those_of_transformers(family: Family) -> None:
     assert (
-        family.translation.aliases == transformers.CONFIG_MAPPING[family.model_type].attribute_map
+        family.config_rules.aliases == transformers.CONFIG_MAPPING[family.model_type].attribute_map
     )
 
 
@@ -203,11 +203,12 @@ def test_settings_are_read_under_their_other_names(model_type: str, tmp_path: Pa
     settings = json.loads(file.read_text())
     file.write_text(
         json.dumps(
-            settings | {alias: settings[name] for alias, name in family.translation.aliases.items()}
+            settings
+            | {alias: settings[name] for alias, name in family.config_rules.aliases.items()}
         )
     )
     both = load_model(tmp_path).model.config
-    names = {name: alias for alias, name in family.translation.aliases.items()}
+    names = {name: alias for alias, name in family.config_rules.aliases.items()}
     file.write_text(json.dumps({names.get(key, key): value for key, value in settings.items()}))
     theirs = getattr(transformers, architecture.name).from_pretrained(tmp_path).eval()
     mine = load_model(tmp_path).model

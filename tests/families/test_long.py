@@ -218,7 +218,7 @@ def test_published_sizes(name: str, settings: dict[str, int]) -> None:
 @pytest.mark.parametrize("family", [LONGFORMER, BIGBIRD])
 def test_the_ledger_counts_every_option_and_head(family: Family, tmp_path: Path) -> None:
     for seed in range(6):
-        config = family.translation.read(draw_settings(family.model_type, seed), "")
+        config = family.config_rules.read(draw_settings(family.model_type, seed), "")
         model = Model(config, (MaskedHead(), LabelHead(3), SpanHead()))
         total = parameter_table(config, model.specification).total
         assert total == sum(parameter.numel() for parameter in model.parameters())
@@ -255,7 +255,7 @@ def test_blocks_cost_time_linear_in_the_length() -> None:
 def test_windows_that_are_none(window: object) -> None:
     settings = draw_settings("longformer", 0) | {"num_hidden_layers": 2, "attention_window": window}
     with pytest.raises(FolderError, match="attention_window must be an even number"):
-        LONGFORMER.translation.read(settings, "config.json")
+        LONGFORMER.config_rules.read(settings, "config.json")
 
 
 @pytest.mark.parametrize(
@@ -263,12 +263,12 @@ def test_windows_that_are_none(window: object) -> None:
 )
 def test_blocks_that_are_none(key: str, value: object) -> None:
     with pytest.raises(FolderError):
-        BIGBIRD.translation.read({key: value}, "config.json")
+        BIGBIRD.config_rules.read({key: value}, "config.json")
 
 
 def test_a_pooler_that_was_never_read_is_written_as_a_new_one(tmp_path: Path) -> None:
     """Where the folder has one, `test_a_folder_comes_back_as_it_was` finds it again. Equal models give equal files."""
-    config = BIGBIRD.translation.read(
+    config = BIGBIRD.config_rules.read(
         draw_settings("big_bird", 1) | {"hidden_size": 64, "initializer_range": 0.3}, ""
     )
     model = Model(config, (MaskedHead(),))

@@ -33,35 +33,35 @@ PUBLISHED: dict[str, Any] = {
 
 def test_the_published_settings_are_the_preset() -> None:
     assert (
-        MODERNBERT.translation.read(PUBLISHED, "")
+        MODERNBERT.config_rules.read(PUBLISHED, "")
         == modernbert.base().canonical
         == modernbert.base()
     )
 
 
 def test_absent_settings_mean_what_transformers_means() -> None:
-    found = MODERNBERT.translation.read({}, "")
+    found = MODERNBERT.config_rules.read({}, "")
     assert found.patterns == (Full(), Window(64), Window(64))
     assert found.position == Rotary(8192, (160_000.0, 10_000.0, 10_000.0))
-    assert GPT2.translation.read({}, "") == gpt.PRESETS["gpt2"]()
-    assert GPT.translation.read({}, "") == gpt.base()
+    assert GPT2.config_rules.read({}, "") == gpt.PRESETS["gpt2"]()
+    assert GPT.config_rules.read({}, "") == gpt.base()
 
 
 def test_no_local_base_means_the_global_one() -> None:
-    found = MODERNBERT.translation.read(PUBLISHED | {"local_rope_theta": None}, "")
+    found = MODERNBERT.config_rules.read(PUBLISHED | {"local_rope_theta": None}, "")
     assert found.position == Rotary(8192, (160_000.0,))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 7])
 def test_other_depths_of_a_preset_keep_their_family(depth: int) -> None:
     config = replace(modernbert.base(), depth=depth)
-    settings = MODERNBERT.translation.write(config)
+    settings = MODERNBERT.config_rules.write(config)
     assert settings is not None
     assert (
         settings["layer_types"]
         == (["full_attention", "sliding_attention", "sliding_attention"] * 3)[:depth]
     )
-    assert MODERNBERT.translation.read(settings, "").canonical == config.canonical
+    assert MODERNBERT.config_rules.read(settings, "").canonical == config.canonical
     assert family_for(config) is MODERNBERT
 
 
@@ -77,7 +77,7 @@ def test_other_depths_of_a_preset_keep_their_family(depth: int) -> None:
     ],
 )
 def test_what_theirs_cannot_say_has_no_counterpart(settings: dict[str, Any]) -> None:
-    assert MODERNBERT.translation.write(replace(modernbert.base(), **settings)) is None
+    assert MODERNBERT.config_rules.write(replace(modernbert.base(), **settings)) is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_theirs_cannot_say_has_no_counterpart(settings: dict[str, Any]) -> 
 )
 def test_settings_without_a_counterpart_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(FolderError) as caught:
-        MODERNBERT.translation.read(PUBLISHED | settings, "config.json")
+        MODERNBERT.config_rules.read(PUBLISHED | settings, "config.json")
     assert message in str(caught.value)
 
 
@@ -126,7 +126,7 @@ def test_a_scaled_gpt_is_refused() -> None:
     with pytest.raises(
         FolderError, match="scale_attn_by_inverse_layer_idx True has no counterpart"
     ):
-        GPT2.translation.read({"scale_attn_by_inverse_layer_idx": True}, "")
+        GPT2.config_rules.read({"scale_attn_by_inverse_layer_idx": True}, "")
 
 
 @pytest.mark.parametrize("name", ["modernbert-base", "gpt2", "openai-gpt"])
@@ -152,4 +152,4 @@ def test_masks_in_old_files_are_no_weights() -> None:
     held = {"h.0.attn.bias": (1, 1, 8, 8), "wte.weight": (9, 4)}
     plan = plan_loading(GPT2.keys, {"encoder.embedding.token.weight": (9, 4)}, held, ())
     assert plan.report.loaded == ("transformer.wte.weight",)
-    assert plan.report.unused == {"h.0.attn.bias": "numbers that are computed here"}
+    assert plan.report.unused == {"h.0.attn.bias": "computed here"}

@@ -55,7 +55,7 @@ def test_operations_are_those_that_torch_counts(
     family: Family, architecture: Architecture, seed: int
 ) -> None:
     """Windows reach over the whole sequence; of a causal product torch counts the masked half, too."""
-    config = family.translation.read(draw_settings(family.model_type, seed), "settings")
+    config = family.config_rules.read(draw_settings(family.model_type, seed), "settings")
     wide = tuple(
         replace(pattern, radius=2 * LENGTH) if isinstance(pattern, Window) else pattern
         for pattern in config.patterns

@@ -35,11 +35,7 @@ from bothways.prediction.predictor import open_task
 from bothways.pretraining.build import fit_to_corpus, heads_for
 from bothways.pretraining.config import PretrainConfig, modern, paper
 from bothways.tasks.catalogue import Trainable
-<<<<<<< HEAD
-=======
 from bothways.tasks.sentence_embedding.folder import save_sentence_encoder
-from bothways.tasks.task_learner import predict
->>>>>>> e55f76b (Hub: config.json is read and written by one type, settings are strict, one JSON reader)
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Epochs, Steps
 

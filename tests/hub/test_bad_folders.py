@@ -1,4 +1,4 @@
-"""Whatever is wrong with a folder is said, with the file; nothing in it is ever run."""
+"""Every fault of a folder is one error that names the file; no code in it is ever run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def to_index(folder: Path, tree: object) -> None:
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (
         lambda folder: (folder / "config.json").unlink(),
-        "is no model folder: it has no config.json",
+        "is not a model folder: it has no config.json",
     ),
     "config no JSON": (
         lambda folder: (folder / "config.json").write_text("{"),
@@ -53,15 +53,15 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "config a list": (
         lambda folder: (folder / "config.json").write_text("[]"),
-        "holds list, not an object",
+        "must hold a JSON object, not list",
     ),
     "no family": (
         lambda folder: change_settings(folder, model_type=None),
-        "model_type None is no known family",
+        "model_type None is unknown",
     ),
     "other family": (
         lambda folder: change_settings(folder, model_type="t5"),
-        "model_type 't5' is no known family",
+        "model_type 't5' is unknown",
     ),
     "odd labels": (
         lambda folder: change_settings(folder, id2label={"1": "a"}),
@@ -73,15 +73,15 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no labels": (
         lambda folder: change_settings(folder, id2label={}),
-        "must have at least one output, not 0",
+        "must have 1 to 1,000,000 outputs, not 0",
     ),
     "fewer than no labels": (
         lambda folder: change_settings(folder, num_labels=-1),
-        "must have at least one output, not -1",
+        "must have 1 to 1,000,000 outputs, not -1",
     ),
     "odd classes": (
         lambda folder: change_settings(folder, architectures=5),
-        "architectures must name classes in a list, not 5",
+        "architectures must be a list of class names, not 5",
     ),
     "odd problem": (
         lambda folder: change_settings(folder, problem_type="guess"),
@@ -97,7 +97,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a record of odd dropouts": (
         lambda folder: (folder / "bothways.json").write_text('{"dropouts": [1]}'),
-        "bothways.json: dropouts must be a table",
+        "bothways.json: dropouts must be an object",
     ),
     "a record of an odd dropout": (
         lambda folder: (folder / "bothways.json").write_text('{"dropouts": {"labels": "a"}}'),
@@ -105,31 +105,31 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),
-        "holds no weights: there is none of model.saf",
+        "holds no weights: none of model.saf",
     ),
     "half a file": (
         lambda folder: truncate(folder / "model.safetensors", 0.5),
-        "model.safetensors: is no whole safetensors",
+        "model.safetensors: is not a complete safetensors",
     ),
     "half a header": (
         lambda folder: truncate(folder / "model.safetensors", 0.05),
-        "is no whole safetensors file",
+        "is not a complete safetensors file",
     ),
     "an empty file": (
         lambda folder: truncate(folder / "model.safetensors", 0),
-        "is no whole safetensors file",
+        "is not a complete safetensors file",
     ),
     "a pointer": (
         lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs"),
-        "pointer that Git LFS",
+        "unresolved Git LFS pointer",
     ),
     "a pickle with code": (
         lambda folder: to_pickle(folder, {"a": Bomb()}),
-        "pytorch_model.bin: is refused: it is no plain pickle",
+        "pytorch_model.bin: is refused: it is not a plain pickle",
     ),
     "a pickled model": (
         lambda folder: to_pickle(folder, peer("Bert", "Model")),
-        "is refused: it is no plain pickle",
+        "is refused: it is not a plain pickle",
     ),
     "a pickled list": (
         lambda folder: to_pickle(folder, [torch.zeros(2)]),
@@ -169,7 +169,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index to another": (
         lambda folder: to_index(folder, {"weight_map": {"a": "model-00001-of-00001.safetensors"}}),
-        "says that a lies in model-00001-of-00001.safetensors, where it is not",
+        "says that model-00001-of-00001.safetensors holds a, which it does not",
     ),
 }
 

@@ -50,7 +50,7 @@ def test_warnings_of_the_preflight_are_limits_and_notes_are_not() -> None:
     assert "97 % of the training examples are 'x'." in limits
     assert "Half of the texts are cut." in limits
     assert not any("minute" in limit for limit in limits)
-    assert "of seed 7" in limits[-1]
+    assert "with seed 7" in limits[-1]
     assert "Nothing was measured: there was no dev data." in limits_of_finetuned(
         128, 7, (), evaluated=False
     )
@@ -69,8 +69,7 @@ def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) 
     tokens = 2 * corpus.manifest.counts.tokens
     limits = limits_of_pretrained(encoder, (16, 48), tokens, corpus)
     assert any(
-        "at most 48 tokens; its last 16 positions are untrained." in limit
-        for limit in limits
+        "at most 48 tokens; its last 16 positions are untrained." in limit for limit in limits
     )
     assert any("2 times its corpus" in limit for limit in limits)
     assert any(

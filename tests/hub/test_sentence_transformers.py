@@ -234,11 +234,15 @@ MODULES = [
         (
             "modules.json",
             MODULES,
-            r"modules\.json: its modules are Transformer, Pooling, Dense\n  Here are understood",
+            r"modules\.json: its modules are Transformer, Pooling, Dense\n  Supported are",
         ),
         ("modules.json", MODULES[:1], r"modules\.json: its modules are Transformer\n"),
-        ("modules.json", [{"idx": 0}], r"modules\.json: is no list of modules with type and path"),
-        ("modules.json", 3, r"modules\.json: is no list of modules"),
+        (
+            "modules.json",
+            [{"idx": 0}],
+            r"modules\.json: is not a list of modules with type and path",
+        ),
+        ("modules.json", 3, r"modules\.json: is not a list of modules"),
         (
             "1_Pooling/config.json",
             {"pooling_mode": "lasttoken"},
@@ -263,19 +267,19 @@ MODULES = [
         (
             "config_sentence_transformers.json",
             {"truncate_dim": 0},
-            r"truncate_dim must be how many .*, at least 1, not 0\n  Set it",
+            r"truncate_dim must be a number of components, at least 1, not 0\n  Set it",
         ),
         (
             "config_sentence_transformers.json",
             {"truncate_dim": "5"},
-            r"truncate_dim must be how many .*, at least 1, not '5'\n",
+            r"truncate_dim must be a number of components, at least 1, not '5'\n",
         ),
         (
             "sentence_bert_config.json",
             {"do_lower_case": True},
             r"lower-cases texts before they are tokenized",
         ),
-        ("sentence_bert_config.json", [], r"holds list, not an object with settings"),
+        ("sentence_bert_config.json", [], r"must hold a JSON object, not list"),
     ],
 )
 def test_what_is_not_understood_is_refused(
@@ -314,7 +318,7 @@ def test_a_length_is_found_wherever_it_stands(tmp_path: Path) -> None:
 def test_layers_that_the_other_does_not_read_are_not_written(tmp_path: Path) -> None:
     task = made(tmp_path / "vocabulary", layers=(1,))
     with pytest.raises(
-        FolderError, match=r"pools the last layer, and this embedding reads \(1,\)\n  Set layers"
+        FolderError, match=r"pools the last layer, and this task reads \(1,\)\n  Set layers"
     ):
         save_sentence_encoder(tmp_path / "model", task)
     assert not (tmp_path / "model").exists()

@@ -394,7 +394,7 @@ def test_a_checkpoint_is_named_by_folder_index_or_prefix(tmp_path: Path) -> None
     )
     for name in ("", "bert_model.ckpt", "bert_model.ckpt.index"):
         report = read_checkpoint(source / name).report
-        assert report.unused == {"odd/one": "no part of this family that is known here"}
+        assert report.unused == {"odd/one": "not a known part of this family"}
     write_checkpoint(source / "model.ckpt-5", found)
     with pytest.raises(
         FolderError, match=r"holds 2 checkpoints: bert_model.ckpt.index, model.ckpt-5.index"
@@ -539,4 +539,4 @@ def test_of_heads_without_a_class_the_most_are_kept(tmp_path: Path) -> None:
         write_folder(tmp_path / "google", lacking("seq_relationship"), google())
     )
     assert list(found.model.heads) == ["masked"]
-    assert found.report.unused["bert.pooler.dense.weight"] == "the pooler head was not asked for"
+    assert found.report.unused["bert.pooler.dense.weight"] == "the pooler head was not requested"

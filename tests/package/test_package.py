@@ -67,12 +67,6 @@ PENDING = {
     ("core", "prediction"),
     ("core", "tasks"),
     ("finetuning", "analysis"),
-<<<<<<< HEAD
-    ("hub", "finetuning"),
-    ("hub", "tasks"),
-=======
-    ("tasks", "prediction"),
->>>>>>> e55f76b (Hub: config.json is read and written by one type, settings are strict, one JSON reader)
 }
 """Imports against the order that are still to be removed."""
 

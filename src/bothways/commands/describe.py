@@ -89,7 +89,7 @@ def _preset(name: str) -> _Found:
     if isinstance(config, LSTMConfig) or family_for(config) is None:
         what = "a preset that no family of transformers has, with the head of pre-training"
         return _Found(what, config, (token_head(config),))
-    able = [family for family in FAMILIES if family.translation.write(config) is not None]
+    able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
     family = next((family for family in able if name.startswith(family.model_type)), able[0])
     every, known = (
         (PoolerHead(), MaskedHead(), PairHead(), ReplacedHead(), NextTokenHead()),

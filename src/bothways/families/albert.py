@@ -103,7 +103,7 @@ ALBERT = Family(
     architectures=classes(
         "Albert", pooled={"labels", "choice"}, pretraining={"masked", "pooler", "pair"}
     ),
-    translation=ConfigRules(
+    config_rules=ConfigRules(
         _sized(12, 4096, 64),
         numbers=NUMBERS | {"embedding": "embedding_size"},
         ignored=frozenset(

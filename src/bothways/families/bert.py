@@ -145,12 +145,12 @@ BERT = Family(
     model_type="bert",
     keys=KeyTable("bert.", _COMMON + post_norm_rules("bert"), _COMPUTED),
     architectures=_architectures("Bert"),
-    translation=ConfigRules(base(), constant=_CONSTANT),
+    config_rules=ConfigRules(base(), constant=_CONSTANT),
 )
 MEGATRON_BERT = Family(
     model_type="megatron-bert",
     keys=KeyTable("bert.", _COMMON + _PRE, _COMPUTED),
     architectures=_architectures("MegatronBert"),
-    translation=ConfigRules(megatron(), constant=_CONSTANT),
+    config_rules=ConfigRules(megatron(), constant=_CONSTANT),
     dropouts={},
 )

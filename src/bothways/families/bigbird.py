@@ -133,7 +133,7 @@ BIGBIRD = Family(
         Architecture("BigBird" + name, heads, name == "Model", idle=idle)
         for name, heads, idle in _CLASSES
     ),
-    translation=ConfigRules(
+    config_rules=ConfigRules(
         base(),
         activations={"gelu_new": "gelu_tanh", **ACTIVATIONS},
         read_more=_read_more,

@@ -63,7 +63,7 @@ def family_for(config: ModelConfig, vocabulary: str | None = None) -> Family | N
     """The first family that can express this configuration; one of this kind of vocabulary goes before the others."""
     if isinstance(config, LSTMConfig):
         return None  # transformers has Transformers alone
-    able = [family for family in FAMILIES if family.translation.write(config) is not None]
+    able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
     return next(
         (family for family in able if vocabulary and family.vocabulary == vocabulary),
         next(iter(able), None),

@@ -116,24 +116,27 @@ class ConfigRules:
     )
     write_more: Callable[[EncoderConfig], dict[str, Any]] = lambda config: {}
 
-    def read(self, raw: Mapping[str, Any], where: str) -> tuple[EncoderConfig, tuple[str, ...]]:
-        """Return our configuration, and the names of settings that are unknown here.
+    def read(self, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+        """Return our configuration.
 
         Raises:
             FolderError: a setting has no counterpart here or is malformed.
         """
+        return self.read_all(raw, where)[0]
+
+    def read_all(self, raw: Mapping[str, Any], where: str) -> tuple[EncoderConfig, dict[str, Any]]:
+        """Return our configuration, and the settings that are unknown here; errors as `read`."""
         settings = _RecordedSettings(self._without_aliases(raw, where))
         config = self._read(settings, where)
         known = settings.read | IGNORED | self.aliases.keys() | self.ignored | self.constant.keys()
-        unknown = {key: value for key, value in raw.items() if key not in known}
+        # null stands for the default, which changes nothing.
+        unknown = {key: raw[key] for key in raw if key not in known and raw[key] is not None}
         for key in unknown.keys() & ALTERING:
-            if unknown[key]:
-                what = f"{key} {unknown[key]!r:.60} has no counterpart in this family"
+            if unknown.pop(key):
+                what = f"{key} {raw[key]!r:.60} has no counterpart in this family"
                 fix = "The outputs would differ from the model's: use its own code."
                 raise FolderError(what, where=where, fix=fix)
-        # null stands for the default, which changes nothing.
-        names = (key for key in unknown if key not in ALTERING and unknown[key] is not None)
-        return config, tuple(names)
+        return config, unknown
 
     def _read(self, raw: Mapping[str, Any], where: str) -> EncoderConfig:
         for key, value in self.fixed.items():
@@ -172,7 +175,9 @@ class ConfigRules:
         found = {name: raw[alias] for alias, name in self.aliases.items() if alias in raw}
         for alias, name in self.aliases.items():
             if alias in raw and raw.get(name, raw[alias]) != raw[alias]:
-                what = f"{name} is {raw[name]!r:.40}, and its other name {alias} is {raw[alias]!r:.40}"
+                what = (
+                    f"{name} is {raw[name]!r:.40}, and its other name {alias} is {raw[alias]!r:.40}"
+                )
                 raise FolderError(what, where=where, fix="Remove the one that is wrong.")
         return {**raw, **found}
 
@@ -191,7 +196,7 @@ class ConfigRules:
             **self.write_more(config),
         }
         try:
-            return settings if self.read(settings, "")[0].canonical == config.canonical else None
+            return settings if self.read(settings, "").canonical == config.canonical else None
         except FolderError:
             return None
 

@@ -258,7 +258,7 @@ def _family(
         model_type=model_type,
         keys=_keys_for(rules, defaults),
         architectures=architectures,
-        translation=ConfigRules(
+        config_rules=ConfigRules(
             defaults,
             numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
             fixed=FIXED | {"talking_head": False},

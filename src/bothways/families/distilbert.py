@@ -64,7 +64,7 @@ DISTILBERT = Family(
     model_type="distilbert",
     keys=KeyTable("distilbert.", _RULES, ("distilbert.embeddings.position_ids",)),
     architectures=classes("DistilBert"),
-    translation=ConfigRules(
+    config_rules=ConfigRules(
         base(),
         numbers={
             "vocab": "vocab_size",

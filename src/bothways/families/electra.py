@@ -70,7 +70,7 @@ ELECTRA = Family(
         "electra.", _RULES, ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
     ),
     architectures=classes("Electra", pretraining={"replaced"}),
-    translation=ConfigRules(
+    config_rules=ConfigRules(
         _sized(12, 256, 128),
         numbers=NUMBERS,
         fixed=FIXED

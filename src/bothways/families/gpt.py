@@ -125,10 +125,10 @@ GPT = Family(
     model_type="openai-gpt",
     keys=KeyTable("transformer.", _FIRST, ("transformer.position_ids", *_MASKS)),
     architectures=_classes("OpenAIGPT"),
-    translation=ConfigRules(
+    config_rules=ConfigRules(
         base(),
         numbers=_NUMBERS,
-        most="n_positions",
+        positions="n_positions",
         activation="afn",
         ignored=frozenset(
             {
@@ -154,10 +154,10 @@ GPT2 = Family(
     model_type="gpt2",
     keys=KeyTable("transformer.", _SECOND, _MASKS),
     architectures=_classes("GPT2"),
-    translation=ConfigRules(
+    config_rules=ConfigRules(
         second(12, 768),
         numbers=_NUMBERS,
-        most="n_positions",
+        positions="n_positions",
         activation="activation_function",
         ignored=frozenset(
             {

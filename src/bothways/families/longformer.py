@@ -89,7 +89,7 @@ LONGFORMER = Family(
     ),
     architectures=classes("Longformer", pooled={"choice"}),
     # What transformers' configuration class means by a setting that is absent, which the published sizes do not follow.
-    translation=ConfigRules(
+    config_rules=ConfigRules(
         replace(
             _long(roberta.base()),
             vocab=30_522,

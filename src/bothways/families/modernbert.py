@@ -213,7 +213,7 @@ MODERNBERT = Family(
     model_type="modernbert",
     keys=KeyTable("model.", _RULES),
     architectures=classes("ModernBert"),
-    translation=ConfigRules(
+    config_rules=ConfigRules(
         base(),
         numbers={
             "vocab": "vocab_size",

@@ -89,7 +89,7 @@ def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
             ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids"),
         ),
         architectures=classes(stem, pooled={"choice"}),
-        translation=ConfigRules(defaults, read_more=counted_from_padding),
+        config_rules=ConfigRules(defaults, read_more=counted_from_padding),
         dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
     )
 

@@ -168,7 +168,7 @@ def read_family_config(family: Family, raw: Mapping[str, Any], where: Path) -> H
     if not isinstance(classes, list):
         what = f"architectures must be a list of class names, not {classes!r:.40}"
         raise FolderError(what, where=where)
-    encoder, unknown = family.translation.read(raw, str(where))
+    encoder, unknown = family.config_rules.read_all(raw, str(where))
     own = {key for key, _ in family.dropouts.values()}
     return HFConfig(
         raw,
@@ -181,7 +181,7 @@ def read_family_config(family: Family, raw: Mapping[str, Any], where: Path) -> H
             kind: default if raw.get(key) is None else read_number(raw, key, 0.0, str(where))
             for kind, (key, default) in family.dropouts.items()
         },
-        unknown={key: raw[key] for key in unknown if key not in own},
+        unknown={key: value for key, value in unknown.items() if key not in own},
     )
 
 
@@ -235,7 +235,7 @@ def write_hf_config(
         "architectures": [known.name],
         "model_type": family.model_type,
         "dtype": "float32",
-        **(family.translation.write(config) or {}),
+        **(family.config_rules.write(config) or {}),
         **ids,
         **outputs,
         **dropouts,

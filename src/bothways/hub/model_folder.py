@@ -327,19 +327,14 @@ def save_model(
         text = render_card(card or Card(), architecture)
         (hidden / "README.md").write_text(text, encoding="utf8")
         if tokenizer is not None:
-<<<<<<< HEAD
             tokenizer.save(
                 hidden, positions=model.config.max_positions, segments=model.config.segments > 1
             )
-        _write_weights(hidden / "model.safetensors", model, form.keys, form.architecture)
-=======
-            tokenizer.save(hidden, positions=model.config.max_positions, segments=model.config.segments > 1)
         weights = hidden / "model.safetensors"
         _write_weights(weights, model, config.keys, architecture)
         # safetensors creates files that only their owner can read, whatever the umask.
         weights.chmod((hidden / RECORD).stat().st_mode)
     return architecture
->>>>>>> e55f76b (Hub: config.json is read and written by one type, settings are strict, one JSON reader)
 
 
 def _check_replaceable(place: Path) -> None:

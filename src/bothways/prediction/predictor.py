@@ -15,8 +15,6 @@ from bothways.hub.hf_config import RECORD
 from bothways.hub.load_report import listed
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve_run
-<<<<<<< HEAD
-from bothways.hub.sentence_transformers import read_sentence_encoder
 from bothways.prediction.engine import (
     DEFAULT_PREDICT,
     PredictConfig,
@@ -24,8 +22,6 @@ from bothways.prediction.engine import (
     evaluate_task,
     predict,
 )
-=======
->>>>>>> e55f76b (Hub: config.json is read and written by one type, settings are strict, one JSON reader)
 from bothways.preflight.model import check_model
 from bothways.runtime.devices import choose_device
 from bothways.tasks.catalogue import TASKS, AnyDefinition

@@ -60,7 +60,7 @@ def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -
             fix=_FIX,
         )
     config = _long(old, old.pad, positions, window)
-    if LONGFORMER.translation.write(config) is None or (
+    if LONGFORMER.config_rules.write(config) is None or (
         head == MaskedHead() and (old.readout.masked or old.activation) != "gelu"
     ):
         raise ConfigError(_OTHER, where="encoder", fix=_FIX)

@@ -295,7 +295,7 @@ def _why(variable: str, variables: Collection[str]) -> str:
         case "electra" | "discriminator_predictions":
             return "the discriminator's"
         case _:
-            return "no part of this family that is known here"
+            return "not a known part of this family"
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
