@@ -45,15 +45,15 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "config no JSON": (
         lambda folder: (folder / "config.json").write_text("{"),
-        "config.json: cannot be read as JSON",
+        "config.json: is not JSON",
     ),
     "config in Latin-1": (
         lambda folder: (folder / "config.json").write_bytes(b'{"\xff": 1}'),
-        "cannot be read as JSON",
+        "is not UTF-8 text",
     ),
     "config a list": (
         lambda folder: (folder / "config.json").write_text("[]"),
-        "must hold a JSON object, not list",
+        "holds a JSON list, not an object",
     ),
     "no family": (
         lambda folder: change_settings(folder, model_type=None),

@@ -279,7 +279,7 @@ MODULES = [
             {"do_lower_case": True},
             r"lower-cases texts before they are tokenized",
         ),
-        ("sentence_bert_config.json", [], r"must hold a JSON object, not list"),
+        ("sentence_bert_config.json", [], r"holds a JSON list, not an object"),
     ],
 )
 def test_what_is_not_understood_is_refused(

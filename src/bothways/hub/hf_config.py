@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bothways.core.errors import FolderError
-from bothways.core.json_files import read_json_object
+from bothways.core.json_reader import read_object
 from bothways.families.catalogue import FAMILIES, family_for, family_named
 from bothways.families.config_rules import read_choice, read_number
 from bothways.families.family import Architecture, Family, HeadKind
@@ -145,7 +145,7 @@ def read_hf_config(folder: Path) -> HFConfig:
         if any(folder.glob("*.ckpt*.index")):
             fix = f"To convert a TensorFlow checkpoint: bothways convert {folder} --out FOLDER"
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
-    raw = read_json_object(file)
+    raw = read_object(file, FolderError)
     if raw.get("model_type") == NATIVE:
         return _read_native(raw, file)
     family = family_named(str(raw.get("model_type")))
@@ -187,7 +187,7 @@ def read_family_config(family: Family, raw: Mapping[str, Any], where: Path) -> H
 
 def _recorded_dropouts(folder: Path) -> dict[HeadKind, float]:
     file = folder / RECORD
-    rates = read_json_object(file).get(DROPOUTS, {}) if file.is_file() else {}
+    rates = read_object(file, FolderError).get(DROPOUTS, {}) if file.is_file() else {}
     if not isinstance(rates, dict):
         what = f"{DROPOUTS} must be an object of heads and rates, not {rates!r:.40}"
         raise FolderError(what, where=file)

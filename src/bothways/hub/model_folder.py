@@ -24,7 +24,7 @@ from torch import Tensor
 from bothways._version import __version__
 from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, FolderError
-from bothways.core.json_files import read_json_object
+from bothways.core.json_reader import read_object
 from bothways.families.family import Architecture
 from bothways.families.weight_names import KeyTable, to_theirs
 from bothways.hub.hf_config import (
@@ -118,7 +118,7 @@ def vocabulary_digest(tokenizer: Tokenizer) -> str:
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    return read_json_object(folder / RECORD) if (folder / RECORD).exists() else {}
+    return read_object(folder / RECORD, FolderError) if (folder / RECORD).exists() else {}
 
 
 def load_model(
@@ -165,7 +165,7 @@ def load_model(
     program = modules_folder(folder) / PROGRAM
     model.kept = {
         "config.json": config.special_ids,
-        PROGRAM: read_json_object(program) if program.is_file() else {},
+        PROGRAM: read_object(program, FolderError) if program.is_file() else {},
     }
     known = (VERSION, DROPOUTS, VOCABULARY)
     extra = {key: value for key, value in _read_record(folder).items() if key not in known}

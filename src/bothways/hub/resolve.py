@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from bothways.core.errors import FolderError
-from bothways.core.json_files import read_json
+from bothways.core.json_reader import read_json
 
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
 """Files of sentence-transformers: the modules of a model, and the settings of the program."""
@@ -123,7 +123,7 @@ def _inner(folder: Path) -> str:
     """Return the name of the Transformer's folder within; "" where it is the folder itself."""
     if (folder / "config.json").is_file() or not (folder / MODULES).is_file():
         return ""
-    match read_json(folder / MODULES):
+    match read_json(folder / MODULES, FolderError):
         case [{"type": str(kind), "path": str(path)}, *_] if kind.endswith(
             ".Transformer"
         ) and is_inside(path):

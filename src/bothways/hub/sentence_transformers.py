@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from bothways.core.errors import FolderError
-from bothways.core.json_files import read_json, read_json_object
+from bothways.core.json_reader import read_json, read_object
 from bothways.hub.hf_config import write_hf_config
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
@@ -82,7 +82,7 @@ def read_sentence_config(folder: Path, positions: int) -> SentenceEncoderConfig 
 
 def _read_modules(file: Path) -> list[tuple[str, str]]:
     """Return the kind and the folder of each module, in order."""
-    tree = read_json(file)
+    tree = read_json(file, FolderError)
     try:
         return [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in tree]
     except (TypeError, KeyError) as error:
@@ -91,7 +91,7 @@ def _read_modules(file: Path) -> list[tuple[str, str]]:
 
 
 def _read_pooling(file: Path) -> Pooling:
-    raw = read_json_object(file)
+    raw = read_object(file, FolderError)
     modes: Any = raw.get("pooling_mode")
     if modes is None:
         on = (key for key, value in raw.items() if key.startswith(_STEM) and value)
@@ -106,7 +106,7 @@ def _read_pooling(file: Path) -> Pooling:
 
 def _read_components(file: Path) -> int | None:
     """Return the number of components that are kept, None for all of them."""
-    raw = read_json_object(file) if file.is_file() else {}
+    raw = read_object(file, FolderError) if file.is_file() else {}
     name, count = raw.get("default_prompt_name"), raw.get(_CUT)
     if name is not None:
         what = f"puts the prompt {name!r:.80} before every text, which is not supported"
@@ -121,13 +121,13 @@ def _read_components(file: Path) -> int | None:
 def _read_length(folder: Path) -> int | None:
     """Return the longest text in tokens: of the module, else of the tokenizer."""
     file = folder / _TRANSFORMER
-    raw = read_json_object(file) if file.is_file() else {}
+    raw = read_object(file, FolderError) if file.is_file() else {}
     if raw.get("do_lower_case"):
         fix = "Let the tokenizer do it, and set do_lower_case to false."
         raise FolderError("lower-cases texts before they are tokenized", where=file, fix=fix)
     length = raw.get("max_seq_length")
     if length is None and (folder / "tokenizer_config.json").is_file():
-        length = read_json_object(folder / "tokenizer_config.json").get("model_max_length")
+        length = read_object(folder / "tokenizer_config.json", FolderError).get("model_max_length")
     return length if isinstance(length, int) and length > 0 else None
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bothways.core.errors import FolderError
-from bothways.core.json_files import read_json_object
+from bothways.core.json_reader import read_object
 from bothways.families.weight_names import Shape
 
 AGAIN = "Copy or download the file again; a file of a few hundred bytes is an unresolved Git LFS pointer."
@@ -110,7 +110,7 @@ def _open_shards(index: Path) -> Weights:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    shard_of = read_json_object(index).get("weight_map")
+    shard_of = read_object(index, FolderError).get("weight_map")
     if not isinstance(shard_of, dict):
         raise FolderError("has no weight_map from tensors to files", where=index, fix=AGAIN)
     files = {file.name for file in index.parent.iterdir() if file.is_file()}

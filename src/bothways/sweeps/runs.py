@@ -20,8 +20,8 @@ from rich.console import Console
 
 from bothways.core.atomic_files import replace_file, replace_folder
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, DivergedError, ResourceError
-from bothways.core.json_files import read_json_object
+from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError
+from bothways.core.json_reader import read_object
 from bothways.core.terminal import say
 from bothways.finetuning.prepare import FinetuneConfig, fingerprints
 from bothways.finetuning.run import finetune
@@ -162,7 +162,7 @@ def _finished(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepO
     folder = place.out / name
     if not (folder / "model" / RECORD).exists():
         return None
-    said = read_json_object(folder / "model" / RECORD)
+    said = read_object(folder / "model" / RECORD, FolderError)
     if without_places(said.get("settings", {})) != without_places(configs.to_dict(settings)):
         fix = "Give the settings that it was run with, or choose another folder."
         raise ConfigError("this run was finished with other settings", where=folder, fix=fix)
@@ -181,7 +181,7 @@ def check_data(runs: Many[SweepOutcome], place: SweepFolder) -> None:
         record = place.out / run.name / "model" / RECORD
         if not record.exists():  # one that has diverged has none
             continue
-        said = read_json_object(record)
+        said = read_object(record, FolderError)
         for what, found in _origin(said).items():
             name = said["base"]["name"] if what == "model" else what  # a search may be over models
             first, by = seen.setdefault(name, (found, run.name))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.core.json_files import read_json_object
+from bothways.core.json_reader import read_object
 from bothways.families import albert, bert, electra
 from bothways.families.config_rules import read_choice
 from bothways.families.family import Architecture, Family
@@ -242,7 +242,7 @@ def _read_config(file: Path) -> dict[str, Any]:
             where=file.parent,
             fix="Put the one that came with the checkpoint there, under this name.",
         )
-    return read_json_object(file)
+    return read_object(file, FolderError)
 
 
 def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
