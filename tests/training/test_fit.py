@@ -12,7 +12,7 @@ from bothways.training.durations import Epochs, Hours, Steps, Tokens
 from bothways.training.loop import evaluate, fit
 from bothways.training.meter import EvaluationScores, Meter
 from bothways.training.optimizers import AdamW, build_optimizer
-from bothways.training.state import START, RunState
+from bothways.training.state import RunState
 from toy_training import SINGLE, Toy, ToyStep, broken_at, fit_toy, sequence, steps, toy
 
 
@@ -21,7 +21,7 @@ def run(
     batches,
     until,
     on_step=lambda progress, meter: False,
-    progress=START,
+    progress=None,
     **options,
 ):
     optimizer = build_optimizer(AdamW(lr=0.01), learner.trained_parameters())
@@ -34,7 +34,7 @@ def run(
         schedule,
         SINGLE,
         until=until,
-        progress=progress,
+        progress=progress or RunState(),
         on_step=on_step,
         **options,
     )
