@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.source import Cursor
-from bothways.data.corpus_source import CorpusSource, NextSentence
+from bothways.data.corpus_source import CorpusSource
+from bothways.data.next_sentence import NextSentence
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.head_config import MaskedHead, PoolerHead

@@ -30,7 +30,7 @@ def test_both_sides_read_the_same_tokens_and_labels(tmp_path: Path) -> None:
     model, batch = Model(config, (MaskedHead(), PoolerHead(), PairHead())).eval(), make_batch(TINY)
     save_model(tmp_path, model)
     theirs = BertForPreTraining.from_pretrained(tmp_path).eval()
-    losses = MaskedLMLearner(model, recipes.Masking(), recipes._no_vocabulary())(batch)
+    losses = MaskedLMLearner(model)(batch)
     weights = {"masked": 3 * recipes.Masking().count(20), "pair": 3}
     expected = sum(loss.total / weights[name] for name, loss in losses.items())
     assert losses.keys() == weights.keys()

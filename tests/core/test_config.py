@@ -19,8 +19,9 @@ from pydantic import BeforeValidator
 from bothways.core.config import reader as configs
 from bothways.core.config.toml import read_toml, write_toml
 from bothways.core.errors import ConfigError
-from bothways.data.corpus_source import FullSentences
+from bothways.data.full_sentences import FullSentences
 from bothways.model.config import EncoderConfig, PreNorm
+from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern
 from bothways.training.durations import Epochs, Hours, Steps
 from bothways.training.optimizers import BertAdam
@@ -103,8 +104,12 @@ maskings = st.fixed_dictionaries(
     }
 )
 lengths = st.integers(5, 10**4)
-segments = table("next_sentence", length=lengths, short=rates) | table(
-    "full_sentences", length=lengths, cross=st.booleans()
+pairs = st.fixed_dictionaries({"length": lengths, "short": rates})
+spans = st.fixed_dictionaries({"length": lengths, "cross": st.booleans()})
+objectives = (
+    table("masked_lm", segments=spans, masking=maskings)
+    | table("masked_lm_nsp", segments=pairs, masking=maskings)
+    | table("masked_lm_sop", segments=pairs, masking=maskings)
 )
 phases = [
     [{"length": 128, "share": 1}],
@@ -114,9 +119,8 @@ pretrainings = st.fixed_dictionaries(
     {
         "encoder": encoders,
         "training": trainings,
-        "segments": segments,
+        "objective": objectives,
         "phases": st.sampled_from(phases),
-        "masking": maskings,
         "batch": table("examples", n=counts) | table("tokens", n=counts),
         "data_copies": st.none() | counts,
         "seed": st.integers(-(2**62), 2**62),
@@ -199,7 +203,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
     assert config.training.until == Epochs(2.0)
     assert config.training.schedule == Constant(Steps(5))
     assert config.encoder == dataclasses.replace(BASE.encoder, depth=6)
-    assert config.masking == BASE.masking
+    assert config.objective == BASE.objective
 
 
 @pytest.mark.parametrize(
@@ -222,7 +226,11 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
         ),
         ("training.until=30 seconds", lambda c: c.training.until == Hours(30 / 3600)),
         ("phases.0.length=64", lambda c: c.phases == (PretrainPhase(64),)),
-        ("segments.kind=full_sentences", lambda c: c.segments == FullSentences()),
+        ("objective.kind=masked_lm", lambda c: c.objective == MaskedLM()),
+        (
+            "phases.0.share=0.9,phases.1.length=64,phases.1.share=0.1",
+            lambda c: c.phases == (PretrainPhase(128, 0.9), PretrainPhase(64, 0.1)),
+        ),
         ("encoder.order=pre", lambda c: c.encoder.order == PreNorm()),
         ("batch=examples", None),
     ],
@@ -232,7 +240,7 @@ def test_a_text_becomes_what_the_field_is(override: str, expected) -> None:  # t
         with pytest.raises(ConfigError, match=r"batch\.n: is missing: it must be a whole number"):
             load(override)
     else:
-        assert expected(load(override))
+        assert expected(load(*(override.split(",") if "phases.1" in override else [override])))
 
 
 def test_booleans_are_read_from_texts() -> None:
@@ -323,10 +331,11 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
             "training.optimizer.betas=0.9",
             r"^training\.optimizer\.betas: '0\.9' is given, but it must be a list of 2, each a n",
         ),
-        ("phases.1.length=64", r"^phases\.1: there are 1 items, counted from 0"),
+        ("phases.2.length=64", r"^phases\.2: there are 1 items, counted from 0"),
+        ("phases.1.length=64", r"^phases: the shares add up to 2"),
         ("phases.0.length=100000", r"^phases\.0\.length: sequences of 100000 tokens are longer"),
         ("phases.0.share=0.5", r"^phases: the shares add up to 0\.5"),
-        ("segments.cross=true", r"^segments\.cross: unknown key 'cross'"),
+        ("objective.segments.cross=true", r"^objective\.segments\.cross: unknown key 'cross'"),
         ("seed", r"^'seed' is no setting\n  Write key=value"),
         ("=1", r"^'=1' is no setting"),
         ("encoder..depth=1", r"is no setting"),

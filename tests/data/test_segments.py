@@ -19,9 +19,11 @@ from scipy import stats
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.source import Cursor
 from bothways.data import epoch_order as selection
-from bothways.data.corpus_source import CorpusSource, FullSentences, NextSentence
+from bothways.data.corpus_source import CorpusSource
 from bothways.data.epoch_order import Selection
-from bothways.data.next_sentence import PairPlan
+from bothways.data.full_sentences import FullSentences
+from bothways.data.next_sentence import NextSentence
+from bothways.data.segments import PairPlan
 from toy_template import TEMPLATE
 
 # A p-value below this at a fixed seed is a difference, not bad luck.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from batch_operations import batch_flops
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.targets import TokenTargets
-from bothways.data.masking import Masking, Vocabulary
 from bothways.families.catalogue import FAMILIES
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.flops import forward_flops
@@ -182,9 +180,9 @@ def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries() -> None:
 def test_masks_are_learned_through_the_mask_decoder() -> None:
     """The loss is that of the decoder's vectors, not of the encoder's."""
     model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
-    batch, none = batch_for(DECODED), np.zeros(DECODED.vocab, dtype=bool)
+    batch = batch_for(DECODED)
     truth = batch.ids[asked]
-    learner = MaskedLMLearner(model, Masking(), Vocabulary(none, none, 1))
+    learner = MaskedLMLearner(model)
     with torch.no_grad():
         loss = learner(replace(batch, targets={"masked": TokenTargets(asked, truth)}))["masked"]
         x = model.before_masked(batch, model.encoder(batch))[asked]

@@ -32,7 +32,7 @@ from bothways.model.lstm_config import LSTMConfig
 from bothways.model.model import Model
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task
-from bothways.pretraining.build import fit_to_corpus, heads_for
+from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, modern, paper
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.sentence_embedding.folder import save_sentence_encoder
@@ -83,7 +83,6 @@ def test_a_run_goes_on_from_its_model_and_from_its_checkpoint(
     words = [
         "--start",
         str(trained / "model"),
-        "segments=full_sentences",
         "--out",
         str(tmp_path / "more"),
     ]
@@ -136,7 +135,10 @@ def test_recipes_give_a_language_model_running_text(recipe: Any) -> None:
     for name in ("elmo-original", "gpt2"):
         settings = recipe(preset(name))
         assert settings.segments.kind == "full_sentences"
-        assert heads_for(settings.encoder, settings.segments)[0].kind in ("bilm", "causal")
+        assert settings.objective.models(settings.encoder)["model"].heads[0].kind in (
+            "bilm",
+            "causal",
+        )
     assert recipe(preset("bert-base")).segments.kind == "next_sentence"
 
 
@@ -223,13 +225,13 @@ def test_pairs_are_refused_before_training(corpus: Corpus, tmp_path: Path) -> No
         "elmo-small",
         *TINY,
         *FAST,
-        "segments=next_sentence",
+        "objective=masked_lm_nsp",
         "--out",
         str(tmp_path / "run"),
     ]
     with pytest.raises(
         BothwaysError,
-        match="pairs go with masked LM, and this encoder is trained by the head 'bilm'",
+        match="'masked_lm_nsp' does not fit this encoder, which reads in two directions",
     ):
         app(["pretrain", str(corpus.folder), *words], result_action="return_value")
     assert not (tmp_path / "run").exists()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
 from bothways.core.targets import LabelTargets, TokenTargets
-from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import EncoderConfig
 from bothways.model.head_config import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
@@ -140,8 +138,7 @@ def test_pretraining_losses_equal_transformers(order: str) -> None:
 
     index = (labels[text.kept] != -100).nonzero()[:, 0]
     targets = {"masked": TokenTargets(index, labels[text.kept][index]), "pair": LabelTargets(pairs)}
-    none = np.zeros(config.vocab, dtype=bool)
-    learner = MaskedLMLearner(mine.train(), Masking(), Vocabulary(none, none, 1))
+    learner = MaskedLMLearner(mine.train())
     losses = learner(replace(text.batch, targets=targets))
     weights = learner.weights(replace(text.batch, targets=targets))
     assert weights == {"masked": float(len(index)), "pair": float(len(pairs))}

@@ -16,6 +16,7 @@ from bothways.core.batch import Batch, pack
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
+from bothways.data.masking import Vocabulary
 from bothways.families.catalogue import family_for, preset
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.flops import forward_flops
@@ -35,7 +36,7 @@ from bothways.model.lstm_config import LSTMConfig
 from bothways.model.lstm_encoder import LSTMEncoder
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
-from bothways.objectives.causal_lm import CausalLMLearner
+from bothways.objectives.causal_lm import BiLM, CausalLM, LMLearner
 
 VOCAB = 20
 SMALL = LSTMConfig(VOCAB, projection=5, cells=7, depth=3, dropout=0.0, initial_range=1.0)
@@ -254,6 +255,9 @@ def test_shapes_that_cannot_be_are_refused(changes: dict[str, float], said: str)
         replace(SMALL, **changes)
 
 
+NO_VOCABULARY = Vocabulary(np.zeros(0, bool), np.zeros(0, bool), 0)
+
+
 def sequences(lengths: list[int]) -> list[Sequence]:
     draw = np.random.default_rng(3)
     return [
@@ -265,10 +269,12 @@ def sequences(lengths: list[int]) -> list[Sequence]:
 def test_the_objective_is_the_likelihood_of_neighbours_from_one_side_each() -> None:
     torch.manual_seed(2)
     model = Model(SMALL, (BiLMHead(),)).double().eval()
-    learner, given = CausalLMLearner(model), sequences([4, 1, 6])
+    learner, given = LMLearner(model, BiLM.directions), sequences([4, 1, 6])
     with torch.no_grad():
         model.heads["bilm"].bias.normal_()
-    batch = pack([learner.prepare(sequence, np.random.default_rng(0)) for sequence in given])
+    batch = pack(
+        [BiLM().prepare(sequence, NO_VOCABULARY, np.random.default_rng(0)) for sequence in given]
+    )
     losses = learner(batch)
     matrix, bias = model.encoder.embedding.token.weight.detach(), model.heads["bilm"].bias.detach()
     totals = {"next": 0.0, "previous": 0.0}
@@ -289,8 +295,16 @@ def test_the_objective_is_the_likelihood_of_neighbours_from_one_side_each() -> N
 def test_from_left_to_right_the_objective_is_gpts() -> None:
     torch.manual_seed(2)
     config = EncoderConfig(VOCAB, 8, 2, 2, 8, patterns=(Causal(),), dropout=Dropouts(0.0, 0.0))
-    learner, given = CausalLMLearner(Model(config, (NextTokenHead(),))), sequences([5])
-    batch = pack([learner.prepare(sequence, np.random.default_rng(0)) for sequence in given])
+    learner, given = (
+        LMLearner(Model(config, (NextTokenHead(),)), CausalLM.directions),
+        sequences([5]),
+    )
+    batch = pack(
+        [
+            CausalLM().prepare(sequence, NO_VOCABULARY, np.random.default_rng(0))
+            for sequence in given
+        ]
+    )
     losses = learner(batch)
     assert losses.keys() == {"next"}
     logits = learner.model.heads["causal"](

@@ -12,7 +12,6 @@ from bothways.attention.dispatch import Packed
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.targets import LabelTargets, TokenTargets
-from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.head_config import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model, token_head
@@ -55,10 +54,9 @@ def test_an_encoder_that_reads_packed_sequences(name: str, monkeypatch: pytest.M
 
 
 def test_berts_pretraining() -> None:
-    none = torch.zeros(50, dtype=torch.bool).numpy()
     model = Model(SHAPES["bert-base-chinese"], (MaskedHead(), PoolerHead(), PairHead())).to(META)
     learner, batch = (
-        MaskedLMLearner(model, Masking(), Vocabulary(none, none, 1)).train(),
+        MaskedLMLearner(model).train(),
         batch_of(),
     )
     assert learner.weights(batch) == {"masked": 3.0, "pair": 5.0}

@@ -14,6 +14,7 @@ import torch
 
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
+from bothways.data.masking import Masking
 from bothways.finetuning import run as fine_tuning
 from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.prepare import FinetuneConfig
@@ -80,13 +81,13 @@ def test_ranks_that_pre_train_draw_by_their_number(
         held_out=0.1,
         evaluation_tokens=400,
     )
-    settings = replace(settings, masking=replace(settings.masking, rate=0.3))
+    settings = replace(settings, objective=replace(settings.objective, masking=Masking(rate=0.3)))
     monkeypatch.setattr(pre_training, "HeldOut", lambda *_: None)  # which asks the other rank
     peaks, draws = on_two_ranks(
         pre_training, lambda: pre_training.pretrain(settings, corpus, tmp_path / "run"), monkeypatch
     )
     forward = forward_flops(
-        encoder, (MaskedHead(), PoolerHead(), PairHead()), 32, settings.masking.rate
+        encoder, (MaskedHead(), PoolerHead(), PairHead()), 32, settings.objective.predicted
     )
     assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
     assert not torch.equal(*draws)

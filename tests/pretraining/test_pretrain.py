@@ -21,14 +21,14 @@ from bothways.core.errors import BothwaysError, CheckpointError, ConfigError, Da
 from bothways.core.finding import Finding
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
-from bothways.data.corpus_source import FullSentences
 from bothways.data.documents import Document
+from bothways.data.full_sentences import FullSentences
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.head_config import LabelHead, MaskedHead, PairHead
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import MaskedLMLearner
-from bothways.pretraining.build import begin_from, heads_for, preflight, vocabulary_of
+from bothways.objectives.masked_lm import MaskedLM
+from bothways.pretraining.build import begin_from, build_models, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern, paper
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.run import pretrain, save_pretrained
@@ -127,7 +127,7 @@ def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(
         == corpus.tokenizer.encode(["The cat sleeps in the [MASK]"])[0].tolist()
     )
 
-    model = done.learner.model.eval()
+    model = done.model.eval()
     from bothways.core.batch import Batch
     from bothways.core.layout import Layout
 
@@ -165,11 +165,7 @@ def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(
 
 def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> None:
     config = settings(corpus, evaluation_tokens=100)
-    learner = MaskedLMLearner(
-        Model(config.encoder, heads_for(config.encoder, config.segments)),
-        config.masking,
-        vocabulary_of(corpus),
-    )
+    learner = config.objective.learner(build_models(config), vocabulary_of(corpus))
     _, held_out = corpus.split(config.held_out, config.seed)
     scoring = HeldOut(config, corpus, held_out, plan_here(), learner)
     read = sum(batch.layout.tokens for step in scoring._steps for batch in step.microbatches)
@@ -190,16 +186,16 @@ def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> No
 def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(
     corpus: Corpus, tmp_path: Path
 ) -> None:
-    config = settings(corpus, 8, segments=FullSentences())
+    config = settings(corpus, 8, objective=MaskedLM())
     done = pretrain(config, corpus, tmp_path / "first")
-    assert set(done.learner.model.heads) == {"masked"}
+    assert set(done.model.heads) == {"masked"}
     save_pretrained(done, config, corpus, tmp_path / "model")
 
     begun = begin_from(str(tmp_path / "model"), config, corpus)
     again = pretrain(config, corpus, tmp_path / "second", start=begun)
     first = load_model(tmp_path / "model").model.state_dict()
     assert again.metrics["held-out/loss/masked"] < done.metrics["held-out/loss/masked"]
-    assert set(first) == set(again.learner.model.state_dict())
+    assert set(first) == set(again.model.state_dict())
 
 
 def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(
@@ -306,12 +302,12 @@ def test_a_run_in_the_folder_is_never_overwritten(corpus: Corpus, tmp_path: Path
 
 def test_the_paper_recipe_is_the_papers() -> None:
     config = paper(EncoderConfig(30522))
-    training = config.training
+    training, masking = config.training, config.objective.masking
     assert training.optimizer == BertAdam(1e-4, (0.9, 0.999), 1e-6, 0.01)
     assert training.until == Steps(1_000_000)
     assert [(p.length, p.share) for p in config.phases] == [(128, 0.9), (512, 0.1)]
     assert config.batch == ExampleBudget(256)
-    assert (config.masking.rate, config.masking.mask, config.masking.random) == (0.15, 0.8, 0.1)
+    assert (masking.rate, masking.mask, masking.random) == (0.15, 0.8, 0.1)
     assert (config.encoder.activation, config.encoder.dropout) == ("gelu_tanh", Dropouts())
     assert modern(EncoderConfig(30522)).encoder.dropout == Dropouts(0.0, 0.0)
 
@@ -400,7 +396,7 @@ def test_the_preflight_warns_of_documents_without_a_next_sentence(
     )
     assert "--boundary blank or file" in str(finding)
     assert not said(corpus)
-    assert not said(lone, segments=FullSentences())
+    assert not said(lone, objective=MaskedLM())
     assert said(lone, phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(32, 0.5)))
 
 

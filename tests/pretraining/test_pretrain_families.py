@@ -74,7 +74,7 @@ def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_output
     words = (
         "--model",
         "roberta-base",
-        "segments=full_sentences",
+        "objective=masked_lm",
         f"encoder.readout.output={output}",
     )
     folder = run(home, f"roberta_{output}", *words)
@@ -115,7 +115,7 @@ def test_a_deberta_is_trained_with_its_decoder(home: Path) -> None:
     """Masks are filled with it; transformers opens the folder without it, and encodes alike."""
     from transformers import DebertaForMaskedLM
 
-    folder = run(home, "deberta", "--model", "deberta-base", "segments=full_sentences")
+    folder = run(home, "deberta", "--model", "deberta-base", "objective=masked_lm")
     theirs, info = DebertaForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     loaded = load_model(folder)
@@ -137,7 +137,7 @@ def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None
         BothwaysError, match="no class of the family roberta with the heads masked, pooler, pair"
     ) as caught:
         run(home, "pairs", "--model", "roberta-base")
-    assert "Set segments=full_sentences" in str(caught.value)
+    assert "Set objective=masked_lm" in str(caught.value)
     assert not (home / "pairs").exists()
     with pytest.raises(BothwaysError, match=r"this tokenizer has 4 special tokens there"):
         run(home, "bert", "--model", "bert-tiny")
@@ -147,9 +147,7 @@ def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None
 def test_a_shape_that_no_family_has_is_saved_as_our_own(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run(
-        home, "odd", "--model", "bert-tiny", "segments=full_sentences", "encoder.segments=0"
-    )
+    folder = run(home, "odd", "--model", "bert-tiny", "objective=masked_lm", "encoder.segments=0")
     assert (
         "note: encoder: no family of transformers has this configuration" in capsys.readouterr().err
     )

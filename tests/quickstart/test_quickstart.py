@@ -11,7 +11,7 @@ import pytest
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.data.batching import ExampleBudget
-from bothways.data.corpus_source import FullSentences
+from bothways.data.full_sentences import FullSentences
 from bothways.finetuning.config import FinetuneSettings
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig

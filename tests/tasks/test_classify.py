@@ -96,8 +96,6 @@ def test_losses_are_sums_of_cross_entropies(tmp_path: Path) -> None:
             hits += int(row.argmax() == label)
     assert loss.total.item() == pytest.approx(expected, rel=1e-5)
     assert (task.weights(batch), int(loss.hits)) == ({"label": 9.0}, hits)
-    sequence = task.encode(examples)[0].sequences[0]
-    assert task.prepare(sequence, np.random.default_rng(0)) is sequence
 
 
 def test_logits_equal_those_of_transformers(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from bothways.data.masking import Masking, Vocabulary
 from bothways.finetuning.config import finetune_adam
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
-from bothways.model.head_config import MaskedHead, PairHead, PoolerHead
+from bothways.model.head_config import MaskedHead
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import MaskedLMLearner
+from bothways.objectives.masked_lm import MaskedLMLearner, MaskedLMNextSentence
 from bothways.preflight.compute import compute_as
 from bothways.runtime.devices import Precision
 from bothways.training.durations import Steps
@@ -88,17 +88,16 @@ def make_batch(work: Workload, seed: int = 0) -> Batch:
         )
         for _ in range(work.rows)
     ]
-    learner = MaskedLMLearner(Model(EncoderConfig(5, 1, 1, 1, 1), ()), Masking(), vocabulary)
-    return pack([learner.prepare(sequence, rng) for sequence in sequences])
+    objective = MaskedLMNextSentence()
+    return pack([objective.prepare(sequence, vocabulary, rng) for sequence in sequences])
 
 
 def ours(
     work: Workload, batch: Batch, precision: Precision, device: torch.device, how: Training = USUAL
 ) -> Callable[[], None]:
     """One update of this library, through its own loop."""
-    learner = MaskedLMLearner(
-        Model(work.encoder, (MaskedHead(), PoolerHead(), PairHead())), Masking(), _no_vocabulary()
-    ).to(device)
+    model = Model(*MaskedLMNextSentence().models(work.encoder)["model"])
+    learner = MaskedLMLearner(model).to(device)
     compute_as(learner.model.encoder, how, device)
     batch = batch if device.type == "cpu" else batch.pinned()
     optimizer = build_optimizer(AdamW(), learner.named_parameters())
@@ -162,11 +161,6 @@ def _padded(batch: Batch) -> dict[str, Any]:
         "labels": labels.view(rows, -1),
         "next_sentence_label": pair.labels,
     }
-
-
-def _no_vocabulary() -> Vocabulary:
-    nothing = np.zeros(1, dtype=bool)
-    return Vocabulary(nothing, nothing, 0)
 
 
 Contender = Callable[[Workload, Batch, Precision, torch.device], Callable[[], None]]

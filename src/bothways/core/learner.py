@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
-import numpy as np
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
 
 LearnerT = TypeVar("LearnerT", bound="Learner")
 
@@ -33,10 +31,6 @@ class Learner(nn.Module):
     def partial(self) -> bool:
         """True if a batch may leave parameters without a gradient: a submodule is `partial`."""
         return any(getattr(part, "partial", False) for part in [*self.modules()][1:])
-
-    def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
-        """Return the sequence with the learner's targets. Pure, on the CPU."""
-        raise NotImplementedError
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the weight of each loss on a CPU batch, known before any computation."""

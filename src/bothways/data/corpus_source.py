@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,72 +20,12 @@ from typing_extensions import assert_never
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids, Sequence
-from bothways.data import full_sentences as fullsentences
-from bothways.data import next_sentence as nextsentence
 from bothways.data.epoch_order import Arrays, Selection
-from bothways.data.full_sentences import SpanPlan, plan_spans
-from bothways.data.next_sentence import PairPlan, plan_pairs
+from bothways.data.segments import PairPlan, Segments, SpanPlan
 
 if TYPE_CHECKING:
     from bothways.core.source import Cursor
     from bothways.text.template import Template
-
-
-@dataclass(frozen=True)
-class FullSentences:
-    """Whole sentences that follow each other, as many as fit (RoBERTa).
-
-    Attributes:
-        length: the longest sequence in tokens, specials included.
-        cross: True goes on with the next document (FULL-SENTENCES), False ends a sequence with its document (DOC-SENTENCES).
-    """
-
-    length: int = 128
-    cross: bool = True
-    kind: Literal["full_sentences"] = "full_sentences"
-
-    def __post_init__(self) -> None:
-        if self.length < 3:
-            raise ConfigError(
-                f"must be at least 3 ([CLS], a token, [SEP]), not {self.length}",
-                where="segments.length",
-            )
-
-    @property
-    def room(self) -> int:
-        """Tokens of text that fit."""
-        return self.length - fullsentences.SPECIALS
-
-
-@dataclass(frozen=True)
-class NextSentence:
-    """Two segments, the second of which follows the first or is random, by Google's algorithm (BERT).
-
-    Attributes:
-        length: the longest sequence in tokens, specials included.
-        short: the share of documents that are read, in an epoch, with a random shorter target length.
-    """
-
-    length: int = 128
-    short: float = 0.1
-    kind: Literal["next_sentence"] = "next_sentence"
-
-    def __post_init__(self) -> None:
-        if self.length < 5:
-            raise ConfigError(
-                f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}",
-                where="segments.length",
-            )
-        if not 0 <= self.short <= 1:
-            raise ConfigError(f"must lie in [0, 1], not {self.short}", where="segments.short")
-
-    @property
-    def room(self) -> int:
-        """Tokens of text that fit."""
-        return self.length - nextsentence.SPECIALS
-
-
-Segments = FullSentences | NextSentence
 
 
 class CorpusSource:
@@ -101,10 +40,11 @@ class CorpusSource:
         seed: int,
         data_copies: int | None = None,
     ) -> None:
-        """A stream over the documents `chosen` (ids), planned anew in each epoch, or with the period of `data_copies` epochs.
+        """Plan the documents `chosen` (ids) in each epoch, with the period of `data_copies` epochs.
 
-        Raises ConfigError for less than one view, DataError for a selection without text, or of one document where next
-        sentences need two.
+        Raises:
+            ConfigError: `data_copies` is below 1, or the template does not fit the segments.
+            DataError: the documents have no text, or are too few for the segments.
         """
         if data_copies is not None and data_copies < 1:
             raise ConfigError(
@@ -122,37 +62,35 @@ class CorpusSource:
         self._plans = functools.lru_cache(maxsize=2)(
             functools.partial(_plan, self._selection, segments, seed)
         )
-        if isinstance(segments, NextSentence) and template.pair != nextsentence.SPECIALS:
-            what = f"next-sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} special tokens there"
-            raise ConfigError(
-                what, where="segments", fix="Use full_sentences segments, as RoBERTa does."
-            )
-        if isinstance(segments, NextSentence) and len(self._selection) == 1:
-            raise DataError(
-                "next sentence prediction draws its random segments from other documents, and only one document has text",
-                where="segments",
-                fix="Give four documents or more (a blank line ends one in a .txt file), or use full_sentences segments.",
-            )
+        segments.require(self._selection, template)
 
     def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:
-        """Plans from `cursor` on, each with the cursor of the next. DataError for a cursor of another corpus."""
+        """Yield plans from `cursor` on, each with the cursor of the next.
+
+        Raises:
+            DataError: the cursor is of another corpus, or no sequence can be made of these documents.
+        """
         from bothways.core.source import Cursor
 
         epoch, block, item = cursor
         self._check(cursor)
         while True:
-            blocks = self._blocks(epoch)
+            blocks, empty = self._blocks(epoch), block == 0
             while block < blocks:
                 plans = self._plans(self._view(epoch), block)
                 after = Cursor(epoch, block + 1) if block + 1 < blocks else Cursor(epoch + 1)
-                for place in range(item, len(plans) - 1):
-                    yield plans[place], Cursor(epoch, block, place + 1)
-                yield plans[-1], after
+                for place in range(item, len(plans)):
+                    empty = False
+                    last = place + 1 == len(plans)
+                    yield plans[place], after if last else Cursor(epoch, block, place + 1)
                 block, item = block + 1, 0
+            if empty:
+                what = f"no {self.segments.kind} sequence can be made of the chosen documents"
+                raise DataError(what, where="segments", fix="Use other segments or more text.")
             epoch, block = epoch + 1, 0
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
-        """The sequence of a plan; a pair has its label as `targets["pair"]`, 0 = next, 1 = random."""
+        """The sequence of a plan; a pair has its label as `targets["pair"]`."""
         from bothways.core.targets import LabelTargets
         from bothways.text.template import assemble
 
@@ -194,8 +132,8 @@ class CorpusSource:
 
     def _check(self, cursor: Cursor) -> None:
         blocks = self._blocks(cursor.epoch)
-        if cursor.block >= blocks or cursor.item >= len(
-            self._plans(self._view(cursor.epoch), cursor.block)
+        if cursor.block >= blocks or (
+            cursor.item and cursor.item >= len(self._plans(self._view(cursor.epoch), cursor.block))
         ):
             raise DataError(
                 f"there is nothing at block {cursor.block}, item {cursor.item} of epoch {cursor.epoch} ({blocks} blocks)",
@@ -211,10 +149,4 @@ def _plan(
 ) -> list[PairPlan] | list[SpanPlan]:
     opened = selection.open(seed, view, block)
     draws = rng(seed, "segments", epoch=view, index=block)
-    match segments:
-        case NextSentence(length, short):
-            return plan_pairs(opened, selection, length, short, draws)
-        case FullSentences(length, cross):
-            return plan_spans(opened, length, cross, draws)
-        case _:
-            assert_never(segments)
+    return segments.plan(opened, selection, draws)

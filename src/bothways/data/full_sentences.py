@@ -7,26 +7,41 @@ of a document. A sentence that is longer than a sequence is cut into pieces, non
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
 
-from bothways.data.epoch_order import EpochBlock, Whole
+from bothways.core.errors import ConfigError
+from bothways.data.epoch_order import EpochBlock, Selection, Whole
+from bothways.data.segments import Segments, SpanPlan
 
-SPECIALS = 2
-"""[CLS] sentences [SEP]"""
 
+@dataclass(frozen=True)
+class FullSentences(Segments):
+    """Consecutive whole sentences, as many as fit (RoBERTa).
 
-class SpanPlan(NamedTuple):
-    """Tokens `[start, stop)` of the corpus for each document that has a part in the sequence, in order."""
+    Attributes:
+        length: the longest sequence in tokens, specials included.
+        cross: True continues with the next document (FULL-SENTENCES), False ends a sequence at
+            the end of its document (DOC-SENTENCES).
+    """
 
-    ranges: tuple[tuple[int, int], ...]
+    length: int = 128
+    cross: bool = True
+    kind: Literal["full_sentences"] = "full_sentences"
 
-    @property
-    def length(self) -> int:
-        """Tokens of the sequence, specials included: [CLS], and a [SEP] after each document."""
-        return 1 + sum(stop - start + 1 for start, stop in self.ranges)
+    def __post_init__(self) -> None:
+        if self.length < self.specials + 1:
+            what = f"must be at least 3 ([CLS], a token, [SEP]), not {self.length}"
+            raise ConfigError(what, where="segments.length")
+
+    def plan(
+        self, block: EpochBlock, selection: Selection, rng: np.random.Generator
+    ) -> list[SpanPlan]:
+        """Return the sequences of a block, shuffled."""
+        return plan_spans(block, self.length, self.cross, rng)
 
 
 def plan_spans(
@@ -38,7 +53,7 @@ def plan_spans(
         length: the longest sequence, specials included; at least 3.
         cross: may a sequence go on with the next document of the block?
     """
-    room = length - SPECIALS
+    room = length - FullSentences.specials
     pieces = _pieces(block, room)
     opens, closes, document = pieces[0].tolist(), pieces[1].tolist(), pieces[2].tolist()
     heads = np.searchsorted(pieces[2], np.arange(len(block.owners) + 1)).tolist()

@@ -36,6 +36,11 @@ P = TypeVar("P", bound=SequencePlan)
 Prepare = Callable[[Sequence, np.random.Generator], Sequence]
 
 
+def unchanged(sequence: Sequence, rng: np.random.Generator) -> Sequence:
+    """Return the sequence: what prepares data whose targets are known."""
+    return sequence
+
+
 @dataclass(frozen=True)
 class Share:
     """Which part of each step is built here: that of rank `rank` out of `world`."""
@@ -68,7 +73,7 @@ class Loader(Generic[P]):
 
     Attributes:
         source: the sequences.
-        prepare: what the objective does to one, with a generator keyed by its place; `Learner.prepare`.
+        prepare: adds an objective's targets to a sequence, with a generator keyed by its place.
         batch: the size of a step, over all ranks.
         microbatch_tokens: the most tokens that go through the model at once, unless a single sequence has more.
         seed: of the generators for `prepare`.

@@ -13,32 +13,58 @@ Only the walk over the chunks is a loop; random documents, their bounds and the 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
+from bothways.core.errors import ConfigError, DataError
 from bothways.data.epoch_order import EpochBlock, Selection, Whole
+from bothways.data.segments import PairPlan, PairSegments
 
-SPECIALS = 3
-"""[CLS] A [SEP] B [SEP]"""
+if TYPE_CHECKING:
+    from bothways.text.template import Template
 
 DRAWS = 10
 """So often is a random document drawn at most; the last draw counts even if it is the same document."""
 
 
-class PairPlan(NamedTuple):
-    """A is tokens `[a, a_stop)` of the corpus, B `[b, b_stop)`; label 0 = B follows A in the text, 1 = random."""
+@dataclass(frozen=True)
+class NextSentence(PairSegments):
+    """Two segments: the second follows the first (label 0) or is random (label 1), as in BERT.
 
-    a: int
-    a_stop: int
-    b: int
-    b_stop: int
-    label: int
+    Attributes:
+        length: the longest sequence in tokens, specials included.
+        short: the share of documents that are read with a random shorter target length.
+    """
 
-    @property
-    def length(self) -> int:
-        """Tokens of the sequence, specials included."""
-        return self.a_stop - self.a + self.b_stop - self.b + SPECIALS
+    one_sentence: ClassVar[str] = "next-sentence pairs of those are all random"
+    length: int = 128
+    short: float = 0.1
+    kind: Literal["next_sentence"] = "next_sentence"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.short <= 1:
+            raise ConfigError(f"must lie in [0, 1], not {self.short}", where="segments.short")
+
+    def plan(
+        self, block: EpochBlock, selection: Selection, rng: np.random.Generator
+    ) -> list[PairPlan]:
+        """Return the pairs of a block, shuffled."""
+        return plan_pairs(block, selection, self.length, self.short, rng)
+
+    def require(self, selection: Selection, template: Template) -> None:
+        """Raise DataError for a single document, which has no random segments."""
+        super().require(selection, template)
+        if len(selection) == 1:
+            raise DataError(
+                "next sentence prediction draws its random segments from other documents, "
+                "and only one document has text",
+                where="segments",
+                fix="Give four documents or more (a blank line ends one in a .txt file), "
+                "or set objective=masked_lm.",
+            )
 
 
 def plan_pairs(
@@ -51,19 +77,28 @@ def plan_pairs(
         length: the longest sequence, specials included; at least 5.
         short: the share of documents whose target length is drawn.
     """
-    room, documents = length - SPECIALS, len(block.owners)
-    drawn = rng.integers(2, room, size=documents, endpoint=True)
-    targets = np.where(rng.random(documents) < short, drawn, room)
+    room = length - PairSegments.specials
+    targets = target_lengths(len(block.owners), room, short, rng)
     document, first, middle, stop, label = _walk(block, targets, rng)
     a, a_stop = block.starts[first], block.stops[middle - 1]
     # A random pair of one sentence has no rest; its `middle` may lie past the block, but is not read in the end.
     b, b_stop = block.starts[np.minimum(middle, len(block.starts) - 1)], block.stops[stop - 1]
     random = np.flatnonzero(label)
     wanted = (targets[document] - (a_stop - a))[random]
-    b[random], b_stop[random] = _strangers(block.owners[document[random]], wanted, selection, rng)
-    from_a, from_b = _excess(a_stop - a, b_stop - b, room)
-    pairs = np.stack([*_cut(a, a_stop, from_a, rng), *_cut(b, b_stop, from_b, rng), label], axis=1)
+    b[random], b_stop[random] = draw_other_segments(
+        block.owners[document[random]], wanted, selection, rng
+    )
+    from_a, from_b = excess(a_stop - a, b_stop - b, room)
+    pairs = np.stack(
+        [*cut_segment(a, a_stop, from_a, rng), *cut_segment(b, b_stop, from_b, rng), label], axis=1
+    )
     return [PairPlan._make(pair) for pair in rng.permutation(pairs).tolist()]
+
+
+def target_lengths(documents: int, room: int, short: float, rng: np.random.Generator) -> Whole:
+    """Return a target length for each document: `room`, or for a share `short` a draw from 2 on."""
+    drawn = rng.integers(2, room, size=documents, endpoint=True)
+    return np.where(rng.random(documents) < short, drawn, room)
 
 
 def _walk(block: EpochBlock, targets: Whole, rng: np.random.Generator) -> Whole:
@@ -88,7 +123,7 @@ def _walk(block: EpochBlock, targets: Whole, rng: np.random.Generator) -> Whole:
     return rows
 
 
-def _strangers(
+def draw_other_segments(
     own: Whole, wanted: Whole, selection: Selection, rng: np.random.Generator
 ) -> tuple[Whole, Whole]:
     """For each document a segment of another: tokens `[start, stop)` of at least `wanted` tokens if the other has so many."""
@@ -118,7 +153,7 @@ def _first_at_least(ascending: Whole, goals: Whole, low: Whole, high: Whole) -> 
     return low
 
 
-def _excess(a: Whole, b: Whole, room: int) -> tuple[Whole, Whole]:
+def excess(a: Whole, b: Whole, room: int) -> tuple[Whole, Whole]:
     """Tokens that A and B lose when the longer one, B if equal, gives up one after the other until both fit in `room`."""
     over = np.maximum(a + b - room, 0)
     level = np.minimum(over, np.abs(a - b))
@@ -126,7 +161,9 @@ def _excess(a: Whole, b: Whole, room: int) -> tuple[Whole, Whole]:
     return from_a, over - from_a
 
 
-def _cut(start: Whole, stop: Whole, excess: Whole, rng: np.random.Generator) -> tuple[Whole, Whole]:
+def cut_segment(
+    start: Whole, stop: Whole, excess: Whole, rng: np.random.Generator
+) -> tuple[Whole, Whole]:
     """The segments without `excess` tokens, each taken from the front or the back with equal chances."""
     front = rng.binomial(excess, 0.5)
     return start + front, stop - (excess - front)

@@ -251,10 +251,6 @@ class FeatureTagger(Learner):
         self.output_dropout = Dropout(shape.dropout)
         self.dense = nn.Linear(self.lstm.width, labels)
 
-    def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
-        """The sequence as it is."""
-        return sequence
-
     def weights(self, batch: Batch) -> dict[str, float]:
         """The number of tagged words."""
         return {"tag": float((_labels(batch) != IGNORED).sum())}

@@ -15,7 +15,7 @@ from bothways.core.progress import OnShare, untold
 from bothways.core.sequence import Sequence
 from bothways.core.stages import OnStage, part_of, unseen
 from bothways.data.list_source import ListPlan, ListSource, Shuffled
-from bothways.data.loader import Loader, Share
+from bothways.data.loader import Loader, Share, unchanged
 from bothways.finetuning.config import FinetuneSettings
 from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, grouped, predict_encoded
 from bothways.preflight.model import check_casing
@@ -107,7 +107,7 @@ def loader(
 ) -> Loader[ListPlan]:
     """Steps over the training data, shuffled anew in each epoch."""
     source = ListSource(data.sequences, Shuffled(seed))
-    return Loader(source, learner.prepare, method.batch, method.microbatch_tokens, seed, share)
+    return Loader(source, unchanged, method.batch, method.microbatch_tokens, seed, share)
 
 
 def dev_windows(

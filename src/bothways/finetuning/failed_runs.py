@@ -19,7 +19,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.stages import followed
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import InOrder, ListSource
-from bothways.data.loader import Loader
+from bothways.data.loader import Loader, unchanged
 from bothways.tasks.task import Direction, Metrics, Task
 from bothways.training.loop import evaluate
 from bothways.training.optimizers import BertAdam
@@ -104,7 +104,7 @@ def training_loss(
     sample = sequences[:: max(1, len(sequences) // SAMPLE)]
     steps = Loader(
         ListSource(sample, InOrder()),
-        learner.prepare,
+        unchanged,
         ExampleBudget(len(sample)),
         microbatch_tokens,
         0,

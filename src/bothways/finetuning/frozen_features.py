@@ -22,7 +22,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
 from bothways.core.terminal import say
 from bothways.data.list_source import ListSource, Shuffled
-from bothways.data.loader import Loader, Share, in_batches
+from bothways.data.loader import Loader, Share, in_batches, unchanged
 from bothways.finetuning.bilstm_tagger import Features, FeatureTagger, open_features
 from bothways.finetuning.feature_data import (
     FeatureConfig,
@@ -175,9 +175,7 @@ def fit_features(
     budget = max(len(sequence) for sequence in source.sequences) * 64
     trained = train_in_memory(
         tagger,
-        Loader(source, tagger.prepare, settings.batch, budget, settings.seed, Share()).steps(
-            Cursor()
-        ),
+        Loader(source, unchanged, settings.batch, budget, settings.seed, Share()).steps(Cursor()),
         dataclasses.replace(settings.training, evaluate=Epochs(1.0)),
         Best("f1", "highest"),
         lambda: data.task.score(tag_words(tagger, data)),

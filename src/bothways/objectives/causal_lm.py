@@ -1,20 +1,20 @@
-"""Language modelling: the token that follows, from those before it; in two directions also the one before, from those after.
+"""Language modelling: the next token from those before it, and in two directions also the reverse.
 
-Idea: an encoder that reads left to right predicts at each token the next one (GPT: Radford et al. 2018, equation 1); one that
-reads both ways, without the two ever meeting, predicts the next one from what reads forward and the previous one from what
-reads back, and the losses are added (ELMo: Peters et al. 2018, section 3.1). BERT is set apart from both in Devlin et al. 2018,
-figure 3.
+Idea: an encoder that reads left to right predicts at each token the next one (GPT: Radford et al.
+2018, equation 1). One that reads both ways, without the two ever meeting, predicts the next token
+from the forward vectors and the previous one from the backward vectors, and the losses are added
+(ELMo: Peters et al. 2018, section 3.1). Devlin et al. 2018, figure 3, contrasts BERT with both.
 
-Data it reads: any sequences. It makes `targets["next"]` and `targets["previous"]` itself; [CLS] and [SEP] are read and
-predicted like all others, so that the ends of a text are learned. Notable choice: the softmax is over the whole vocabulary,
-where ELMo's training sampled.
+[CLS] and [SEP] are read and predicted like all others, so that the ends of a text are learned.
+The softmax is over the whole vocabulary, where ELMo's training sampled.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, cast
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,56 +23,100 @@ from bothways.core.batch import Batch
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import TokenTargets
+from bothways.core.targets import Targets, TokenTargets
+from bothways.data.full_sentences import FullSentences
+from bothways.data.masking import Vocabulary
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.encoder import Hidden
+from bothways.model.head_config import BiLMHead, NextTokenHead
+from bothways.model.lstm_config import ModelConfig
 from bothways.model.model import Model
+from bothways.objectives.objective import ModelSpec, Objective, require_head
 
 Direction = Literal["next", "previous"]
 
 
-class CausalLMLearner(Learner):
-    """A model with the head "causal" or "bilm", as a learner; its losses are named by the token that is predicted.
+class LMObjective(Objective):
+    """Base class of objectives that predict the neighbours of each token."""
 
-    Args:
-        model: the encoder with its head.
-    """
+    directions: ClassVar[tuple[Direction, ...]]
+    head: ClassVar[NextTokenHead | BiLMHead]
 
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-        self.predicts: tuple[Direction, ...] = (
-            ("next", "previous") if "bilm" in model.heads else ("next",)
-        )
+    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+        """Return the encoder with the head that predicts neighbours."""
+        require_head(self, encoder, self.head)
+        return {"model": ModelSpec(encoder, (self.head,))}
 
-    def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
-        """The sequence with the neighbours of its tokens as targets."""
+    def prepare(
+        self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
+    ) -> Sequence:
+        """Return the sequence with the neighbours of its tokens as targets."""
         ids, places = sequence.ids.astype(np.int64), np.arange(len(sequence))
         neighbours = {
             "next": TokenTargets(places[:-1], ids[1:]),
             "previous": TokenTargets(places[1:], ids[:-1]),
         }
-        return dataclasses.replace(
-            sequence, targets={name: neighbours[name] for name in self.predicts}
-        )
+        targets: dict[str, Targets] = {name: neighbours[name] for name in self.directions}
+        return dataclasses.replace(sequence, targets=targets)
+
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> LMLearner:
+        """Return the module to train."""
+        return LMLearner(models["model"], self.directions)
+
+
+@dataclass(frozen=True)
+class CausalLM(LMObjective):
+    """The next token, left to right, as GPT."""
+
+    directions = ("next",)
+    head = NextTokenHead()
+    segments: FullSentences = FullSentences()
+    kind: Literal["causal_lm"] = "causal_lm"
+
+
+@dataclass(frozen=True)
+class BiLM(LMObjective):
+    """The next token from the left and the previous one from the right, as ELMo."""
+
+    directions = ("next", "previous")
+    head = BiLMHead()
+    segments: FullSentences = FullSentences()
+    kind: Literal["bilm"] = "bilm"
+
+
+class LMLearner(Learner):
+    """Learns the neighbours of each token; its losses are named by the direction.
+
+    Args:
+        model: an encoder with a "causal" or a "bilm" head.
+        directions: what is predicted.
+    """
+
+    def __init__(self, model: Model, directions: tuple[Direction, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.directions = self.predicts = directions
+
+    def saved(self) -> Mapping[str, Model]:
+        """Return the model."""
+        return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """The number of predictions in each direction."""
-        return {name: float(len(_neighbours(batch, name).ids)) for name in self.predicts}
+        """Return the number of predictions in each direction."""
+        return {name: float(len(batch.target(name, TokenTargets).ids)) for name in self.directions}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """The loss of each direction."""
+        """Return the loss of each direction."""
         hidden = self.model.encoder(batch)
-        return {name: self._loss(hidden, _neighbours(batch, name), name) for name in self.predicts}
+        return {
+            name: self._loss(hidden, batch.target(name, TokenTargets), name)
+            for name in self.directions
+        }
 
     def _loss(self, hidden: Hidden, targets: TokenTargets, name: Direction) -> Loss:
-        embedding, rows = hidden.table, hidden.last[targets.index]
+        rows = hidden.last[targets.index]
         if "bilm" in self.model.heads:
-            logits = self.model.heads["bilm"](rows, embedding, name)
+            logits = self.model.heads["bilm"](rows, hidden.table, name)
         else:
-            logits = self.model.heads["causal"](rows, embedding)
-        return cross_entropy(logits, cast(torch.Tensor, targets.ids))
-
-
-def _neighbours(batch: Batch, name: Direction) -> TokenTargets:
-    return cast(TokenTargets, batch.targets[name])
+            logits = self.model.heads["causal"](rows, hidden.table)
+        return cross_entropy(logits, torch.as_tensor(targets.ids))

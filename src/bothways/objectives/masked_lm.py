@@ -1,79 +1,130 @@
-"""BERT's pre-training: masked language modelling and, by choice, next sentence prediction on one encoder.
+"""Masked language modelling, alone or with a loss on sentence pairs.
 
-Idea: hide 15 % of the tokens and predict them from both sides; tell whether segment B follows segment A in the text. The loss
-is the mean over masked tokens plus the mean over pairs (Devlin et al. 2018, section 3.1 and appendix A.2).
-
-Data it reads: sequences with `targets["pair"]` (0 = next, 1 = random), where it is to learn from pairs. It makes
-`targets["masked"]` itself, anew in each epoch. RoBERTa's pre-training is the same without the pair head.
+Idea: hide 15 % of the tokens and predict them from both sides; with pairs, also classify the pair
+from the vector of [CLS]. The loss is the mean over masked tokens plus the mean over pairs (Devlin
+et al. 2018, section 3.1 and appendix A.2). RoBERTa's pre-training is masked LM alone (Liu et al.
+2019, section 4.2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
+from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
+from bothways.data.next_sentence import NextSentence
 from bothways.kernels.cross_entropy import cross_entropy
+from bothways.model.head_config import Head, MaskedHead, PairHead, PoolerHead
+from bothways.model.lstm_config import ModelConfig
 from bothways.model.model import Model
+from bothways.objectives.objective import ModelSpec, Objective, require_head
+
+
+class MaskedObjective(Objective):
+    """Base class of objectives that hide tokens: they add the field `masking`."""
+
+    masking: Masking
+    pairs = False
+    """True if the segments are pairs with a label."""
+
+    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+        """Return the encoder with a masked LM head and, for pairs, a pooler and a pair head."""
+        require_head(self, encoder, MaskedHead())
+        heads: tuple[Head, ...] = (PoolerHead(), PairHead()) if self.pairs else ()
+        return {"model": ModelSpec(encoder, (MaskedHead(), *heads))}
+
+    def prepare(
+        self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
+    ) -> Sequence:
+        """Return the sequence with tokens hidden."""
+        return mask_tokens(sequence, self.masking, vocabulary, rng)
+
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> MaskedLMLearner:
+        """Return the module to train."""
+        return MaskedLMLearner(models["model"])
+
+    @property
+    def predicted(self) -> float:
+        """The share of tokens that are predicted."""
+        return self.masking.rate
+
+
+@dataclass(frozen=True)
+class MaskedLM(MaskedObjective):
+    """Masked LM on running text, as RoBERTa."""
+
+    segments: FullSentences = FullSentences()
+    masking: Masking = Masking()
+    kind: Literal["masked_lm"] = "masked_lm"
+
+
+@dataclass(frozen=True)
+class MaskedLMNextSentence(MaskedObjective):
+    """Masked LM and next sentence prediction on sentence pairs, as BERT."""
+
+    segments: NextSentence = NextSentence()
+    masking: Masking = Masking()
+    kind: Literal["masked_lm_nsp"] = "masked_lm_nsp"
+    pairs = True
 
 
 class MaskedLMLearner(Learner):
-    """A model with a "masked" head and perhaps a "pooler" and a "pair" head, as a learner.
+    """Learns masked tokens and, if the model has a pair head, the labels of pairs.
 
     Args:
-        model: the encoder with its heads.
-        masking: how tokens are hidden.
-        vocabulary: what masking has to know of the vocabulary.
+        model: an encoder with a "masked" head and perhaps a "pooler" and a "pair" head.
     """
 
-    def __init__(self, model: Model, masking: Masking, vocabulary: Vocabulary) -> None:
+    predicts = ("masked",)
+
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
-        self.masking, self.vocabulary = masking, vocabulary
-        self.predicts = ("masked",)
 
-    def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
-        """The sequence with tokens hidden."""
-        return mask_tokens(sequence, self.masking, self.vocabulary, rng)
+    def saved(self) -> Mapping[str, Model]:
+        """Return the model."""
+        return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """The number of masked tokens, and of pairs if the model has a pair head."""
-        weights = {"masked": float(len(_masked(batch).ids))}
+        """Return the number of masked tokens, and of pairs if the model has a pair head."""
+        weights = {"masked": float(len(batch.target("masked", TokenTargets).ids))}
         if "pair" in self.model.heads:
-            weights["pair"] = float((_pair(batch) != IGNORED).sum())
+            weights["pair"] = float((_pair_labels(batch) != IGNORED).sum())
         return weights
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """The masked language model's loss, and next sentence prediction's."""
-        encoder, heads, masked = self.model.encoder, self.model.heads, _masked(batch)
-        index = cast(torch.Tensor, masked.index)
-        only = (
-            torch.cat([batch.layout.first_tokens, index]) if "pair" in heads else index
-        )  # [CLS] is never masked
-        hidden = encoder(batch, only=only)
+        """Return the losses "masked" and "pair"."""
+        heads = self.model.heads
+        masked = batch.target("masked", TokenTargets)
+        index, ids = torch.as_tensor(masked.index), torch.as_tensor(masked.ids)
+        # [CLS] is never masked: no token is asked for twice.
+        only = torch.cat([batch.layout.first_tokens, index]) if "pair" in heads else index
+        hidden = self.model.encoder(batch, only=only)
         x = self.model.before_masked(batch, hidden, index)
         logits = heads["masked"](x[index], hidden.table)
-        losses = {"masked": cross_entropy(logits, cast(torch.Tensor, masked.ids))}
+        losses = {"masked": cross_entropy(logits, ids)}
         if "pair" in heads:
             logits = heads["pair"](heads["pooler"](hidden.last, batch.layout))
-            losses["pair"] = cross_entropy(logits, _pair(batch))
+            losses["pair"] = cross_entropy(logits, _pair_labels(batch))
         return losses
 
 
-def _masked(batch: Batch) -> TokenTargets:
-    return cast(TokenTargets, batch.targets["masked"])
+def _pair_labels(batch: Batch) -> Tensor:
+    """Return the labels of pairs; all `IGNORED` in a phase without pairs.
 
-
-def _pair(batch: Batch) -> torch.Tensor:
-    """The labels of the pairs; all ignored in a phase without pairs, so that the head takes part on every rank all the same."""
+    So the pair head takes part in every backward pass, on every rank.
+    """
     if "pair" not in batch.targets:
         return batch.ids.new_full((batch.layout.sequences,), IGNORED)
-    return cast(torch.Tensor, cast(LabelTargets, batch.targets["pair"]).labels)
+    return torch.as_tensor(batch.target("pair", LabelTargets).labels)

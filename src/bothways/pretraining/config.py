@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Annotated
 
+from bothways.core.config.reader import Members
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
-from bothways.data.corpus_source import FullSentences, NextSentence
+from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking
-from bothways.model.head_config import MaskedHead
+from bothways.data.next_sentence import NextSentence
+from bothways.data.segments import Segments
+from bothways.data.sentence_order import SentenceOrder
 from bothways.model.lstm_config import LSTMConfig, ModelConfig
-from bothways.model.model import token_head
+from bothways.objectives.catalogue import AnyObjective, default_objective
+from bothways.objectives.masked_lm import MaskedLMNextSentence, MaskedObjective
+from bothways.objectives.objective import Objective, segments_for
 from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.run import Training
 from bothways.training.schedules import GoogleLinear, Linear
+
+AnySegments = FullSentences | NextSentence | SentenceOrder
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,12 @@ class PretrainPhase:
     Attributes:
         length: the longest sequence, in tokens.
         share: of the run's duration.
-        segments: what a sequence is made of; none for what the run says.
+        segments: what a sequence is made of; None for the objective's segments.
     """
 
     length: int
     share: float = 1.0
-    segments: FullSentences | NextSentence | None = None
+    segments: Annotated[Segments | None, Members(AnySegments | None)] = None
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,8 @@ class PretrainConfig:
     Attributes:
         encoder: the model.
         training: the optimizer, its schedule, the length of the run, and how often it is evaluated and saved.
-        segments: what a sequence is made of; its length is that of the phase.
+        objective: what the model learns, from sequences of which segments.
         phases: one after the other; their shares add up to 1.
-        masking: how tokens are hidden; a language model hides none.
         batch: sequences or tokens per update, over all ranks.
         microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
         held_out: the share of documents that is never trained on.
@@ -58,9 +65,8 @@ class PretrainConfig:
 
     encoder: ModelConfig
     training: Training
-    segments: FullSentences | NextSentence = NextSentence()
+    objective: Annotated[Objective, Members(AnyObjective)] = MaskedLMNextSentence()
     phases: tuple[PretrainPhase, ...] = (PretrainPhase(128),)
-    masking: Masking = Masking()
     batch: ExampleBudget | TokenBudget = TokenBudget(8192)
     microbatch_tokens: int = 4096
     held_out: float = 0.01
@@ -69,11 +75,12 @@ class PretrainConfig:
     seed: int = 0
     fresh: tuple[str, ...] = ()
 
-    def segments_of(self, phase: PretrainPhase) -> FullSentences | NextSentence:
-        """What a sequence of this phase is made of, with its length."""
-        return dataclasses.replace(phase.segments or self.segments, length=phase.length)
+    def segments_of(self, phase: PretrainPhase) -> Segments:
+        """Return the segments of a phase, with its length."""
+        return segments_for(self.objective, phase.segments, phase.length)
 
     def __post_init__(self) -> None:
+        self.objective.models(self.encoder)  # raises ConfigError if they do not fit
         total = sum(phase.share for phase in self.phases)
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
@@ -103,9 +110,11 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
             evaluate=Steps(10_000),
             save=Steps(10_000),
         ),
-        segments=_segments(encoder),
+        objective=_with_masking(
+            default_objective(encoder),
+            Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
+        ),
         phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
-        masking=Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
         batch=ExampleBudget(256),
         data_copies=10,
     )
@@ -126,7 +135,7 @@ def modern(encoder: ModelConfig) -> PretrainConfig:
     """
     return PretrainConfig(
         encoder=_without_dropout(encoder),
-        segments=_segments(encoder),
+        objective=default_objective(encoder),
         training=Training(
             until=Epochs(1.0),
             optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
@@ -137,11 +146,11 @@ def modern(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
-def _segments(encoder: ModelConfig) -> FullSentences | NextSentence:
-    """Pairs for BERT; running text for a language model, for which there is no vector of a pair."""
-    return (
-        NextSentence(short=0.1) if isinstance(token_head(encoder), MaskedHead) else FullSentences()
-    )
+def _with_masking(objective: Objective, masking: Masking) -> Objective:
+    """Return the objective with this masking, if it hides tokens."""
+    if not isinstance(objective, MaskedObjective):
+        return objective
+    return dataclasses.replace(objective, masking=masking)  # type: ignore[type-var]
 
 
 RECIPES = {"modern": modern, "paper": paper}

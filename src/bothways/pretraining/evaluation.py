@@ -1,21 +1,22 @@
-"""Held-out documents: how well a model in pre-training predicts text that it does not learn from."""
+"""Evaluation on held-out documents: losses, accuracies, perplexity, and what counting reaches."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.core.learner import Learner
 from bothways.core.progress import OnShare, untold
 from bothways.core.source import TrainingStep
 from bothways.core.stages import followed
+from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
-from bothways.pretraining.build import Learning, loader_of
+from bothways.pretraining.build import loader_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.loop import evaluate
 from bothways.training.parallel import Plan, total
@@ -26,14 +27,15 @@ COUNTED = 10_000_000
 
 
 class HeldOut:
-    """Scores a learner on the same held-out sequences, masked in the same way, each time it is called.
+    """Scores a learner on the same held-out sequences, with the same masks, at each call.
 
-    The sequences are those of the longest phase. Beside the losses and accuracies stand the perplexity of predicted tokens, of
-    both directions together where there are two, and the unigram baseline: always the most frequent token, and the frequencies
-    as probabilities.
+    The sequences are those of the longest phase. Besides losses, accuracies and the objective's
+    own metrics it reports baselines: "unigram/…" for predicted tokens (token frequencies as
+    probabilities, and always the most frequent token) and "majority/…" for labels (label
+    frequencies as probabilities, and always the most frequent label).
 
     Args:
-        chosen: numbers of the documents that are held out.
+        chosen: ids of the held-out documents.
         learner: to be scored, as it is at each call.
     """
 
@@ -43,62 +45,73 @@ class HeldOut:
         corpus: Corpus,
         chosen: NDArray[Any],
         plan: Plan,
-        learner: Learning,
+        learner: Learner,
     ) -> None:
         longest = max(settings.phases, key=lambda phase: phase.length)
         size = min(settings.evaluation_tokens, 8 * settings.microbatch_tokens)
         fixed = dataclasses.replace(settings, data_copies=1, batch=TokenBudget(size))
-        loader = loader_of(fixed, corpus, chosen, longest, plan, learner)
+        loader = loader_of(fixed, corpus, chosen, longest, plan)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
-        self._learner, self._plan, self._precision = learner, plan, settings.training.precision
-        self._unigram = self._baseline(
-            np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
-        )
+        self._learner, self._plan, self._settings = learner, plan, settings
+        counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
+        self._baselines = self._unigram(counts) | self._majority()
 
     def __call__(self, on_share: OnShare = untold) -> dict[str, float]:
-        """Metrics by name; equal on all ranks."""
+        """Return metrics by name; equal on all ranks."""
         return self._metrics(followed(self._steps, on_share))
 
     def names(self) -> list[str]:
-        """Of the metrics, found by a first step."""
+        """Return the names of the metrics, from a first step."""
         return list(self._metrics(self._steps[:1]))
 
     def _metrics(self, steps: Iterable[TrainingStep]) -> dict[str, float]:
-        scores = evaluate(self._learner, steps, self._plan, precision=self._precision)
-        loss = float(np.mean([scores.losses[name] for name in self._learner.predicts]))
-        perplexity = math.exp(min(loss, 700.0))
-        return flat(scores, "held-out/") | {"held-out/perplexity": perplexity} | self._unigram
+        precision = self._settings.training.precision
+        scores = evaluate(self._learner, steps, self._plan, precision=precision)
+        more = self._settings.objective.metrics(scores.losses, self._learner.predicts)
+        named = {f"held-out/{name}": value for name, value in more.items()}
+        return flat(scores, "held-out/") | named | self._baselines
 
-    def _baseline(self, counts: NDArray[np.int64]) -> dict[str, float]:
-        """What a model would reach that knows nothing but how frequent each token is."""
-        return dict(
-            pair for name in self._learner.predicts for pair in self._unigrams(name, counts).items()
-        )
+    def _targets(self, cls: type[Any], field: str) -> dict[str, NDArray[np.int64]]:
+        """Return all targets of a class on this rank, by name."""
+        parts: dict[str, list[NDArray[np.int64]]] = {}
+        for batch in (batch for step in self._steps for batch in step.microbatches):
+            for name, target in batch.targets.items():
+                if isinstance(target, cls):
+                    parts.setdefault(name, []).append(np.asarray(getattr(target, field)))
+        return {name: np.concatenate(columns) for name, columns in parts.items()}
 
-    def _unigrams(self, name: str, counts: NDArray[np.int64]) -> dict[str, float]:
-        hidden = [
-            np.asarray(b.targets[name].ids)  # type: ignore[attr-defined]
-            for step in self._steps
-            for b in step.microbatches
-        ]
-        ids = np.concatenate(hidden)
+    def _unigram(self, counts: NDArray[np.int64]) -> dict[str, float]:
+        """Return what token frequencies alone reach."""
         surprise = -np.log((counts + 1) / (counts.sum() + len(counts)))
-        sums = total(
-            self._plan,
-            {
-                "n": float(len(ids)),
-                "loss": float(surprise[ids].sum()),
-                "hits": float((ids == counts.argmax()).sum()),
-            },
-        )
-        return {
-            f"unigram/loss/{name}": sums["loss"] / sums["n"],
-            f"unigram/accuracy/{name}": sums["hits"] / sums["n"],
-        }
+        result = {}
+        for name, ids in self._targets(TokenTargets, "ids").items():
+            sums = total(
+                self._plan,
+                {
+                    "n": float(len(ids)),
+                    "loss": float(surprise[ids].sum()),
+                    "hits": float((ids == counts.argmax()).sum()),
+                },
+            )
+            result[f"unigram/loss/{name}"] = sums["loss"] / sums["n"]
+            result[f"unigram/accuracy/{name}"] = sums["hits"] / sums["n"]
+        return result
+
+    def _majority(self) -> dict[str, float]:
+        """Return what label frequencies alone reach."""
+        result = {}
+        for name, labels in self._targets(LabelTargets, "labels").items():
+            known = labels[labels != IGNORED]
+            counted = {str(label): float((known == label).sum()) for label in range(2)}
+            shares = np.array([*total(self._plan, counted).values()])
+            shares = shares / max(1.0, shares.sum())
+            result[f"majority/loss/{name}"] = float(-(shares * np.log(shares + 1e-12)).sum())
+            result[f"majority/accuracy/{name}"] = float(shares.max())
+        return result
 
 
 def _up_to(tokens: int, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
-    """Steps until they have so many tokens together; at least one."""
+    """Yield steps until they have this many tokens together; at least one."""
     for step in steps:
         yield step
         tokens -= step.tokens

@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.finding import Finding
+from bothways.core.learner import Learner
 from bothways.core.source import Cursor, TrainingStep
 from bothways.data.corpus import Corpus
 from bothways.data.loader import ahead
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
-from bothways.model.flops import forward_flops
 from bothways.model.model import Model
 from bothways.preflight.compute import compute_as, peak_of
-from bothways.pretraining.build import Learning, heads_for, learner_of, loader_of, preflight
+from bothways.pretraining.build import build_models, loader_of, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.model_card_text import data_of_corpus, limits_of_pretrained
@@ -51,9 +51,16 @@ class PretrainResult:
         metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair", "held-out/perplexity" …
     """
 
-    learner: Learning
+    learner: Learner
     progress: RunState
     metrics: Mapping[str, float]
+
+    @property
+    def model(self) -> Model:
+        """The model that is saved."""
+        model = self.learner.saved()["model"]
+        assert isinstance(model, Model)
+        return model
 
     def finished(self, training: Training) -> bool:
         """Whether the run came to its configured end."""
@@ -89,8 +96,10 @@ def pretrain(
     findings = preflight(settings, corpus, folder, where)
     for finding in findings if is_main(plan) else []:
         on_finding(finding)
-    learner = learner_of(settings, corpus, start).to(where)
-    compute_as(learner.model.encoder, settings.training, where)
+    models = build_models(settings, start)
+    learner = settings.objective.learner(models, vocabulary_of(corpus)).to(where)
+    for model in models.values():
+        compute_as(model.encoder, settings.training, where)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
     with (
         run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(),
@@ -98,7 +107,12 @@ def pretrain(
     ):
         if is_main(plan):
             note_settings(folder, configs.to_toml(settings))
-        peak = peak_of(_forward(settings), settings.training, where, plan)
+        peak = peak_of(
+            settings.objective.forward_flops(settings.encoder, settings.phases[0].length),
+            settings.training,
+            where,
+            plan,
+        )
         torch.manual_seed(
             settings.seed + 1 + plan.rank
         )  # after the peak, which draws the first time in a process
@@ -124,13 +138,13 @@ def pretrain(
 
 
 def _phases(
-    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan: Plan, learner: Learning
+    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan: Plan, learner: Learner
 ) -> list[run.TrainingPhase]:
     """The run's phases, each with its data from a cursor on."""
 
     def steps(phase: PretrainPhase) -> Callable[[Cursor], Iterable[TrainingStep]]:
         """Of this phase's data, made once for all cursors."""
-        loader = loader_of(settings, corpus, chosen, phase, plan, learner)
+        loader = loader_of(settings, corpus, chosen, phase, plan)
         return lambda cursor: ahead(loader.steps(cursor), device)
 
     device = next(learner.parameters()).device
@@ -140,12 +154,6 @@ def _phases(
         run.TrainingPhase(part_of(settings.training.until, float(end)), steps(phase))
         for phase, end in zip(settings.phases, ends, strict=True)
     ]
-
-
-def _forward(settings: PretrainConfig) -> float:
-    """Operations per token of a forward pass in the first phase."""
-    heads = heads_for(settings.encoder, settings.segments)
-    return forward_flops(settings.encoder, heads, settings.phases[0].length, settings.masking.rate)
 
 
 def save_pretrained(
@@ -170,7 +178,7 @@ def save_pretrained(
         "corpus": run_fingerprint(corpus),
         "metrics": dict(done.metrics),
     }
-    save_model(folder, done.learner.model, corpus.tokenizer, card=card, extra=record)
+    save_model(folder, done.model, corpus.tokenizer, card=card, extra=record)
 
 
 def run_fingerprint(corpus: Corpus) -> str:

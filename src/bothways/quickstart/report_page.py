@@ -16,7 +16,6 @@ from bothways.core.config.tree import flatten
 from bothways.finetuning.in_memory_run import FitResult
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.parameters import parameter_table
-from bothways.pretraining.build import heads_for
 from bothways.quickstart.story import StoryResult
 from bothways.report import sections as s
 from bothways.runtime.devices import describe_device
@@ -259,7 +258,7 @@ def _more_time(result: StoryResult) -> s.Prose:
 
 def _ledger(result: StoryResult) -> s.TableSection:
     entries = parameter_table(
-        result.settings.encoder, heads_for(result.settings.encoder, result.settings.segments)
+        *result.settings.objective.models(result.settings.encoder)["model"]
     ).entries
     rows: list[list[s.Cell]] = [[entry.part, entry.formula, entry.count] for entry in entries]
     return s.TableSection(

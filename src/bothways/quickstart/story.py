@@ -24,7 +24,7 @@ from pathlib import Path
 from bothways.core.errors import ResourceError, os_errors
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
-from bothways.data.corpus_source import FullSentences
+from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, label
@@ -32,6 +32,7 @@ from bothways.finetuning.in_memory_run import FitResult, fit_task
 from bothways.hub.model_folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
+from bothways.objectives.masked_lm import MaskedLMNextSentence
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import PretrainResult, pretrain, save_pretrained
 from bothways.quickstart.fill_masks import FilledMask, fill_masks
@@ -165,8 +166,8 @@ def settings_for(story: Story, tokenizer: Tokenizer, seconds: float) -> Pretrain
     return PretrainConfig(
         dataclasses.replace(story.encoder, vocab=tokenizer.size),
         training,
+        MaskedLMNextSentence(masking=Masking(story.masked)),
         phases=story.phases,
-        masking=Masking(story.masked),
         batch=TokenBudget(story.batch),
         microbatch_tokens=8192,
         held_out=0.02,
@@ -239,7 +240,7 @@ def run_story(
     )
     stages.begin("words hidden", "filling masks in sentences that were held out")
     _, held_out = corpus.split(settings.held_out, settings.seed)
-    filled = fill_masks(pretrained.learner.model, corpus, held_out.tolist(), story.filled, seed=0)
+    filled = fill_masks(pretrained.model, corpus, held_out.tolist(), story.filled, seed=0)
     counted = counting_baselines(train_on, test_on)
     stages.begin("report", "writing the report")
     return StoryResult(
@@ -322,7 +323,7 @@ def _fine_tune(
     watch: Callable[[int, int, RunState], None],
 ) -> tuple[tuple[FitResult, ...], tuple[FitResult, ...]]:
     """Fine-tune the pre-trained model, then random weights, with the same seeds."""
-    model, half = pretrained.learner.model, len(story.seeds)
+    model, half = pretrained.model, len(story.seeds)
     starts = [model] * half + [model.config] * half
     fitted = [
         fit_task(

@@ -88,6 +88,17 @@ def fingerprint(config: Any) -> str:
 
 
 @dataclass(frozen=True)
+class Members:
+    """Annotates a field that Python users may set to more than a configuration can name.
+
+    `objective: Annotated[Objective, Members(MaskedLM | CausalLM)]` takes any `Objective` in
+    Python, and one of the two from a TOML file or a command line.
+    """
+
+    union: Any
+
+
+@dataclass(frozen=True)
 class _Shape:
     """What a type allows: dataclasses, other types, and texts that stand for dataclasses."""
 
@@ -107,12 +118,13 @@ def _shape(hint: Any) -> _Shape:
     match typing.get_origin(hint):
         case typing.Annotated:
             inner, *notes = typing.get_args(hint)
-            shape = _shape(inner)
+            members = [note.union for note in notes if isinstance(note, Members)]
+            shape = _shape(members[0] if members else inner)
             readers = tuple(note.func for note in notes if isinstance(note, BeforeValidator))
             return (
                 dataclasses.replace(shape, readers=readers)
                 if shape.classes
-                else _Shape(others=(hint,))
+                else (shape if members else _Shape(others=(hint,)))
             )
         case typing.Union | types.UnionType:
             parts = [_shape(part) for part in typing.get_args(hint)]
@@ -207,15 +219,18 @@ def _items(
             _value(item, value, None, join_path(where, str(place)))
             for place, value in enumerate(given)
         )
+    count = max(len(base), *(int(key) + 1 for key in given if key.isdecimal()))
     for key in given:
-        if key not in map(str, range(len(base))):
-            raise ConfigError(
-                f"there are {len(base)} items, counted from 0", where=join_path(where, key)
-            )
-    places = ((str(place), value) for place, value in enumerate(base))
+        if not key.isdecimal() or not all(str(n) in given for n in range(len(base), count)):
+            what = f"there are {len(base)} items, counted from 0"
+            fix = f"Change one of them, or add {len(base)} and those that follow."
+            raise ConfigError(what, where=join_path(where, key), fix=fix)
+    old = [*base, *(None for _ in range(len(base), count))]
     return tuple(
-        _value(item, given[key], old, join_path(where, key)) if key in given else old
-        for key, old in places
+        _value(item, given[str(place)], below, join_path(where, str(place)))
+        if str(place) in given
+        else below
+        for place, below in enumerate(old)
     )
 
 
@@ -332,6 +347,8 @@ def _plain(hint: Any, value: Any) -> Any:
             return {str(key): _plain(None, part) for key, part in value.items()}
         case Path():
             return str(value)
+        case _ if callable(value):
+            return f"{value.__module__}.{value.__qualname__}"
         case _:
             return value
 

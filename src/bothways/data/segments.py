@@ -1,0 +1,126 @@
+"""Segments: what the sequences of a corpus are made of, and the plans of single sequences.
+
+A value such as `FullSentences` plans the sequences of a block from sentence offsets. Any subclass
+of `Segments` can be handed to `CorpusSource`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+
+from bothways.core.errors import ConfigError
+from bothways.core.finding import Finding
+from bothways.data.epoch_order import EpochBlock, Selection
+
+if TYPE_CHECKING:
+    from bothways.data.corpus import Corpus
+    from bothways.text.template import Template
+
+SENTENCES_CHECKED = 1_000_000
+"""Sentences and documents of a corpus that checks read, at most."""
+
+
+class PairPlan(NamedTuple):
+    """A is tokens `[a, a_stop)` of the corpus, B is `[b, b_stop)`; `label` is the pair's class."""
+
+    a: int
+    a_stop: int
+    b: int
+    b_stop: int
+    label: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence, [CLS] A [SEP] B [SEP]."""
+        return self.a_stop - self.a + self.b_stop - self.b + PairSegments.specials
+
+
+class SpanPlan(NamedTuple):
+    """Tokens `[start, stop)` of the corpus for each document in the sequence, in order."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence: [CLS], and a [SEP] after each document."""
+        return 1 + sum(stop - start + 1 for start, stop in self.ranges)
+
+
+class Segments:
+    """Base class of frozen dataclasses with the fields `length` and `kind`.
+
+    Attributes:
+        length: the longest sequence in tokens, specials included.
+        specials: special tokens of a sequence from one document.
+    """
+
+    length: int
+    kind: str
+    specials: ClassVar[int] = 2
+
+    @property
+    def room(self) -> int:
+        """Tokens of text that fit."""
+        return self.length - self.specials
+
+    def plan(
+        self, block: EpochBlock, selection: Selection, rng: np.random.Generator
+    ) -> list[PairPlan] | list[SpanPlan]:
+        """Return the sequences of a block, shuffled."""
+        raise NotImplementedError
+
+    def require(self, selection: Selection, template: Template) -> None:
+        """Raise ConfigError or DataError if these documents or special tokens do not suffice."""
+
+    def check(self, corpus: Corpus) -> list[Finding]:
+        """Return the findings of the preflight about this corpus."""
+        cut = int(
+            (np.diff(corpus.sentences[:SENTENCES_CHECKED].astype(np.int64)) > self.room).sum()
+        )
+        if not cut:
+            return []
+        share = cut / min(len(corpus.sentences) - 1, SENTENCES_CHECKED)
+        what = f"{share:.1%} of the sentences are longer than {self.room} tokens and will be cut"
+        return [Finding("truncation", "note", what, "phases")]
+
+
+class PairSegments(Segments):
+    """Base class of segments that are pairs, [CLS] A [SEP] B [SEP], with a label."""
+
+    specials: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        if self.length < self.specials + 2:
+            what = f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}"
+            raise ConfigError(what, where="segments.length")
+
+    def require(self, selection: Selection, template: Template) -> None:
+        """Raise ConfigError if the tokenizer's pairs have other special tokens."""
+        if findings := self._check_template(template):
+            raise ConfigError(findings[0].what, where="segments", fix=findings[0].fix)
+
+    def check(self, corpus: Corpus) -> list[Finding]:
+        """Return the findings about sentences, special tokens and one-sentence documents."""
+        documents = corpus.documents[: SENTENCES_CHECKED + 1]
+        alone = float((np.diff(documents) == 1).mean())
+        findings = [*super().check(corpus), *self._check_template(corpus.tokenizer.template)]
+        if alone > 0.5:
+            what = f"{alone:.1%} of the documents are one sentence, and {self.one_sentence}"
+            fix = "Build the corpus with --boundary blank or file, or set objective=masked_lm."
+            findings.append(Finding("balance", "warning", what, "objective.segments", fix))
+        return findings
+
+    one_sentence: ClassVar[str] = "these have no second sentence"
+    """What pairs of one-sentence documents are, as the end of a sentence."""
+
+    def _check_template(self, template: Template) -> list[Finding]:
+        if template.pair == self.specials:
+            return []
+        what = (
+            f"sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} "
+            "special tokens there"
+        )
+        fix = "Set objective=masked_lm, as RoBERTa does."
+        return [Finding("heads", "error", what, "objective.segments", fix)]

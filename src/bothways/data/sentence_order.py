@@ -1,0 +1,105 @@
+"""Pairs of segments for sentence order prediction, by the algorithm of ALBERT's instance builder.
+
+Sources: Lan et al. 2019, section 3.1; google-research/albert, create_pretraining_data.py, as
+distributions. Sentences are gathered until a target length is reached or the document ends, with
+the targets of next sentence prediction. The first a sentences of the chunk, a drawn uniformly so
+that at least one is left, and the rest are the two segments; in half of the cases they change
+places. All sentences of a document are read.
+
+    chunk s0 s1 s2, a = 1, in order → [CLS] s0 [SEP] s1 s2 [SEP], label 0
+                           swapped  → [CLS] s1 s2 [SEP] s0 [SEP], label 1
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from typing_extensions import assert_never
+
+from bothways.core.errors import ConfigError
+from bothways.data.epoch_order import EpochBlock, Selection, Whole
+from bothways.data.next_sentence import cut_segment, draw_other_segments, excess, target_lengths
+from bothways.data.segments import PairPlan, PairSegments
+
+
+@dataclass(frozen=True)
+class SentenceOrder(PairSegments):
+    """Two consecutive segments, in order (label 0) or swapped (label 1), as in ALBERT.
+
+    Attributes:
+        length: the longest sequence in tokens, specials included.
+        short: the share of documents that are read with a random shorter target length.
+        single: what a chunk of one sentence becomes: "split" cuts it in two at a random token,
+            "drop" leaves it out, "random" adds a segment of another document with label 1, as
+            Google's code does, which lets the topic give the answer away.
+    """
+
+    one_sentence: ClassVar[str] = "sentence order pairs need two (see objective.segments.single)"
+    length: int = 128
+    short: float = 0.1
+    single: Literal["split", "drop", "random"] = "split"
+    kind: Literal["sentence_order"] = "sentence_order"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.short <= 1:
+            raise ConfigError(f"must lie in [0, 1], not {self.short}", where="segments.short")
+
+    def plan(
+        self, block: EpochBlock, selection: Selection, rng: np.random.Generator
+    ) -> list[PairPlan]:
+        """Return the pairs of a block, shuffled."""
+        targets = target_lengths(len(block.owners), self.room, self.short, rng)
+        document, first, middle, stop = _chunks(block, targets, rng)
+        a, b_stop = block.starts[first], block.stops[stop - 1]
+        # Sentences of a document are contiguous: A ends where B begins, in one array for both.
+        a_stop = b = np.where(middle < stop, block.stops[middle - 1], b_stop)
+        b_stop, single = b_stop.copy(), middle == stop
+        keep, others = np.ones(len(a), dtype=bool), np.zeros(len(a), dtype=bool)
+        match self.single:
+            case "drop":
+                keep = ~single
+            case "split":
+                keep = ~single | (b_stop - a > 1)
+                halves = np.flatnonzero(single & keep)
+                a_stop[halves] = a[halves] + rng.integers(1, (b_stop - a)[halves])
+            case "random":
+                others = single
+                if others.any():
+                    b = b.copy()
+                    wanted = (targets[document] - (a_stop - a))[others]
+                    owners = block.owners[document[others]]
+                    b[others], b_stop[others] = draw_other_segments(owners, wanted, selection, rng)
+            case _:
+                assert_never(self.single)
+        swapped = ~others & (rng.random(len(a)) < 0.5)
+        spans = np.stack([a, a_stop, b, b_stop])
+        shown = np.where(swapped, spans[[2, 3, 0, 1]], spans)[:, keep]
+        label = (swapped | others)[keep].astype(np.int64)
+        from_a, from_b = excess(shown[1] - shown[0], shown[3] - shown[2], self.room)
+        parts = [
+            *cut_segment(shown[0], shown[1], from_a, rng),
+            *cut_segment(shown[2], shown[3], from_b, rng),
+        ]
+        pairs = np.stack([*parts, label], axis=1)
+        return [PairPlan._make(pair) for pair in rng.permutation(pairs).tolist()]
+
+
+def _chunks(block: EpochBlock, targets: Whole, rng: np.random.Generator) -> Whole:
+    """Return `(4, chunks)`: document, first sentence of A, of B (the end if there is none), end."""
+    bounds = np.concatenate([[0], np.cumsum(block.stops - block.starts)]).tolist()
+    edges = block.edges.tolist()
+    draws = iter(rng.random(len(block.starts)).tolist())
+    chunks: list[tuple[int, int, int, int]] = []
+    for document, target in enumerate(targets.tolist()):
+        at, end = edges[document], edges[document + 1]
+        while at < end:
+            stop = bisect_left(bounds, bounds[at] + target, at + 1, end)
+            middle = at + 1 + int(next(draws) * (stop - at - 1)) if stop - at > 1 else stop
+            chunks.append((document, at, middle, stop))
+            at = stop
+    rows: Whole = np.array(chunks, dtype=np.int64).T
+    return rows

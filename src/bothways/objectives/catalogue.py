@@ -1,0 +1,24 @@
+"""All objectives that a configuration can name, and the usual one of an encoder."""
+
+from __future__ import annotations
+
+from bothways.data.next_sentence import NextSentence
+from bothways.model.lstm_config import ModelConfig
+from bothways.model.model import token_head
+from bothways.objectives.causal_lm import BiLM, CausalLM
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
+from bothways.objectives.objective import Objective
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+
+AnyObjective = MaskedLM | MaskedLMNextSentence | MaskedLMSentenceOrder | CausalLM | BiLM
+
+_USUAL: dict[str, Objective] = {
+    "masked": MaskedLMNextSentence(NextSentence(short=0.1)),
+    "causal": CausalLM(),
+    "bilm": BiLM(),
+}
+
+
+def default_objective(encoder: ModelConfig) -> Objective:
+    """Return BERT's objective, or the language model that fits an encoder of another kind."""
+    return _USUAL[token_head(encoder).kind]

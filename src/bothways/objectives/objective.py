@@ -1,0 +1,109 @@
+"""The objective of a pre-training run, as a value in its configuration.
+
+A new objective is a frozen dataclass that derives from `Objective`, and a `Learner`. Python users
+set it as `PretrainConfig.objective`; members of `objectives.catalogue.AnyObjective` can also be
+named in a TOML file and on the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from bothways.core.errors import ConfigError
+from bothways.core.finding import Finding
+from bothways.core.learner import Learner
+from bothways.core.sequence import Sequence
+from bothways.data.corpus import Corpus
+from bothways.data.masking import Vocabulary
+from bothways.data.segments import Segments
+from bothways.model.flops import forward_flops
+from bothways.model.head_config import Head
+from bothways.model.lstm_config import ModelConfig
+from bothways.model.model import Model, token_head
+
+S = TypeVar("S", bound=Segments)
+
+
+class ModelSpec(NamedTuple):
+    """A model to build: the shape of its encoder and its heads."""
+
+    encoder: ModelConfig
+    heads: tuple[Head, ...]
+
+
+class Objective:
+    """Base class of frozen dataclasses with the fields `segments` and `kind`.
+
+    Subclasses define `models`, `prepare` and `learner`.
+    """
+
+    kind: str
+    segments: Segments
+
+    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+        """Return the models by role for a run on `encoder`; "model" is the one that is saved.
+
+        Raises:
+            ConfigError: this encoder cannot be trained with the objective.
+        """
+        raise NotImplementedError
+
+    def prepare(
+        self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
+    ) -> Sequence:
+        """Return the sequence with the objective's targets. Pure: equal draws, equal results."""
+        raise NotImplementedError
+
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
+        """Return the module to train, made of the models of these roles."""
+        raise NotImplementedError
+
+    def check(self, corpus: Corpus) -> list[Finding]:
+        """Return the findings of the preflight about the corpus and its tokenizer."""
+        return self.segments.check(corpus)
+
+    def metrics(self, losses: Mapping[str, float], predicts: tuple[str, ...]) -> dict[str, float]:
+        """Return further metrics of an evaluation, from its mean losses by name."""
+        known = [losses[name] for name in predicts if name in losses]
+        return {"perplexity": math.exp(min(float(np.mean(known)), 700.0))} if known else {}
+
+    @property
+    def predicted(self) -> float:
+        """The share of tokens that are predicted, for the count of operations."""
+        return 1.0
+
+    def forward_flops(self, encoder: ModelConfig, length: int) -> float:
+        """Return the operations per token of a forward pass of all models."""
+        return sum(
+            forward_flops(spec.encoder, spec.heads, length, self.predicted)
+            for spec in self.models(encoder).values()
+        )
+
+
+def require_head(objective: Objective, encoder: ModelConfig, head: Head) -> None:
+    """Raise ConfigError unless `head` is the one that predicts tokens from this encoder."""
+    able = token_head(encoder)
+    if able == head:
+        return
+    sees = {
+        "masked": "lets each token see both sides",
+        "causal": "reads from left to right",
+        "bilm": "reads in two directions that never meet",
+    }
+    named = {"masked": "masked_lm", "causal": "causal_lm", "bilm": "bilm"}
+    raise ConfigError(
+        f"{objective.kind!r} does not fit this encoder, which {sees[able.kind]}",
+        where="objective",
+        fix=f"Set objective={named[able.kind]}, or another encoder.",
+    )
+
+
+def segments_for(objective: Objective, own: Segments | None, length: int) -> Segments:
+    """Return the segments of a phase, its own or the objective's, with its length."""
+    segments = own or objective.segments
+    return dataclasses.replace(segments, length=length)  # type: ignore[type-var]
