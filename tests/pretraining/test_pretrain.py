@@ -31,7 +31,7 @@ from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.build import begin_from, build_models, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern, paper
 from bothways.pretraining.evaluation import HeldOut
-from bothways.pretraining.run import pretrain, save_pretrained
+from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Hours, Steps, Tokens, part_of
@@ -113,12 +113,13 @@ def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(
         np.exp(done.metrics["held-out/loss/masked"])
     )
 
-    save_pretrained(done, config, corpus, tmp_path / "model")
-    theirs, info = BertForPreTraining.from_pretrained(tmp_path / "model", output_loading_info=True)
+    theirs, info = BertForPreTraining.from_pretrained(
+        tmp_path / "run" / "model", output_loading_info=True
+    )
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), (
         info
     )
-    read = AutoTokenizer.from_pretrained(tmp_path / "model")
+    read = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     inputs = read(
         "The cat sleeps in the [MASK].", "The cat eats near the wood.", return_tensors="pt"
     )
@@ -189,11 +190,10 @@ def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(
     config = settings(corpus, 8, objective=MaskedLM())
     done = pretrain(config, corpus, tmp_path / "first")
     assert set(done.model.heads) == {"masked"}
-    save_pretrained(done, config, corpus, tmp_path / "model")
-
-    begun = begin_from(str(tmp_path / "model"), config, corpus)
+    model = tmp_path / "first" / "model"
+    begun = begin_from(str(model), config, corpus)
     again = pretrain(config, corpus, tmp_path / "second", start=begun)
-    first = load_model(tmp_path / "model").model.state_dict()
+    first = load_model(model).model.state_dict()
     assert again.metrics["held-out/loss/masked"] < done.metrics["held-out/loss/masked"]
     assert set(first) == set(again.model.state_dict())
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bothways.core.finding import Finding
-    from bothways.data.corpus import Corpus
     from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.run import PretrainResult
 
@@ -89,26 +88,22 @@ def pretrain(
     done = job.pretrain(
         settings, text, out, resume=resume, device=device, start=begun, on_finding=warn
     )
-    _conclude(done, settings, text, out / "model", console)
+    _conclude(done, settings, console)
 
 
-def _conclude(
-    done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder: Path, console: Console
-) -> None:
-    """Save the model and print what it came to; raises KeyboardInterrupt if the run was interrupted."""
+def _conclude(done: PretrainResult, settings: PretrainConfig, console: Console) -> None:
+    """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
     from rich.console import Console as Output
 
-    from bothways.pretraining.run import save_pretrained
     from bothways.training.parallel import is_main, plan_here
 
     if not is_main(plan_here()):
         return
     if not done.finished(settings.training):
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
-    save_pretrained(done, settings, corpus, folder)
     title = f"After {done.progress.steps:,} steps and {done.progress.tokens:,} tokens, on held-out documents"
     Output().print(metric_table(title, {"": done.metrics}, "", _shown))
-    say(console, f"The model is in {folder}.")
+    say(console, f"The model is in {done.folder}.")
 
 
 def _shown(name: str, value: float) -> str:

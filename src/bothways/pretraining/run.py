@@ -7,6 +7,7 @@ The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -49,11 +50,13 @@ class PretrainResult:
         learner: with the weights of the last step.
         progress: at the end; short of the configured length if the run was interrupted.
         metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair", "held-out/perplexity" …
+        folder: the model folder; None for an interrupted run.
     """
 
     learner: Learner
     progress: RunState
     metrics: Mapping[str, float]
+    folder: Path | None = None
 
     @property
     def model(self) -> Model:
@@ -132,9 +135,13 @@ def pretrain(
             evaluation=scoring,
             peak=peak,
         )
-        return PretrainResult(
-            learner, progress, scoring() if progress.finished(settings.training.until) else {}
-        )
+        done = PretrainResult(learner, progress, {})
+        if not progress.finished(settings.training.until):
+            return done
+        done = dataclasses.replace(done, metrics=scoring(), folder=folder / "model")
+        if is_main(plan):
+            _save(done, settings, corpus, folder / "model")
+        return done
 
 
 def _phases(
@@ -156,9 +163,7 @@ def _phases(
     ]
 
 
-def save_pretrained(
-    done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder: Path
-) -> None:
+def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder: Path) -> None:
     """Write the model folder, with the settings and what was reached."""
     card = Card(
         "A pre-trained encoder",

@@ -34,7 +34,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLMNextSentence
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.run import PretrainResult, pretrain, save_pretrained
+from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.quickstart.fill_masks import FilledMask, fill_masks
 from bothways.quickstart.labelled_data import (
     counting_baselines,
@@ -301,12 +301,7 @@ def _pretrain(settings: PretrainConfig, corpus: Corpus, out: Path) -> PretrainRe
     """Pre-train, from the newest checkpoint if there is one, and save the finished model."""
     run = out / "pretraining"
     resume = latest(run) is not None
-    pretrained = pretrain(
-        _as_begun(settings, run) if resume else settings, corpus, run, resume=resume
-    )
-    if pretrained.finished(settings.training):
-        save_pretrained(pretrained, settings, corpus, out / "pretrained")
-    return pretrained
+    return pretrain(_as_begun(settings, run) if resume else settings, corpus, run, resume=resume)
 
 
 def _as_begun(settings: PretrainConfig, run: Path) -> PretrainConfig:

@@ -1,0 +1,120 @@
+"""An objective that is defined outside the package is trained, saved and resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bothways.core.batch import Batch
+from bothways.core.learner import Learner
+from bothways.core.loss import Loss
+from bothways.core.sequence import Sequence
+from bothways.core.targets import LabelTargets
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus
+from bothways.data.full_sentences import FullSentences
+from bothways.data.masking import Vocabulary
+from bothways.hub.model_folder import load_model
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.head_config import PairHead, PoolerHead
+from bothways.model.lstm_config import ModelConfig
+from bothways.model.model import Model
+from bothways.objectives.objective import ModelSpec, Objective
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.run import pretrain
+from bothways.training.durations import Steps
+from bothways.training.optimizers import AdamW
+from bothways.training.run import Training
+from bothways.training.schedules import Linear
+
+
+@dataclass(frozen=True)
+class ShuffledTokens(Objective):
+    """Tells texts whose tokens were shuffled from texts as they are."""
+
+    segments: FullSentences = FullSentences()
+    share: float = 0.5
+
+    kind = "shuffled_tokens"
+
+    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+        return {"model": ModelSpec(encoder, (PoolerHead(), PairHead()))}
+
+    def prepare(
+        self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
+    ) -> Sequence:
+        ids, label = sequence.ids.copy(), int(rng.random() < self.share)
+        if label:
+            ids[1:-1] = rng.permutation(ids[1:-1])
+        return dataclasses.replace(
+            sequence, ids=ids, targets={"shuffled": LabelTargets(np.array([label], np.int64))}
+        )
+
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
+        return ShuffledLearner(models["model"])
+
+
+class ShuffledLearner(Learner):
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def saved(self) -> Mapping[str, Model]:
+        return {"model": self.model}
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"shuffled": float(batch.layout.sequences)}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        x = self.model.encoder(batch).last
+        logits = self.model.heads["pair"](self.model.heads["pooler"](x, batch.layout))
+        labels = torch.as_tensor(batch.target("shuffled", LabelTargets).labels)
+        total = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        return {"shuffled": Loss(total, (logits.argmax(1) == labels).sum())}
+
+
+def config_for(corpus: Corpus, steps: int) -> PretrainConfig:
+    return PretrainConfig(
+        EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64, dropout=Dropouts(0.0, 0.0)),
+        Training(Steps(steps), AdamW(lr=1e-3), Linear(), precision="fp32", save=Steps(2)),
+        ShuffledTokens(),
+        (PretrainPhase(32),),
+        ExampleBudget(8),
+        held_out=0.1,
+        evaluation_tokens=400,
+    )
+
+
+def test_it_is_trained_saved_and_resumed(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pretrain(config_for(corpus, 6), corpus, tmp_path / "whole")
+    assert whole.metrics["held-out/loss/shuffled"] > 0
+    assert whole.metrics["majority/accuracy/shuffled"] >= 0.5
+    loaded = load_model(tmp_path / "whole" / "model").model
+    assert set(loaded.heads) == {"pooler", "pair"}
+
+    real, count = ShuffledLearner.forward, iter(range(1, 100))
+
+    def stopped(self: ShuffledLearner, batch: Batch) -> Mapping[str, Loss]:
+        if self.training and next(count) == 5:
+            raise KeyboardInterrupt
+        return real(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShuffledLearner, "forward", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(config_for(corpus, 6), corpus, tmp_path / "run")
+    pretrain(config_for(corpus, 6), corpus, tmp_path / "run", resume=True)
+    one, two = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "run")
+    )
+    assert one.keys() == two.keys()
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
