@@ -76,7 +76,11 @@ def test_the_story_is_told_whole(result: StoryResult) -> None:
         ("as written", "swapped")
     }
     assert len(told.from_pretrained) == len(told.from_scratch) == 3
-    assert set(load_model(out / "pretraining" / "model").model.heads) == {"masked", "pooler", "pair"}
+    assert set(load_model(out / "pretraining" / "model").model.heads) == {
+        "masked",
+        "pooler",
+        "pair",
+    }
     tuned = load_model(out / "finetuned")
     assert tuned.labels == ("as written", "swapped")
     assert json.loads((out / "finetuned" / "config.json").read_text())["architectures"] == [
