@@ -75,7 +75,7 @@ def test_the_story_is_told_whole(result: StoryResult) -> None:
     assert {run.task.labels for run in (*result.from_pretrained, *result.from_scratch)} == {
         ("as written", "swapped")
     }
-    assert len(told.from_pretrained) == len(told.from_scratch) == 3
+    assert len(result.from_pretrained) == len(result.from_scratch) == 3
     assert set(load_model(out / "pretraining" / "model").model.heads) == {
         "masked",
         "pooler",
