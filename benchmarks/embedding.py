@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from bothways.model.flops import forward_flops
 from bothways.prediction.engine import PredictConfig, predict, prepare_task
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner
 from bothways.quickstart.installed_docs import DocKind, installed_docstrings
 from bothways.runtime.devices import Precision, has_bf16, has_int8
 from bothways.tasks.task_learner import TaskLearner
@@ -236,9 +236,7 @@ SentenceTransformer({folder!r}, device="cpu").encode(["A short text."], show_pro
 """,
     "bothways": """
 from bothways import open_task
-from bothways.tasks.examples import Example
-from bothways.tasks.task import predict
-list(predict(open_task({folder!r}, "embed", device="cpu").task, [Example("A short text.")]))
+open_task({folder!r}, "embed", device="cpu")("A short text.")
 """,
 }
 
@@ -343,7 +341,7 @@ def main() -> None:
     folder, threads = str(options.model), options.threads
     torch.set_num_threads(threads)
     task, texts = (
-        open_task(folder, "embed", length=LONGEST, device="cpu").task,
+        open_learner(folder, "embed", length=LONGEST, device="cpu"),
         docstrings(options.texts),
     )
     lengths = [

@@ -22,7 +22,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.embedding import look_up
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.prepared_encoder import prepare
+from bothways.prediction.prepared_model import prepare_model
 
 CPU = torch.device("cpu")
 compiled = pytest.mark.skipif(not native.serves(CPU), reason="no compiled kernels here")
@@ -79,7 +79,7 @@ SCRIPT = """
 import torch
 from bothways.model.panels import Dense
 from test_native_edges import batch, model
-from bothways.model.prepared import prepare
+from bothways.prediction.prepared_model import prepare_model
 torch.set_num_threads(3)
 x, weight = torch.randn(200, 64), torch.randn(96, 64)
 for rows in (7, 200):
@@ -87,7 +87,7 @@ for rows in (7, 200):
 plain = model()
 with torch.no_grad():
     for lengths in ([5, 9], [40] * 12):
-        torch.testing.assert_close(prepare(plain).encoder(batch(lengths)).last, plain.encoder(batch(lengths)).last)
+        torch.testing.assert_close(prepare_model(plain).encoder(batch(lengths)).last, plain.encoder(batch(lengths)).last)
 print("the same")
 """
 
@@ -111,7 +111,7 @@ def test_fewer_threads_than_asked_for_do_all_the_work(
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_layers_as_one_kernel_refuse_gradients(precision: str) -> None:
-    prepared = prepare(model(), precision)  # type: ignore[arg-type]
+    prepared = prepare_model(model(), precision)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Layers has no gradients"):
         prepared.encoder(batch([5, 9]))
     with torch.no_grad():
@@ -127,7 +127,7 @@ def test_sequences_may_be_empty(lengths: list[int], precision: str) -> None:
     plain = model()
     with torch.no_grad():
         wanted, found = (
-            each.encoder(batch(lengths)).last for each in (plain, prepare(plain, precision))
+            each.encoder(batch(lengths)).last for each in (plain, prepare_model(plain, precision))
         )  # type: ignore[arg-type]
     assert found.shape == wanted.shape
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=LOSES[precision])
@@ -145,11 +145,11 @@ def test_parameters_may_lie_anywhere(precision: str) -> None:
     for parameter in plain.parameters():
         nn.init.normal_(parameter, std=0.2)
     with torch.no_grad():
-        wanted = prepare(plain, precision).encoder(batch([5, 40])).last  # type: ignore[arg-type]
+        wanted = prepare_model(plain, precision).encoder(batch([5, 40])).last  # type: ignore[arg-type]
         for module in plain.encoder.blocks.modules():
             if isinstance(module, nn.Linear | nn.LayerNorm):
                 module.weight, module.bias = stepped(module.weight), stepped(module.bias)
-        assert torch.equal(prepare(plain, precision).encoder(batch([5, 40])).last, wanted)  # type: ignore[arg-type]
+        assert torch.equal(prepare_model(plain, precision).encoder(batch([5, 40])).last, wanted)  # type: ignore[arg-type]
     x, y, norm = torch.randn(9, 64), torch.randn(9, 64), nn.LayerNorm(64)
     nn.init.normal_(norm.weight)
     wanted = add_norm(x, y, 0.0, norm)

@@ -26,8 +26,8 @@ from bothways.model.head_config import LabelHead, MaskedHead
 from bothways.model.lstm_config import LSTMConfig
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
-from bothways.prediction import prepared_encoder as prepared
-from bothways.prediction.prepared_encoder import prepare
+from bothways.prediction import prepared_model as prepared
+from bothways.prediction.prepared_model import prepare_model
 from bothways.runtime.devices import Precision, has_int8, packs_weights
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_packed_weights_give_the_product(dtype: torch.dtype, bias: bool) -> None
 @packs
 def test_gradients_are_refused() -> None:
     layer, x = (
-        prepared.packing(CPU, torch.float32)(nn.Linear(8, 3)),
+        prepared.layer_packer(CPU, torch.float32)(nn.Linear(8, 3)),
         torch.ones(2, 8, requires_grad=True),
     )
     with pytest.raises(ConfigError, match=f"{made('fp32')} has no gradients"):
@@ -103,14 +103,14 @@ def test_gradients_are_refused() -> None:
 @BOTH
 def test_saving_is_refused(precision: Precision | Literal["int8"]) -> None:
     with pytest.raises(ConfigError, match="never saved"):
-        prepare(Model(config(), ()), precision).state_dict()
+        prepare_model(Model(config(), ()), precision).state_dict()
 
 
 @BOTH
 def test_the_model_stays_and_all_else_is_shared(precision: Precision | Literal["int8"]) -> None:
     model = Model(config(), (MaskedHead(), LabelHead(3))).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    result = prepare(model, precision)
+    result = prepare_model(model, precision)
     assert model.training
     assert not any(module.training for module in result.modules())
     assert layers(model) == {"Linear": ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
@@ -127,7 +127,9 @@ def test_the_model_stays_and_all_else_is_shared(precision: Precision | Literal["
 def test_what_is_no_plain_linear_is_left(precision: Precision | Literal["int8"]) -> None:
     model = Model(config(mlp=Gated()), ())
     mix_out(model.encoder.blocks[1], 0.5)  # type: ignore[union-attr]
-    assert sorted(layers(prepare(model, precision))) == sorted([made(precision), "MixoutLinear"])
+    assert sorted(layers(prepare_model(model, precision))) == sorted(
+        [made(precision), "MixoutLinear"]
+    )
 
 
 SMALL = {"vocab": 60, "width": 64, "heads": 4, "depth": 2, "intermediate_size": 96, "pad": 0}
@@ -159,7 +161,7 @@ def test_every_preset_in_small_says_the_same(
         parameter.data += 0.05 * torch.randn_like(parameter)
     ids = [torch.randint(1, 60, (length,), dtype=torch.int32).numpy() for length in (5, 17, 30)]
     batch = pack([Sequence(row, np.zeros(len(row), np.int8)) for row in ids])
-    found = prepare(model, precision)
+    found = prepare_model(model, precision)
     left = ["attention.qkv"] if isinstance(base.position, Disentangled) else []
     kept = [name for name in layers(found).get("Linear", []) if "position" not in name]
     assert kept == left
@@ -195,11 +197,11 @@ def test_the_tables_say_what_is_one_kernel(
     rest_joined: bool,
     precision: Literal["fp32", "bf16", "int8"],
 ) -> None:
-    result = prepare(Model(replace(config(), **changes), ()), precision)  # type: ignore[arg-type]
+    result = prepare_model(Model(replace(config(), **changes), ()), precision)  # type: ignore[arg-type]
     own = native.multiplies(precision)
-    assert isinstance(result.encoder, prepared.JoinedEncoder) is (layers_joined and own)
-    for block in (module for module in result.modules() if isinstance(module, Block)):
-        assert ("rest" in vars(block)) is (rest_joined and own)
+    assert (result.encoder.layers is not None) is (layers_joined and own)
+    for block in (m for m in result.modules() if isinstance(m, prepared.PreparedBlock)):
+        assert (block.fused is not None) is (rest_joined and own)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -212,29 +214,28 @@ def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any
         if dtype is torch.float32
         else native.multiplies("bf16")
     )
-    assert prepared.gains(model, dtype) is gains
-    assert not prepared.cuts_itself(model)
+    assert prepared.gains_at_bulk(model, dtype) is gains
     if packs_weights(CPU) and (dtype is torch.float32 or BF16):
-        result = prepare(model, "fp32" if dtype is torch.float32 else "bf16")
-        assert not prepared.gains(result, dtype)
-        assert prepared.cuts_itself(result) is gains
+        result = prepare_model(model, "fp32" if dtype is torch.float32 else "bf16")
+        assert not prepared.gains_at_bulk(result, dtype)
+        assert result.splits_batches is gains
 
 
 def test_int8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     recurrent = Model(LSTMConfig(50, 8, 16, 1), ())
     monkeypatch.setattr(prepared, "has_int8", lambda device: True)
     with pytest.raises(ConfigError, match="has none"):
-        prepare(recurrent, "int8")
+        prepare_model(recurrent, "int8")
     monkeypatch.setattr(prepared, "has_int8", lambda device: False)
     with pytest.raises(ConfigError, match="no instructions"):
-        prepare(Model(config(), ()), "int8")
+        prepare_model(Model(config(), ()), "int8")
 
 
 def test_layers_stay_where_nothing_can_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "packs_weights", lambda device: False)
     for model in (Model(config(), ()), Model(LSTMConfig(50, 8, 16, 1), ())):
         kept = dict(model.named_parameters())
-        result = prepare(model)
+        result = prepare_model(model)
         assert result is not model
         assert dict(result.named_parameters()).keys() == kept.keys()
         assert all(parameter is kept[name] for name, parameter in result.named_parameters())

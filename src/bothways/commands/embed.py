@@ -51,12 +51,13 @@ def embed(
 
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.errors import DataError
-    from bothways.prediction.engine import PredictConfig
     from bothways.prediction.layer_sweep import check_out, write_vectors
     from bothways.prediction.predictor import open_task
 
     check_out(out, file)
-    opened = open_task(folder, "embed", length=length, device=device, settings=settings)
+    opened = open_task(
+        folder, "embed", length=length, device=device, precision=precision, settings=settings
+    )
     given = asked(opened, text=text)
     reading = opened.read(file, given, labelled=False)
     say_guess(opened, reading, given, file)
@@ -67,7 +68,7 @@ def embed(
     task = cast("Embedder", opened.task)
     width = task.definition.width(task.model)
     with watched(reading, "embedding") as tally:
-        predictions = opened.predict(reading, PredictConfig(precision), tally)
+        predictions = opened.predict(reading, counts=tally)
         write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
     for warning in tally.warnings:
         print(warning, file=sys.stderr)

@@ -1,11 +1,11 @@
-"""`bothways evaluate`: a fine-tuned model against labelled data."""
+"""`bothways evaluate`: score a fine-tuned model on labelled data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,16 +13,10 @@ from bothways.commands.options import AnyTask
 from bothways.commands.tables import metric_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from bothways.prediction.engine import PredictConfig, PredictionCounts
-    from bothways.prediction.int8_report import Price
+    from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
-    from bothways.runtime.devices import Precision
-    from bothways.tasks.sentence_embedding.task import Embedder
+    from bothways.prediction.prepared_model import PredictPrecision
     from bothways.tasks.task import Metrics, Reading
-
-    _Shown = Callable[[], AbstractContextManager[tuple[Reading[Any], PredictionCounts]]]
 
 
 def evaluate(  # noqa: PLR0913 – one option per question
@@ -40,10 +34,10 @@ def evaluate(  # noqa: PLR0913 – one option per question
     limit: float | None = None,
     device: str = "auto",
 ) -> None:
-    """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss. Memory does not grow with the data.
+    """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss.
 
-    --task likelihood gives the pseudo-perplexity of texts. --task embed goes through all layers and poolings, and tells how
-    well the cosines of pairs agree with their scores.
+    Memory does not grow with the data. --task likelihood gives the pseudo-perplexity of texts. --task embed scores all
+    layers and poolings by the correlation of the cosines of text pairs with their scores.
 
     Parameters
     ----------
@@ -52,9 +46,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
     file
         Labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
     settings
-        Of the task, such as variant=word_l2r for likelihood.
+        Settings of the task, such as variant=word_l2r for likelihood.
     task
-        What to do; by default what the model was trained for.
+        The task; by default the one that the model was trained for.
     text
         The column of the text, or of the first of two; by default as in training.
     text_b
@@ -66,168 +60,129 @@ def evaluate(  # noqa: PLR0913 – one option per question
     json
         Write one JSON object instead of a table.
     report
-        Write what the model does well and badly into this HTML file: confusions, calibration, parts of the data, the hardest
-        examples.
+        Write the strengths and weaknesses of the model into this HTML file: confusions, calibration, slices of the
+        data, the hardest examples.
     precision
-        Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it. int8, on a CPU, is
-        scored beside fp32, with what it loses and how much faster it is.
+        Of matrix products: fp32 gives the same on every machine, auto uses bf16 where the hardware has it. int8, on a
+        CPU, is scored beside fp32, with its loss and its speed.
     limit
-        How many points int8 may lose of the task's metric, by default 0.5; more is an error. A point is 0.01.
+        The points of the task's metric that int8 may lose, by default 0.5; more is an error. A point is 0.01.
     device
         auto, cpu, cuda or cuda:N.
     """
-    from bothways.commands.progress import asked
     from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
-    from bothways.prediction.engine import PredictConfig
-    from bothways.prediction.int8_report import LIMIT
+    from bothways.prediction.int8_report import MAX_LOSS, measure_int8
+    from bothways.prediction.layer_sweep import sweep
     from bothways.prediction.predictor import open_task
     from bothways.tasks.sentence_embedding.task import Embedder
 
     if report is not None:
         check_output_path(report, [file])
     if limit is not None and precision != "int8":
+        what = f"limits the loss of int8, and the precision is {precision}"
         fix = "Add --precision int8, or leave --limit out."
-        raise ConfigError(
-            f"is for what int8 loses, and the precision is {precision}", where="limit", fix=fix
+        raise ConfigError(what, where="limit", fix=fix)
+
+    def open_in(precision: PredictPrecision) -> Predictor:
+        return open_task(
+            folder, task, length=length, device=device, precision=precision, settings=settings
         )
-    opened = open_task(folder, task, length=length, device=device, settings=settings)
-    columns, sheet = (
-        asked(opened, text=text, text_b=text_b, label=label),
-        _Sheet(folder, file, precision, report),
-    )
-    shown = partial(_shown, opened, file, columns)
+
+    columns = {"text": text, "text_b": text_b, "label": label}
     if precision == "int8":
-        found = _priced(opened, shown, sheet)
-    elif isinstance(opened.task, Embedder) and report is None:
-        found = _swept(opened.task, shown, PredictConfig(precision), sheet)
+        last = _Data(file, columns)
+
+        def score(predictor: Predictor) -> Metrics:
+            with last.opened(predictor) as (reading, counts):
+                return predictor.evaluate(reading, counts=counts)
+
+        measured = measure_int8(open_in, score)
+        if report is not None:
+            _analyse(open_in("int8"), last, folder, report)
+        both = {"fp32": measured.fp32.metrics, "int8": measured.int8.metrics}
+        last.show(measured.to_json(), metric_table(last.title(folder), both), json)
+        if not json:
+            print(measured)
+        measured.check(MAX_LOSS if limit is None else limit)
+        return
+    predictor, data = open_in(precision), _Data(file, columns)
+    _say_task(predictor, task, folder)
+    embedder = predictor.task
+    if isinstance(embedder, Embedder) and report is None:
+        from bothways.commands.embed import sweep_table
+
+        with data.opened(predictor) as (reading, counts):
+            cells = sweep(embedder, reading.examples, counts=counts)
+        data.show(cells.to_json(), sweep_table(cells, data.title(folder)), json)
+        return
+    if report is None:
+        with data.opened(predictor) as (reading, counts):
+            metrics = predictor.evaluate(reading, counts=counts)
     else:
-        found = _scored(opened, shown, PredictConfig(precision), sheet)
-    found.show(json)
-    if found.price is not None:
-        found.price.check(LIMIT if limit is None else limit)
+        metrics = _analyse(predictor, data, folder, report)
+    data.show(dict(metrics), metric_table(data.title(folder), {"value": metrics}), json)
 
 
-@contextmanager
-def _shown(
-    opened: Predictor, file: str, columns: Any
-) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
-    """The examples from the first one on, and a tally with a bar."""
-    from bothways.commands.progress import watched
-
-    reading = opened.read(file, columns, labelled=True)
-    with watched(reading, "evaluating") as tally:
-        yield reading, tally
+def _say_task(predictor: Predictor, asked: str | None, folder: str) -> None:
+    """Say which task is scored, where the folder's model was made for embeddings and nobody named one."""
+    name = predictor.task.definition.name
+    if asked is None and name == "embed":
+        note = f"note: {folder} is scored as {name}: it makes sentence vectors; --task names another task"
+        print(note, file=sys.stderr)
 
 
-@dataclass(frozen=True)
-class _Sheet:
-    """What a result is of.
+@dataclass
+class _Data:
+    """Labelled data that may be read several times.
 
     Attributes:
-        model, data: their names.
-        precision: in which it is computed.
-        report: the file of its report; none for no report.
+        counts: of the last reading.
     """
 
-    model: str
-    data: str
-    precision: Precision | Literal["int8"]
-    report: Path | None
+    file: str
+    columns: dict[str, str | None]
+    counts: PredictionCounts | None = None
 
-    @property
-    def title(self) -> str:
-        """Of a table."""
-        return f"{self.model} on {self.data}"
+    def title(self, folder: str) -> str:
+        return f"{folder} on {self.file}"
 
+    @contextmanager
+    def opened(self, predictor: Predictor) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
+        """Open the examples from the first one on, with a progress bar."""
+        from bothways.commands.progress import asked, watched
 
-@dataclass(frozen=True)
-class _Found:
-    """What an evaluation came to.
+        reading = predictor.read(self.file, asked(predictor, **self.columns), labelled=True)
+        with watched(reading, "evaluating") as self.counts:
+            yield reading, self.counts
 
-    Attributes:
-        plain: for --json.
-        table: for people.
-        tally: what went by.
-        price: of int8, where it was asked for.
-    """
-
-    plain: Mapping[str, Any]
-    table: Table
-    tally: PredictionCounts
-    price: Price | None = None
-
-    def show(self, json: bool) -> None:
-        """Print it, as one JSON object or for people."""
-        import sys
-
-        for warning in self.tally.warnings:
+    def show(self, plain: Any, table: Any, json: bool) -> None:
+        """Print the warnings and the result, as one JSON object or as a table."""
+        for warning in self.counts.warnings if self.counts else ():
             print(warning, file=sys.stderr)
         if json:
             from json import dumps
 
-            print(dumps(self.plain))
+            print(dumps(plain))
         else:
             from rich.console import Console
 
-            Console().print(self.table, *([] if self.price is None else [str(self.price)]))
+            Console().print(table)
 
 
-def _priced(opened: Predictor, shown: _Shown, sheet: _Sheet) -> _Found:
-    """fp32 beside int8; the report, if one is asked for, is of int8, from a pass of its own whose time does not count."""
-    from bothways.prediction.engine import DEFAULT_PREDICT, PredictionCounts, prepare_task
-    from bothways.prediction.int8_report import price
-
-    last = PredictionCounts()
-
-    def evaluated(model: Predictor) -> Metrics:
-        """The metrics of one precision; each pass has a tally of its own."""
-        nonlocal last
-        with shown() as (reading, last):
-            return model.evaluate(reading, DEFAULT_PREDICT, last)
-
-    found = price(opened, evaluated)
-    if sheet.report is not None:
-        _reported(
-            replace(opened, task=prepare_task(opened.task, "int8")),
-            shown,
-            DEFAULT_PREDICT,
-            sheet,
-            sheet.report,
-        )
-    table = metric_table(sheet.title, {"fp32": found.fp32.metrics, "int8": found.int8.metrics})
-    return _Found(found.to_json(), table, last, found)
-
-
-def _swept(task: Embedder, shown: _Shown, pace: PredictConfig, sheet: _Sheet) -> _Found:
-    """All layers and poolings of vectors of texts."""
-    from bothways.commands.embed import sweep_table
-    from bothways.prediction.layer_sweep import sweep
-
-    with shown() as (reading, tally):
-        found = sweep(task, reading.examples, pace, tally)
-    return _Found(found.to_json(), sweep_table(found, sheet.title), tally)
-
-
-def _scored(opened: Predictor, shown: _Shown, pace: PredictConfig, sheet: _Sheet) -> _Found:
-    """The metrics of the task; on the way, the report is written if one is asked for."""
-    if sheet.report is not None:
-        metrics, tally = _reported(opened, shown, pace, sheet, sheet.report)
-    else:
-        with shown() as (reading, tally):
-            metrics = opened.evaluate(reading, pace, tally)
-    return _Found(dict(metrics), metric_table(sheet.title, {"value": metrics}), tally)
-
-
-def _reported(
-    opened: Predictor, shown: _Shown, pace: PredictConfig, sheet: _Sheet, report: Path
-) -> tuple[Metrics, PredictionCounts]:
-    """The metrics, with the report written."""
+def _analyse(predictor: Predictor, data: _Data, folder: str, report: Path) -> Metrics:
+    """Write the report; return the metrics."""
     from bothways.analysis.report import analyse, write_report
+    from bothways.prediction.engine import DEFAULT_PREDICT
 
-    with shown() as (reading, tally):
-        analysis = analyse(opened.task, reading.examples, pace, tally)
+    with data.opened(predictor) as (reading, counts):
+        analysis = analyse(predictor.task, reading.examples, DEFAULT_PREDICT, counts)
     write_report(
-        opened.task, analysis, report, model=sheet.model, data=sheet.data, precision=sheet.precision
+        predictor.task,
+        analysis,
+        report,
+        model=folder,
+        data=data.file,
+        precision=predictor.precision,
     )
-    return analysis.metrics, tally
+    return analysis.metrics

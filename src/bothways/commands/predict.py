@@ -57,13 +57,15 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.prediction.engine import PredictConfig
     from bothways.prediction.predictor import open_task
 
-    opened = open_task(folder, task, length=length, device=device, settings=settings)
+    opened = open_task(
+        folder, task, length=length, device=device, precision=precision, settings=settings
+    )
     columns = asked(opened, text=text, text_b=text_b)
     reading = opened.read(file, columns, labelled=False)
     say_guess(opened, reading, columns, file)
     typed = file == STDIN and sys.stdin.isatty()
     pace = PredictConfig(
-        precision, window=(1 if typed else PredictConfig.window) if window is None else window
+        window=(1 if typed else PredictConfig.window) if window is None else window
     )
     # What is typed or printed on the same terminal would run through the bar.
     with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:

@@ -76,7 +76,7 @@ def _predicted(
     tally = counting(
         reading, lambda share, _: on_stage(f"predicting {task.name}'s test set", share)
     )
-    for _, prediction in opened.predict(reading, tally=tally):
+    for _, prediction in opened.predict(reading, counts=tally):
         yield prediction.label if task.labels else clip_score(prediction)
 
 

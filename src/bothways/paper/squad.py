@@ -118,5 +118,5 @@ def _predictions(
     tally = counting(
         reading, lambda share, _: on_stage("predicting dev for the official scorer", share)
     )
-    for _, prediction in opened.predict(reading, tally=tally):
+    for _, prediction in opened.predict(reading, counts=tally):
         yield prediction.id, prediction.text, prediction.null_difference

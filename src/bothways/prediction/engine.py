@@ -1,48 +1,53 @@
 """The engine of predictions: examples → encoded → packed through the model → decoded, streamed.
 
-What is held in memory is one window of examples, whatever their number.
+Memory holds one window of examples, whatever their number.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
+import numpy as np
 import torch
 
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, DivergedError
 from bothways.core.progress import OnShare, untold
 from bothways.data.loader import in_batches
-from bothways.prediction.prepared_encoder import cuts_itself, gains, prepare
+from bothways.prediction.prepared_model import (
+    PredictPrecision,
+    PreparedModel,
+    gains_at_bulk,
+    prepare_model,
+)
 from bothways.runtime.allocator import tune_allocator
-from bothways.runtime.devices import Precision, resolve_precision
+from bothways.runtime.devices import resolve_precision
 from bothways.tasks.task import E, Metrics, P
 from bothways.tasks.task_learner import EncodedExample, Output, TaskLearner
 
 T = TypeVar("T")
 
-AT_ONCE = {"cpu": 1024, "cuda": 8192}
-"""Tokens that go through the model at once: on a CPU what its cache holds, 1.2 times as fast as 8,192 with 384 features."""
-MANY = 4096
-"""Tokens from which it pays to prepare a model, which takes as long as 1,000 to 2,000 tokens save, of any model; and that go
-through one at once that cuts them itself."""
+BATCH_TOKENS = {"cpu": 1024, "cuda": 8192}
+"""Tokens of a batch: on a CPU what its cache holds, 1.2 times as fast as 8,192 with 384 features."""
+BULK_TOKENS = 4096
+"""Tokens from which preparing a model pays: it takes as long as 1,000 to 2,000 tokens save, for any
+model. Also the tokens of a batch for a model that splits batches itself."""
 
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """How predictions are computed; none of it changes them, but for `precision`, by its rounding.
+    """How predictions are computed; except for `precision`, by its rounding, results do not depend on it.
 
     Attributes:
-        precision: of matrix products; int8 for those of the blocks, see `model.prepared`.
-        tokens: the most that go through the model at once, unless one sequence has more; none for `AT_ONCE`.
-        window: examples that are read together; sequences of like length in a window share a batch.
+        precision: of matrix products; int8 for those of the blocks. A prepared model has its own.
+        tokens: the most tokens of a batch, unless one sequence has more; None for `BATCH_TOKENS`.
+        window: examples that are read together; sequences of similar length in a window share a batch.
     """
 
-    precision: Precision | Literal["int8"] = "fp32"
+    precision: PredictPrecision = "fp32"
     tokens: int | None = None
     window: int = 4096
 
@@ -54,12 +59,13 @@ class PredictConfig:
 
 @dataclass
 class PredictionCounts:
-    """What has gone by: how many examples, how many of them the model cannot read whole, and how many have nothing to read.
+    """Counts of the examples that were predicted.
 
     Attributes:
-        cut: were longer than the model reads.
-        blank: have a text without anything but white space. Training refuses such; here they are answered.
-        on_count: is told after each batch how many examples are done.
+        examples: all of them.
+        cut: examples that were longer than the model reads.
+        blank: examples with an empty text. Training refuses these; predictions answer them.
+        on_count: called after each batch with the number of examples that are done.
     """
 
     examples: int = 0
@@ -68,85 +74,94 @@ class PredictionCounts:
     on_count: Callable[[float], object] = untold
     _last: int = 0
 
-    def add(self, texts: Iterable[Many[str]], inputs: Many[EncodedExample]) -> None:
-        """Count examples, by the texts of each and what they became."""
-        self._last = len(inputs)
+    def add(self, texts: Iterable[Many[str]], encoded: Many[EncodedExample]) -> None:
+        """Count a window of examples, by the texts of each and its encoded form."""
+        self._last = len(encoded)
         self.examples += self._last
-        self.cut += sum(item.cut > 0 for item in inputs)
+        self.cut += sum(item.cut > 0 for item in encoded)
         self.blank += sum(not all(text.strip() for text in each) for each in texts)
 
     def note(self, share: float) -> None:
-        """Is told how much of the examples that were added last is done."""
+        """Report the share of the last window that is done."""
         self.on_count(self.examples - self._last * (1 - share))
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know, in sentences; none if all is well."""
-        said = {
+        """Sentences for the user; empty if all examples were read whole."""
+        counts = {
             "were longer than the model reads, and were cut": self.cut,
             "have an empty text, and were answered": self.blank,
         }
-        every = f"of {self.examples:,} examples"
         return [
-            f"warning: {count:,} {every} ({count / self.examples:.1%}) {what}"
-            for what, count in said.items()
+            f"warning: {count:,} of {self.examples:,} examples ({count / self.examples:.1%}) {what}"
+            for what, count in counts.items()
             if count
         ]
 
 
 DEFAULT_PREDICT = PredictConfig()
-"""In fp32, so that predictions are the same on all machines to its rounding."""
+"""In fp32: predictions are the same on all machines, to its rounding."""
+
+
+def prepare_task(
+    task: TaskLearner[E, P], precision: PredictPrecision = "fp32"
+) -> TaskLearner[E, P]:
+    """Return the task in evaluation mode with the prepared form of its model, see `prepare_model`."""
+    model = prepare_model(task.model, precision)
+    made = type(task)(task.definition, model, task.tokenizer, task.labels, task.length)
+    return made.eval()
 
 
 def predict(
     task: TaskLearner[E, P],
     examples: Iterable[E],
-    pace: PredictConfig = DEFAULT_PREDICT,
-    tally: PredictionCounts | None = None,
+    config: PredictConfig = DEFAULT_PREDICT,
+    counts: PredictionCounts | None = None,
 ) -> Iterator[tuple[E, P]]:
-    """Examples with their predictions, in their order, without dropout; the task keeps the mode it had.
+    """Yield examples with their predictions, in their order, without dropout.
 
     Args:
-        tally: counts along.
+        counts: updated on the way.
 
     Raises:
-        ConfigError: the precision is not to be had on the task's device, or for its model.
+        ConfigError: the precision is not available on the task's device, or for its model.
+        DivergedError: the model's output is not finite.
     """
-    tally = tally or PredictionCounts()
-    if pace.precision == "int8":  # once for all windows
-        task, pace = prepare_task(task, "int8"), dataclasses.replace(pace, precision="fp32")
-    for window, inputs in windows(task, examples, pace):
-        tally.add(map(task.definition.texts, window), inputs)
-        yield from predict_encoded(task, window, inputs, pace, tally.note)
+    counts = counts or PredictionCounts()
+    if config.precision == "int8" and not isinstance(task.model, PreparedModel):
+        task = prepare_task(task, "int8")  # once for all windows
+    for window, encoded in windows(task, examples, config):
+        counts.add(map(task.definition.texts, window), encoded)
+        yield from predict_encoded(task, window, encoded, config, counts.note)
 
 
 @torch.inference_mode()
 def predict_encoded(
     task: TaskLearner[E, P],
     examples: Many[E],
-    inputs: Many[EncodedExample],
-    pace: PredictConfig = DEFAULT_PREDICT,
+    encoded: Many[EncodedExample],
+    config: PredictConfig = DEFAULT_PREDICT,
     on_share: OnShare = untold,
 ) -> list[tuple[E, P]]:
-    """As `predict`, for examples that are encoded already; after each batch, `on_share` is told how much is done."""
+    """Return encoded examples with their predictions; `on_share` is called after each batch."""
+    sequences = [sequence for item in encoded for sequence in item.sequences]
+    bulk = sum(map(len, sequences)) >= BULK_TOKENS
     device = next(task.parameters()).device
-    precision = pace.precision
-    if precision == "int8":
-        task, precision = prepare_task(task, "int8"), "fp32"
-    dtype, training = resolve_precision(precision, device), task.training
-    sequences = [sequence for item in inputs for sequence in item.sequences]
-    many = sum(map(len, sequences)) >= MANY
-    if many and gains(task.model, dtype):
-        task, training = prepare_task(task, "bf16" if dtype is torch.bfloat16 else "fp32"), False
-    most = pace.tokens or (MANY if many and cuts_itself(task.model) else AT_ONCE[device.type])
+    task = _prepared(task, config.precision, device, bulk)
+    if isinstance(task.model, PreparedModel):
+        dtype, splits = task.model.autocast_dtype, task.model.splits_batches
+    else:
+        assert config.precision != "int8"
+        dtype, splits = resolve_precision(config.precision, device), False
+    tokens = config.tokens or (BULK_TOKENS if bulk and splits else BATCH_TOKENS[device.type])
     outputs: dict[int, Output] = {}
     tune_allocator()
-    if (
-        training or task.model.training
-    ):  # not always: to go through all modules takes a tenth of the time of a short text
+    training = task.training
+    # Only if needed: a walk over all modules takes a tenth of the time of a short text.
+    if training or task.model.training:
         task.eval()
     try:
-        for places, batch in in_batches(sequences, most, device):
+        for places, batch in in_batches(sequences, tokens, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 results = task.outputs(batch)
             outputs.update(zip(places, results, strict=True))
@@ -154,60 +169,70 @@ def predict_encoded(
     finally:
         if training:
             task.train()
-    ordered = iter(outputs[place] for place in range(len(sequences)))
-    pairs = zip(examples, inputs, strict=True)
-    return [
-        (example, task.decode(example, list(itertools.islice(ordered, len(item.sequences)))))
-        for example, item in pairs
-    ]
+    ordered = (outputs[place] for place in range(len(sequences)))
+    pairs = []
+    for example, item in zip(examples, encoded, strict=True):
+        own = list(itertools.islice(ordered, len(item.sequences)))
+        _check_finite(own, example)
+        pairs.append((example, task.decode(example, own)))
+    return pairs
+
+
+def _prepared(
+    task: TaskLearner[E, P], precision: PredictPrecision, device: torch.device, bulk: bool
+) -> TaskLearner[E, P]:
+    """Return the task as it is, or prepared if int8 asks for it or many tokens gain by it."""
+    if isinstance(task.model, PreparedModel):
+        return task
+    if precision == "int8":
+        return prepare_task(task, "int8")
+    gains = bulk and gains_at_bulk(task.model, resolve_precision(precision, device))
+    return prepare_task(task, precision) if gains else task
+
+
+def _check_finite(outputs: Many[Output], example: object) -> None:
+    if not all(np.isfinite(output).all() for output in outputs):
+        raise DivergedError(
+            "the model's output is not finite (NaN or infinity)",
+            where=getattr(example, "where", None),
+            fix="Its weights are damaged, or its training diverged: use another model or checkpoint.",
+        )
 
 
 def windows(
-    task: TaskLearner[E, P], examples: Iterable[E], pace: PredictConfig = DEFAULT_PREDICT
+    task: TaskLearner[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[E], list[EncodedExample]]]:
-    """Examples with what they became, so many together as the pace has it, or fewer where the task has fewer."""
-    for window in grouped(examples, min(pace.window, task.definition.window)):
+    """Yield windows of examples with their encoded forms; a task may have smaller windows than the config."""
+    for window in grouped(examples, min(config.window, task.definition.window)):
         yield window, task.encode(window)
 
 
 def evaluate_task(
     task: TaskLearner[E, P],
     examples: Iterable[E],
-    pace: PredictConfig = DEFAULT_PREDICT,
-    tally: PredictionCounts | None = None,
+    config: PredictConfig = DEFAULT_PREDICT,
+    counts: PredictionCounts | None = None,
 ) -> Metrics:
-    """The metrics on examples that have their answers; arguments as `predict`."""
-    return task.score(predict(task, examples, pace, tally))
+    """Return the metrics on examples that have their answers; arguments as `predict`."""
+    return task.score(predict(task, examples, config, counts))
 
 
 def grouped(
     items: Iterable[T], size: int, shared: Callable[[T], object] = lambda item: None
 ) -> Iterator[list[T]]:
-    """Items in lists of `size`, the last one shorter; neighbours that share something are not parted, whatever the size."""
+    """Split items into lists of `size`, the last one shorter.
+
+    Neighbours that share something (`shared` is equal and not None) stay together, whatever the size.
+    """
     window: list[T] = []
     for item in items:
         if len(window) >= size and shared(item) != shared(window[-1]):
             yield window
             window = []
         window.append(item)
-        if (
-            len(window) >= size and shared(item) is None
-        ):  # without waiting for the next one, which somebody may have to type
+        # Without waiting for the next item, which somebody may have to type.
+        if len(window) >= size and shared(item) is None:
             yield window
             window = []
     if window:
         yield window
-
-
-def prepare_task(
-    task: TaskLearner[E, P], precision: Precision | Literal["int8"] = "fp32"
-) -> TaskLearner[E, P]:
-    """Return the task in evaluation mode with a model from `prepared_encoder.prepare`.
-
-    Raises:
-        ConfigError: see there.
-    """
-    kind: Any = type(task)
-    model = prepare(task.model, precision)
-    made: TaskLearner[E, P] = kind(task.definition, model, task.tokenizer, task.labels, task.length)
-    return made.eval()

@@ -1,93 +1,99 @@
-"""What int8 costs and gains on labelled data: the same model in fp32 and in int8, by the task's own metric and by the clock."""
+"""The cost and gain of int8 on labelled data: one model in fp32 and in int8, by the task's metric and by the clock."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from bothways.core.errors import ConfigError
-from bothways.prediction.engine import prepare_task
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.task import Direction, Metrics
 
-LIMIT = 0.5
-"""Points that may be lost, unless another limit is set."""
-SHORT = 20.0
-"""Seconds below which a measurement is repeated."""
+MAX_LOSS = 0.5
+"""Points that int8 may lose by default."""
+SHORT_SECONDS = 20.0
+"""Measurements are repeated until they have taken this long together, at most three times."""
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The metrics of one precision, and the fewest seconds from texts to metrics."""
+class TimedMetrics:
+    """The metrics in one precision, and the fewest seconds from texts to metrics."""
 
     metrics: Metrics
     seconds: float
 
 
 @dataclass(frozen=True)
-class Price:
-    """Attributes:
-    metric: what counts, the task's own.
-    direction: its best value.
-    fp32, int8: the same model on the same data.
+class Int8Report:
+    """One model in two precisions on the same data.
+
+    Attributes:
+        metric: the metric that counts, the task's own.
+        direction: its better direction.
+        fp32, int8: the measurements.
     """
 
     metric: str
     direction: Direction
-    fp32: Scored
-    int8: Scored
+    fp32: TimedMetrics
+    int8: TimedMetrics
 
     @property
-    def loss(self) -> float:
-        """Points that int8 loses: hundredths of the metric; where the lowest is best, hundredths of its value in fp32."""
+    def points_lost(self) -> float:
+        """Hundredths of the metric; where lower is better, percent of its value in fp32."""
         before, after = self.fp32.metrics[self.metric], self.int8.metrics[self.metric]
         return 100 * (before - after if self.direction == "highest" else after / before - 1)
 
     @property
     def speedup(self) -> float:
-        """How many times as fast int8 is."""
+        """The time in fp32 divided by the time in int8."""
         return self.fp32.seconds / self.int8.seconds
 
-    def check(self, limit: float = LIMIT) -> None:
-        """ConfigError: more points are lost than this, or nobody knows how many."""
-        if not self.loss <= limit:
-            what = f"int8 loses {self.loss:.2f} points of {self.metric} here, and the limit is {limit:g}"
-            raise ConfigError(
-                what, where="precision", fix="Predict in fp32, or allow more: --limit POINTS."
-            )
+    def check(self, limit: float = MAX_LOSS) -> None:
+        """Raise ConfigError if more points than `limit` are lost, or the loss is not a number."""
+        if not self.points_lost <= limit:
+            what = f"int8 loses {self.points_lost:.2f} points of {self.metric} here; the limit is {limit:g}"
+            fix = "Predict in fp32, or allow more: --limit POINTS."
+            raise ConfigError(what, where="precision", fix=fix)
 
     def __str__(self) -> str:
-        return f"int8 loses {self.loss:.2f} points of {self.metric}, and is {self.speedup:.2f} times as fast"
+        lost = f"{self.points_lost:.2f} points of {self.metric}"
+        return f"int8 loses {lost}, and is {self.speedup:.2f} times as fast"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways evaluate --json` writes them."""
+        """Return plain values, as `bothways evaluate --json` writes them."""
         both = {"fp32": dict(self.fp32.metrics), "int8": dict(self.int8.metrics)}
-        return {"metric": self.metric, "points_lost": self.loss, "speedup": self.speedup, **both}
+        summary = {"points_lost": self.points_lost, "speedup": self.speedup}
+        return {"metric": self.metric, **summary, **both}
 
 
-def price(opened: Predictor, evaluate: Callable[[Predictor], Metrics]) -> Price:
-    """What int8 costs and gains, measured now.
+def measure_int8(
+    open_in: Callable[[Literal["fp32", "int8"]], Predictor],
+    evaluate: Callable[[Predictor], Metrics],
+) -> Int8Report:
+    """Measure the cost and gain of int8 now.
 
     Args:
-        opened: the model in fp32.
-        evaluate: its metrics on data; called for both, so it reads the data anew each time.
+        open_in: opens the model in a precision.
+        evaluate: returns its metrics; called for both, so it opens the data on each call.
 
     Raises:
-        ConfigError: there is no int8 for this model here.
+        ConfigError: int8 is not available for this model here.
     """
-    definition, quantised = opened.task.definition, Predictor(prepare_task(opened.task, "int8"))
-    fp32, int8 = (_scored(model, evaluate) for model in (opened, quantised))
-    direction = definition.directions(opened.task.labels)[definition.metric]
-    return Price(definition.metric, direction, fp32, int8)
+    quantised = open_in("int8")  # before the data is read for fp32
+    int8, fp32 = (_measure(predictor, evaluate) for predictor in (quantised, open_in("fp32")))
+    task = quantised.task
+    direction = task.definition.directions(task.labels)[task.definition.metric]
+    return Int8Report(task.definition.metric, direction, fp32, int8)
 
 
-def _scored(opened: Predictor, evaluate: Callable[[Predictor], Metrics]) -> Scored:
-    """On few data up to three times, and the shortest counts: the first time reads modules and weights from the disk."""
+def _measure(predictor: Predictor, evaluate: Callable[[Predictor], Metrics]) -> TimedMetrics:
+    """Return the shortest of up to three times: the first one also reads modules and weights from the disk."""
     seconds: list[float] = []
-    while not seconds or (len(seconds) < 3 and sum(seconds) < SHORT):
+    while not seconds or (len(seconds) < 3 and sum(seconds) < SHORT_SECONDS):
         start = time.perf_counter()
-        metrics = evaluate(opened)
+        metrics = evaluate(predictor)
         seconds.append(time.perf_counter() - start)
-    return Scored(metrics, min(seconds))
+    return TimedMetrics(metrics, min(seconds))

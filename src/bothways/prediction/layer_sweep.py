@@ -92,8 +92,8 @@ class _Every(TaskLearner[TextExample, VectorPrediction]):
 def sweep(
     task: Embedder,
     examples: Iterable[TextExample],
-    pace: PredictConfig = DEFAULT_PREDICT,
-    tally: PredictionCounts | None = None,
+    config: PredictConfig = DEFAULT_PREDICT,
+    counts: PredictionCounts | None = None,
 ) -> Sweep:
     """How well the cosines of all layers and poolings agree with the scores of pairs, in one pass; else as `predict`.
 
@@ -104,8 +104,8 @@ def sweep(
         task.training
     )
     agreement = Agreement()
-    slower = PredictConfig(pace.precision, pace.tokens, min(pace.window, WINDOW))
-    for example, prediction in predict(every, examples, slower, tally):
+    slower = PredictConfig(config.precision, config.tokens, min(config.window, WINDOW))
+    for example, prediction in predict(every, examples, slower, counts):
         agreement.add(gold(example), prediction.vectors)
     places = itertools.product(range(task.model.config.depth + 1), POOLINGS)
     cells = tuple(

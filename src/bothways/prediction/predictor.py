@@ -1,15 +1,21 @@
-"""A model folder at work: scored on data, or predicting."""
+"""Predictors: a model folder opened for a task, prepared once for a precision, and called with texts."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import Tree
-from bothways.core.errors import FolderError
+from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
 from bothways.hub.hf_config import RECORD
 from bothways.hub.load_report import listed
@@ -21,177 +27,304 @@ from bothways.prediction.engine import (
     PredictionCounts,
     evaluate_task,
     predict,
+    prepare_task,
 )
+from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.preflight.model import check_model
 from bothways.runtime.devices import choose_device
 from bothways.tasks.catalogue import TASKS, AnyDefinition
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
+from bothways.tasks.question_answering.examples import Question
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.sentence_embedding.folder import read_sentence_encoder
-from bothways.tasks.task import Metrics, Reading
+from bothways.tasks.sentence_embedding.task import Embedder
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.tagging.word_splitter import split_words
+from bothways.tasks.task import Metrics, Reading, Task
 from bothways.tasks.task_learner import TaskLearner
+from bothways.tasks.text_examples import TextExample
+
+Input = str | tuple[str, str] | Mapping[str, Any]
+"""A text, a pair of texts, or a row with the columns of the task."""
 
 
-@dataclass(frozen=True)
 class Predictor:
-    """A model folder that can do a task.
+    """A model prepared for predictions in one precision, with its tokenizer and task.
+
+    Calls do not change it: any number of threads can share a predictor.
+
+        classify = open_task("runs/sst")
+        classify("A wonderful film.").label          # one input, one prediction
+        classify(["Good.", "Bad."])                  # a list of predictions
+        for prediction in classify.stream(lines):    # lazily, in constant memory
+            ...
+
+    Args:
+        task: the task with its model, on its device.
+        precision: of matrix products; a model that is prepared already keeps its own.
 
     Attributes:
-        task: in evaluation mode, on its device; its definition names the columns that it was trained on, if it is known.
+        task: the task in evaluation mode, with the prepared model.
     """
 
-    task: TaskLearner[Any, Any]
+    def __init__(self, task: TaskLearner[Any, Any], precision: PredictPrecision = "fp32") -> None:
+        prepared = isinstance(task.model, PreparedModel)
+        self.task = task.eval() if prepared else prepare_task(task, precision)
 
-    def read(self, source: str, columns: Any = None, *, labelled: bool) -> Reading[Any]:
-        """The examples of a file, a Hub data set or ("-") the standard input; arguments and errors as `Definition.read`."""
-        return self.task.definition.read(source, columns, labelled=labelled)
+    @property
+    def precision(self) -> Literal["fp32", "bf16", "int8"]:
+        """The precision in use: "fp32", "bf16" or "int8"."""
+        assert isinstance(self.task.model, PreparedModel)
+        return self.task.model.precision
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the prediction for one input, or the list of predictions for several.
+
+        Args:
+            inputs: a text, a pair of texts as a tuple, a row as a dict, an example of the task, or
+                an iterable of these.
+
+        Raises:
+            DataError: an input that the task cannot read.
+        """
+        if _is_one(inputs):
+            [prediction] = self.stream([inputs])
+            return prediction
+        return list(self.stream(inputs))
+
+    def stream(
+        self, inputs: Iterable[Any], config: PredictConfig = DEFAULT_PREDICT
+    ) -> Iterator[Any]:
+        """Yield a prediction for each input, in order; reads `config.window` inputs at a time."""
+        examples = (_example(self.task, item, number) for number, item in enumerate(inputs, 1))
+        return (prediction for _, prediction in predict(self.task, examples, config))
+
+    def encode(self, texts: str | Iterable[str]) -> Float[NDArray[np.float32], "*texts width"]:
+        """Return the vectors of texts `(texts, width)`, or that of one text `(width,)`.
+
+        Raises:
+            ConfigError: the predictor was opened for another task.
+        """
+        if not isinstance(self.task, Embedder):
+            what = f"encode is for the task 'embed', and this predictor has {self.task.definition.name!r}"
+            raise ConfigError(what, where="task", fix='Open the model with task="embed".')
+        alone = isinstance(texts, str)
+        vectors = [prediction.vectors[0] for prediction in self.stream([texts] if alone else texts)]
+        width = self.task.definition.width(self.task.model)
+        table = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
+        result: NDArray[np.float32] = table[0] if alone else table
+        return result
+
+    def read(self, source: str | Path, columns: Any = None, *, labelled: bool) -> Reading[Any]:
+        """Open a file, a Hub data set or the standard input ("-"); arguments and errors as `Task.read`."""
+        return self.task.definition.read(str(source), columns, labelled=labelled)
 
     def evaluate(
         self,
-        reading: Reading[Any],
-        pace: PredictConfig = DEFAULT_PREDICT,
-        tally: PredictionCounts | None = None,
+        data: str | Path | Reading[Any] | Iterable[Any],
+        config: PredictConfig = DEFAULT_PREDICT,
+        counts: PredictionCounts | None = None,
     ) -> Metrics:
-        """The metrics on examples with what the task is scored by, in constant memory.
+        """Return the metrics on labelled data, in constant memory.
+
+        Args:
+            data: a file, a Hub data set, a reading, or rows.
 
         Raises:
-            DataError: an example without a label, or with one that is none of the model's.
+            DataError: an example has no label, or a label that the model does not have.
         """
-        return evaluate_task(self.task, reading.examples, pace, tally)
+        return evaluate_task(self.task, self._examples(data, labelled=True), config, counts)
 
     def predict(
         self,
-        reading: Reading[Any],
-        pace: PredictConfig = DEFAULT_PREDICT,
-        tally: PredictionCounts | None = None,
+        data: str | Path | Reading[Any] | Iterable[Any],
+        config: PredictConfig = DEFAULT_PREDICT,
+        counts: PredictionCounts | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """Examples with their predictions, in their order, in constant memory."""
-        return predict(self.task, reading.examples, pace, tally)
+        """Yield (example, prediction) for a file, a reading or rows, in order and in constant memory."""
+        return predict(self.task, self._examples(data, labelled=False), config, counts)
+
+    def _examples(self, data: Any, *, labelled: bool) -> Iterable[Any]:
+        if isinstance(data, str | Path):
+            data = self.read(data, labelled=labelled)
+        if isinstance(data, Reading):
+            return data.examples
+        return (_example(self.task, row, number) for number, row in enumerate(data, 1))
 
 
-class Record(NamedTuple):
-    """What a folder is for, and the longest text that it was made for, in tokens, if that is known."""
+def _is_one(inputs: Any) -> bool:
+    pair = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
+    return pair or isinstance(inputs, str | Mapping) or dataclasses.is_dataclass(inputs)
+
+
+def _example(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
+    """Return the example of the task in an input."""
+    definition = task.definition
+    where = f"input {number}"
+    match value:
+        case str():
+            return _from_texts(definition, (value,), where)
+        case (str(), str()):
+            return _from_texts(definition, tuple(value), where)
+        case Mapping():
+            return definition.example(value, where=where)  # type: ignore[attr-defined]
+        case _ if dataclasses.is_dataclass(value):
+            return value
+        case _:
+            what = (
+                f"is a {type(value).__name__}: it must be a text, a tuple of two texts, or a dict"
+            )
+            raise DataError(what, where=where)
+
+
+def _from_texts(definition: Task[Any, Any], texts: tuple[str, ...], where: str) -> Any:
+    """Return the example of a task that consists of one or two texts."""
+    match definition, texts:
+        case QuestionAnsweringTask(), (question, context):
+            return Question("", question, context, where=where)
+        case TaggingTask(), (text,):
+            spans = split_words(text)
+            slices = tuple(text[start:stop] for start, stop in spans)
+            return TagExample(slices, where=where, text=text, starts=tuple(s for s, _ in spans))
+        case MultilabelTask(), _:
+            return MultilabelExample(texts[0], texts[1] if len(texts) > 1 else None, where=where)
+        case ((QuestionAnsweringTask() | TaggingTask()), _):
+            pass
+        case _ if definition.name != "choice":
+            return TextExample(*texts, where=where)
+    needs = {"answer": "a tuple (question, context)", "tag": "one text"}.get(
+        definition.name, "a dict with its columns"
+    )
+    given = "one text" if len(texts) == 1 else "two texts"
+    raise DataError(f"is {given}, and the task {definition.name!r} needs {needs}", where=where)
+
+
+class FolderRecord(NamedTuple):
+    """The task that a folder is for, and the length it was trained with, if known."""
 
     task: AnyDefinition
     length: int | None
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What `bothways.json` says that predictions need."""
+class _RecordFields:
+    """The fields of `bothways.json` that predictions need."""
 
     length: int | None = None
     task: AnyDefinition | None = None
 
 
-_HOW = "Fine-tune it first: bothways finetune MODEL TRAIN --task …"
-_MASKED = "Choose a model that kept its masked head, such as a BertForMaskedLM or the folder of bothways pretrain."
-
-_OTHER = "Choose another task, or another model."
+_FINETUNE_FIRST = "Fine-tune it first: bothways finetune MODEL TRAIN --task …"
+_NEEDS_MASKED_HEAD = "Choose a model with its masked head, such as a BertForMaskedLM or the folder of a pre-training run."
+_CHOOSE_OTHER = "Choose another task, or another model."
 
 
 def open_task(
-    folder: str,
+    folder: str | Path,
+    task: str | None = None,
+    *,
+    length: int | None = None,
+    device: str = "auto",
+    precision: PredictPrecision = "fp32",
+    settings: Tree | Iterable[str] = (),
+) -> Predictor:
+    """Open a model folder, the folder of a fine-tuning run, or a Hub id for a task.
+
+    Args:
+        task: a kind in `tasks.catalogue`; None for the task that the folder was trained for.
+        length: the longest text in tokens; None as in training, else all positions of the model.
+        precision: of matrix products; fp32 gives the same predictions on every machine.
+        settings: changed settings of the task: {"pooling": "max"}, or texts such as "pooling=max".
+
+    Raises:
+        FolderError: the folder cannot be read, lacks the heads that the task needs, has them with
+            other outputs, or gives two outputs one name.
+        TokenizerError: the tokenizer cannot be read.
+        BothwaysError: the tokenizer has more ids than the model.
+        ConfigError: the length is beyond the model's positions; an unknown device, task or setting;
+            a precision that the device does not have.
+    """
+    learner = open_learner(folder, task, length=length, device=device, settings=settings)
+    return Predictor(learner, precision)
+
+
+def open_learner(
+    folder: str | Path,
     task: str | None = None,
     *,
     length: int | None = None,
     device: str = "auto",
     settings: Tree | Iterable[str] = (),
-) -> Predictor:
-    """A model folder, the folder of a fine-tuning run, or a Hub id, ready for a task.
-
-    Args:
-        task: its kind, as in `tasks.catalogue`; none means what the folder was trained for.
-        length: the longest text in tokens; none means as in training, else all of the model's positions.
-        settings: of the task, other than the folder's own: {"pooling": "max"}, or texts such as "pooling=max".
-
-    Raises:
-        FolderError: it cannot be read, has not the heads that the task needs, has them with other outputs, or gives
-            two of these one name.
-        TokenizerError: its tokenizer cannot be read.
-        BothwaysError: the tokenizer has more ids than the model.
-        ConfigError: the length is beyond the model's positions, or there is no such device, task or setting.
-    """
-    loaded = load_model(resolve_run(folder), whole=False)
+) -> TaskLearner[Any, Any]:
+    """Open a folder as `open_task`, with the model as it is saved, in evaluation mode."""
+    loaded = load_model(resolve_run(str(folder)), whole=False)
     record = _record(loaded, task)
     definition = configs.load(type(record.task), base=record.task, overrides=settings)
-    _check(definition, loaded)
-    longest = next(
-        most
-        for most in (length, record.length, loaded.model.config.max_positions)
-        if most is not None
-    )
+    _check_heads(definition, loaded)
+    known = (length, record.length, loaded.model.config.max_positions)
+    longest = next(value for value in known if value is not None)
     tokenizer = loaded.tokenizer()
     report_findings(check_model(loaded.model.config, tokenizer, longest))
-    opened = definition.task(loaded.model, tokenizer, loaded.labels, longest).to(
-        choose_device(device)
-    )
-    return Predictor(opened.eval())
+    model = loaded.model.to(choose_device(device))
+    learner: TaskLearner[Any, Any] = definition.task(model, tokenizer, loaded.labels, longest)
+    return learner.eval()
 
 
-def _check(definition: AnyDefinition, loaded: LoadedModel) -> None:
-    """FolderError: the model has not the heads that the task needs, or what they give is not what the task reads."""
+def _check_heads(definition: AnyDefinition, loaded: LoadedModel) -> None:
+    """Raise FolderError if the model lacks a head of the task, or its outputs are for another task."""
     needed = {head.kind for head in definition.heads(loaded.labels, None)}
+    name = definition.name
     if not needed <= set(loaded.model.heads):
-        what = f"cannot {definition.name}: that needs {' and '.join(sorted(needed))}, and it holds {_heads(loaded)}"
-        raise FolderError(
-            what, where=loaded.folder, fix=_HOW if definition.name in TASKS else _MASKED
-        )
+        what = f"the task {name!r} needs the head {' and '.join(map(repr, sorted(needed)))}; this model has: {_heads(loaded)}"
+        fix = _FINETUNE_FIRST if name in TASKS else _NEEDS_MASKED_HEAD
+        raise FolderError(what, where=loaded.folder, fix=fix)
     if definition.problem is not None and loaded.problem not in (None, definition.problem):
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
-        raise FolderError(what, where=loaded.folder, fix=_OTHER)
+        raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
     if definition.problem == "regression" and len(loaded.labels) > 1:
-        what = f"its label head has {len(loaded.labels)} outputs ({listed(loaded.labels)}), and {definition.name} takes one"
-        raise FolderError(what, where=loaded.folder, fix=_OTHER)
+        what = f"its label head has {len(loaded.labels)} outputs ({listed(loaded.labels)}), and {name} has one"
+        raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
     if "labels" in needed:
-        _check_names(loaded)
+        label, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
+        if count > 1:
+            what = f"id2label gives the name {label!r} to {count} outputs, and the task tells outputs apart by name"
+            config = loaded.folder / "config.json"
+            raise FolderError(what, where=config, fix="Give each output its own name there.")
 
 
-def _check_names(loaded: LoadedModel) -> None:
-    """FolderError: two outputs have one name, under which only one of their probabilities could be told."""
-    name, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
-    if count > 1:
-        what = f"id2label gives the name {name!r} to {count} outputs, and this task tells outputs apart by their names"
-        raise FolderError(
-            what,
-            where=loaded.folder / "config.json",
-            fix="Give each output a name of its own there.",
-        )
-
-
-def _record(loaded: LoadedModel, task: str | None) -> Record:
-    """What the folder says of this task: our record, else the files of sentence-transformers, else what its heads tell."""
-    said = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
-    ours = configs.read(_Said, said, where=RECORD)
+def _record(loaded: LoadedModel, task: str | None) -> FolderRecord:
+    """Return the record for this task: ours, else that of sentence-transformers, else by the heads."""
+    fields = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
+    ours = configs.read(_RecordFields, fields, where=RECORD)
     if ours.task is not None and task in (None, ours.task.name):
-        return Record(ours.task, ours.length)
-    theirs = (
-        read_sentence_encoder(loaded.folder, loaded.model.config.max_positions)
-        if task in (None, "embed")
-        else None
-    )
-    if theirs is not None:
-        return Record(*theirs)
-    return Record(_definition(loaded, task), ours.length)
+        return FolderRecord(ours.task, ours.length)
+    if task in (None, "embed"):
+        theirs = read_sentence_encoder(loaded.folder, loaded.model.config.max_positions)
+        if theirs is not None:
+            return FolderRecord(*theirs)
+    return FolderRecord(_default_task(loaded, task), ours.length)
 
 
-def _definition(loaded: LoadedModel, task: str | None) -> AnyDefinition:
-    """The definition of this kind with its defaults, or the first trainable one for the folder's heads and problem."""
+def _default_task(loaded: LoadedModel, task: str | None) -> AnyDefinition:
+    """Return the task of this kind with its defaults, or the first one for the folder's heads."""
     if task is not None:
-        return configs.read(_Said, {"task": {"kind": task}}).task or ClassificationTask()
-    held = set(loaded.model.heads)
-    # A single output without a word about it is a score, as in transformers.
+        return configs.read(_RecordFields, {"task": {"kind": task}}).task or ClassificationTask()
+    # A single output without a problem type is a score, as in transformers.
     problem = loaded.problem or ("regression" if len(loaded.labels) == 1 else None)
     for cls in TASKS.values():
         definition = cls()
-        own = {head.kind for head in definition.heads(loaded.labels, None)}
-        if own <= held and (definition.problem is None or problem in (None, definition.problem)):
+        needed = {head.kind for head in definition.heads(loaded.labels, None)}
+        fits = definition.problem is None or problem in (None, definition.problem)
+        if needed <= set(loaded.model.heads) and fits:
             return definition
-    what = f"is for no task that is known: its heads are {_heads(loaded)}"
-    fix = f"{_HOW} Or name a task that needs no training, such as --task embed."
+    what = f"is for no known task: its heads are {_heads(loaded)}"
+    fix = f"{_FINETUNE_FIRST} Or name a task that needs no training, such as --task embed."
     raise FolderError(what, where=loaded.folder, fix=fix)
 
 
 def _heads(loaded: LoadedModel) -> str:
-    """Those that it holds, and why not the others of its class."""
-    lacking = (f"; not the whole {kind}: {fault}" for kind, fault in loaded.faults.items())
-    return (", ".join(loaded.model.heads) or "none") + "".join(lacking)
+    """List the model's heads, and the faults of those that its class should have."""
+    faults = (f"; not the whole {kind}: {fault}" for kind, fault in loaded.faults.items())
+    return (", ".join(loaded.model.heads) or "none") + "".join(faults)

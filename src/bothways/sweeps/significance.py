@@ -194,7 +194,7 @@ def _grades(
     for opened in models:
         task, reading = opened.task, opened.read(source, columns, labelled=True)
         with watch(reading) as tally:
-            results = list(opened.predict(reading, tally=tally))
+            results = list(opened.predict(reading, counts=tally))
         if len(results) < 2:
             raise DataError(
                 f"there are too few examples to compare on: {len(results)}",

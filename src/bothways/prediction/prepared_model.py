@@ -1,0 +1,269 @@
+"""Models prepared for predictions: the dense layers of their blocks packed for the kernels of a CPU.
+
+`prepare_model` builds a `PreparedModel` from a `Model` and leaves the model unchanged. All weights
+other than those of the packed layers are shared. A prepared model satisfies the interface of `Model`,
+is always in evaluation mode, has no gradients and cannot be saved.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bothways.attention.dispatch import AttentionCall, Compiled, choose
+from bothways.attention.patterns import Full
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError
+from bothways.kernels import library as native
+from bothways.kernels.int8 import Int8Linear
+from bothways.kernels.library import Feature, multiplies
+from bothways.kernels.linear import Dense, Layers, Rest
+from bothways.kernels.packed_linear import PackedLinear, PanelLinear
+from bothways.model.block import Block
+from bothways.model.encoder import Encoder, Hidden, attention_views, spread
+from bothways.model.model import Model
+from bothways.model.positions import Disentangled, Learned, Sinusoidal
+from bothways.runtime.devices import (
+    Precision,
+    describe_device,
+    has_int8,
+    packs_weights,
+    resolve_precision,
+)
+
+PredictPrecision = Precision | Literal["int8"]
+"""The precision of matrix products in predictions."""
+PackLayer = Callable[[nn.Linear], nn.Module]
+"""Makes the packed form of a dense layer."""
+
+
+class PreparedBlock(Block):
+    """A block with packed dense layers; one kernel computes all that follows the attention, where it exists.
+
+    | order | activation | dense layers | LayerNorms | fused kernel |
+    |---|---|---|---|---|
+    | post-norm | GELU, not gated | all int8, by `Dense` | with weights | for any number of rows |
+    | post-norm | GELU, not gated | all `PanelLinear` | with weights | up to their `most` rows |
+    | any other | | | | never |
+
+    Args:
+        block: the parts, which become those of this block.
+        pack: makes the packed form of a dense layer.
+        plain_queries: whether the projection of queries, keys and values stays an `nn.Linear`, because
+            an enhanced mask decoder applies a part of it.
+    """
+
+    def __init__(self, block: Block, pack: PackLayer, *, plain_queries: bool) -> None:
+        nn.Module.__init__(self)
+        self.normed_after, self.compiled = block.normed_after, False
+        self.attention, self.attention_norm = block.attention, block.attention_norm
+        self.mlp, self.mlp_norm = block.mlp, block.mlp_norm
+        self.attention_dropout, self.mlp_dropout = block.attention_dropout, block.mlp_dropout
+        projections = ("global_qkv", "out") if plain_queries else ("qkv", "global_qkv", "out")
+        _pack_layers(self.attention, projections, pack)
+        _pack_layers(self.mlp, ("up", "down"), pack)
+        self.max_fused_rows = _max_rows(self.mlp.up)
+        self.fused = self._fuse()
+
+    def _fuse(self) -> Rest | None:
+        dense = _kernels((self.attention.out, self.mlp.up, self.mlp.down))
+        norms = [n for n in (self.attention_norm, self.mlp_norm) if isinstance(n, nn.LayerNorm)]
+        plain = self.normed_after and self.mlp.activation == "gelu" and not self.mlp.gated
+        return Rest(dense, norms) if plain and dense is not None and len(norms) == 2 else None
+
+    def rest(
+        self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]
+    ) -> Float[Tensor, "asked width"]:
+        """Compute what follows the attention, see `Block.rest`."""
+        if self.fused is not None and len(start) <= self.max_fused_rows:
+            return self.fused(start, heads)
+        return super().rest(start, heads)
+
+
+class PreparedEncoder(Encoder):
+    """An encoder of `PreparedBlock`s; one kernel computes all layers, where it exists.
+
+    Args:
+        encoder: the parts, which become those of this encoder.
+        pack: makes the packed form of a dense layer.
+
+    Attributes:
+        layers: the kernel of all layers; None if there is none for this encoder.
+        max_tokens: the most tokens of a batch that `layers` computes.
+    """
+
+    def __init__(self, encoder: Encoder, pack: PackLayer) -> None:
+        nn.Module.__init__(self)
+        self.config, self.width, self.recompute = encoder.config, encoder.width, False
+        self.embedding, self.relative = encoder.embedding, encoder.relative
+        self.convolution, self.norm = encoder.convolution, encoder.norm
+        decodes = isinstance(self.config.position, Disentangled)
+        last = encoder.layer(self.config.depth - 1)[-1]
+        self.blocks = encoder.blocks
+        for parent in list(self.blocks.modules()):
+            for name, block in parent.named_children():
+                if isinstance(block, Block):
+                    plain = decodes and block is last
+                    setattr(parent, name, PreparedBlock(block, pack, plain_queries=plain))
+        self.max_tokens = 0.0
+        self.layers = self._fuse_layers()
+
+    def _fuse_layers(self) -> Layers | None:
+        """Return the kernel of all layers, if each is one fused block and all attend to all."""
+        config = self.config
+        blocks = [block for layer in range(config.depth) for block in self.layer(layer)]
+        prepared = [block for block in blocks if isinstance(block, PreparedBlock)]
+        fused = [block.fused for block in prepared if block.fused is not None]
+        projections = _kernels([block.attention.qkv for block in prepared])
+        plain = (
+            all(isinstance(pattern, Full) for pattern in config.patterns)
+            and isinstance(config.position, Learned | Sinusoidal)
+            and self.convolution is None
+            and prepared[0].attention.bias is None
+        )
+        if not plain or projections is None or not len(fused) == config.depth == len(blocks):
+            return None
+        # With AMX, attention in bf16 takes a third of the time, and loses less than int8 already has.
+        int8 = isinstance(prepared[0].mlp.up, Int8Linear)
+        in_tiles = int8 and Feature.TILES in native.kernel_features()
+        dtype = torch.bfloat16 if in_tiles else projections[0].dtype
+        device = next(self.parameters()).device
+        self.max_tokens = prepared[0].max_fused_rows
+        self._attention = functools.partial(
+            AttentionCall, device, dtype, config.width // config.heads
+        )
+        return Layers(projections, fused, config.heads, dtype)
+
+    def forward(
+        self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
+    ) -> Hidden:
+        """Encode a packed batch, see `Encoder.forward`; `Hidden.before` is missing where all layers are one kernel."""
+        layout, depth = batch.layout, self.config.depth
+        if (
+            self.layers is None
+            or keep_layers
+            or layout.tokens > self.max_tokens
+            or choose(self._attention(layout.max_seqlen)) != Compiled()
+        ):
+            return super().forward(batch, keep_layers, only)
+        x, table = self.embedding(batch)
+        if only is None:
+            return Hidden(self.layers(x, layout, depth), table)
+        # The last block computes no more than the tokens asked for after its attention.
+        x, view = self.layers(x, layout, depth - 1), attention_views(self.config, layout)[-1]
+        return Hidden(spread(self.layer(depth - 1)[-1](x, view, only=only), only, len(x)), table)
+
+
+class PreparedModel(Model):
+    """A model for predictions in one precision.
+
+    Args:
+        parts: a copy of a model, whose modules become those of this one.
+        pack: makes the packed form of a dense layer.
+        precision: of matrix products.
+    """
+
+    def __init__(
+        self, parts: Model, pack: PackLayer, precision: Literal["fp32", "bf16", "int8"]
+    ) -> None:
+        nn.Module.__init__(self)
+        self.config, self.specification = parts.config, parts.specification
+        self.precision, self.heads, encoder = precision, parts.heads, parts.encoder
+        self.encoder = PreparedEncoder(encoder, pack) if isinstance(encoder, Encoder) else encoder
+        self.eval()
+
+    @property
+    def autocast_dtype(self) -> torch.dtype:
+        """The type in which the layers that are not packed multiply."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    @property
+    def splits_batches(self) -> bool:
+        """Whether one kernel takes any number of tokens, as many at a time as the cache holds."""
+        return isinstance(self.encoder, PreparedEncoder) and self.encoder.max_tokens == math.inf
+
+
+def prepare_model(model: Model, precision: PredictPrecision = "fp32") -> PreparedModel:
+    """Build the prepared form of a model; later changes of its dense layers are not seen.
+
+    Packed are the projections of attention and both layers of the feed-forward part. Embeddings,
+    attention itself, LayerNorms, heads, the projections of relative positions and layers other than a
+    plain `nn.Linear` stay as they are; so do all layers on a GPU, with a torch without oneDNN, and in
+    a model without blocks.
+
+    Raises:
+        ConfigError: int8 on a device without it or for a model without blocks.
+    """
+    device = next(model.parameters()).device
+    if precision == "int8":
+        _check_int8(model, device)
+        resolved: Literal["fp32", "bf16", "int8"] = "int8"
+        pack: PackLayer = Int8Linear
+    else:
+        dtype = resolve_precision(precision, device)
+        resolved = "bf16" if dtype is torch.bfloat16 else "fp32"
+        pack = layer_packer(device, dtype)
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return PreparedModel(copy.deepcopy(model, tensors), pack, resolved)
+
+
+def layer_packer(device: torch.device, dtype: torch.dtype) -> PackLayer:
+    """Return what packs a dense layer in fp32 or bf16.
+
+    | device | dtype | kernels compiled | layer |
+    |---|---|---|---|
+    | CPU, x86 with AVX-512 | fp32 | yes | `PanelLinear` |
+    | the same, with its instructions for bf16 | bf16 | yes | `PanelLinear` |
+    | CPU, if `packs_weights` | any other case | | `PackedLinear` |
+    | any other | | | unchanged |
+    """
+    if not packs_weights(device):
+        return lambda linear: linear
+    own = multiplies("fp32" if dtype == torch.float32 else "bf16")
+    return functools.partial(PanelLinear if own else PackedLinear, dtype=dtype)
+
+
+def gains_at_bulk(model: Model, dtype: torch.dtype) -> bool:
+    """Return whether many tokens go faster through the prepared form of this model.
+
+    They do where the library's kernels are faster than torch's products for any number of rows.
+    """
+    fp32 = dtype is not torch.bfloat16
+    own = Feature.TILES in native.kernel_features() if fp32 else multiplies("bf16")
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return own and on_cpu and not isinstance(model, PreparedModel)
+
+
+def _check_int8(model: Model, device: torch.device) -> None:
+    if not has_int8(device):
+        what = f"int8 needs instructions that {describe_device(device)} does not have"
+        fix = "Set the precision to auto or fp32, or the device to cpu."
+        raise ConfigError(what, where="precision", fix=fix)
+    if not isinstance(model.encoder, Encoder):
+        what = "int8 is for the dense layers of Transformer blocks, and this model has none"
+        raise ConfigError(what, where="precision", fix="Set the precision to fp32.")
+
+
+def _pack_layers(module: nn.Module, names: tuple[str, ...], pack: PackLayer) -> None:
+    for name in names:
+        layer = getattr(module, name)
+        if type(layer) is nn.Linear:
+            setattr(module, name, pack(layer))
+
+
+def _kernels(layers: Sequence[nn.Module]) -> list[Dense] | None:
+    """Return the kernels of dense layers; None unless all have one."""
+    products = [getattr(layer, "product", None) for layer in layers]
+    return cast("list[Dense]", products) if all(isinstance(p, Dense) for p in products) else None
+
+
+def _max_rows(layer: nn.Module) -> float:
+    """Return the most rows for which a layer has a kernel."""
+    return layer.most if isinstance(layer, PanelLinear) else math.inf
