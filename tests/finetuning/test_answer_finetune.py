@@ -12,7 +12,7 @@ import torch
 
 from bothways import cli
 from bothways.core.batch import pack
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner, open_task
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from toy_folder import FILLERS, GOOD, make_folder
 
@@ -70,7 +70,7 @@ def record_of(place: Path) -> dict[str, Any]:
 
 
 def test_it_is_learned_and_the_threshold_stays(place: Path) -> None:
-    record, task = record_of(place), open_task(str(place / "run"), device="cpu").task
+    record, task = record_of(place), open_learner(str(place / "run"), device="cpu")
     assert record["metrics"]["f1"] > 0.95
     assert record["metrics"]["f1"] == pytest.approx(record["metrics"]["f1_best"])
     assert isinstance(task.definition, QuestionAnsweringTask)

@@ -29,7 +29,7 @@ from bothways.model.head_config import Head, LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner, open_task
 from bothways.pretraining.build import fit_to_corpus
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice.examples import ChoiceExample
@@ -300,7 +300,7 @@ def test_every_family_fills_masks(family: str, tmp_path: Path) -> None:
     _, tokenizer, model, read = saved(family, (MaskedHead(),), tmp_path / "model")
     mask = tokenizer.token(tokenizer.specials.mask)
     text = f"ape {mask} cat"
-    task = open_task(str(tmp_path / "model"), "fill", device="cpu").task
+    task = open_learner(str(tmp_path / "model"), "fill", device="cpu")
     ((_, found),) = predict(task, [TextExample(text)])
     row = read(text, return_tensors="pt")
     place = row["input_ids"][0].tolist().index(tokenizer.specials.mask)
@@ -316,7 +316,7 @@ def test_every_family_fills_masks(family: str, tmp_path: Path) -> None:
 def test_every_family_embeds(family: str, tmp_path: Path) -> None:
     pooled = family not in ("distilbert", "electra", "deberta", "deberta-v2")
     _, _, model, read = saved(family, (PoolerHead(),) if pooled else (), tmp_path / "model")
-    task = open_task(str(tmp_path / "model"), "embed", device="cpu").task
+    task = open_learner(str(tmp_path / "model"), "embed", device="cpu")
     ((_, found),) = predict(task, [TextExample("ape bee", "cat")])
     for text, vector in zip(("ape bee", "cat"), found.vectors, strict=True):
         with torch.no_grad():
@@ -345,7 +345,7 @@ def test_a_filling_stands_as_its_token_is_marked(
 ) -> None:
     """White space is that of the text, where the tokenizer's mask takes it and where it does not."""
     _, tokenizer, _, _ = saved(family, (MaskedHead(),), tmp_path / "model")
-    task = open_task(str(tmp_path / "model"), "fill", device="cpu").task
+    task = open_learner(str(tmp_path / "model"), "fill", device="cpu")
     id = tokenizer.id(word)
     assert id is not None
     with torch.no_grad():
@@ -360,7 +360,7 @@ def test_white_space_stays_where_the_mask_takes_it(trim: bool, tmp_path: Path) -
     _, tokenizer, _, _ = saved("roberta", (MaskedHead(),), tmp_path / "model")
     file = tmp_path / "model" / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "trim_offsets": trim}))
-    task = open_task(str(tmp_path / "model"), "fill", device="cpu").task
+    task = open_learner(str(tmp_path / "model"), "fill", device="cpu")
     text = " ape\t  <mask> bee"
     (encoded,) = task.tokenizer.encode_with_offsets([text])
     assert text[slice(*encoded.offsets[encoded.ids == tokenizer.specials.mask][0])] == (
@@ -391,7 +391,7 @@ def test_a_model_of_one_segment_with_a_tokenizer_that_tells_two_apart(tmp_path: 
         tokenizer,
         labels=labels,
     )
-    task = open_task(str(tmp_path / "model"), "classify", device="cpu").task
+    task = open_learner(str(tmp_path / "model"), "classify", device="cpu")
     example = TextExample("ape bee", "cat dog")
     np.testing.assert_allclose(
         ours(task, example), theirs(tmp_path / "model", example), rtol=0, atol=2e-5

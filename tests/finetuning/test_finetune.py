@@ -29,7 +29,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.head_config import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner, open_task
 from bothways.report.sections import readable_number
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.task import examples_fingerprint
@@ -181,7 +181,7 @@ def test_evaluating_the_folder_gives_the_metrics_of_the_run(
         )
         assert classifier.task.definition.columns == TextColumns("sentence", None, "label")
         assert classifier.task.length == 16
-    assert open_task(str(folder), length=8).task.length == 8
+    assert open_learner(str(folder), length=8).length == 8
 
 
 def test_a_folder_that_bothways_pretrained_is_a_start(tmp_path: Path, files: Files) -> None:
@@ -397,7 +397,7 @@ def test_a_folder_of_others_with_one_output_gives_scores(tmp_path: Path) -> None
     save_model(
         tmp_path / "model", Model(encoder, (LabelHead(1),)), make_tokenizer(tmp_path / "tokenizer")
     )
-    assert open_task(str(tmp_path / "model")).task.definition.name == "regress"
+    assert open_learner(str(tmp_path / "model")).definition.name == "regress"
 
 
 def test_unseen_labels_stop_an_evaluation(

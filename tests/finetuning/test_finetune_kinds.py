@@ -18,7 +18,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.head_config import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner, open_task
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice.examples import ChoiceColumns
 from bothways.tasks.choice.task import ChoiceTask
@@ -125,7 +125,7 @@ def test_a_finished_run_opens_again_as_it_was(
 
 def test_what_was_tuned_and_read_is_in_the_definition(tmp_path: Path) -> None:
     done, _ = run(tmp_path, MultilabelTask(), several)
-    definition = open_task(str(done.folder)).task.definition
+    definition = open_learner(str(done.folder)).definition
     assert isinstance(definition, MultilabelTask)
     assert len(definition.thresholds) == 2
     assert definition.thresholds == done.task.definition.thresholds  # type: ignore[attr-defined]
@@ -176,4 +176,4 @@ def test_a_folder_of_others_is_for_what_its_head_is(
         make_tokenizer(tmp_path / "t"),
         problem=problem,
     )
-    assert open_task(str(tmp_path / "model")).task.definition == expected
+    assert open_learner(str(tmp_path / "model")).definition == expected

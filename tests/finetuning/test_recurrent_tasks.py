@@ -31,7 +31,7 @@ from bothways.model.head_config import BiLMHead
 from bothways.model.lstm_config import LSTMConfig
 from bothways.model.model import Model
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner, open_task
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, modern, paper
 from bothways.tasks.catalogue import Trainable
@@ -187,7 +187,7 @@ def test_every_task_is_done(
 
 
 def test_texts_are_embedded(trained: Path) -> None:
-    task = open_task(str(trained), "embed", device="cpu").task
+    task = open_learner(str(trained), "embed", device="cpu")
     ((_, found),) = predict(task, [TextExample("the cat sleeps", "the owl")])
     for text, vector in zip(("the cat sleeps", "the owl"), found.vectors, strict=True):
         (item,) = task.encode([TextExample(text)])
@@ -199,7 +199,7 @@ def test_texts_are_embedded(trained: Path) -> None:
 
 
 def test_a_model_that_fills_no_masks_says_so(trained: Path) -> None:
-    with pytest.raises(FolderError, match="cannot fill: that needs masked, and it holds bilm"):
+    with pytest.raises(FolderError, match="'fill' needs the head 'masked'; this model has: bilm"):
         open_task(str(trained), "fill", device="cpu")
 
 

@@ -15,7 +15,7 @@ from bothways.core.batch import pack
 from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.prepare import FinetuneConfig
 from bothways.finetuning.run import FinetuneResult, finetune
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner
 from bothways.tasks.tagging.examples import TagColumns, TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.durations import Epochs
@@ -82,7 +82,7 @@ def test_transformers_opens_the_folder_with_the_same_logits(
     theirs, report = BertForTokenClassification.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values())
     assert theirs.config.id2label == dict(enumerate(LABELS))
-    task = open_task(str(folder)).task
+    task = open_learner(str(folder))
     for item in task.encode(
         [TagExample(("the", "bad", "films", "good", "men")), TagExample(("poor",) * 30)]
     ):
@@ -142,5 +142,5 @@ def test_the_command_finetunes_with_other_columns(
         [*words, "length=12", "task.stride=5", "training.until=1 steps"],
         result_action="return_value",
     )
-    definition = open_task(str(folder / "other")).task.definition
+    definition = open_learner(str(folder / "other")).definition
     assert definition == TaggingTask(TagColumns("0", "2"), stride=5)

