@@ -1,28 +1,33 @@
-"""DeBERTa: attention to content and to relative position apart (He et al. 2020), and as ELECTRA (version 3; He et al. 2021).
+"""DeBERTa: separate attention to content and to relative position (He et al. 2020, 2021).
 
-Against BERT: relative positions in each layer (`Disentangled`), no segments, ε is 1e-7, and the heads of whole sequences have a
-dense layer of their own with GELU. Version 1 has byte-level BPE, and no biases of keys. Versions 2 and 3 have pieces of
-SentencePiece, buckets of distances, the content's layers for positions, too; version 2 a convolution beside the first layer.
+Differences from BERT: relative positions in each layer (`Disentangled`), no segments, ε = 1e-7,
+and heads for whole sequences with a dense layer and GELU of their own. Version 1 has byte-level
+BPE and no biases of keys. Versions 2 and 3 have SentencePiece, buckets of distances, and share
+projections between content and positions; version 2 has a convolution next to the first layer.
+Version 3 is pre-trained like ELECTRA.
 
-Absolute positions come in when a masked token is predicted, and only there (the enhanced mask decoder). transformers has no
-such decoder and leaves out its table, `position_embeddings`; the published files have it, and a head `lm_predictions` that goes
-with it. So a file with that table is read as one with a decoder (`_seen`), and a model with one is written as those are, with a
-setting `enhanced_mask_decoder` that transformers passes over. Without a decoder the head is `cls.predictions`, transformers'
-`legacy` layout; both names are read in either case.
+Absolute positions are added only when a masked token is predicted (the enhanced mask decoder).
+transformers has no such decoder and leaves out its table, `position_embeddings`; the published
+files have it, with a head `lm_predictions`. A file with that table is therefore read as one with
+a decoder (`_seen`), and a model with a decoder is written like the published ones, with a setting
+`enhanced_mask_decoder` that transformers ignores. Without a decoder the head is `cls.predictions`,
+transformers' `legacy` layout; both names are read in either case.
 
-Version 3's published discriminators have a head of replaced tokens, too, `mask_predictions`; no class of transformers has it.
+Version 3's published discriminators also have a head of replaced tokens, `mask_predictions`,
+which no class of transformers has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from bothways.core.errors import FolderError
 from bothways.families import bert
 from bothways.families.common import classes, masked_rules, output_rules
 from bothways.families.config_rules import (
+    ACTIVATIONS,
     FIXED,
     NUMBERS,
     ConfigRules,
@@ -30,18 +35,12 @@ from bothways.families.config_rules import (
     read_flag,
     read_number,
 )
-from bothways.families.deberta_positions import (
-    WITH_TANH,
-    activation_said,
-    decodes,
-    read_position,
-    write_position,
-)
-from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.family import Architecture, Family
 from bothways.families.weight_names import Interleave, KeyTable, Rename, Rule, Stack
+from bothways.model.activation import Activation
 from bothways.model.config import Bias, EncoderConfig, PostNorm
 from bothways.model.head_config import Own, Readout
-from bothways.model.positions import Convolution, Disentangled, Learned
+from bothways.model.positions import Convolution, Disentangled, Learned, Term
 
 ENGLISH_BYTES = 50_265
 ENGLISH = 128_100
@@ -66,7 +65,7 @@ def _sized(vocab: int, depth: int, width: int, heads: int, position: Disentangle
 
 
 def first(depth: int, width: int, heads: int) -> EncoderConfig:
-    """Version 1: a row of its own for each distance, layers of its own for positions, no biases of keys."""
+    """Version 1: a row for each distance, separate layers for positions, no biases of keys."""
     return replace(
         _sized(ENGLISH_BYTES, depth, width, heads, Disentangled(absolute="decoder")),
         bias=Bias(key=False),
@@ -98,25 +97,35 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
+_WITH_TANH: dict[str, Any] = {**ACTIVATIONS, "tanh": "tanh"}
+"""The activations of the pooler and of the convolution."""
+
+
+def _activation_name(activation: Activation | str) -> str:
+    """Return transformers' name of an activation, "" without one."""
+    return next((theirs for theirs, ours in _WITH_TANH.items() if ours == activation), "")
+
+
+def _has_decoder(position: object) -> bool:
+    return isinstance(position, Disentangled) and position.absolute == "decoder"
+
+
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
     narrow = read_number(raw, "embedding_size", config.width, where)
-    for key, size in (
-        ("pooler_hidden_size", config.width),
-        ("attention_head_size", config.width // config.heads),
-    ):
+    sizes = {
+        "pooler_hidden_size": config.width,
+        "attention_head_size": config.width // config.heads,
+    }
+    for key, size in sizes.items():
         if raw.get(key) is not None and raw[key] != size:
-            raise FolderError(
-                f"{key} must be {size} as the rest says, not {raw[key]!r}", where=where
-            )
-    activation = read_choice(raw, "pooler_hidden_act", WITH_TANH, "gelu", where)
+            what = f"{key} must be {size}, as the other settings imply, not {raw[key]!r:.40}"
+            raise FolderError(what, where=where)
+    activation = read_choice(raw, "pooler_hidden_act", _WITH_TANH, "gelu", where)
     own = Own(activation, input_dropout=read_number(raw, "pooler_dropout", 0.0, where))
-    position = read_position(raw, config.position.max_positions, config.bias.key, where)
-    # Only transformers' own layout of the head has a matrix that the embedding may be tied to.
-    untied = (
-        config.readout.output == "own"
-        and read_flag(raw, "legacy", True, where)
-        and not decodes(position)
-    )
+    position = _read_position(raw, config.position.max_positions, config.bias.key, where)
+    # Only transformers' own layout of the head has a matrix that can be tied to the embedding.
+    legacy = read_flag(raw, "legacy", True, where)
+    untied = config.readout.output == "own" and legacy and not _has_decoder(position)
     return replace(
         config,
         segments=read_number(raw, "type_vocab_size", 0, where),
@@ -130,19 +139,94 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
-    own = config.readout.labels
-    settings = {
+    own, position = config.readout.labels, config.position
+    return {
         "type_vocab_size": config.segments,
         **({} if config.embedding is None else {"embedding_size": config.embedding}),
         "pooler_hidden_size": config.width,
-        "pooler_hidden_act": activation_said(own.activation) if isinstance(own, Own) else "",
+        "pooler_hidden_act": _activation_name(own.activation) if isinstance(own, Own) else "",
         "pooler_dropout": own.input_dropout if isinstance(own, Own) else 0.0,
+        **(_write_position(position) if isinstance(position, Learned | Disentangled) else {}),
     }
-    return (
-        settings | write_position(config.position)
-        if isinstance(config.position, Learned | Disentangled)
-        else settings
+
+
+def _read_position(
+    raw: Mapping[str, Any], most: int, later: bool, where: str
+) -> Learned | Disentangled:
+    """Return the positions; version 1 ignores the settings of later versions."""
+    at_input = read_flag(raw, "position_biased_input", True, where)
+    terms = _read_terms(raw, where)
+    size = read_number(raw, "conv_kernel_size", 0, where) if later else 0
+    if not read_flag(raw, "relative_attention", False, where):
+        if terms or not at_input or size > 0:
+            what = "without relative_attention there must be no pos_att_type, no convolution, and position_biased_input"
+            fix = "Set relative_attention to true, as in the published models."
+            raise FolderError(what, where=where, fix=fix)
+        return Learned(most)
+    decoder = read_flag(raw, "enhanced_mask_decoder", False, where)
+    position = Disentangled(
+        most,
+        terms,
+        max_distance=_read_positive(raw, "max_relative_positions", where),
+        absolute="input" if at_input else "decoder" if decoder else "none",
     )
+    if not later:
+        return position
+    groups = read_number(raw, "conv_groups", 1, where)
+    activation = read_choice(raw, "conv_act", _WITH_TANH, "tanh", where)
+    return replace(
+        position,
+        buckets=_read_positive(raw, "position_buckets", where),
+        shared=read_flag(raw, "share_att_key", False, where),
+        norm=read_choice(raw, "norm_rel_ebd", {"none": False, "layer_norm": True}, "none", where),
+        convolution=Convolution(size, groups, activation) if size > 0 else None,
+    )
+
+
+def _read_terms(raw: Mapping[str, Any], where: str) -> tuple[Term, ...]:
+    """Return the terms of attention, given as a list or as one text: "p2c|c2p"."""
+    value = raw.get("pos_att_type") or []
+    names = value.lower().split("|") if isinstance(value, str) else value
+    terms: dict[Any, Term] = {term: term for term in get_args(Term)}
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and name.strip() in terms for name in names
+    ):
+        what = f"pos_att_type {value!r:.80} has no counterpart here: it must hold c2p, p2c or both"
+        raise FolderError(what, where=where)
+    return tuple(terms[name.strip()] for name in names)
+
+
+def _read_positive(raw: Mapping[str, Any], key: str, where: str) -> int | None:
+    """Return a number, None where it is below 1, such as -1."""
+    number: int = read_number(raw, key, -1, where)
+    return number if number > 0 else None
+
+
+def _write_position(position: Learned | Disentangled) -> dict[str, Any]:
+    if isinstance(position, Learned):
+        return {
+            "relative_attention": False,
+            "position_biased_input": True,
+            "pos_att_type": None,
+            "legacy": True,
+        }
+    settings = {
+        "relative_attention": True,
+        "pos_att_type": list(position.terms),
+        "max_relative_positions": position.max_distance or -1,
+        "position_biased_input": position.absolute == "input",
+        "legacy": not _has_decoder(position),
+        "position_buckets": position.buckets or -1,
+        "share_att_key": position.shared,
+        "norm_rel_ebd": "layer_norm" if position.norm else "none",
+    }
+    if _has_decoder(position):
+        settings["enhanced_mask_decoder"] = True
+    if position.convolution is not None:
+        settings["conv_kernel_size"] = position.convolution.size
+        settings["conv_groups"] = position.convolution.groups
+        settings["conv_act"] = _activation_name(position.convolution.activation)
+    return settings
 
 
 _EMBEDDINGS = "deberta.embeddings"
@@ -207,19 +291,22 @@ _LATER: tuple[Rule, ...] = (
 
 
 def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
-    """The names for this configuration: heads of version 1's matrix, and the masked LM head's layout."""
+    """Return the names for this configuration: its number of heads, its masked LM head."""
     placed = tuple(
         replace(rule, heads=config.heads) if isinstance(rule, Interleave) else rule
         for rule in rules
     )
-    decoder = decodes(config.position)
+    decoder = _has_decoder(config.position)
     ours, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
     every = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *_masked(ours))
     return KeyTable("deberta.", every, (f"{_EMBEDDINGS}.position_ids",), _synonyms(others, ours))
 
 
 def _seen(config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
-    """A table of absolute positions that the input does not read is the decoder's; but not if transformers trained the head."""
+    """Add a decoder where there is a table of absolute positions that the input does not read.
+
+    A file whose head transformers has trained has none.
+    """
     position = config.position
     if not isinstance(position, Disentangled) or position.absolute != "none":
         return config
@@ -240,12 +327,7 @@ _CONDITIONAL = frozenset(
     norm_rel_ebd conv_kernel_size conv_groups conv_act
     """.split()  # noqa: SIM905
 )
-"""Settings that some models of the family do not read."""
-
-
-def _own(*heads: HeadKind) -> Architecture:
-    """What no class of transformers has: a model of our own folder type."""
-    return Architecture("bothways.Model", frozenset(heads), own=True)
+"""Settings that only some models of the family read."""
 
 
 def _family(
@@ -272,18 +354,16 @@ def _family(
     )
 
 
-_FIRST_CLASSES = tuple(known for known in classes("Deberta") if known.heads != {"choice"})
-
-# A setting that is absent says what it does in transformers, which the published sizes do not follow.
+# The defaults are those of transformers' classes, which the published models do not have.
 DEBERTA = _family(
     "deberta",
     replace(first(12, 768, 12), position=Disentangled()),
     _FIRST,
-    (*_FIRST_CLASSES, _own("choice")),
+    tuple(known for known in classes("Deberta") if known.heads != {"choice"}),
 )
 DEBERTA_V2 = _family(
     "deberta-v2",
     replace(later(24, 1536, 24), position=Disentangled()),
     _LATER,
-    (*classes("DebertaV2"), _own("replaced"), _own("masked", "replaced")),
+    classes("DebertaV2"),
 )

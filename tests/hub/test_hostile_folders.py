@@ -1,0 +1,170 @@
+"""Folders that were made or damaged to harm: one clear error, soon, and nothing outside is read."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from bothways.core.errors import BothwaysError, FolderError
+from bothways.families.bert import BERT
+from bothways.hub.load_report import plan_loading
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.sentence_transformers import read_sentence_config
+from bothways.model.config import EncoderConfig
+from bothways.model.head_config import MaskedHead
+from bothways.model.model import Model
+from bothways.text.tokenizer import Tokenizer
+from model_folders import change_settings, folder_of, peer
+
+DEEP = "[" * 100_000
+HUGE = '{"vocab_size": ' + "9" * 5_000 + "}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folder_of(peer("Bert", "ForSequenceClassification"), tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("content", [DEEP, HUGE], ids=["deep", "huge"])
+@pytest.mark.parametrize("name", ["config.json", "bothways.json", "model.safetensors.index.json"])
+def test_nesting_and_digits_are_one_error(name: str, content: str, folder: Path) -> None:
+    if "index" in name:
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_text(content)
+    with pytest.raises(BothwaysError, match=name):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", [DEEP, HUGE, "3", '[{"type": "a.Transformer"}]'])
+def test_odd_modules_are_one_error(content: str, folder: Path) -> None:
+    (folder / "modules.json").write_text(content)
+    with pytest.raises(BothwaysError, match=r"modules\.json"):
+        read_sentence_config(folder, 20)
+
+
+@pytest.mark.parametrize("content", [DEEP, '{"pooling_mode": 3}', '{"pooling_mode": [["cls"]]}'])
+def test_an_odd_pooling_is_one_error(content: str, folder: Path) -> None:
+    modules = [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(content)
+    with pytest.raises(BothwaysError, match=r"1_Pooling.config\.json"):
+        read_sentence_config(folder, 20)
+
+
+@pytest.mark.parametrize(
+    "outside", ["../outside", "{absolute}", "a/../../outside", "..", "x" * 5000]
+)
+def test_modules_are_not_followed_out_of_the_folder(outside: str, folder: Path) -> None:
+    secret = folder.parent / "outside"
+    secret.mkdir()
+    (secret / "config.json").write_text('{"pooling_mode": "a secret"}')
+    path = outside.format(absolute=secret.absolute())
+    modules = [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": path}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(FolderError, match="must be in the model's folder") as caught:
+        read_sentence_config(folder, 20)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "num_labels",
+        "num_hidden_layers",
+        "hidden_size",
+        "vocab_size",
+        "intermediate_size",
+        "max_position_embeddings",
+    ],
+)
+@pytest.mark.parametrize("value", [10**9, 9_000])
+def test_huge_sizes_are_one_error_soon(key: str, value: int, folder: Path) -> None:
+    change_settings(folder, **{key: value})
+    start = time.process_time()
+    with pytest.raises(FolderError):
+        load_model(folder)
+    assert time.process_time() - start < 5
+
+
+def test_a_shard_with_a_name_of_5000_letters_is_one_error(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"a": "x" * 5_000}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FolderError, match="names a shard that is not in its folder"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_one_error(number: float, tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors["encoder.layer.0.output.dense.weight"][1, 2] = number
+        return tensors
+
+    place = folder_of(peer("Bert", "Model"), tmp_path / "theirs", spoil)
+    with pytest.raises(
+        FolderError,
+        match=r"NaN or infinity in 1 of its tensors: bert\.encoder\.layer\.0\.output\.dense\.weight",
+    ):
+        load_model(place)
+
+
+def test_many_empty_tensors_take_little_time() -> None:
+    """As in a file with many tensors that no model has, and with old names next to new ones."""
+    names = [f"bert.encoder.layer.{at}.extra.weight" for at in range(100_000)]
+    names += [f"{at}.{kind}" for at in range(50_000) for kind in ("gamma", "weight")]
+    start = time.process_time()
+    report = plan_loading(BERT.keys, {}, dict.fromkeys(names, (0,)), ()).report
+    assert len(report.unused) == len(names)
+    assert str(report)
+    assert time.process_time() - start < 20
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{at}" for at in range(20))]
+
+
+def with_vocabulary(folder: Path, words: list[str]) -> Path:
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    return folder
+
+
+def saved(folder: Path) -> Path:
+    config = EncoderConfig(vocab=len(WORDS), width=8, depth=1, heads=2, intermediate_size=8)
+    save_model(folder, Model(config, (MaskedHead(),)))
+    return with_vocabulary(folder, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda words: words[:-3], "has 22 tokens, and the model's embedding 25 rows"),
+        (lambda words: [*words[:10], "[CLS]", *words[11:]], r"has several lines for \[CLS\]"),
+    ],
+)
+def test_a_damaged_vocabulary_is_refused(
+    spoil: Callable[[list[str]], list[str]], message: str, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path / "model")
+    assert load_model(folder).tokenizer().size == len(WORDS)
+    with_vocabulary(folder, spoil(WORDS))
+    with pytest.raises(FolderError, match=message):
+        load_model(folder).tokenizer()
+
+
+def test_the_vocabulary_is_the_one_that_was_saved(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    loaded = load_model(folder)
+    save_model(tmp_path / "ours", loaded.model, loaded.tokenizer())
+    again = load_model(tmp_path / "ours")
+    assert again.tokenizer().fingerprint == loaded.tokenizer().fingerprint
+    assert again.extra == {}
+    words = [*WORDS[:5], *reversed(WORDS[5:])]
+    other = Tokenizer.load(with_vocabulary(folder, words) / "vocab.txt")
+    other.save(tmp_path / "ours")
+    with pytest.raises(FolderError, match="holds another vocabulary than the model was saved with"):
+        load_model(tmp_path / "ours").tokenizer()

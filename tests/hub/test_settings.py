@@ -1,0 +1,73 @@
+"""Settings of config.json are as strict as tensors: used, known to be irrelevant, listed or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from bothways.core.errors import FolderError
+from bothways.families.catalogue import FAMILIES
+from bothways.families.family import Family
+from bothways.hub.hf_config import read_hf_config
+from bothways.hub.model_folder import load_model
+from drawn_settings import draw_settings
+from model_folders import change_settings, folder_of, peer
+
+families = pytest.mark.parametrize("family", FAMILIES, ids=[f.model_type for f in FAMILIES])
+
+
+def written(folder: Path, settings: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@families
+@pytest.mark.parametrize("seed", range(4))
+def test_every_setting_that_transformers_writes_is_known(
+    family: Family, seed: int, tmp_path: Path
+) -> None:
+    config = transformers.CONFIG_MAPPING[family.model_type](
+        **draw_settings(family.model_type, seed)
+    )
+    full = json.loads(config.to_json_string(use_diff=False))
+    for settings in (full, json.loads(config.to_json_string())):
+        settings["model_type"] = family.model_type
+        assert read_hf_config(written(tmp_path / "model", settings)).unknown == {}
+
+
+@families
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("qk_norm", True),
+        ("sliding_window", 128),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        ("pruned_heads", {"0": [1]}),
+        ("num_key_value_heads", 1),
+    ],
+)
+def test_a_setting_that_changes_outputs_is_refused(
+    family: Family, key: str, value: object, tmp_path: Path
+) -> None:
+    settings = draw_settings(family.model_type, 1) | {"model_type": family.model_type}
+    with pytest.raises(FolderError, match=r"config\.json: .*") as caught:
+        read_hf_config(written(tmp_path / "model", settings | {key: value}))
+    assert key in str(caught.value) or "rope_type" in str(caught.value)
+    for off in (None, False, {}):
+        if key != "rope_scaling" or off != {}:
+            read_hf_config(written(tmp_path / "model", settings | {key: off}))
+
+
+def test_an_unknown_setting_is_in_the_load_report(tmp_path: Path) -> None:
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
+    assert load_model(folder).report.unknown_settings == {}
+    change_settings(folder, residual_gain=0.5, use_cache=False)
+    report = load_model(folder).report
+    assert report.unknown_settings == {"residual_gain": 0.5}
+    line = "config.json has 1 unknown settings, which are not used: residual_gain = 0.5"
+    assert line in str(report).splitlines()
