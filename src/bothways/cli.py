@@ -13,6 +13,7 @@ from cyclopts import App
 
 import bothways
 from bothways.core.errors import BothwaysError
+from bothways.runtime.limits import limit_threads
 
 _OUT_OF_MEMORY = (
     "the GPU has no memory left for this\n  In training, halve microbatch_tokens, then set training.recompute=true, and go on "
@@ -106,6 +107,7 @@ def _at_home(word: str) -> str:
 
 def main() -> None:
     """Run the command line; exits with 0, 2 (a mistake of the user's) or 130 (interrupted)."""
+    limit_threads()
     try:
         app([_at_home(word) for word in sys.argv[1:]], result_action="return_value")
         sys.stdout.flush()  # here, where a refusal is caught

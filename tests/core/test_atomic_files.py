@@ -25,6 +25,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(
         return usual(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
     with pytest.raises(ResourceError), replace_folder(place) as hidden:
         (hidden / "a").write_text("later")
     assert (place / "a").read_text() == "former"
@@ -46,7 +47,29 @@ def test_files_in_folders_within_are_flushed_too(
 
 
 def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match=r"v\.npy: has no folder to lie in"):
+    with pytest.raises(ResourceError, match=r"v\.npy: the parent folder does not exist"):
         replace_file(tmp_path / "nowhere" / "v.npy", lambda place: place.write_text("all"))
-    with pytest.raises(ResourceError, match="is a folder, where a file is to be written"):
+    with pytest.raises(ResourceError, match="is a folder, not a file"):
         replace_file(tmp_path, lambda place: place.write_text("all"))
+
+
+def test_the_folder_exists_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "model"
+    with replace_folder(place) as hidden:
+        (hidden / "a").write_text("former")
+    monkeypatch.setattr(Path, "rename", None)  # only an exchange is left
+    with replace_folder(place) as hidden:
+        (hidden / "a").write_text("later")
+    assert (place / "a").read_text() == "later"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    with replace_folder(place) as hidden:
+        (hidden / "a").write_text("former")
+    place.rename(tmp_path / ".writing-old-model")
+    with pytest.raises(ZeroDivisionError), replace_folder(place) as hidden:
+        raise ZeroDivisionError
+    assert (place / "a").read_text() == "former"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

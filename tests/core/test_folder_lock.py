@@ -17,8 +17,8 @@ from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 HOLD = """
 import sys, time
 from pathlib import Path
-from bothways.core.claim import claim
-with claim(Path(sys.argv[1])):
+from bothways.core.folder_lock import lock_folder
+with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """

@@ -10,7 +10,7 @@ import signal
 import string
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bothways.commands import corpus as commands
+from bothways.core.atomic_files import file_digest
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.folder_lock import lock_folder
 from bothways.data import corpus as corpus_module
 from bothways.data import encode_shards as shards
-from bothways.data.corpus import WORK, Corpus, Stage, build_corpus
+from bothways.data.corpus import WORK, Corpus, build_corpus, length_percentiles
 from bothways.data.documents import Document, read_documents
-from bothways.data.length_percentiles import length_percentiles
 from bothways.data.manifest import MANIFEST
 from bothways.data.merge_shards import first_occurrences
 from bothways.data.sentences import split_sentences
@@ -220,12 +220,26 @@ def test_first_occurrences(few: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
 @given(st.lists(st.integers(0, 9)), st.lists(st.floats(0, 100), min_size=1, max_size=4))
 def test_percentiles(lengths: list[int], points: list[float]) -> None:
     offsets = np.cumsum([0, *lengths]).astype(np.uint64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bothways.data.length_percentiles._CHUNK", 3)
-        found = length_percentiles(offsets, points)
+    found = length_percentiles(offsets, points, chunk=3)
     assert found == (
         np.percentile(lengths, points, method="inverted_cdf").tolist() if lengths else []
     )
+
+
+class Each:
+    """Calls a function with the name of the stage whenever it advances."""
+
+    def __init__(self, call: Callable[[str], object]) -> None:
+        self._call, self._stage = call, ""
+
+    def stage(self, name: str, total: float | int | None = None) -> None:
+        self._stage = name
+
+    def advance(self, done: float | int) -> None:
+        self._call(self._stage)
+
+    def message(self, text: str) -> None:
+        raise AssertionError(text)
 
 
 # The same bytes
@@ -245,16 +259,21 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, tokenizer: 
 
 SCRIPT = """
 import sys, time
-from bothways.data import shards
-from bothways.data.corpus import build
+from bothways.data import encode_shards as shards
+from bothways.data.corpus import build_corpus
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
 shards.SHARD_CHARACTERS = 2000
 text, tokenizer, out, workers = sys.argv[1:]
-def report(stage, done, total):
-    print(stage.value, flush=True)
-    time.sleep(0.05)  # to be killed in
-build(read_documents([text]), Tokenizer.load(tokenizer), out, workers=int(workers), on_progress=report)
+class Report:
+    def stage(self, name, total=None):
+        self.name = name
+    def advance(self, done):
+        print(self.name, flush=True)
+        time.sleep(0.05)  # to be killed in
+    def message(self, text):
+        pass
+build_corpus(read_documents([text]), Tokenizer.load(tokenizer), out, workers=int(workers), progress=Report())
 """
 
 
@@ -268,7 +287,7 @@ def write_jsonl(path: Path, documents: list[Document]) -> Path:
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize(
-    ("workers", "last_words"), [(1, "encoding"), (2, "encoding"), (1, "joining")]
+    ("workers", "last_words"), [(1, "encoding"), (2, "encoding"), (1, "merging")]
 )
 def test_a_killed_build_goes_on(
     tmp_path: Path, tokenizer: Tokenizer, workers: int, last_words: str
@@ -289,21 +308,23 @@ def test_a_killed_build_goes_on(
         assert process.stdout is not None
         heard = 0
         while heard < 3:
-            heard += process.stdout.readline().startswith(last_words)
+            line = process.stdout.readline()
+            assert line, "the build ended by itself"
+            heard += line.startswith(last_words)
         process.send_signal(signal.SIGKILL)
-    with pytest.raises(DataError, match="not a corpus, or one that was not finished"):
+    with pytest.raises(DataError, match="not a corpus, or is unfinished"):
         Corpus.open(out)
     kept = {path: path.stat().st_mtime_ns for path in (out / WORK).glob("*.npz")}
     assert len(kept) >= 3
     made: list[str] = []
-    store = shards.store
+    store = shards.store_shard
 
     def watch(path: Path, shard: shards.Shard) -> None:
         made.append(path.name)
         store(path, shard)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "store", watch)
+        patch.setattr(corpus_module, "store_shard", watch)
         build_corpus(read_documents([str(text)]), tokenizer, out, workers=1)
     assert not {path.name for path in kept} & set(made), "what was done is not done again"
     build_corpus(read_documents([str(text)]), tokenizer, tmp_path / "fresh", workers=1)
@@ -315,36 +336,38 @@ def test_a_killed_build_goes_on(
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path, tokenizer: Tokenizer, workers: int) -> None:
     documents = some_documents(200)
 
-    def interrupt(stage: Stage, done: int, total: int) -> None:
+    def interrupt(stage: str) -> None:
         if len(list((tmp_path / "a" / WORK).glob("*.npz"))) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_corpus(documents, tokenizer, tmp_path / "a", workers=workers, on_progress=interrupt)
+        build_corpus(
+            documents, tokenizer, tmp_path / "a", workers=workers, progress=Each(interrupt)
+        )
     assert not (tmp_path / "a" / MANIFEST).exists()
-    seen: list[Stage] = []
+    seen: list[str] = []
     build_corpus(
         documents,
         tokenizer,
         tmp_path / "a",
         workers=workers,
-        on_progress=lambda stage, *_: seen.append(stage),
+        progress=Each(seen.append),
     )
     build_corpus(documents, tokenizer, tmp_path / "b", workers=workers)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert seen.count(Stage.ENCODING) == seen.count(Stage.JOINING) - 3
+    assert seen.count("encoding") == seen.count("merging") - 3
 
 
 @pytest.mark.usefixtures("small_shards")
 def test_an_interrupted_build_may_be_turned_into_another(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    def interrupt(stage: Stage, done: int, total: int) -> None:
+    def interrupt(stage: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         build_corpus(
-            some_documents(200), tokenizer, tmp_path / "a", workers=1, on_progress=interrupt
+            some_documents(200), tokenizer, tmp_path / "a", workers=1, progress=Each(interrupt)
         )
     others = some_documents(50, seed=1)
     build_corpus(others, tokenizer, tmp_path / "a", language="en", workers=1)
@@ -430,13 +453,11 @@ def test_a_full_disk(
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        ResourceError, match=r"cannot be written: No space left on device\n.*what is done is kept"
-    ):
+    with pytest.raises(ResourceError, match=r"cannot be written: No space left on device\n"):
         build_corpus(documents, tokenizer, tmp_path / "a", workers=1)
     assert not (tmp_path / "a" / MANIFEST).exists()
     assert not list((tmp_path / "a" / WORK).glob("*.bin")) + list(
-        (tmp_path / "a" / WORK).glob("*.partial")
+        (tmp_path / "a" / WORK).glob(".writing*")
     )
     monkeypatch.undo()
     monkeypatch.setattr(shards, "SHARD_CHARACTERS", 2000)
@@ -470,12 +491,12 @@ def test_a_shard_that_was_damaged_is_made_again(
 ) -> None:
     documents = some_documents(100)
 
-    def spoil(stage: Stage, done: int, total: int) -> None:
+    def spoil(stage: str) -> None:
         if len(found := sorted((tmp_path / "a" / WORK).glob("*.npz"))) == 2:
             found[0].write_bytes(damage)
 
-    with pytest.raises(DataError, match="was damaged on the disk"):
-        build_corpus(documents, tokenizer, tmp_path / "a", workers=1, on_progress=spoil)
+    with pytest.raises(DataError, match="was damaged on disk"):
+        build_corpus(documents, tokenizer, tmp_path / "a", workers=1, progress=Each(spoil))
     build_corpus(documents, tokenizer, tmp_path / "a", workers=1)
     build_corpus(documents, tokenizer, tmp_path / "b", workers=1)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -498,23 +519,60 @@ def edited(**changes: Any) -> Any:
     return edit
 
 
+def offsets(name: str, place: int, value: int) -> Any:
+    """Change an offset, and the digest with it."""
+
+    def change(folder: Path) -> None:
+        array = np.fromfile(folder / name, dtype=np.uint64)
+        array[place] = value
+        array.tofile(folder / name)
+        _digest_again(folder, name)
+
+    return change
+
+
+def ids(value: int) -> Any:
+    def change(folder: Path) -> None:
+        array = np.fromfile(folder / "tokens.bin", dtype=np.uint16)
+        array[0] = value
+        array.tofile(folder / "tokens.bin")
+        _digest_again(folder, "tokens.bin")
+
+    return change
+
+
+def _digest_again(folder: Path, name: str) -> None:
+    tree = json.loads((folder / MANIFEST).read_text())
+    tree["files"][name]["sha256"] = file_digest(folder / name)
+    (folder / MANIFEST).write_text(json.dumps(tree))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoiled(MANIFEST, None), "is not a corpus, or one that was not finished"),
+        (spoiled(MANIFEST, None), "is not a corpus, or is unfinished"),
         (spoiled(MANIFEST, b"{"), "manifest.json: is not JSON"),
-        (spoiled(MANIFEST, b"[]"), "manifest.json: belongs to something else"),
-        (edited(format="model"), "manifest.json: belongs to something else"),
-        (edited(version=7), "is a corpus of version 7, and this program reads version 1"),
+        (spoiled(MANIFEST, b"[]"), "manifest.json: holds a JSON list, not an object"),
+        (edited(format="model"), "manifest.json: is not the manifest of a corpus"),
+        (edited(version=7), "is a corpus of version 7; this program reads version 1"),
         (edited(counts={"documents": 1}), "manifest.json: is damaged at counts.sentences"),
         (edited(text=None), "manifest.json: is damaged at text"),
+        (edited(files=[]), "manifest.json: is damaged at files"),
+        (edited(files={}), "manifest.json: is damaged at files."),
+        (edited(files={"../a": {"bytes": 1, "sha256": ""}}), "manifest.json: is damaged at files."),
+        (edited(token_type="object"), "manifest.json: is damaged at token_type"),
+        (spoiled(MANIFEST, b"[" * 10**5), "manifest.json: holds a number with too many digits, or"),
+        (offsets("sentences.bin", 1, 10**6), "sentences.bin: holds offsets that contradict"),
+        (offsets("sentences.bin", -1, 3), "sentences.bin: holds offsets that contradict"),
+        (offsets("documents.bin", 1, 0), "documents.bin: holds offsets that contradict"),
+        (ids(60_000), "tokens.bin: holds ids that the tokenizer"),
         (spoiled("sentences.bin", None), "sentences.bin: is missing"),
-        (spoiled("tokens.bin", b"123"), "tokens.bin: has 3 bytes, and the manifest says"),
+        (spoiled("tokens.bin", b"123"), "tokens.bin: has 3 bytes; the manifest says"),
         (
             lambda folder: spoiled(
                 "vocab.txt", (folder / "vocab.txt").read_bytes().replace(b"cat", b"dog")
             )(folder),
-            "vocab.txt: was changed",
+            "vocab.txt: has changed",
         ),
     ],
 )
@@ -543,7 +601,7 @@ def test_verify_reads_what_open_does_not(
     changed = bytearray((tmp_path / "tokens.bin").read_bytes())
     changed[0] ^= 1
     (tmp_path / "tokens.bin").write_bytes(changed)
-    with pytest.raises(DataError, match=r"tokens\.bin: was changed"):
+    with pytest.raises(DataError, match=r"tokens\.bin: has changed"):
         Corpus.open(tmp_path).verify()
 
 
@@ -570,7 +628,7 @@ def test_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
     )
     assert abs(often - 100).max() < 5 * np.sqrt(400 * 0.25 * 0.75)
     for share in (0.0, 1.0, -0.1, 1.5, float("nan")):
-        with pytest.raises(ConfigError, match="held_out: must lie between 0 and 1"):
+        with pytest.raises(ConfigError, match="held_out: must be between 0 and 1"):
             corpus.split(share, 0)
 
 
@@ -597,12 +655,12 @@ def test_one_document_cannot_be_split(tmp_path: Path, tokenizer: Tokenizer) -> N
 MEASURE = """
 import sys
 from pathlib import Path
-from bothways.data.corpus import build
-from bothways.data import shards
+from bothways.data.corpus import build_corpus
+from bothways.data import encode_shards as shards
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
 shards.SHARD_CHARACTERS = 2**19
-build(read_documents([sys.argv[1]]), Tokenizer.load(sys.argv[2]), sys.argv[3], workers=1)
+build_corpus(read_documents([sys.argv[1]]), Tokenizer.load(sys.argv[2]), sys.argv[3], workers=1)
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
 """
 
@@ -654,7 +712,6 @@ def test_the_commands_build_and_show(
     second = capsys.readouterr()
     assert "nothing to do" in " ".join(second.err.split())
     assert "nothing to do" not in first.err
-    assert "encoding" in first.err
     for shown in (first.out, second.out):
         assert {
             tuple(row.split("│")[1:3]) for row in shown.splitlines() if "documents" in row

@@ -25,7 +25,7 @@ def cpu_of(monkeypatch):
 
     def pretend(line, **probes):
         monkeypatch.setattr(
-            hardware, "_lines", lambda path: [line] if path == "/proc/cpuinfo" else []
+            hardware, "read_system_file", lambda path: [line] if path == "/proc/cpuinfo" else []
         )
         for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_vnni_supported"):
             monkeypatch.setattr(
@@ -127,27 +127,21 @@ def test_the_rate_of_matrix_products_is_measured_once():
     assert gemm_rate(CPU, torch.float32, 0.05) == rate
 
 
-def test_memory_is_what_the_system_and_the_container_leave(monkeypatch):
+def test_memory_is_what_the_system_and_the_container_leave(monkeypatch, tmp_path):
     files = {"/proc/meminfo": ["MemTotal: 9000 kB", "MemAvailable:    4000 kB"]}
-    monkeypatch.setattr(hardware, "_lines", lambda path: files.get(path, []))
+    monkeypatch.setattr(hardware, "read_system_file", lambda path: files.get(path, []))
+    limit = None
+    monkeypatch.setattr(hardware, "group_memory", lambda: limit)
     assert memory_available(CPU) == 4000 * 1024
-    files |= {"/sys/fs/cgroup/memory.max": ["max"], "/sys/fs/cgroup/memory.current": ["1000"]}
-    assert memory_available(CPU) == 4000 * 1024
-    files["/sys/fs/cgroup/memory.max"] = ["3000"]
-    assert memory_available(CPU) == 2000
-    files["/sys/fs/cgroup/memory.stat"] = [
-        "anon 700",
-        "inactive_file 100",
-        "active_file 50",
-        "inactive_anon 5",
-    ]
+    limit = 2150
     assert memory_available(CPU) == 2150
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
     assert memory_available(CUDA) == 123
 
 
 def test_without_such_files_memory_is_not_known(monkeypatch):
-    monkeypatch.setattr(hardware, "_lines", lambda path: [])
+    monkeypatch.setattr(hardware, "read_system_file", lambda path: [])
+    monkeypatch.setattr(hardware, "group_memory", lambda: None)
     assert memory_available(CPU) is None
 
 
@@ -168,7 +162,7 @@ def test_the_free_disk_is_that_of_a_folder_to_come(tmp_path):
 def test_the_machine_is_described(monkeypatch):
     assert torch.__version__ in describe_device(CPU)
     assert "cores" in describe_device(CPU)
-    monkeypatch.setattr(hardware, "_lines", lambda path: ["model name\t: Some Processor"])
+    monkeypatch.setattr(hardware, "read_system_file", lambda path: ["model name\t: Some Processor"])
     assert describe_device(CPU).startswith("Some Processor, ")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     assert describe_device(CUDA) == f"Some GPU, torch {torch.__version__}"

@@ -48,7 +48,7 @@ _PROGRAM = """
 import sys
 from toy_text import pseudo_text
 from test_train import KINDS, TEXT
-from bothways.text.train import train
+from bothways.text.trainers import train_tokenizer
 for number, kind in enumerate(KINDS):
     train(TEXT, kind).save(f"{sys.argv[1]}/{number}")
 """

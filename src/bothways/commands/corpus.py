@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from bothways.commands.options import INPUTS
+from bothways.commands.progress import terminal_progress
 from bothways.commands.resuming import keeping
 from bothways.core.terminal import say
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from bothways.data.corpus import Corpus, Stage
+    from bothways.data.corpus import Corpus
 
 _POINTS = (0, 10, 25, 50, 75, 90, 99, 100)
 _SHOWN_SENTENCES, _SHOWN_CHARACTERS = 8, 240
@@ -67,10 +66,10 @@ def build(
     console = Console(stderr=True)
     documents = read_documents(inputs, column=column, boundary=Boundary(boundary))
     known = (out / MANIFEST).exists()
-    with keeping(out, console), _progress(console) as report:
+    with keeping(out, console), terminal_progress(console) as progress:
         result = job.build_corpus(
             documents, Tokenizer.load(tokenizer), out,
-            language=language, min_tokens=min_tokens, workers=workers, on_progress=report,
+            language=language, min_tokens=min_tokens, workers=workers, progress=progress,
         )  # fmt: skip
     if known:
         say(console, f"{out} holds the corpus of these inputs already; there was nothing to do.")
@@ -109,37 +108,6 @@ def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool 
         _show(corpus, int(document), console)
 
 
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[Stage, int, int], None]]:
-    """A bar per stage, with the time that is left."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        tasks = {}
-
-        def report(stage: Stage, done: int, total: int) -> None:
-            """So much of a stage is done."""
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage.value, total=total or None)
-            progress.update(tasks[stage], completed=done)
-
-        yield report
-
-
 def _counts(corpus: Corpus) -> Table:
     from rich.table import Table
 
@@ -161,6 +129,7 @@ def _counts(corpus: Corpus) -> Table:
         ),
         ("on the disk", f"{size / 2**20:,.1f} MiB"),
         ("vocabulary", f"{corpus.tokenizer.size:,}"),
+        ("unknown tokens", f"{corpus.unknown_share:.2%}"),
         ("language", settings.language),
     ):
         table.add_row(name, value)
@@ -170,7 +139,7 @@ def _counts(corpus: Corpus) -> Table:
 def _lengths(corpus: Corpus) -> Table:
     from rich.table import Table
 
-    from bothways.data.length_percentiles import length_percentiles
+    from bothways.data.corpus import length_percentiles
 
     table = Table(
         "percentile", *(f"{point} %" for point in _POINTS), title="Lengths", title_justify="left"

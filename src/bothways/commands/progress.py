@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from bothways.core.terminal import say
+
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bothways.core.progress import Progress
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
     from bothways.tasks.task import Reading
@@ -73,3 +78,40 @@ def watched(
         yield counting(
             reading, lambda share, count: progress.update(bar, completed=share, count=count)
         )
+
+
+@contextmanager
+def terminal_progress(console: Console, *, hidden: bool = False) -> Iterator[Progress]:
+    """Yield a progress receiver that shows a bar with the time left; only on a terminal.
+
+    The bar vanishes at the end; messages stay.
+    """
+    from rich import progress as rich_progress
+
+    columns = (
+        rich_progress.TextColumn("{task.description}", markup=False),
+        rich_progress.BarColumn(),
+        rich_progress.TaskProgressColumn(),
+        rich_progress.TimeRemainingColumn(),
+    )
+    hidden = hidden or console.quiet or not console.is_terminal
+    bar = rich_progress.Progress(*columns, console=console, transient=True, disable=hidden)
+    with bar:
+        yield _Bar(bar)
+
+
+class _Bar:
+    """A `core.progress.Progress` that draws with rich."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar, self._line = bar, bar.add_task("", total=None, visible=False)
+
+    def stage(self, name: str, total: float | int | None = None) -> None:
+        self._bar.reset(self._line, description=name, total=total, visible=True)
+
+    def advance(self, done: float | int) -> None:
+        # rich measures the time left from the first value that is not 0.
+        self._bar.update(self._line, completed=max(done, 1e-9))
+
+    def message(self, text: str) -> None:
+        say(self._bar.console, text)

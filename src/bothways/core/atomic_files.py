@@ -1,8 +1,10 @@
-"""Files and folders that are whole or are not there: written beside their place, flushed to the disk, then renamed."""
+"""Files and folders that are complete or absent: written elsewhere, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import hashlib
 import os
 import shutil
@@ -12,46 +14,52 @@ from pathlib import Path
 from bothways.core.errors import ResourceError, os_errors
 
 HIDDEN = ".writing-"
-"""What the name of something begins with that is not yet whole, or no longer."""
+"""The prefix of names of files and folders that are incomplete, or replaced."""
 
-_FIX = "Make room or choose another folder; what was saved before is whole."
+_FIX = "Free some space or choose another folder; what was saved before is intact."
+_AT_FDCWD, _RENAME_EXCHANGE, _RENAME_SWAP = -100, 2, 2  # of Linux's fcntl.h, and of macOS's stdio.h
+_NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
 def replace_folder(place: Path) -> Iterator[Path]:
-    """A hidden folder to write files in, which takes its `place` when all of them are on the disk, or vanishes.
+    """Yield a hidden folder that becomes `place` when the context ends, or vanishes on an error.
 
-    A folder that stands at `place` already is replaced.
+    A folder that exists at `place` is replaced. Where the system can exchange two names, `place`
+    exists at every moment; elsewhere `recover_folder` repairs what a crash between two renames
+    leaves.
 
     Raises:
-        ResourceError: there is no room or no permission; what stood at `place` stands there as before.
+        ResourceError: no space or no permission; `place` is as it was.
     """
     hidden = place.with_name(f"{HIDDEN}new-{place.name}")
     with os_errors(place, _FIX):
+        recover_folder(place)
         try:
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
             yield hidden
             for path in (*hidden.rglob("*"), hidden):
                 _flush(path)
-            old = _put_aside(place)
-            try:
-                hidden.rename(place)
-            except OSError:
-                if old.exists():
-                    old.rename(place)
-                raise
+            if not (place.exists() and _exchange(hidden, place)):
+                _rename_twice(hidden, place)
             _flush(place.parent)
-            shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
 
 
+def recover_folder(place: Path) -> None:
+    """Restore a folder whose replacement was killed between its two renames."""
+    old = place.with_name(f"{HIDDEN}old-{place.name}")
+    if old.exists() and not place.exists():
+        old.rename(place)
+
+
 def replace_file(place: Path, write: Callable[[Path], object]) -> None:
-    """Write a file anew.
+    """Write a file through a hidden one that replaces it.
 
     Raises:
-        ResourceError: there is no room or no permission; the file is as it was.
+        ResourceError: no space or no permission; the file is as it was.
     """
     check_output_path(place)
     hidden = place.with_name(f"{HIDDEN}new-{place.name}")
@@ -65,44 +73,38 @@ def replace_file(place: Path, write: Callable[[Path], object]) -> None:
 
 
 def check_output_path(place: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Whether a file can be written at a place, before anything is read or computed for it.
+    """Check that a file can be written at `place`, before anything is read or computed for it.
 
     Args:
-        inputs: what is read for it: files, or names of something else.
+        inputs: files, or names of other sources, that are read for it.
 
     Raises:
-        ResourceError: its folder is not there, a folder stands in its place, or it is one of the inputs.
+        ResourceError: the parent folder does not exist, `place` is a folder, or one of the inputs.
     """
     if not place.absolute().parent.is_dir():
-        raise ResourceError(
-            "has no folder to lie in", where=place, fix="Make it first, or name another file."
-        )
+        fix = "Create the folder first, or name another file."
+        raise ResourceError("the parent folder does not exist", where=place, fix=fix)
     if place.is_dir():
-        raise ResourceError(
-            "is a folder, where a file is to be written", where=place, fix="Name a file."
-        )
+        raise ResourceError("is a folder, not a file", where=place, fix="Name a file.")
     check_not_input(place, inputs)
 
 
 def check_not_input(place: Path, inputs: Iterable[str | Path]) -> None:
-    """ResourceError: what is to be written is one of the inputs, under this name or another."""
+    """Raise ResourceError if the output is one of the inputs, under this name or another."""
     for name in inputs:
         path = os.path.expanduser(name)
         if os.path.exists(place) and os.path.exists(path) and os.path.samefile(place, path):
-            raise ResourceError(
-                "is an input too, and would be lost",
-                where=place,
-                fix="Name another place for what is written.",
-            )
+            what = "the output is also an input, which would be overwritten"
+            raise ResourceError(what, where=place, fix="Name another place for the output.")
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder in such a way that half of it is never taken for the whole."""
+    """Delete a folder so that a partly deleted one is never taken for a complete one."""
     shutil.rmtree(_put_aside(folder))
 
 
 def file_digest(file: Path) -> str:
-    """The sha256 of a file."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     result = hashlib.sha256()
     with file.open("rb") as stream:
         while chunk := stream.read(1 << 20):
@@ -110,17 +112,45 @@ def file_digest(file: Path) -> str:
     return result.hexdigest()
 
 
-def _put_aside(place: Path) -> Path:
-    """Where the folder at a place is afterwards, if there is one."""
-    old = place.with_name(f"{HIDDEN}old-{place.name}")
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step of the file system; return False where that is not supported."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+    except (OSError, TypeError):  # Windows
+        return False
+    one, two = os.fsencode(first), os.fsencode(second)
+    if hasattr(libc, "renameat2"):
+        failed = libc.renameat2(_AT_FDCWD, one, _AT_FDCWD, two, _RENAME_EXCHANGE)
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(one, two, _RENAME_SWAP)
+    else:
+        return False
+    if failed and ctypes.get_errno() not in _NOT_SUPPORTED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return not failed
+
+
+def _rename_twice(hidden: Path, place: Path) -> None:
+    old = _put_aside(place)
+    try:
+        hidden.rename(place)
+    except OSError:
+        recover_folder(place)
+        raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_aside(place: Path) -> Path:
+    """Rename a folder, if it exists, to a hidden name, and return that name."""
+    old = place.with_name(f"{HIDDEN}old-{place.name}")
     if place.exists():
+        shutil.rmtree(old, ignore_errors=True)
         place.rename(old)
     return old
 
 
 def _flush(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":  # Windows opens no folders.
+    if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:

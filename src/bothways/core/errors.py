@@ -1,15 +1,15 @@
-"""The errors a user can cause, as one small tree.
+"""The errors that users can cause, as one small tree.
 
     BothwaysError
-    ├── ConfigError       a setting that cannot be: the dotted path is in `where`
+    ├── ConfigError       an invalid setting; its dotted path is in `where`
     ├── DataError         a file, column, label or text that cannot be used
     ├── TokenizerError    a vocabulary or tokenizer file that cannot be used
     ├── FolderError       a model folder that cannot be read or written
-    ├── CheckpointError   a checkpoint that is corrupt, foreign or of another run
-    ├── ResourceError     no room on the disk, no permission, a folder in use, no such device
+    ├── CheckpointError   a checkpoint that is corrupt, or belongs to something else
+    ├── ResourceError     no disk space, no permission, a folder in use, a missing device or package
     └── DivergedError     a loss or a gradient that is not finite
 
-The command line prints the message alone, without a traceback, and exits with status 2.
+The command line prints only the message, without a traceback, and exits with status 2.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from bothways.core.terminal import printable
+
 
 class BothwaysError(Exception):
-    """A mistake that the user can mend.
+    """Base class of the errors that users can fix.
 
     Args:
-        what: what was given and what is allowed, as one sentence.
+        what: the value given and what is allowed, as one sentence.
         where: the dotted path of a setting, a file, or `file:line`.
         fix: what to change, as one sentence.
     """
@@ -36,12 +38,12 @@ class BothwaysError(Exception):
         super().__init__(what, where, fix)
 
     def __str__(self) -> str:
-        place = f"{os.fspath(self.where)}: " if self.where is not None else ""
-        return f"{place}{self.what}" + (f"\n  {self.fix}" if self.fix else "")
+        place = "" if self.where is None else os.fspath(self.where).replace("\n", "\\n") + ": "
+        return printable(f"{place}{self.what}" + (f"\n  {self.fix}" if self.fix else ""))
 
 
 class ConfigError(BothwaysError):
-    """A setting that cannot be."""
+    """An invalid setting."""
 
 
 class DataError(BothwaysError):
@@ -57,22 +59,22 @@ class FolderError(BothwaysError):
 
 
 class CheckpointError(BothwaysError):
-    """A checkpoint that is corrupt, foreign or of another run."""
+    """A checkpoint that is corrupt, or belongs to something else."""
 
 
 class ResourceError(BothwaysError):
-    """No room on the disk, no permission, a folder in use, no such device."""
+    """No disk space, no permission, a folder in use, a missing device or package."""
 
 
 class DivergedError(BothwaysError):
-    """A loss or a gradient that is not finite: this run is lost, another seed or rate may not be."""
+    """A loss or a gradient that is not finite; another seed or learning rate may succeed."""
 
 
 @contextlib.contextmanager
 def os_errors(place: Path, fix: str) -> Iterator[None]:
-    """What the operating system refuses inside is a ResourceError at `place`: no room, no permission, a file for a folder.
+    """Turn errors of the operating system while writing into a ResourceError at `place`.
 
-    safetensors and torch hide its error in one of their own.
+    safetensors and torch wrap such an error in one of their own.
     """
     from safetensors import SafetensorError
 

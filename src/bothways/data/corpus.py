@@ -1,13 +1,17 @@
 """A corpus: documents as sentences as token ids, in memory-mapped arrays that every objective reads.
 
-    manifest.json    what the rest is; written last, so a folder without it is no corpus
-    tokens.bin       ids, one document after the other; uint16, or uint32 for more than 65,536 of them
+    manifest.json    describes the rest; written last, so a folder without it is no corpus
+    tokens.bin       ids, one document after the other; uint16, or uint32 for more than 65,536 ids
     sentences.bin    where each sentence begins among the tokens, and the end; uint64
     documents.bin    where each document begins among the sentences, and the end; uint64
     tokenizer.json   the tokenizer that made the ids, with its other files
 
-`build` works in two stages (`shards`, `join`). The same documents and settings give the same bytes with any number of
-processes. A build that was stopped, by whatever, goes on where it was; one that is done is not done again.
+Example: the documents "A b. C." and "D." → tokens a b . c . d . | sentences 0 3 5 7 |
+documents 0 2 3.
+
+`build_corpus` works in two stages (`encode_shards`, `merge_shards`). The same documents and settings
+give the same bytes with any number of processes. An interrupted build continues where it was; a
+finished one is not repeated.
 """
 
 from __future__ import annotations
@@ -19,9 +23,8 @@ import hashlib
 import itertools
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +34,25 @@ from numpy.typing import NDArray
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.keyed_rng import rng
+from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Ids
 from bothways.data.documents import Document, DocumentReader, Origin
 from bothways.data.encode_shards import (
     Job,
     Recipe,
-    cut,
+    cut_shards,
     encode_shard,
     splitter_version,
-    store,
+    store_shard,
     token_type,
 )
 from bothways.data.manifest import (
+    DOCUMENTS,
     MANIFEST,
+    REBUILD,
+    SENTENCES,
+    SMALL,
+    TOKENS,
     CorpusSettings,
     Manifest,
     check_file,
@@ -51,34 +60,17 @@ from bothways.data.manifest import (
     read_manifest,
     write_manifest,
 )
-from bothways.data.merge_shards import DOCUMENTS, SENTENCES, TOKENS, merge_shards
-from bothways.data.process_pool import map_in_order, usable_cores
+from bothways.data.merge_shards import merge_shards
+from bothways.data.process_pool import map_in_order
 from bothways.data.sentences import AUTO, check_language
+from bothways.runtime.limits import usable_cores
 from bothways.text.tokenizer import Tokenizer
 
 WORK = ".building"
-"""Where a build keeps what is done; gone when the corpus is whole."""
-
-
-class Stage(Enum):
-    """What a build is doing: reading and encoding (in bytes of the input), or joining (in shards)."""
-
-    ENCODING = "encoding"
-    JOINING = "joining"
-
-
+"""The folder in which a build keeps finished shards; it is deleted with the end of the build."""
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
-_RESUME = (
-    "Mend that and run the same again: what is done is kept, and the build goes on with the rest."
-)
-
-OnProgress = Callable[[Stage, int, int], object]
-"""Told the stage, how much is done, and how much there is (0 if unknown)."""
-
-
-def _in_silence(stage: Stage, done: int, total: int) -> None:
-    pass
+_RESUME = "Fix that and run the same command again: what is done is kept."
 
 
 @dataclass(frozen=True)
@@ -86,9 +78,9 @@ class Corpus:
     """D documents of S sentences of T tokens.
 
     Attributes:
-        folder: where it lies.
-        manifest: counts, settings, fingerprints.
-        tokenizer: what made the ids.
+        folder: its folder.
+        manifest: counts, settings, digests.
+        tokenizer: the tokenizer that made the ids.
         tokens: `(T)` ids, memory-mapped.
         sentences: `(S+1)`, sentence s is tokens `[sentences[s], sentences[s+1])`; none is empty.
         documents: `(D+1)`, document d is sentences `[documents[d], documents[d+1])`; none is empty.
@@ -103,16 +95,17 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
-        """Opens a corpus; sizes of all files are checked, and the contents of the small ones.
+        """Open a corpus; the sizes of all files are checked, and the contents of small ones.
 
         Raises:
-            DataError: no corpus, one of another version, or files that are not those of the manifest.
+            DataError: no corpus, one of another version, files that differ from the manifest, or
+                offsets and ids that contradict each other.
         """
         place = Path(folder)
         manifest = read_manifest(place)
         for name, stored in manifest.files.items():
             check_file(place / name, stored)
-        return cls(
+        corpus = cls(
             place,
             manifest,
             Tokenizer.load(place),
@@ -120,28 +113,64 @@ class Corpus:
             _map(place / SENTENCES, "uint64"),
             _map(place / DOCUMENTS, "uint64"),
         )
+        corpus._check(SMALL)
+        return corpus
 
     def verify(self) -> None:
-        """Compares every byte with the manifest; `open` leaves out the contents of large files. DataError if one differs."""
+        """Compare every byte with the manifest, and check all offsets and ids. Raises DataError.
+
+        `open` skips the contents of large files.
+        """
         for name, stored in self.manifest.files.items():
             check_file(self.folder / name, stored, up_to=math.inf)
+        self._check(math.inf)
+
+    def _check(self, up_to: int | float) -> None:
+        """Check the ends of the offsets; in files of at most `up_to` bytes, every offset and id."""
+        counts = self.manifest.counts
+        for name, offsets, size, end in (
+            (SENTENCES, self.sentences, counts.sentences, len(self.tokens)),
+            (DOCUMENTS, self.documents, counts.documents, counts.sentences),
+        ):
+            right = len(offsets) == size + 1 and (offsets[0], offsets[-1]) == (0, end)
+            if right and offsets.nbytes <= up_to:
+                right = bool((offsets[1:] > offsets[:-1]).all())
+            if not right:
+                what = "holds offsets that contradict the other files"
+                raise DataError(what, where=self.folder / name, fix=REBUILD)
+        if len(self.tokens) != counts.tokens or (
+            0 < self.tokens.nbytes <= up_to and int(self.tokens.max()) >= self.tokenizer.size
+        ):
+            what = f"holds ids that the tokenizer of {self.tokenizer.size:,} tokens does not have"
+            raise DataError(what, where=self.folder / TOKENS, fix=REBUILD)
 
     def __len__(self) -> int:
         return len(self.documents) - 1
 
     def sentences_of(self, document: int) -> list[Ids]:
-        """The ids of each sentence of a document."""
+        """Return the ids of each sentence of a document."""
         first, stop = (int(edge) for edge in self.documents[document : document + 2])
         edges = self.sentences[first : stop + 1].astype(np.int64)
         return [self.tokens[start:end].astype(np.int32) for start, end in itertools.pairwise(edges)]
 
-    def split(self, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ids of the documents to train on and of those held out, ascending.
+    @functools.cached_property
+    def unknown_share(self) -> float:
+        """The fraction of the tokens that are unknown to the tokenizer's vocabulary."""
+        if not len(self.tokens):
+            return 0.0
+        unknown, chunk = self.tokenizer.specials.unknown, 2**24
+        parts = range(0, len(self.tokens), chunk)
+        hits = sum(int((self.tokens[at : at + chunk] == unknown).sum()) for at in parts)
+        return hits / len(self.tokens)
 
-        On each side is at least one; of four or more documents two, as next sentence prediction wants them.
+    def split(self, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the ids of the documents to train on and of those to hold out, ascending.
+
+        Each side has at least one document; of four or more documents, two are held out, because
+        next sentence prediction draws from another document.
 
         Args:
-            share: of the documents, to hold out.
+            share: the fraction of the documents to hold out.
             seed: decides which.
 
         Raises:
@@ -149,16 +178,14 @@ class Corpus:
             DataError: fewer than two documents.
         """
         if not 0 < share < 1:
-            raise ConfigError(
-                f"must lie between 0 and 1, not {share}",
-                where="held_out",
-                fix="0.01 holds out one in a hundred.",
-            )
+            what = f"must be between 0 and 1, not {share}"
+            raise ConfigError(what, where="held_out", fix="0.01 holds out one in a hundred.")
         if len(self) < 2:
-            what = (
-                f"{len(self)} documents cannot be split into some to train on and some to hold out"
+            what = f"{len(self)} documents cannot be split into training and held-out documents"
+            fix = (
+                "Give more documents; in a .txt file a blank line ends one "
+                "(see the boundary setting)."
             )
-            fix = "Give more documents; in a .txt file a blank line ends one (see the boundary setting)."
             raise DataError(what, where=self.folder, fix=fix)
         least = 2 if len(self) >= 4 else 1
         count = min(max(round(share * len(self)), least), len(self) - least)
@@ -175,33 +202,33 @@ def build_corpus(
     language: str = AUTO,
     min_tokens: int = 1,
     workers: int | None = None,
-    on_progress: OnProgress = _in_silence,
+    progress: Progress = SILENT,
 ) -> Corpus:
-    """Builds a corpus, goes on with a build that was stopped, or opens the corpus that these inputs have already given.
+    """Build a corpus, continue an interrupted build, or open the corpus that already exists.
 
-    Memory holds a few shards of four million characters for each worker, and 20 bytes a document at the end. On the disk
-    the tokens lie twice until the corpus is whole.
+    Memory holds a few shards of four million characters for each worker, and 20 bytes a document
+    at the end. On disk the tokens exist twice until the corpus is complete.
 
     Args:
-        documents: in their order; `read_documents(…)` gives them with fingerprints of the files, else they are read to see
-            whether they are the same.
-        folder: new, empty, or of an earlier build.
-        language: of the sentences, as in `split_sentences`; "auto" tells English from Chinese for each document.
+        documents: in their order; `read_documents(…)` yields them with fingerprints of the files.
+            Other documents are read again to find out whether they are the same.
+        folder: new, empty, or with an earlier build.
+        language: of the sentences, as in `split_sentences`; "auto" chooses English or Chinese for
+            each document.
         min_tokens: documents with fewer are left out.
-        workers: processes; one per core unless given. The corpus does not depend on it.
-        on_progress: told how far the build is.
+        workers: processes; None for one per core. The corpus does not depend on it.
+        progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards).
 
     Raises:
-        ConfigError: a setting that cannot be.
-        DataError: the folder holds something else; what reading the documents raises.
-        ResourceError: another process builds there, no room, no permission, a worker was killed.
+        ConfigError: an invalid setting.
+        DataError: the folder holds something else; any error while reading the documents.
+        ResourceError: another process builds there, no space, no permission, a killed worker.
     """
     check_language(language)
     for name, value in (("min_tokens", min_tokens), ("workers", workers)):
         if value is not None and value < 1:
-            raise ConfigError(
-                f"must be at least 1, not {value}", where=name, fix="Leave it out for the default."
-            )
+            fix = "Leave it out for the default."
+            raise ConfigError(f"must be at least 1, not {value}", where=name, fix=fix)
     place = Path(folder)
     settings = CorpusSettings(tokenizer.fingerprint, language, min_tokens, splitter_version())
     _check_free(place)
@@ -209,25 +236,51 @@ def build_corpus(
         if (place / MANIFEST).exists():
             _check_same(place, settings, documents)
         else:
-            _prepare(place, tokenizer)
-            names = _encode_all(place, settings, documents, workers or usable_cores(), on_progress)
-            _finish(place, settings, documents, names, tokenizer.size, on_progress)
+            with os_errors(place, _RESUME):
+                (place / WORK).mkdir(exist_ok=True)
+            # Without segments: whether a model has them is up to the model.
+            Tokenizer(tokenizer.backend, tokenizer.specials).save(place)
+            names = _encode_all(place, settings, documents, workers or usable_cores(), progress)
+            _finish(place, settings, documents, names, tokenizer.size, progress)
     return Corpus.open(place)
 
 
+def length_percentiles(
+    offsets: NDArray[np.unsignedinteger[Any]], points: Iterable[int | float], chunk: int = 2**20
+) -> list[int]:
+    """Return percentiles of the lengths between `(N+1)` offsets, without holding all lengths.
+
+    Each is a length that occurs; the list is empty if N is 0. Example: the offsets 0, 2, 3, 7 and
+    the points 0, 50, 100 → 1, 2, 4.
+
+    Source: the inverse of the empirical distribution function (NumPy's method "inverted_cdf").
+    """
+    counts = np.zeros(1, dtype=np.int64)  # counts[n]: how many lengths are n
+    for start in range(0, len(offsets) - 1, chunk):
+        lengths = np.diff(offsets[start : start + chunk + 1]).astype(np.int64)
+        more = np.bincount(lengths, minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    ranks = np.cumsum(counts)
+    if ranks[-1] == 0:
+        return []
+    return [
+        int(np.searchsorted(ranks, max(np.ceil(point / 100 * ranks[-1]), 1))) for point in points
+    ]
+
+
 def _map(path: Path, dtype: str) -> NDArray[Any]:
-    return (
-        np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
-    )
+    size = path.stat().st_size
+    if size % np.dtype(dtype).itemsize:
+        raise DataError(f"is not an array of {dtype}", where=path, fix=REBUILD)
+    return np.memmap(path, dtype=dtype, mode="r") if size else np.zeros(0, dtype=dtype)
 
 
 def _sources(documents: Iterable[Document]) -> tuple[tuple[Origin, ...], dict[str, str]]:
-    """Where the documents come from, and how they are read, as far as is known."""
-    return (
-        (documents.origins, documents.settings)
-        if isinstance(documents, DocumentReader)
-        else ((), {})
-    )
+    """Return the origins of the documents and the settings of their reader, as far as known."""
+    if isinstance(documents, DocumentReader):
+        return documents.origins, documents.settings
+    return (), {}
 
 
 def _recipe(place: Path, settings: CorpusSettings) -> Recipe:
@@ -239,7 +292,7 @@ def _text_digest(names: Iterable[str]) -> str:
 
 
 def _check_same(place: Path, settings: CorpusSettings, documents: Iterable[Document]) -> None:
-    """Raises DataError unless the corpus that lies there is what these inputs give."""
+    """Raise DataError unless the existing corpus is the one that these inputs give."""
     built = read_manifest(place)
     given, had = dataclasses.asdict(settings), dataclasses.asdict(built.settings)
     differing = [
@@ -247,40 +300,27 @@ def _check_same(place: Path, settings: CorpusSettings, documents: Iterable[Docum
     ]
     fix = "Choose another folder, or delete this one."
     if differing:
-        raise DataError(
-            f"holds a corpus that was built with {'; '.join(differing)}", where=place, fix=fix
-        )
+        what = f"holds a corpus that was built with {'; '.join(differing)}"
+        raise DataError(what, where=place, fix=fix)
     origins, reading = _sources(documents)
-    unchanged = bool(origins) and (origins, reading) == (built.origins, built.reading)
-    # Files that were only copied or touched hold the same text; reading them is quick beside encoding them.
-    if (
-        not unchanged
-        and _text_digest(job.name for job in cut(documents, _recipe(place, settings))) != built.text
-    ):
-        raise DataError("holds a corpus of other documents", where=place, fix=fix)
-    shutil.rmtree(
-        place / WORK, ignore_errors=True
-    )  # of a build that was killed with its last breath
+    if not origins or (origins, reading) != (built.origins, built.reading):
+        # Files that were only copied or touched hold the same text; reading them is fast
+        # compared to encoding them.
+        names = (job.name for job in cut_shards(documents, _recipe(place, settings)))
+        if _text_digest(names) != built.text:
+            raise DataError("holds a corpus of other documents", where=place, fix=fix)
+    # A build that was killed after it wrote the manifest leaves its work.
+    shutil.rmtree(place / WORK, ignore_errors=True)
 
 
 def _check_free(place: Path) -> None:
-    """Raises DataError if the folder holds something else than a corpus or a build; not even a lock is left in it then."""
+    """Raise DataError if the folder holds anything but a corpus or a build; leave no lock in it."""
     with os_errors(place, "Choose another folder."):
         held = {path.name for path in place.iterdir()} - {LOCK, OWNER} if place.is_dir() else set()
     if held and held.isdisjoint({WORK, MANIFEST}):
-        what = (
-            f"is not empty, and not the folder of a corpus: it holds {', '.join(sorted(held)[:3])}"
-        )
+        names = ", ".join(sorted(held)[:3])
+        what = f"is not empty, and not the folder of a corpus: it holds {names}"
         raise DataError(what, where=place, fix="Choose another folder.")
-
-
-def _prepare(place: Path, tokenizer: Tokenizer) -> None:
-    """Makes the folder ready for the first stage."""
-    with os_errors(place, _RESUME):
-        (place / WORK).mkdir(exist_ok=True)
-    Tokenizer(tokenizer.backend, tokenizer.specials).save(
-        place
-    )  # segments are for the model that will be trained to say
 
 
 def _encode_all(
@@ -288,30 +328,25 @@ def _encode_all(
     settings: CorpusSettings,
     documents: Iterable[Document],
     workers: int,
-    on_progress: OnProgress,
+    progress: Progress,
 ) -> list[str]:
-    """The first stage → the names of all shards, in order; those that an earlier build has left are not made again."""
+    """Run the first stage: make the shards that are missing, and return the names of all."""
     recipe, names = _recipe(place, settings), list[str]()
+    reader = documents if isinstance(documents, DocumentReader) else None
+    progress.stage("encoding", reader.total or None if reader else None)
 
     def missing() -> Iterator[Job]:
-        """Those that are to be made; the names of all are noted."""
-        for job in cut(documents, recipe):
+        """Yield the jobs without a shard; note the names of all."""
+        for job in cut_shards(documents, recipe):
             names.append(job.name)
             if not (place / WORK / job.name).exists():
                 yield job
 
-    with contextlib.closing(
-        map_in_order(functools.partial(encode_shard, recipe), missing(), workers)
-    ) as results:
+    jobs = map_in_order(functools.partial(encode_shard, recipe), missing(), workers)
+    with contextlib.closing(jobs) as results:
         for name, shard in results:
-            with os_errors(place, _RESUME):
-                store(place / WORK / name, shard)
-            done, total = (
-                (documents.position, documents.total)
-                if isinstance(documents, DocumentReader)
-                else (0, 0)
-            )
-            on_progress(Stage.ENCODING, done, total)
+            store_shard(place / WORK / name, shard)
+            progress.advance(reader.position if reader else 0)
     return names
 
 
@@ -321,42 +356,28 @@ def _finish(
     documents: Iterable[Document],
     names: list[str],
     size: int,
-    on_progress: OnProgress,
+    progress: Progress,
 ) -> None:
-    """The second stage, then the manifest, then nothing is left of the work."""
+    """Run the second stage, write the manifest, and delete the shards."""
     work, arrays = place / WORK, (TOKENS, SENTENCES, DOCUMENTS)
     with os_errors(place, _RESUME):
         try:
             shards = [work / name for name in names]
-            counts, files = merge_shards(
-                shards,
-                work,
-                settings.min_tokens,
-                lambda done: on_progress(Stage.JOINING, done, len(shards)),
-            )
+            counts, files = merge_shards(shards, work, settings.min_tokens, progress)
         except OSError:
             for name in arrays:
                 (work / name).unlink(missing_ok=True)
             raise
         if not counts.documents:
-            short = (
-                f" with {settings.min_tokens:,} tokens or more; {counts.short:,} have fewer"
-                if counts.short
-                else ""
-            )
-            what = f"the inputs have no document{short}"
-            raise DataError(
-                what, where=place, fix="Set min_tokens (--min-tokens) lower, or give other inputs."
-            )
+            less = f" with {settings.min_tokens:,} tokens or more; {counts.short:,} have fewer"
+            what = f"the inputs have no document{less if counts.short else ''}"
+            fix = "Set min_tokens (--min-tokens) lower, or give other inputs."
+            raise DataError(what, where=place, fix=fix)
         for name in arrays:
             (work / name).replace(place / name)
-        files |= {
-            name: describe_file(place / name) for name in TOKENIZER if (place / name).exists()
-        }
-        write_manifest(
-            place,
-            Manifest(
-                counts, token_type(size), settings, *_sources(documents), _text_digest(names), files
-            ),
-        )
+        present = [name for name in TOKENIZER if (place / name).exists()]
+        files |= {name: describe_file(place / name) for name in present}
+        origins, reading = _sources(documents)
+        text, ids = _text_digest(names), token_type(size)
+        write_manifest(place, Manifest(counts, ids, settings, origins, reading, text, files))
         shutil.rmtree(work)

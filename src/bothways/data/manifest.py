@@ -1,30 +1,30 @@
-"""What a corpus folder says about itself, and whether it is true."""
+"""The manifest of a corpus folder, and the checks of the folder against it."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+from bothways.core.atomic_files import file_digest, replace_file
 from bothways.core.errors import DataError
+from bothways.core.json_reader import read_object
 from bothways.data.documents import Origin
 
 MANIFEST = "manifest.json"
+TOKENS, SENTENCES, DOCUMENTS = "tokens.bin", "sentences.bin", "documents.bin"
 FORMAT, VERSION = "bothways corpus", 1
 
 SMALL = 2**24
-"""Bytes of a file whose contents are checked whenever a corpus is opened."""
-
-_AGAIN = "Build the corpus again, in a new folder."
+"""Size in bytes up to which the contents of a file are checked when a corpus is opened."""
+REBUILD = "Build the corpus again, in a new folder."
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a corpus holds, and what was left out of it: documents seen before, and documents with too few tokens."""
+    """Sizes of a corpus, and the documents left out of it: duplicates, and those too short."""
 
     documents: int
     sentences: int
@@ -35,7 +35,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Stored:
-    """A file of the corpus: its size, and the sha256 of its bytes."""
+    """A file of the corpus: its size, and the SHA-256 of its bytes."""
 
     bytes: int
     sha256: str
@@ -43,7 +43,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """What decides the corpus besides its documents. `splitter`: of sentences, with version. `tokenizer`: its fingerprint."""
+    """The settings that decide the corpus, together with its documents.
+
+    Attributes:
+        tokenizer: the tokenizer's fingerprint.
+        language: the language of the sentence splitter, or "auto".
+        min_tokens: the tokens that a document must have.
+        splitter: the sentence splitter and its version.
+    """
 
     tokenizer: str
     language: str
@@ -56,17 +63,17 @@ class Manifest:
     """The contents of `manifest.json`.
 
     Attributes:
-        counts: documents, sentences, tokens, and what was left out.
-        token_type: NumPy type of the ids.
-        settings: what the corpus was built with.
+        counts: documents, sentences, tokens, and the documents left out.
+        token_type: the NumPy type of the ids.
+        settings: the settings of the build.
         origins: the files and data sets that the documents came from, if known.
-        reading: how those were read.
-        text: digest of all documents as they were read.
+        reading: the settings with which those were read.
+        text: a digest of all documents as they were read.
         files: the other files of the folder.
     """
 
     counts: Counts
-    token_type: str
+    token_type: Literal["uint16", "uint32"]
     settings: CorpusSettings
     origins: tuple[Origin, ...]
     reading: dict[str, str]
@@ -75,75 +82,60 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes the manifest, which makes the folder a corpus, whole or not at all. Raises OSError as the system does."""
+    """Write the manifest, which makes the folder a corpus. Raises ResourceError."""
     tree = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
-    partial = folder / f"{MANIFEST}.partial"
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(tree, file, indent=2, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / MANIFEST)
+    text = json.dumps(tree, indent=2, ensure_ascii=False)
+    replace_file(folder / MANIFEST, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of a corpus folder.
+    """Read the manifest of a corpus folder.
 
     Raises:
-        DataError: no such folder, no corpus, one that was not finished, or one of another version.
+        DataError: no such folder, no corpus, an unfinished one, one of another version, or a
+            damaged manifest.
     """
     from pydantic import TypeAdapter, ValidationError
 
-    tree = _read_tree(folder)
-    if tree.get("version") != VERSION:
-        what = f"is a corpus of version {tree.get('version')}, and this program reads version {VERSION}"
-        raise DataError(what, where=folder, fix=_AGAIN)
-    try:
-        return TypeAdapter(Manifest).validate_python(
-            {k: v for k, v in tree.items() if k not in ("format", "version")}
-        )
-    except ValidationError as error:
-        place = ".".join(map(str, error.errors()[0]["loc"]))
-        raise DataError(f"is damaged at {place}", where=folder / MANIFEST, fix=_AGAIN) from error
-
-
-def _read_tree(folder: Path) -> dict[str, Any]:
-    fix = "A corpus is made by: bothways corpus build FILES --tokenizer FOLDER --out FOLDER."
+    file, fix = folder / MANIFEST, "Build a corpus: bothways corpus build FILES --out FOLDER …"
     if not folder.is_dir():
         raise DataError("no such folder", where=folder, fix=fix)
-    if not (folder / MANIFEST).is_file():
-        raise DataError(
-            f"is not a corpus, or one that was not finished: it has no {MANIFEST}",
-            where=folder,
-            fix=fix,
-        )
+    if not file.is_file():
+        what = f"is not a corpus, or is unfinished: it has no {MANIFEST}"
+        raise DataError(what, where=folder, fix=fix)
+    tree = read_object(file, fix=REBUILD)
+    if tree.pop("format", None) != FORMAT:
+        raise DataError("is not the manifest of a corpus", where=file, fix=fix)
+    version = tree.pop("version", None)
+    if version != VERSION:
+        what = f"is a corpus of version {version}; this program reads version {VERSION}"
+        raise DataError(what, where=folder, fix=REBUILD)
     try:
-        tree = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"is not JSON ({error})", where=folder / MANIFEST, fix=_AGAIN) from error
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        raise DataError("belongs to something else than a corpus", where=folder / MANIFEST, fix=fix)
-    return tree
+        manifest = TypeAdapter(Manifest).validate_python(tree)
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise DataError(f"is damaged at {place}", where=file, fix=REBUILD) from error
+    for name in {TOKENS, SENTENCES, DOCUMENTS, *manifest.files}:
+        if name not in manifest.files or Path(name).name != name:
+            raise DataError(f"is damaged at files.{name}", where=file, fix=REBUILD)
+    return manifest
 
 
 def describe_file(path: Path) -> Stored:
-    """The size and digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return Stored(path.stat().st_size, digest.hexdigest())
+    """Return the size and digest of a file."""
+    return Stored(path.stat().st_size, file_digest(path))
 
 
-def check_file(path: Path, stored: Stored, up_to: float = SMALL) -> None:
-    """Compares a file with the manifest: its size, and if it is not larger than `up_to` bytes its contents.
+def check_file(path: Path, stored: Stored, up_to: int | float = SMALL) -> None:
+    """Compare a file with the manifest: its size, and up to `up_to` bytes its contents.
 
     Raises:
         DataError: it is missing, cut short or changed.
     """
     if not path.is_file():
-        raise DataError("is missing", where=path, fix=_AGAIN)
+        raise DataError("is missing", where=path, fix=REBUILD)
     if path.stat().st_size != stored.bytes:
-        what = f"has {path.stat().st_size:,} bytes, and the manifest says {stored.bytes:,}"
-        raise DataError(what, where=path, fix=_AGAIN)
+        what = f"has {path.stat().st_size:,} bytes; the manifest says {stored.bytes:,}"
+        raise DataError(what, where=path, fix=REBUILD)
     if stored.bytes <= up_to and describe_file(path) != stored:
-        raise DataError("was changed since the corpus was built", where=path, fix=_AGAIN)
+        raise DataError("has changed since the corpus was built", where=path, fix=REBUILD)

@@ -1,7 +1,8 @@
-"""The second stage of a corpus: shards are joined into flat arrays, and a document that was there before is left out.
+"""The second stage of a corpus: shards are joined into flat arrays, without duplicate documents.
 
-Exact de-duplication by a 128-bit digest of a document's sentences; the first occurrence stays. A digest takes 16 bytes, and
-sixteen passes over a sixteenth of them each need little more: about 20 bytes a document in all, 40 for a moment.
+Exact de-duplication by a 128-bit digest of a document's sentences; the first occurrence stays. A
+digest takes 16 bytes, and sixteen passes over a sixteenth of the digests each need little more:
+about 20 bytes a document in all, 40 for a moment.
 """
 
 from __future__ import annotations
@@ -10,21 +11,20 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.core.progress import SILENT, Progress
 from bothways.data.encode_shards import Shard, load_index, load_shard
-from bothways.data.manifest import Counts, Stored
-
-TOKENS, SENTENCES, DOCUMENTS = "tokens.bin", "sentences.bin", "documents.bin"
+from bothways.data.manifest import DOCUMENTS, SENTENCES, TOKENS, Counts, Stored
 
 
 class _Column:
-    """An array that is written piece by piece."""
+    """An array that is written piece by piece, with its digest."""
 
     def __init__(self, file: io.BufferedWriter) -> None:
         self._file = file
@@ -44,32 +44,35 @@ class _Column:
 
 
 def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """`(D, 16)` digests → `(D)`, True where no earlier row is equal."""
+    """Return `(D)`, True where no earlier row of the `(D, 16)` digests is equal.
+
+    Example: the rows a, b, a, c, b → True, True, False, True, False.
+    """
     first = np.ones(len(digests), dtype=np.bool_)
     words = digests.view(np.uint64)
     part_of = digests[:, 0] >> 4
     for part in range(16):
         rows = np.flatnonzero(part_of == part)
-        order = rows[
-            np.lexsort((words[rows, 1], words[rows, 0]))
-        ]  # stable: of equal digests the earliest comes first
+        # Stable: of equal digests the earliest comes first.
+        order = rows[np.lexsort((words[rows, 1], words[rows, 0]))]
         repeated = (words[order[1:]] == words[order[:-1]]).all(axis=1)
         first[order[1:][repeated]] = False
     return first
 
 
 def merge_shards(
-    shards: Sequence[Path], folder: Path, min_tokens: int, on_shard: Callable[[int], object]
+    shards: Sequence[Path], folder: Path, min_tokens: int, progress: Progress = SILENT
 ) -> tuple[Counts, dict[str, Stored]]:
-    """Shards → `tokens.bin`, `sentences.bin` and `documents.bin` in `folder`.
+    """Join shards into `tokens.bin`, `sentences.bin` and `documents.bin` in `folder`.
 
     Args:
         min_tokens: documents with fewer tokens are left out.
-        on_shard: told after each shard how many are done.
 
     Raises:
-        OSError: the disk is full, or the folder may not be written.
+        OSError: the disk is full, or the folder cannot be written.
+        DataError: a shard is damaged.
     """
+    progress.stage("merging", len(shards))
     enough, kept = _choose(shards, min_tokens)
     tokens = sentences = documents = seen = 0
     with contextlib.ExitStack() as open_files:
@@ -86,19 +89,16 @@ def merge_shards(
             columns[SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
             columns[DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
             seen += len(shard.counts)
-            tokens, sentences, documents = (
-                tokens + len(ids),
-                sentences + len(lengths),
-                documents + len(counts),
-            )
-            on_shard(number)
+            tokens, sentences = tokens + len(ids), sentences + len(lengths)
+            documents += len(counts)
+            progress.advance(number)
         files = {name: column.finish() for name, column in columns.items()}
     short = seen - int(enough.sum())
     return Counts(documents, sentences, tokens, seen - documents - short, short), files
 
 
 def _choose(shards: Sequence[Path], min_tokens: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """For each document of all shards, whether it has enough tokens, and whether it stays."""
+    """Return, for each document of all shards, whether it is long enough, and whether it stays."""
     digests, long_enough = [np.zeros((0, 16), dtype=np.uint8)], [np.zeros(0, dtype=np.bool_)]
     for path in shards:
         sizes, own = load_index(path)

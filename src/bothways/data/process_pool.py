@@ -1,8 +1,8 @@
-"""One function over many jobs, in worker processes, with the results in order and a bounded number of jobs under way.
+"""One function over many jobs, in worker processes, with ordered results and bounded memory.
 
-A worker is a fresh interpreter at the end of two pipes. So nothing is forked (the threads of other libraries do not survive a
-fork, which is how data pipelines come to hang), the caller needs no `if __name__ == "__main__"`, notebooks work, and a worker
-ends with its pipe, however its parent died.
+A worker is a fresh interpreter at the end of two pipes. So nothing is forked (other libraries'
+threads do not survive a fork, which makes data pipelines hang), the caller needs no
+`if __name__ == "__main__"`, notebooks work, and a worker ends with its pipe, however its parent died.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ from typing import Any, TypeVar
 
 from bothways.core.errors import ResourceError
 
-J = TypeVar("J")
-R = TypeVar("R")
+JobT = TypeVar("JobT")
+ResultT = TypeVar("ResultT")
 
-# With -c the current folder comes first in sys.path, and a user's random.py there would stand for Python's.
-_SERVE = "import sys; sys.path[:] = filter(None, sys.path); from bothways.data.process_pool import serve; serve()"
-
-
-def usable_cores() -> int:
-    """The processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+# With -c the current folder comes first in sys.path: a user's random.py there would replace Python's.
+_SERVE = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from bothways.data.process_pool import serve; serve()"
+)
 
 
-def map_in_order(function: Callable[[J], R], jobs: Iterable[J], workers: int) -> Generator[R]:
-    """The function's results, in the order of the jobs.
+def map_in_order(
+    function: Callable[[JobT], ResultT], jobs: Iterable[JobT], workers: int
+) -> Generator[ResultT]:
+    """Yield the function's results in the order of the jobs.
 
-    Jobs are taken from `jobs` as workers get free: no more than `workers + 2` of them are in memory. One worker, or one
-    job, means this process. The function must pickle, as one that can be imported does, or a `functools.partial` of it;
-    jobs and results too.
+    Jobs are taken from `jobs` as workers become free: at most `workers + 2` of them are in memory.
+    With one worker, or one job, this process does the work. The function, jobs and results must
+    pickle; a function does if it can be imported, or is a `functools.partial` of such a one.
 
     Raises:
         ResourceError: a worker was killed.
-        RuntimeError: the function raised; the traceback of the worker goes to the standard error stream.
+        RuntimeError: the function raised; the worker's traceback goes to standard error.
     """
     jobs = iter(jobs)
     first = list(itertools.islice(jobs, 2))
     if workers == 1 or len(first) < 2:
         yield from map(function, itertools.chain(first, jobs))
         return
-    crew: list[_Worker] = []
+    pool: list[_Worker] = []
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
-    def run(job: J) -> R:
-        """In whichever worker is free."""
-        worker = idle.get()  # there is one for each thread
+    def run(job: JobT) -> ResultT:
+        """Run a job in the next free worker; there are as many threads as workers."""
+        worker = idle.get()
         try:
-            result: R = worker.run(job)
+            result: ResultT = worker.run(job)
             return result
         finally:
             idle.put(worker)
 
     threads = ThreadPoolExecutor(workers)
-    pending: deque[Future[R]] = deque()
+    pending: deque[Future[ResultT]] = deque()
     try:
         for job in itertools.chain(first, jobs):
-            if len(crew) < workers:
-                crew.append(_Worker(function))
-                idle.put(crew[-1])
+            if len(pool) < workers:
+                pool.append(_Worker(function))
+                idle.put(pool[-1])
             pending.append(threads.submit(run, job))
             if len(pending) == workers + 2:
                 yield pending.popleft().result()
@@ -75,7 +75,7 @@ def map_in_order(function: Callable[[J], R], jobs: Iterable[J], workers: int) ->
             yield pending.popleft().result()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-        for worker in crew:
+        for worker in pool:
             worker.kill()
         threads.shutdown()
 
@@ -86,7 +86,7 @@ class _Worker:
     def __init__(self, function: Callable[[Any], Any]) -> None:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
-        # A session of its own: Ctrl-C reaches the parent alone, which then ends its workers.
+        # In a session of its own: Ctrl-C reaches only the parent, which then ends its workers.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
             stdin=subprocess.PIPE,
@@ -108,7 +108,7 @@ class _Worker:
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             code = self._process.wait()
             if code > 0:
-                raise RuntimeError("a worker process failed; its traceback stands above") from error
+                raise RuntimeError("a worker process failed; see its traceback above") from error
             fix = "If the system killed it for lack of memory, use fewer workers."
             raise ResourceError(f"a worker process was killed (signal {-code})", fix=fix) from error
 
@@ -117,14 +117,14 @@ class _Worker:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # of what a killed worker had not read
+            with contextlib.suppress(BrokenPipeError):  # the killed worker had not read everything
                 pipe.close()
 
 
 def serve() -> None:
-    """The worker's end: reads the function, then jobs, until the pipe closes."""
+    """Run as a worker: read the function, then jobs, until the pipe closes."""
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints must not get between the replies
+    os.dup2(2, 1)  # anything printed must not mix with the replies
     received = _received()
     function = next(received, None)
     for job in received:

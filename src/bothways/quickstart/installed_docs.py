@@ -24,8 +24,9 @@ from enum import Enum
 from pathlib import Path
 
 from bothways.data.documents import Document
-from bothways.data.process_pool import map_in_order, usable_cores
+from bothways.data.process_pool import map_in_order
 from bothways.quickstart.prose import prose
+from bothways.runtime.limits import usable_cores
 
 MAX_WORDS = 4_000_000
 

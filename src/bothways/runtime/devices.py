@@ -21,6 +21,7 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.runtime.allocator import give_back
+from bothways.runtime.limits import group_memory, read_system_file, usable_cores
 
 Precision = Literal["auto", "fp32", "bf16"]
 """The arithmetic of matrix products: bf16 where the hardware has it ("auto"), or one of the two."""
@@ -161,25 +162,15 @@ def memory_available(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    said = {
-        name: int(value.split()[0])
-        for name, _, value in (line.partition(":") for line in _lines("/proc/meminfo"))
-    }
-    if "MemAvailable" not in said:
-        return None
-    free = said["MemAvailable"] * 1024
-    limit, used, parts = (
-        _lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current", "stat")
+    available = next(
+        (
+            int(line.split()[1]) * 1024
+            for line in read_system_file("/proc/meminfo")
+            if line.startswith("MemAvailable:")
+        ),
+        None,
     )
-    if limit and used and limit[0].isdecimal():
-        # Pages of files count as used there, too, and go when somebody needs the room.
-        files = sum(
-            int(line.split()[1])
-            for line in parts
-            if line.startswith(("inactive_file ", "active_file "))
-        )
-        free = min(free, int(limit[0]) - int(used[0]) + files)
-    return free
+    return min((each for each in (available, group_memory()) if each is not None), default=None)
 
 
 def disk_free(path: str | os.PathLike[str]) -> int:
@@ -194,13 +185,13 @@ def describe_device(device: torch.device) -> str:
     """One line for reports: the processor, its cores, the version of torch."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{_cpu_name()}, {torch.get_num_threads()} of {os.cpu_count()} cores, torch {torch.__version__}"
+    return f"{_cpu_name()}, {torch.get_num_threads()} of {usable_cores()} cores, torch {torch.__version__}"
 
 
 def _cpu_name() -> str:
     names = [
         line.partition(":")[2].strip()
-        for line in _lines("/proc/cpuinfo")
+        for line in read_system_file("/proc/cpuinfo")
         if line.startswith("model name")
     ]
     return names[0] if names else platform.processor() or platform.machine()
@@ -211,7 +202,7 @@ def _cpu_flags() -> frozenset[str]:
     """The processor's features, as Linux lists them, and those that torch found itself."""
     rows = [
         line.partition(":")[2]
-        for line in _lines("/proc/cpuinfo")
+        for line in read_system_file("/proc/cpuinfo")
         if line.startswith(("flags", "Features"))
     ]
     probes = {
@@ -228,11 +219,3 @@ def wait(device: torch.device) -> None:
     """Until a GPU has done what it was given; a CPU has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _lines(path: str) -> list[str]:
-    """The lines of a file of the operating system; none where there is no such file."""
-    try:
-        return Path(path).read_text(encoding="utf8").splitlines()
-    except OSError:
-        return []

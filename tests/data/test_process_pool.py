@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from bothways.core.errors import ResourceError
-from bothways.data.process_pool import map_in_order, usable_cores
+from bothways.data.process_pool import map_in_order
+from bothways.runtime.limits import usable_cores
 
 
 def slow_square(number: int) -> int:
@@ -102,7 +103,7 @@ def test_jobs_are_taken_when_they_are_needed(workers: int) -> None:
 
 
 def test_a_function_that_raises(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError, match="its traceback stands above"):
+    with pytest.raises(RuntimeError, match="see its traceback above"):
         list(map_in_order(fail, range(5), 2))
     assert "ValueError: job" in capfd.readouterr().err
 
@@ -123,10 +124,10 @@ def test_an_error_of_the_jobs_stops_the_workers() -> None:
 
 # A script without a main guard.
 SCRIPT = """
-from bothways.data.workers import map_in_order
+from bothways.data.process_pool import map_in_order
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from test_workers import process_id
+from test_process_pool import process_id
 results = map_in_order(process_id, range(10**6), 2)
 pids = set()
 while len(pids) < 2:

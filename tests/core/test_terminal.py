@@ -1,0 +1,63 @@
+"""Text for terminals, pages and messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bothways.core.errors import DataError, ResourceError
+from bothways.core.extras import optional
+from bothways.core.json_reader import read_json, read_object
+from bothways.core.terminal import listed, printable
+
+
+def test_control_characters_are_escaped() -> None:
+    assert printable("a\x1b[2J\x07\x9b\u202eb\ud800") == r"a\x1b[2J\x07\x9b\u202eb\ud800"
+    assert printable("größer, 数学\n\tok") == "größer, 数学\n\tok"
+
+
+def test_control_characters_of_names_do_not_reach_messages() -> None:
+    error = DataError("no column 'a\x1b[2J'", where=Path("b\x07\n.txt"), fix="Rename \x9b it.")
+    assert str(error) == "b\\x07\\n.txt: no column 'a\\x1b[2J'\n  Rename \\x9b it."
+
+
+def test_long_lists_are_cut() -> None:
+    assert listed("abcd", 2) == "a, b and 2 more"
+    assert listed("ab", 2) == "a, b"
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    with (
+        pytest.raises(ResourceError, match=r"'no_such_thing', .*\n  .*\"bothways\[data\]\""),
+        optional("data", "reading clouds"),
+    ):
+        import no_such_thing.deep  # type: ignore[import-not-found]  # noqa: F401
+    with pytest.raises(ModuleNotFoundError), optional("data", "reading clouds"):
+        import bothways.no_such_part  # type: ignore[import-not-found]  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "a.json: is not JSON: .* at column 2"),
+        (b"{\n,", "a.json: is not JSON: .* at line 2 column 1"),
+        (b"[" * 10**5, "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b"\xff", "is not UTF-8 text"),
+        (b"[1]", "holds a JSON list, not an object"),
+    ],
+)
+def test_flaws_of_json_are_errors_of_the_class_that_is_asked_for(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ResourceError, match=message):
+        read_object(tmp_path / "a.json", ResourceError)
+
+
+def test_json_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="cannot be read"):
+        read_json(tmp_path / "none.json")
+    (tmp_path / "a.json").write_text("[1, 2.5]")
+    assert read_json(tmp_path / "a.json") == [1, 2.5]
