@@ -50,7 +50,7 @@ from toy_text import pseudo_text
 from test_train import KINDS, TEXT
 from bothways.text.trainers import train_tokenizer
 for number, kind in enumerate(KINDS):
-    train(TEXT, kind).save(f"{sys.argv[1]}/{number}")
+    train_tokenizer(TEXT, kind).save(f"{sys.argv[1]}/{number}")
 """
 
 
