@@ -49,7 +49,7 @@ from bothways.prediction.engine import PredictConfig, predict, prepare_task
 from bothways.prediction.predictor import open_learner
 from bothways.quickstart.installed_docs import DocKind, installed_docstrings
 from bothways.runtime.devices import Precision, has_bf16, has_int8
-from bothways.tasks.task_learner import TaskLearner
+from bothways.tasks.base import TaskLearner
 from bothways.tasks.text_examples import TextExample
 
 LONGEST, BATCH, AGAIN = 256, 32, 10

@@ -43,13 +43,13 @@ from bothways.finetuning.data import LabelledData, label, predictions
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model
 from bothways.model.head_config import PoolerHead
+from bothways.tasks.base import Task
 from bothways.tasks.choice.examples import ChoiceColumns
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.task import Task
 from bothways.tasks.text_examples import TextColumns
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs

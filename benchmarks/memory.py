@@ -69,13 +69,13 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import Model
 from bothways.recipes.bench import high_water_mark
 from bothways.tasks.classify import Classification
-from bothways.tasks.task import evaluate, predict
+from bothways.tasks.base import evaluate, predict
 from bothways.text.tokenizer import Tokenizer
 torch.set_num_threads(1)
 file, vocabulary = sys.argv[1:]
 definition, labels = Classification(), ("even", "odd")
 model = Model(EncoderConfig(30522, 32, 1, 2, 64), definition.heads(labels, None))
-task = definition.task(model, Tokenizer.load(vocabulary), labels, 64)
+task = definition.learner(model, Tokenizer.load(vocabulary), labels, 64)
 for _ in predict(task, definition.read(file, labelled=False).examples):
     pass
 evaluate(task, definition.read(file, labelled=True).examples)

@@ -11,7 +11,7 @@ from transformers import AutoModelForMultipleChoice
 from transformers.data.data_collator import DataCollatorForMultipleChoice
 
 from bothways.finetuning.data import LabelledData
-from bothways.tasks.task_learner import EncodedExample
+from bothways.tasks.base import EncodedExample
 from peers.peer import Peer, Plan, Rows, Trained, train
 
 

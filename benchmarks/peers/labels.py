@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from bothways.finetuning.data import LabelledData
-from bothways.tasks.task_learner import EncodedExample
+from bothways.tasks.base import EncodedExample
 from peers.peer import Peer, Plan, Rows, Trained, train
 
 

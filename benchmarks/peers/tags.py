@@ -14,7 +14,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 
 from bothways.core.targets import IGNORED
 from bothways.finetuning.data import LabelledData
-from bothways.tasks.task_learner import EncodedExample
+from bothways.tasks.base import EncodedExample
 from peers.peer import Peer, Plan, Rows, Trained, train
 
 

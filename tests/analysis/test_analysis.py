@@ -30,8 +30,8 @@ from bothways.model.model import Model
 from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.report import sections as s
+from bothways.tasks.base import EncodedExample
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.task_learner import EncodedExample
 from bothways.tasks.text_examples import TextExample
 from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 

@@ -17,6 +17,7 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from bothways.analysis.answers import NONE, AnswerAnalysis, kind_of
 from bothways.analysis.base import SHOWN, clip_text, guesses, reliability
+from bothways.analysis.calibration import Calibration
 from bothways.analysis.choices import ChoiceAnalysis
 from bothways.analysis.label_sets import LabelSetAnalysis
 from bothways.analysis.registry import analyst_of
@@ -29,10 +30,11 @@ from bothways.model.head_config import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.report import sections as s
-from bothways.tasks.calibration import Calibration
+from bothways.tasks.base import Task, TaskLearner
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
-from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.predictions import (
     AnswerPrediction,
     AnswerSpan,
@@ -49,8 +51,6 @@ from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.metrics import EntityCounts
 from bothways.tasks.tagging.schemes import Chunk, chunks
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.task import Task
-from bothways.tasks.task_learner import TaskLearner
 from bothways.tasks.text_examples import TextExample
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
@@ -382,7 +382,9 @@ def toy_task(
     torch.manual_seed(0)
     config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(64), initial_range=0.3)
     heads = {head.kind: head for head in (PoolerHead(), *definition.heads(labels, None))}
-    return definition.task(Model(config, heads.values()), make_tokenizer(folder), labels, 24).eval()
+    return definition.learner(
+        Model(config, heads.values()), make_tokenizer(folder), labels, 24
+    ).eval()
 
 
 TEXTS = make_examples(30, 3)

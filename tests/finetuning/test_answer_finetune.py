@@ -73,11 +73,11 @@ def test_it_is_learned_and_the_threshold_stays(place: Path) -> None:
     record, task = record_of(place), open_learner(str(place / "run"), device="cpu")
     assert record["metrics"]["f1"] > 0.95
     assert record["metrics"]["f1"] == pytest.approx(record["metrics"]["f1_best"])
-    assert isinstance(task.definition, QuestionAnsweringTask)
-    assert (task.definition.stride, task.definition.longest, task.length) == (6, 3, 16)
-    assert task.definition.threshold is not None
+    assert isinstance(task.task, QuestionAnsweringTask)
+    assert (task.task.stride, task.task.longest, task.length) == (6, 3, 16)
+    assert task.task.threshold is not None
     assert (
-        task.definition.threshold
+        task.task.threshold
         == record["task"]["threshold"]
         == pytest.approx(record["metrics"]["threshold_best"])
     )
@@ -137,6 +137,6 @@ def test_an_untrained_span_head_answers_every_question(place: Path) -> None:
         if file.name != "bothways.json":
             (place / "bare" / file.name).write_bytes(file.read_bytes())
     opened = open_task(str(place / "bare"), length=16, device="cpu")
-    assert opened.task.definition == QuestionAnsweringTask()
+    assert opened.task.task == QuestionAnsweringTask()
     found = opened.predict(opened.read(str(place / "dev.json"), labelled=False))
     assert all(prediction.text for _, prediction in found)

@@ -24,10 +24,11 @@ from bothways.finetuning.failed_runs import (
 from bothways.finetuning.in_memory_run import fit_task, start_from
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
+from bothways.tasks.base import Task
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.predictions import MultilabelPrediction
-from bothways.tasks.task import Task
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW, BertAdam, OptimizerConfig
@@ -195,7 +196,7 @@ def test_the_training_loss_is_of_an_even_sample(
     """Of data in the order of its labels the first part would say nothing about the rest."""
     task = start_from(SMALL, data.definition.heads(data.labels, None), seed=0)
     learner, sequences = (
-        data.definition.task(task, data.tokenizer, data.labels, 16),
+        data.definition.learner(task, data.tokenizer, data.labels, 16),
         data.sequences[:40],
     )
     monkeypatch.setattr(failure, "SAMPLE", 8)

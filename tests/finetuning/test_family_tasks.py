@@ -31,18 +31,18 @@ from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_learner, open_task
 from bothways.pretraining.build import fit_to_corpus
+from bothways.tasks.base import Reading, TaskLearner
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.task import Reading
-from bothways.tasks.task_learner import TaskLearner
 from bothways.tasks.text_examples import TextExample
 from bothways.text.hf_pipelines import (
     Albert,
@@ -232,10 +232,9 @@ def assert_opens_as_it_was(
     folder: Path, task: TaskLearner[Any, Any], examples: list[Any], name: str | None = None
 ) -> None:
     opened = open_task(str(folder), name, device="cpu")
-    assert opened.task.definition == task.definition
+    assert opened.task.task == task.task
     again = [
-        prediction.to_json()
-        for _, prediction in opened.predict(Reading(task.definition, iter(examples)))
+        prediction.to_json() for _, prediction in opened.predict(Reading(task.task, iter(examples)))
     ]
     assert again == [prediction.to_json() for _, prediction in predict(task, examples)]
 
@@ -257,7 +256,7 @@ def test_every_family_does_every_task(
         FinetuneSettings(training, LENGTH, ExampleBudget(8), task=definition),
         device="cpu",
     ).task
-    record = {"task": configs.to_dict(task.definition), "length": LENGTH}
+    record = {"task": configs.to_dict(task.task), "length": LENGTH}
     save_model(
         tmp_path / "model",
         task.model,

@@ -128,7 +128,7 @@ def test_words_of_several_windows_stay_in_order(
 ) -> None:
     words = tuple(random.Random(2).choices(FILLERS[:-1], k=60))
     example = TagExample(words, ("O",) * 60)
-    inputs = data.task.definition.encode([example], data.task.tokenizer, data.task.labels, 10)
+    inputs = data.task.task.encode([example], data.task.tokenizer, data.task.labels, 10)
     assert len(inputs[0].sequences) > 5
     found = open_features(tmp_path / "long", data.task.model.encoder, inputs, (0,))
     assert len(found.values) == 60

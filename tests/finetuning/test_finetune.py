@@ -31,8 +31,8 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_learner, open_task
 from bothways.report.sections import readable_number
+from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.task import examples_fingerprint
 from bothways.tasks.text_examples import TextColumns, TextExample
 from bothways.training.durations import Epochs, Hours, Steps, Tokens
 from bothways.training.optimizers import AdamW
@@ -129,7 +129,7 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(
 
 
 def reading_of(examples: list[TextExample]):  # type: ignore[no-untyped-def]
-    from bothways.tasks.task import Reading
+    from bothways.tasks.base import Reading
 
     return Reading(ClassificationTask(), iter(examples))
 
@@ -179,7 +179,7 @@ def test_evaluating_the_folder_gives_the_metrics_of_the_run(
         assert classifier.evaluate(classifier.read(files.dev, labelled=True)) == pytest.approx(
             dict(result.metrics), rel=1e-5
         )
-        assert classifier.task.definition.columns == TextColumns("sentence", None, "label")
+        assert classifier.task.task.columns == TextColumns("sentence", None, "label")
         assert classifier.task.length == 16
     assert open_learner(str(folder), length=8).length == 8
 
@@ -383,7 +383,7 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: 
     )
     classifier = open_task(str(tmp_path / "model"))
     assert (classifier.task.labels, classifier.task.length) == (("LABEL_0", "LABEL_1"), 32)
-    assert classifier.task.definition.columns == TextColumns()
+    assert classifier.task.task.columns == TextColumns()
     (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
     with pytest.raises(
         ConfigError,
@@ -397,7 +397,7 @@ def test_a_folder_of_others_with_one_output_gives_scores(tmp_path: Path) -> None
     save_model(
         tmp_path / "model", Model(encoder, (LabelHead(1),)), make_tokenizer(tmp_path / "tokenizer")
     )
-    assert open_learner(str(tmp_path / "model")).definition.name == "regress"
+    assert open_learner(str(tmp_path / "model")).task.name == "regress"
 
 
 def test_unseen_labels_stop_an_evaluation(
@@ -406,7 +406,7 @@ def test_unseen_labels_stop_an_evaluation(
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood\tpos\nrain\twet\n")
     classifier = open_task(str(done[1]))
     with pytest.raises(
-        DataError, match=r"dev\.tsv:3: label 'wet' is none of the model's: neg, pos"
+        DataError, match=r"dev\.tsv:3: label 'wet' is not among the model's 2 labels"
     ):
         classifier.evaluate(classifier.read(str(tmp_path / "dev.tsv"), labelled=True))
 

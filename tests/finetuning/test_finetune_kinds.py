@@ -107,8 +107,8 @@ def test_a_finished_run_opens_again_as_it_was(
     assert task.metric == metric
     assert metric in done.metrics
     opened = open_task(str(tmp_path / "run"))
-    assert opened.task.definition == done.task.definition
-    assert opened.task.definition.name == task.name
+    assert opened.task.task == done.task.task
+    assert opened.task.task.name == task.name
     assert opened.task.labels == done.task.labels
     assert opened.evaluate(opened.read(dev, labelled=True)) == pytest.approx(
         dict(done.metrics), rel=1e-4
@@ -125,10 +125,10 @@ def test_a_finished_run_opens_again_as_it_was(
 
 def test_what_was_tuned_and_read_is_in_the_definition(tmp_path: Path) -> None:
     done, _ = run(tmp_path, MultilabelTask(), several)
-    definition = open_learner(str(done.folder)).definition
+    definition = open_learner(str(done.folder)).task
     assert isinstance(definition, MultilabelTask)
     assert len(definition.thresholds) == 2
-    assert definition.thresholds == done.task.definition.thresholds  # type: ignore[attr-defined]
+    assert definition.thresholds == done.task.task.thresholds  # type: ignore[attr-defined]
     assert definition.columns == TextColumns("text", None, "labels")
 
 
@@ -140,16 +140,16 @@ def test_flaws_are_in_one_message(tmp_path: Path) -> None:
     with pytest.raises(BothwaysError) as caught:
         run(tmp_path, ChoiceTask(), lambda count, seed: [*questions(20, seed), *bad])
     assert "4 labels are the place of no ending" not in str(caught.value)
-    assert "2 labels are the place of no ending: " in str(caught.value)
-    assert "2 examples have less than two endings to choose from: " in str(caught.value)
+    assert "2 labels are out of range: " in str(caught.value)
+    assert "2 examples have fewer than two endings: " in str(caught.value)
     columns = ChoiceColumns("context", None, ("endings",), "label")
-    assert ChoiceTask().read(str(tmp_path / "dev.jsonl")).definition == ChoiceTask(columns)
+    assert ChoiceTask().read(str(tmp_path / "dev.jsonl")).task == ChoiceTask(columns)
 
 
 def test_a_label_that_is_no_number_stops_before_training(tmp_path: Path) -> None:
     with pytest.raises(
         BothwaysError,
-        match=r"2 labels are no numbers: .*train\.jsonl:65 \('much'\), .*dev\.jsonl:41",
+        match=r"2 labels are not numbers: .*train\.jsonl:65 \('much'\), .*dev\.jsonl:41",
     ):
         run(
             tmp_path,
@@ -176,4 +176,4 @@ def test_a_folder_of_others_is_for_what_its_head_is(
         make_tokenizer(tmp_path / "t"),
         problem=problem,
     )
-    assert open_learner(str(tmp_path / "model")).definition == expected
+    assert open_learner(str(tmp_path / "model")).task == expected

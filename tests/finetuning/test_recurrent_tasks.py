@@ -174,7 +174,7 @@ def test_every_task_is_done(
     assert all(
         p.grad is not None and p.grad.abs().sum() > 0 for p in task.model.encoder.parameters()
     )
-    record = {"task": configs.to_dict(task.definition), "length": LENGTH}
+    record = {"task": configs.to_dict(task.task), "length": LENGTH}
     save_model(
         tmp_path / "model",
         task.model,

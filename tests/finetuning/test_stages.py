@@ -27,8 +27,8 @@ from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig
 from bothways.prediction.predictor import open_task
+from bothways.tasks.base import Reading
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.task import Reading
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Steps
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
@@ -80,7 +80,7 @@ def test_items_and_parts_tell_their_share_of_the_whole() -> None:
 
 
 def test_predictions_and_losses_tell_how_far_they_are_and_stay_the_same(data: LabelledData) -> None:
-    task = data.definition.task(
+    task = data.definition.learner(
         start_from(SMALL, data.definition.heads(data.labels, None), 0),
         data.tokenizer,
         data.labels,
@@ -158,9 +158,7 @@ def test_a_tally_tells_after_each_batch_how_much_of_a_reading_is_done(
             yield TextExample("a good day")
 
     opened = open_task(str(make_folder(tmp_path / "bert")), "embed", device="cpu")
-    reading = Reading(
-        opened.task.definition, examples(), (lambda: read[0] / 100) if known else None
-    )
+    reading = Reading(opened.task.task, examples(), (lambda: read[0] / 100) if known else None)
     tally = counting(reading, lambda share, count: told.append((share, count)))
     assert len(list(opened.predict(reading, PredictConfig(window=40, tokens=64), tally))) == 100
     counts = [count for _, count in told]

@@ -142,5 +142,5 @@ def test_the_command_finetunes_with_other_columns(
         [*words, "length=12", "task.stride=5", "training.until=1 steps"],
         result_action="return_value",
     )
-    definition = open_learner(str(folder / "other")).definition
+    definition = open_learner(str(folder / "other")).task
     assert definition == TaggingTask(TagColumns("0", "2"), stride=5)

@@ -12,16 +12,14 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, pack
 from bothways.hub.model_folder import load_model, save_model
-from bothways.tasks.task_learner import EncodedExample, TaskLearner
+from bothways.tasks.base import EncodedExample, TaskLearner
 
 
 def make_theirs(task: TaskLearner[Any, Any], folder: Path, kind: str) -> Any:
     """The model as transformers opens it, strictly; the dropout is that of the configuration."""
     import transformers
 
-    save_model(
-        folder, task.model, task.tokenizer, labels=task.labels, problem=task.definition.problem
-    )
+    save_model(folder, task.model, task.tokenizer, labels=task.labels, problem=task.task.problem)
     theirs, report = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
     assert not any(report.values())
     return theirs

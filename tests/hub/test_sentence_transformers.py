@@ -70,7 +70,7 @@ def theirs(folder: Path, texts: list[str]) -> np.ndarray:
 def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
     """Read with its modules: mean, normalised, at most 256 tokens. Written and opened again by the other, the same."""
     task = open_learner(str(minilm()))
-    assert task.definition == SentenceEmbeddingTask(pooling="mean", normalised=True)
+    assert task.task == SentenceEmbeddingTask(pooling="mean", normalised=True)
     assert task.length == 256
     expected = theirs(minilm(), SENTENCES)
     np.testing.assert_allclose(vectors(task, SENTENCES), expected, atol=2e-6)
@@ -78,7 +78,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> No
     save_sentence_encoder(tmp_path / "saved", task)
     np.testing.assert_allclose(theirs(tmp_path / "saved", SENTENCES), expected, atol=2e-6)
     again = open_learner(str(tmp_path / "saved"))
-    assert (again.definition, again.length) == (task.definition, 256)
+    assert (again.task, again.length) == (task.task, 256)
 
 
 def made(folder: Path, **settings: Any) -> Embedder:
@@ -111,7 +111,7 @@ def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalise
     np.testing.assert_allclose(vectors(open_learner(str(place)), texts), expected, atol=1e-6)
     (place / "bothways.json").unlink()  # as if the other had written it
     opened = open_task(str(place), settings={"normalised": True})
-    assert opened.task.definition == SentenceEmbeddingTask(pooling=pooling, normalised=True)
+    assert opened.task.task == SentenceEmbeddingTask(pooling=pooling, normalised=True)
     assert opened.task.length == 12
     assert read_sentence_encoder(place, 20) == (
         SentenceEmbeddingTask(pooling=pooling, normalised=normalised),
@@ -126,7 +126,7 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
     save_sentence_encoder(tmp_path / "ours", task)
     SentenceTransformer(str(tmp_path / "ours"), device="cpu").save(str(tmp_path / "newest"))
     found = open_learner(str(tmp_path / "newest"))
-    assert (found.definition, found.length) == (
+    assert (found.task, found.length) == (
         SentenceEmbeddingTask(pooling="max", normalised=True),
         12,
     )
@@ -149,8 +149,8 @@ def test_vectors_are_cut_as_the_other_cuts_them(
     expected = theirs(tmp_path / "theirs", SENTENCES)
     task = open_learner(str(tmp_path / "theirs"))
     assert isinstance(task, Embedder)
-    assert task.definition == SentenceEmbeddingTask(normalised=normalised, components=components)
-    assert task.definition.width(task.model) == expected.shape[1] == min(components, 16)
+    assert task.task == SentenceEmbeddingTask(normalised=normalised, components=components)
+    assert task.task.width(task.model) == expected.shape[1] == min(components, 16)
     np.testing.assert_allclose(vectors(task, SENTENCES), expected, atol=1e-6)
     save_sentence_encoder(tmp_path / "ours", task)
     np.testing.assert_allclose(theirs(tmp_path / "ours", SENTENCES), expected, atol=1e-6)
@@ -198,7 +198,7 @@ def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path: Path) -
     modules[0]["path"] = "0_Transformer"
     (place / "modules.json").write_text(json.dumps(modules))
     task = open_learner(str(place))
-    assert (task.definition, task.length) == (SentenceEmbeddingTask(pooling="max"), 12)
+    assert (task.task, task.length) == (SentenceEmbeddingTask(pooling="max"), 12)
     np.testing.assert_allclose(
         vectors(task, SENTENCES), theirs(place, SENTENCES), rtol=3e-6, atol=1e-6
     )
@@ -217,7 +217,7 @@ def test_a_folder_without_these_files_says_nothing(tmp_path: Path) -> None:
     save_model(tmp_path / "model", task.model, task.tokenizer)
     assert read_sentence_encoder(tmp_path / "model", 20) is None
     opened = open_task(str(tmp_path / "model"), "embed")
-    assert (opened.task.definition, opened.task.length) == (SentenceEmbeddingTask(), 20)
+    assert (opened.task.task, opened.task.length) == (SentenceEmbeddingTask(), 20)
 
 
 MODULES = [

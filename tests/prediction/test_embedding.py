@@ -50,7 +50,7 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
 @pytest.mark.parametrize("settings", [{}, {"components": 7}])
 def test_one_pass_gives_what_each_embedding_gives(place: Path, settings: dict[str, int]) -> None:
     task = open_learner(str(place / "bert"), "embed", settings=settings)
-    examples = list(task.definition.read(str(place / "sts.tsv")).examples)
+    examples = list(task.task.read(str(place / "sts.tsv")).examples)
     tally = PredictionCounts()
     found = sweep(task, iter(examples), PredictConfig(window=7), tally)  # type: ignore[arg-type]
     assert (found.pairs, tally.examples, task.training) == (40, 40, False)
@@ -205,8 +205,8 @@ def test_predict_does_every_task(
             r"^layers: the model has layers 0 \(the embeddings\) to 2",
         ),
         ("embed bert texts.txt poling=max --out v.npy", r"^poling: .*did you mean pooling"),
-        ("predict bert texts.txt --task fill", r"^texts\.txt:1: the text holds no \[MASK\]"),
-        ("evaluate bert masks.txt --task likelihood", r"^masks\.txt:1: the text holds \[MASK\]"),
+        ("predict bert texts.txt --task fill", r"^texts\.txt:1: the text has no \[MASK\]"),
+        ("evaluate bert masks.txt --task likelihood", r"^masks\.txt:1: the text has a \[MASK\]"),
         ("evaluate bert texts.txt --task embed", r"texts\.txt"),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_model_without_the_head_cannot_fill(tmp_path: Path) -> None:
         said = rf"the task '{task}' needs the head 'masked'; this model has: pooler\n  Choose .* such as a BertForMaskedLM or the folder of"
         with pytest.raises(BothwaysError, match=said):
             open_task(str(tmp_path / "bare"), task)
-    assert open_learner(str(tmp_path / "bare"), "embed").definition.name == "embed"
+    assert open_learner(str(tmp_path / "bare"), "embed").task.name == "embed"
     with pytest.raises(BothwaysError, match=r"is for no known task.*\n.*--task embed"):
         open_task(str(tmp_path / "bare"))
     with pytest.raises(ConfigError, match="task"):

@@ -89,7 +89,7 @@ def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(
     training = replace(finetune_adam(), until=Steps(2), evaluate=None, precision="fp32")
     method = FinetuneSettings(training, LENGTH, ExampleBudget(8), task=ClassificationTask())
     task = fit_task(loaded.model, data, method, device="cpu").task
-    record = {"task": configs.to_dict(task.definition), "length": LENGTH}
+    record = {"task": configs.to_dict(task.task), "length": LENGTH}
     save_model(tmp_path / "model", task.model, tokenizer, labels=data.labels, extra=record)
     assert json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())[
         "model_input_names"

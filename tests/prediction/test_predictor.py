@@ -27,7 +27,7 @@ from bothways.model.model import Model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.runtime.devices import has_bf16, has_int8
-from bothways.tasks.catalogue import AnyDefinition
+from bothways.tasks.catalogue import AnyTask
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
@@ -44,7 +44,7 @@ from toy_folder import make_examples, make_folder, make_tokenizer
 CPU = torch.device("cpu")
 TEXTS = [example.text for example in make_examples(48, 3)]
 PAIRS = list(zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True))
-TASKS: dict[str, tuple[AnyDefinition, list[Any]]] = {
+TASKS: dict[str, tuple[AnyTask, list[Any]]] = {
     "classify": (ClassificationTask(), TEXTS),
     "regress": (RegressionTask(), PAIRS),
     "label": (MultilabelTask(), TEXTS),
@@ -82,7 +82,7 @@ def predictor(folder: Path, name: str, precision: PredictPrecision = "fp32") -> 
     loaded = load_model(folder)
     torch.manual_seed(4)
     model = Model(loaded.model.config, heads, loaded.model.encoder)
-    return Predictor(definition.task(model, loaded.tokenizer(), labels, 32), precision)
+    return Predictor(definition.learner(model, loaded.tokenizer(), labels, 32), precision)
 
 
 def plain(prediction: Any) -> Any:

@@ -19,8 +19,8 @@ from bothways.preflight import machine as preflight
 from bothways.preflight.machine import Load, check_machine, forecast
 from bothways.preflight.model import check_casing, check_model
 from bothways.preflight.text import check_inputs
+from bothways.tasks.classification.checks import check_examples
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.text_checks import check_examples
 from bothways.tasks.text_examples import TextExample
 from toy_task import VOCABULARY, WORDS, make_examples, make_task, make_tokenizer
 
@@ -41,7 +41,7 @@ def fair(count: int, start: int = 0) -> list[TextExample]:
 def test_good_data_gets_a_baseline_and_no_complaint() -> None:
     (finding,) = check_examples(fair(40), fair(10, 40))
     assert (finding.check, finding.severity) == ("balance", "note")
-    assert finding.what == "always answering 'x' would be right on 50.0% of the training data"
+    assert finding.what == "always answering 'x' would be right for 50.0% of the training data"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_hidden_word_is_a_whole_one_of_a_sentence(tmp_path: Path, tokenizer: T
     filled = fill_masks(model, corpus, range(len(corpus)), 3, seed=1)
     assert len(filled) == 3
     sentences = [corpus.sentences_of(document)[0].tolist() for document in (1, 3, 4)]
-    task = MaskFillingTask(top=GUESSES).task(model, tokenizer, (), 16)
+    task = MaskFillingTask(top=GUESSES).learner(model, tokenizer, (), 16)
     for one, sentence in zip(filled, sentences, strict=True):
         assert tokenizer.encode([f"{one.before} {one.truth} {one.after}"])[0].tolist() == sentence
         assert len(one.truth) >= 4

@@ -21,8 +21,8 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task
 from bothways.sweeps.significance import ModelComparison, Side, compare, contrast, folders
+from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.task import examples_fingerprint
 from bothways.tasks.text_examples import TextColumns
 from toy_folder import VOCABULARY, make_examples, make_tokenizer, write_tsv
 

@@ -66,7 +66,7 @@ def make_task(
         initial_range=0.3,
         dropout=Dropouts(dropout, dropout),
     )
-    return definition.task(Model(config, definition.heads((), None)), tokenizer, (), length)
+    return definition.learner(Model(config, definition.heads((), None)), tokenizer, (), length)
 
 
 def make_questions(count: int, seed: int = 0, longest: int = 40) -> list[Question]:
@@ -355,8 +355,8 @@ def test_every_answer_is_found_again(
         first, last, _ = targets_of(sequence)
         assert first == 0 or sequence.ids[first : last + 1].tolist() == encoded.ids[own].tolist()
     config = EncoderConfig(tokenizer.size, 8, 1, 1, 8, position=Learned(64))
-    task = definition.task(Model(config, (SpanHead(),)), tokenizer, (), length)
-    found = task.decode(question, ideal(item.sequences))
+    task = definition.learner(Model(config, (SpanHead(),)), tokenizer, (), length)
+    found = task.decode(question, item, ideal(item.sequences))
     for span in found.spans:
         assert context[span.start : span.end] == span.text == span.text.strip()
     best = max((span.score for span in found.spans), default=0.0)
@@ -386,7 +386,7 @@ SCORES = outputs_of((1.0, 1.0), (0, 0), (0, 0), (3, 1), (0, 2.5), (2, 3.5), (-9,
 
 def test_predictions_have_their_probabilities(tmp_path: Path) -> None:
     task = make_task(tmp_path, QuestionAnsweringTask(n_best=4))
-    found = task.decode(ONE, SCORES)
+    found = task.decode(ONE, task.encode([ONE])[0], SCORES)
     assert [(span.text, span.start, span.end, span.score) for span in found.spans] == [
         ("ape bee ape", 0, 11, 6.5),
         ("ape bee", 0, 7, 5.5),
@@ -409,7 +409,7 @@ def test_no_answer_is_given_above_the_threshold(
     tmp_path: Path, threshold: float, text: str
 ) -> None:
     task = make_task(tmp_path, QuestionAnsweringTask(threshold=threshold))
-    found = task.decode(ONE, SCORES)
+    found = task.decode(ONE, task.encode([ONE])[0], SCORES)
     assert found.text == text
     assert found.best == "ape bee ape"
     weights = np.exp([*(span.score for span in found.spans), 2.0])
@@ -427,12 +427,13 @@ def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path: Path) -> 
     outputs = [np.zeros((8, 2), dtype=np.float32), np.zeros((8, 2), dtype=np.float32)]
     outputs[0][0], outputs[1][0] = (1.0, 4.0), (-3.0, 1.0)
     outputs[1][4, 0] = outputs[1][5, 1] = 2.0
-    found = task.decode(question, outputs)
+    found = task.decode(question, task.encode([question])[0], outputs)
     assert (found.text, found.null_difference) == ("dog elk", -6.0)
 
 
 def test_longer_answers_are_not_given(tmp_path: Path) -> None:
-    found = make_task(tmp_path, QuestionAnsweringTask(longest=2)).decode(ONE, SCORES)
+    task = make_task(tmp_path, QuestionAnsweringTask(longest=2))
+    found = task.decode(ONE, task.encode([ONE])[0], SCORES)
     assert (found.text, found.spans[0].score) == ("ape bee", 5.5)
 
 
@@ -452,22 +453,22 @@ def test_the_threshold_is_chosen_where_questions_have_no_answer(tmp_path: Path) 
     results = list(predict(task, questions))
     metrics = task.score(iter(results))
     tuned = task.tuned(iter(results))
-    assert tuned == dataclasses.replace(task.definition, threshold=metrics["threshold_best"])
+    assert tuned == dataclasses.replace(task.task, threshold=metrics["threshold_best"])
     assert configs.read(QuestionAnsweringTask, configs.to_dict(tuned)) == tuned
-    task.definition = tuned
+    task.task = tuned
     after = evaluate_task(task, questions)
     assert after["f1"] == pytest.approx(metrics["f1_best"]) == pytest.approx(after["f1_best"])
     assert metrics["f1"] < after["f1"]
     assert task.tuned(predict(task, questions)) == tuned
     answered = [question for question in questions if question.answers]
-    task.definition = QuestionAnsweringTask()
-    assert task.tuned(predict(task, answered)) is task.definition
+    task.task = QuestionAnsweringTask()
+    assert task.tuned(predict(task, answered)) is task.task
     assert task.score(predict(task, answered)).keys() == {"em", "f1", "f1_best"}
 
 
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     task = make_task(tmp_path)
-    with pytest.raises(DataError, match=r"^a\.json:q: it is not known what is right"):
+    with pytest.raises(DataError, match=r"^a\.json:q: has no known answer"):
         evaluate_task(task, [Question("q", "ape", "bee", where="a.json:q")])
     with pytest.raises(DataError, match="no question to score"):
         evaluate_task(task, [])
@@ -506,9 +507,9 @@ def test_a_table_is_read_with_the_columns_asked_for(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"frage": "dog", "context": "ape", "answers": "ape"}\n')
     asked = QuestionColumns(question="frage")
     reading = QuestionAnsweringTask().read(str(tmp_path / "rows.jsonl"), asked)
-    assert reading.definition == QuestionAnsweringTask(asked)
+    assert reading.task == QuestionAnsweringTask(asked)
     assert [question.question for question in reading.examples] == ["dog"]
-    again = reading.definition.read(str(tmp_path / "rows.jsonl"), labelled=False)
+    again = reading.task.read(str(tmp_path / "rows.jsonl"), labelled=False)
     assert [question.annotated for question in again.examples] == [False]
 
 
@@ -529,12 +530,10 @@ def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list(predict(task, questions))) == len(questions)
     assert sorted(seen) == ["a dog runs", "the cat"]
     seen.clear()
-    inputs = task.definition.encode(
-        questions, task.tokenizer, (), LENGTH
-    )  # and where the task itself did not encode them
+    inputs = task.task.encode(questions, task.tokenizer, (), LENGTH)
     fresh = make_task(tmp_path)
     assert len(predict_encoded(fresh, questions[::2], inputs[::2])) == 4
-    assert sorted(seen) == ["a dog runs", "the cat", "the cat"]
+    assert sorted(seen) == ["a dog runs", "the cat"]
     seen.clear()
     assert (
         len(
@@ -554,7 +553,7 @@ def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.Monk
     ]  # though windows part the questions on one context
     seen.clear()
     monkeypatch.setattr(labelled, "ENCODED", 3)
-    examine(task.definition, task.tokenizer, sorted(questions, key=lambda q: q.context), [], LENGTH)
+    examine(task.task, task.tokenizer, sorted(questions, key=lambda q: q.context), [], LENGTH)
     assert sorted(seen) == ["a dog runs", "the cat"]
 
 

@@ -42,7 +42,7 @@ def test_rows_that_cannot_be_used() -> None:
         "1 questions have an empty question: t.json:a",
         "1 questions have an empty context: t.json:a",
         "2 questions share their id with others: t.json:a, t.json:again",
-        "1 questions have no answer and are not said to be impossible: d.json:a",
+        "1 questions have no answer and are not marked as impossible: d.json:a",
     ]
 
 
@@ -57,21 +57,23 @@ def test_answers_that_are_not_where_they_should_be() -> None:
     )
     assert (skipped.check, skipped.severity, skipped.fix) == ("labels", "warning", None)
     assert skipped.what.startswith(
-        "1 of 5 training questions have an answer that does not stand in their context, and are not"
+        "1 of 5 training questions have an answer that is not in their context and are skipped"
     )
-    assert skipped.what.endswith("not learned from: t.json:b ('dog')")
+    assert skipped.what.endswith("skipped: t.json:b ('dog')")
     assert shifted.severity == "note"
-    assert shifted.what.startswith("1 training answers do not begin where it is said; the nearest")
+    assert shifted.what.startswith(
+        "1 training answers do not begin at the given character; the nearest"
+    )
     assert shifted.what.endswith("t.json:c ('cat')")
     assert lost == Finding(
         "labels",
         "warning",
-        "1 of 2 dev questions have no answer that stands in their context, and count all the same: d.json:a ('cow')",
+        "1 of 2 dev questions have no answer in their context, but count: d.json:a ('cow')",
     )
     (refused,) = check([GOOD, away], [], QuestionAnsweringTask(unfound="error"))
     assert (refused.severity, refused.fix) == (
         "error",
-        "Mend these answers, or set task.unfound=skip.",
+        "Fix these answers, or set task.unfound=skip.",
     )
 
 
@@ -84,10 +86,10 @@ def test_where_no_answer_stands_in_its_context_there_is_nothing_to_learn() -> No
         (refused,) = check([away], [], definition)
         assert (refused.severity, refused.fix) == (
             "error",
-            "Mend these answers: there is nothing else to learn.",
+            "Fix these answers; there is nothing else to learn.",
         )
         assert refused.what == (
-            "1 of 1 training questions have an answer that does not stand in their context: t.json:b ('dog')"
+            "1 of 1 training questions have an answer that is not in their context: t.json:b ('dog')"
         )
     assert [
         finding.severity
@@ -118,7 +120,7 @@ def test_questions_without_an_answer() -> None:
         ] == ["note"]
     _, hard = check([GOOD], [OTHER, other])
     assert hard.what.startswith(
-        "there are dev questions without an answer, but no training question is"
+        "there are dev questions without an answer, but no such training questions"
     )
 
 
@@ -132,7 +134,5 @@ def test_where_no_question_has_an_answer_there_is_nothing_to_learn() -> None:
 def test_questions_that_training_and_dev_data_share() -> None:
     (finding,) = check([GOOD], [replace(GOOD, id="z", where="d.json:z"), OTHER])
     assert (finding.check, finding.severity) == ("overlap", "warning")
-    assert (
-        finding.what == "1 of 2 dev questions are in the training data too, word for word: d.json:z"
-    )
+    assert finding.what == "1 of 2 dev questions are also in the training data: d.json:z"
     assert check([GOOD], [replace(OTHER, question=GOOD.question, context=f"{CONTEXT} So.")]) == []

@@ -38,7 +38,7 @@ def make_chooser(folder: Path, length: int = 16) -> Chooser:
         dropout=Dropouts(0.0, 0.0),
     )
     definition = ChoiceTask()
-    return definition.task(
+    return definition.learner(
         Model(config, definition.heads((), None)), make_tokenizer(folder), (), length
     )
 
@@ -145,9 +145,7 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^c:2: has no label, so it cannot be scored"):
         evaluate_task(task, [ChoiceExample("ape", ("bee", "cat"), None, "c:2")])
     for label in (2, -1):
-        with pytest.raises(
-            DataError, match=rf"^c:3: label {label} is the place of none of the 2 endings"
-        ):
+        with pytest.raises(DataError, match=rf"^c:3: label {label} is out of range for 2 endings"):
             evaluate_task(task, [ChoiceExample("ape", ("bee", "cat"), label, "c:3")])
     with pytest.raises(DataError, match=r"^c:4: has no ending to choose from"):
         task.encode([ChoiceExample("ape", (), None, "c:4")])
@@ -196,7 +194,7 @@ def test_columns_are_guessed_where_that_is_clear(
     source = tmp_path / "a.jsonl"
     source.write_text(json.dumps(row))
     reading = ChoiceTask().read(str(source))
-    assert reading.definition == ChoiceTask(columns)
+    assert reading.task == ChoiceTask(columns)
     (found,) = reading.examples
     assert (found.context, found.endings, found.label) == (
         example.context,
@@ -244,13 +242,13 @@ def test_questions_from_the_standard_input_are_json_lines(monkeypatch: pytest.Mo
         (
             SWAG | {"label": "two"},
             NO_COLUMNS,
-            r"a\.jsonl:1: column 'label' holds 'two', which is no place of an ending",
+            r"a\.jsonl:1: column 'label' holds 'two', which is not the place of an ending",
         ),
         (SWAG | {"ending1": 3}, NO_COLUMNS, r"a\.jsonl:1: column 'ending1' holds int, not text"),
         (SWAG | {"answer": 3}, NO_COLUMNS, "several columns may hold the label"),
         (SWAG | {"choices": ["a"]}, NO_COLUMNS, "several columns may hold the endings"),
-        ({"context": "c", "label": 1}, NO_COLUMNS, "no column is called like an ending"),
-        ({"text": "c", "endings": []}, NO_COLUMNS, "no column is called like a context"),
+        ({"context": "c", "label": 1}, NO_COLUMNS, "no column has a usual name for the endings"),
+        ({"text": "c", "endings": []}, NO_COLUMNS, "no column has a usual name for the context"),
         (
             {"ctx": "c", "question": "c", "endings": []},
             NO_COLUMNS,

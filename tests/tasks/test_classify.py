@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks.classification.task import ClassificationTask, Classifier, truncated
+from bothways.tasks.base import EncodedExample, Task, TaskLearner
+from bothways.tasks.classification.task import ClassificationTask, Classifier
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.task import Task
-from bothways.tasks.task_learner import TaskLearner
+from bothways.tasks.text_encoding import truncated
 from bothways.tasks.text_examples import TextExample
 from toy_task import VOCABULARY, make_examples, make_task, make_text, make_tokenizer
 
@@ -67,7 +67,9 @@ def test_examples_become_what_google_feeds(tmp_path: Path) -> None:
 
 
 def test_a_strange_label_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^dev\.tsv:7: label 'w' is none of the model's: x, y"):
+    with pytest.raises(
+        DataError, match=r"^dev\.tsv:7: label 'w' is not among the model's 2 labels"
+    ):
         ClassificationTask().encode(
             [TextExample("ape", None, "w", "dev.tsv:7")], make_tokenizer(tmp_path), ("x", "y"), 8
         )
@@ -196,7 +198,7 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     with pytest.raises(DataError, match=r"^a\.tsv:2: has no label, so it cannot be scored"):
         evaluate_task(task, [TextExample("ape", None, None, "a.tsv:2")])
-    with pytest.raises(DataError, match=r"^a\.tsv:3: label 'w' is none"):
+    with pytest.raises(DataError, match=r"^a\.tsv:3: label 'w' is not among"):
         evaluate_task(task, [TextExample("ape", None, "w", "a.tsv:3")])
     with pytest.raises(DataError, match="no example to score"):
         evaluate_task(task, [])
@@ -211,19 +213,18 @@ def test_a_task_has_to_say_what_it_does(tmp_path: Path) -> None:
         lambda: task.encode([]),
         lambda: task.grade(TextExample(""), ClassPrediction("x", 0, {})),
         lambda: nothing.read(""),
-        lambda: nothing.labels([]),
+        lambda: nothing.example({}),
         lambda: nothing.heads((), None),
-        lambda: nothing.directions(()),
         lambda: nothing.texts(TextExample("")),
-        lambda: nothing.check([], []),
-        lambda: nothing.task(made.model, made.tokenizer, (), 16),
+        lambda: nothing.learner(made.model, made.tokenizer, (), 16),
         lambda: task.outputs(pack(make_task(tmp_path).encode([TextExample("ape")])[0].sequences)),
-        lambda: task.decode(TextExample(""), []),
+        lambda: task.decode(TextExample(""), EncodedExample((), 0, 0), []),
         lambda: task.score([]),
     ):
         with pytest.raises(NotImplementedError):
             call()
     assert task.tuned([]) is nothing
+    assert (nothing.labels([]), nothing.directions(()), nothing.check([], [])) == ((), {}, [])
 
 
 @pytest.mark.parametrize("name", ["tokens", "window"])

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import ConfigError, DataError
+from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.task import examples_fingerprint
 from bothways.tasks.text_examples import NOT_NAMED, TextColumns, TextExample, in_order, label_names
 
 
@@ -25,7 +25,7 @@ def read_examples(
     labelled: bool = True,
 ) -> SimpleNamespace:
     reading = ClassificationTask(usual).read(source, columns, labelled=labelled)
-    return SimpleNamespace(columns=reading.definition.columns, examples=reading.examples)  # type: ignore[attr-defined]
+    return SimpleNamespace(columns=reading.task.columns, examples=reading.examples)  # type: ignore[attr-defined]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -69,7 +69,7 @@ def test_columns_are_guessed_where_that_is_clear(
 def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path: Path) -> None:
     usual = TextColumns("sentence1", "sentence2", "label")
     source = write_columns(tmp_path / "a.tsv", "sentence1", "sentence_2", "label")
-    message = r"two texts are read, 'sentence1' and 'sentence2', and there are only sentence1, sentence_2, label\n  Name the"
+    message = r"two texts are read, 'sentence1' and 'sentence2'; there are sentence1, sentence_2, label\n  Name the"
     with pytest.raises(DataError, match=message):
         read_examples(source, usual=usual)
     assert (
@@ -92,10 +92,10 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path: Path) -> 
         (("text", "sentence1", "sentence2", "label"), "several columns may hold the text"),
         (
             ("words", "label"),
-            r"no column is called like a text; there are words, label\n  Name the columns: --text NAME",
+            r"no column has a usual name for the text; there are words, label\n  Name the columns: --text NAME",
         ),
         (("text", "label", "class"), "several columns may hold the label"),
-        (("text", "sentiment"), "no column is called like a label"),
+        (("text", "sentiment"), "no column has a usual name for the label"),
     ],
 )
 def test_columns_that_are_not_clear_are_asked_for(
@@ -162,12 +162,12 @@ def test_labels_of_any_type_are_texts(tmp_path: Path, value: object, label: str 
     [
         (
             {"text": "t", "label": [1]},
-            r"a\.jsonl:2: column 'label' holds list, not a label\n.*for the task multilabel a list of labels",
+            r"a\.jsonl:2: column 'label' holds list, not a label\n.*a list of labels for the task multilabel",
         ),
         ({"text": 3, "label": 1}, r"a\.jsonl:2: column 'text' holds int, not text"),
         (
             {"text": "a \ud83d", "label": 1},
-            r"a\.jsonl:2: column 'text' holds U\+D83D at character 2, half of a surrogate pair",
+            r"a\.jsonl:2: column 'text' holds U\+D83D at character 2: half of a surrogate pair",
         ),
         (
             {"text": "a", "label": "\udc00"},
@@ -230,7 +230,7 @@ def test_a_header_is_no_example_where_columns_go_by_number(
     file = tmp_path / "a.tsv"
     file.write_text(f"{header}\nThe text is good.\tlabel\n", encoding="utf8")
     with pytest.raises(
-        DataError, match=f"a.tsv:1: is a header, where columns go by number\n.*{remedy}"
+        DataError, match=f"a.tsv:1: is a header, but the columns are given by number\n.*{remedy}"
     ):
         read_examples(str(file), columns, labelled=columns.label is not None)
     with pytest.raises(DataError, match="is a header"):  # a model that was trained on numbers
@@ -245,5 +245,5 @@ def test_a_header_is_no_example_where_columns_go_by_number(
 @pytest.mark.parametrize(("separator", "said"), [(";", "semicolons"), ("\t", "tabs")])
 def test_another_separator_is_named(separator: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"text{separator}label\ngood{separator}1\n", encoding="utf8")
-    with pytest.raises(DataError, match=f"seem to have {said} between them"):
+    with pytest.raises(DataError, match=f"seem separated by {said}"):
         read_examples(str(tmp_path / "a.csv"))

@@ -16,6 +16,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import evaluate_task, predict
+from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Spelling, chunks, flaws, respell
 from bothways.tasks.tagging.task import Tagger, TaggingTask
@@ -50,7 +51,7 @@ def make_task(tokenizer: Tokenizer, labels: tuple[str, ...]) -> Tagger:
         EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(24), initial_range=0.5),
         TaggingTask(),
     )
-    return definition.task(Model(config, definition.heads(labels, None)), tokenizer, labels, 24)
+    return definition.learner(Model(config, definition.heads(labels, None)), tokenizer, labels, 24)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -68,8 +69,8 @@ def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(
     logits[range(len(own)), [labels.index(tag) for tag in own]] = 99
     for spelling in WAYS:
         example = TagExample(words, respell(own, spelling))
-        prediction = task.decode(example, [logits])
-        assert prediction.tags == own == task.definition.gold(example, labels)
+        prediction = task.decode(example, EncodedExample((), 0, 0), [logits])
+        assert prediction.tags == own == task.task.gold_tags(example, labels)
         metrics = dict(task.score([(example, prediction)]))
         kinds = {chunk.type for chunk in chunks(own)}
         found = {
@@ -78,7 +79,7 @@ def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(
             if "/" not in key or key.rsplit("/")[1] in kinds
         }
         assert found == pytest.approx({key: float(key != "loss") for key in found})
-        assert metrics.keys() == task.definition.directions(labels).keys()
+        assert metrics.keys() == task.task.directions(labels).keys()
         assert task.grade(example, prediction) == 1
 
 
@@ -117,10 +118,10 @@ def test_the_targets_of_training_are_those_of_scores(tokenizer: Tokenizer) -> No
 
 def test_entities_that_the_labels_cannot_spell_are_refused(tokenizer: Tokenizer) -> None:
     task = make_task(tokenizer, ("O", "I-PER", "I-LOC"))
-    message = r"^a:6: tag 'S-PER' of word 2 \(in the model's scheme 'B-PER'\) is none of the model's: O, I-PER, I-LOC"
+    message = r"^a:6: tag 'S-PER' of word 2 \(in the model's scheme 'B-PER'\) is not among the model's 3 labels; did you mean 'I-PER'"
     with pytest.raises(DataError, match=message):
         evaluate_task(task, [TagExample(("ape", "bee"), ("S-PER", "S-PER"), "a:6")])
     with pytest.raises(
-        DataError, match=r"^a:7: tag 'NN' of word 2 is none of the model's: O, I-PER, I-LOC"
+        DataError, match=r"^a:7: tag 'NN' of word 2 is not among the model's 3 labels"
     ):
         evaluate_task(task, [TagExample(("ape", "bee"), ("O", "NN"), "a:7")])

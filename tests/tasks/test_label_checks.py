@@ -12,7 +12,8 @@ import pytest
 from bothways.core.finding import Finding
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
-from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelTask
 
 
 def fair_texts(count: int, start: int = 0) -> list[MultilabelExample]:
@@ -37,9 +38,9 @@ def check(found: Sequence[Finding], expected: tuple[str, str], message: str) -> 
 
 def test_good_data_gets_a_note_and_no_complaint() -> None:
     (note,) = MultilabelTask().check(fair_texts(40), fair_texts(8, 40))
-    assert note.what == "1.00 of 2 labels hold in a training example, none at all in 10"
+    assert note.what == "a training example has 1.00 of 2 labels on average; 10 have none"
     (note,) = ChoiceTask().check(fair_questions(30), fair_questions(6, 30))
-    assert note.what == "always answering 0 would be right on 33.3% of the training data"
+    assert note.what == "always answering 0 would be right for 33.3% of the training data"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_good_data_gets_a_note_and_no_complaint() -> None:
             [],
             [MultilabelExample("t", None, ("z",), "d:1")],
             ("labels", "error"),
-            r"those of no training example: d:1 \('z'\)",
+            r"have no training example: d:1 \('z'\)",
         ),
         (
             [MultilabelExample("t", None, ("z",))],
@@ -79,7 +80,7 @@ def test_good_data_gets_a_note_and_no_complaint() -> None:
             [],
             [MultilabelExample("text 3", None, ())],
             ("overlap", "warning"),
-            "1 of 1 dev examples are in the training data",
+            "1 of 1 dev examples are also in the training data",
         ),
     ],
 )
@@ -101,7 +102,7 @@ def test_no_label_and_a_label_of_all_are_told() -> None:
     check(
         MultilabelTask().check(always, []),
         ("balance", "warning"),
-        "labels that all training examples have, .*: x",
+        "all training examples have these labels, .*: x",
     )
 
 
@@ -112,7 +113,7 @@ def test_no_label_and_a_label_of_all_are_told() -> None:
             [ChoiceExample("t", ("a",), 0, "b:1")],
             [],
             ("rows", "error"),
-            "1 examples have less than two endings .*: b:1",
+            "1 examples have fewer than two endings: b:1",
         ),
         (
             [ChoiceExample("t", ("a", " "), 0, "b:2")],
@@ -142,19 +143,19 @@ def test_no_label_and_a_label_of_all_are_told() -> None:
             [ChoiceExample("t", ("a", "b"), 2, "b:6")],
             [],
             ("labels", "error"),
-            r"the place of no ending: b:6 \(2 of 2\)",
+            r"out of range: b:6 \(2 of 2\)",
         ),
         (
             [],
             [ChoiceExample("t", ("a", "b"), -1, "d:1")],
             ("labels", "error"),
-            r"the place of no ending: d:1 \(-1 of 2\)",
+            r"out of range: d:1 \(-1 of 2\)",
         ),
         (
             [],
             fair_questions(1),
             ("overlap", "warning"),
-            "1 of 1 dev examples are in the training data too, .*: a:0",
+            "1 of 1 dev examples are also in the training data: a:0",
         ),
     ],
 )
@@ -169,7 +170,7 @@ def test_an_answer_that_always_stands_in_one_place_is_told() -> None:
     check(
         ChoiceTask().check(same, []),
         ("balance", "warning"),
-        "always answering 0 would be right on 100.0%",
+        "always answering 0 would be right for 100.0%",
     )
     assert "balance" not in {
         f.check for f in ChoiceTask().check([ChoiceExample("t", ("a", "b"))], [])

@@ -11,9 +11,10 @@ from scipy import stats
 from sklearn import metrics
 
 from bothways.tasks.metrics import (
-    best_thresholds,
     classification_metrics,
     correlation,
+    macro_thresholds,
+    micro_thresholds,
     multilabel_metrics,
 )
 
@@ -78,7 +79,7 @@ def test_thresholds_are_the_best_that_there_are(
     truth = (draw.random((rows, 3)) < share).astype(np.int64)
     probabilities = draw.random((rows, 3))
     probabilities = probabilities.round(1) if coarse else probabilities
-    thresholds = best_thresholds(truth, probabilities)
+    thresholds = macro_thresholds(truth, probabilities)
     for y, p, threshold in zip(truth.T, probabilities.T, thresholds, strict=True):
         scores = {
             cut: metrics.f1_score(y, p >= cut, zero_division=0.0) for cut in (threshold, 2.0, *p)
@@ -87,6 +88,30 @@ def test_thresholds_are_the_best_that_there_are(
         assert 0 <= threshold <= 1
         # Elsewhere rounding moves nothing across.
         assert (threshold == 0 or threshold not in p) if y.any() else threshold == 0.5
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 7), st.integers(0, 999), st.booleans())
+def test_thresholds_have_the_best_f1_of_all_decisions(rows: int, seed: int, coarse: bool) -> None:
+    draw = np.random.default_rng(seed)
+    truth = (draw.random((rows, 2)) < 0.4).astype(np.int64)
+    probabilities = draw.random((rows, 2))
+    probabilities = probabilities.round(1) if coarse else probabilities
+
+    def f1(thresholds: tuple[float, ...]) -> float:
+        given = probabilities >= np.array(thresholds)
+        return float(metrics.f1_score(truth, given, average="micro", zero_division=0.0))
+
+    held = truth.any(0).tolist()
+    cuts = [
+        [2.0, *column] if known else [0.5]
+        for column, known in zip(probabilities.T.tolist(), held, strict=True)
+    ]
+    chosen = micro_thresholds(truth, probabilities)
+    assert f1(chosen) == pytest.approx(max(f1((a, b)) for a in cuts[0] for b in cuts[1]))
+    assert [at for at, known in zip(chosen, held, strict=True) if not known] == [0.5] * held.count(
+        False
+    )
 
 
 def test_a_threshold_that_is_better_by_little_is_better() -> None:
@@ -102,7 +127,7 @@ def test_a_threshold_that_is_better_by_little_is_better() -> None:
             * (truth & (probabilities >= cuts)).sum(1)
             / (truth.sum() + (probabilities >= cuts).sum(1))
         )
-        (threshold,) = best_thresholds(truth[:, None].astype(np.int64), probabilities[:, None])
+        (threshold,) = macro_thresholds(truth[:, None].astype(np.int64), probabilities[:, None])
         assert metrics.f1_score(truth, probabilities >= threshold) == pytest.approx(
             f1.max(), abs=1e-12
         )
@@ -110,8 +135,8 @@ def test_a_threshold_that_is_better_by_little_is_better() -> None:
 
 def test_of_equally_good_thresholds_the_nearest_to_one_half_is_taken() -> None:
     truth, probabilities = np.array([[0], [1]]), np.array([[0.2], [0.9]])
-    assert best_thresholds(truth, probabilities) == (pytest.approx(0.55),)
-    assert best_thresholds(
+    assert macro_thresholds(truth, probabilities) == (pytest.approx(0.55),)
+    assert macro_thresholds(
         np.array([[1], [1], [0], [0]]), np.array([[0.9], [0.2], [0.6], [0.1]])
     ) == (pytest.approx(0.15),)
 

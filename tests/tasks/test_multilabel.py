@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 from pathlib import Path
@@ -20,7 +21,9 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelExample, MultilabelTask
+from bothways.tasks.base import EncodedExample
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelTask
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_examples import TextColumns
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
@@ -44,7 +47,7 @@ def make_labeller(
         initial_range=0.3,
         dropout=Dropouts(0.0, 0.0),
     )
-    return definition.task(
+    return definition.learner(
         Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16
     )
 
@@ -78,7 +81,7 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     torch.testing.assert_close(task.logits(batch_of(inputs)), expected.logits, rtol=1e-4, atol=1e-5)
     assert task.weights(batch_of(inputs)) == {"label": 36.0}
     assert loss.total.item() / 36 == pytest.approx(expected.loss.item(), rel=1e-5)
-    assert int(loss.hits) == int(((expected.logits > 0) == (labels > 0)).sum())
+    assert loss.hits is None
     (loss.total / 36).backward()
     expected.loss.backward()
     check_gradients(task, theirs, tmp_path / "gradients")
@@ -123,8 +126,8 @@ def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(
 def test_thresholds_are_tuned_and_used(tmp_path: Path) -> None:
     task, examples = make_labeller(tmp_path), make_labelled(60, 4)
     before = evaluate_task(task, examples)
-    task.definition = task.tuned(predict(task, examples))
-    assert len(task.definition.thresholds) == 3
+    task.task = task.tuned(predict(task, examples))
+    assert len(task.task.thresholds) == 3
     after, truth = evaluate_task(task, examples), truth_of(examples)
     p = np.array([[*made.probabilities.values()] for _, made in predict(task, examples)])
     best = [
@@ -133,8 +136,8 @@ def test_thresholds_are_tuned_and_used(tmp_path: Path) -> None:
     assert after["f1_macro"] == pytest.approx(np.mean(best))
     assert after["f1_macro"] > before["f1_macro"]
     assert (
-        configs.read(MultilabelTask, json.loads(json.dumps(configs.to_dict(task.definition))))
-        == task.definition
+        configs.read(MultilabelTask, json.loads(json.dumps(configs.to_dict(task.task))))
+        == task.task
     )
     assert make_labeller(tmp_path).tuned([]) == MultilabelTask()
     strict = make_labeller(tmp_path, MultilabelTask(thresholds=(0.0, 1.0, 1.0)))
@@ -143,11 +146,11 @@ def test_thresholds_are_tuned_and_used(tmp_path: Path) -> None:
 
 def test_a_label_is_given_from_its_threshold_on(tmp_path: Path) -> None:
     logits = np.array([0.0, -1e-3, 1e-3], dtype=np.float32)
-    assert make_labeller(tmp_path).decode(MultilabelExample("t"), [logits]).labels == ("x", "z")
+    encoded, example = EncodedExample((), 0, 0), MultilabelExample("t")
+    assert make_labeller(tmp_path).decode(example, encoded, [logits]).labels == ("x", "z")
     certain = make_labeller(tmp_path, MultilabelTask(thresholds=(1.0, 1.0, 0.0)))
-    assert certain.decode(
-        MultilabelExample("t"), [np.array([99, 9, -9999], dtype=np.float32)]
-    ).labels == ("x", "z")
+    logits = np.array([99, 9, -9999], dtype=np.float32)
+    assert certain.decode(example, encoded, [logits]).labels == ("x", "z")
 
 
 def test_a_certain_mistake_costs_much_and_not_everything(tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_labels_of_any_form(tmp_path: Path, value: object, labels: tuple[str, ..
 def test_files_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("text\ttext_b\tlabels\nape\tbee\tred;blue\ncat\tdog\t\n")
     reading = MultilabelTask(separator=";").read(str(tmp_path / "a.tsv"))
-    assert reading.definition == MultilabelTask(TextColumns("text", "text_b", "labels"), ";")
+    assert reading.task == MultilabelTask(TextColumns("text", "text_b", "labels"), separator=";")
     first, second = reading.examples
     assert first == MultilabelExample("ape", "bee", ("blue", "red"), f"{tmp_path}/a.tsv:2")
     assert second.labels == ()
@@ -201,34 +204,74 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     task = make_labeller(tmp_path)
     with pytest.raises(DataError, match=r"^m:2: has no labels, so it cannot be scored"):
         evaluate_task(task, [MultilabelExample("ape", None, None, "m:2")])
-    with pytest.raises(DataError, match=r"^m:3: label 'w' is none of the model's: x, y, z"):
+    with pytest.raises(DataError, match=r"^m:3: label 'w' is not among the model's 3 labels"):
         task.encode([MultilabelExample("ape", None, ("x", "w"), "m:3")])
     with pytest.raises(DataError, match="no example to score"):
         evaluate_task(task, [])
     with pytest.raises(ConfigError, match=r"^separator: must not be empty"):
         MultilabelTask(separator="")
-    with pytest.raises(ConfigError, match=r"^thresholds: must lie in \[0, 1\], not \[0\.5, 1\.5\]"):
+    with pytest.raises(ConfigError, match=r"^thresholds: must be in \[0, 1\], not \[0\.5, 1\.5\]"):
         MultilabelTask(thresholds=(0.5, 1.5))
     with pytest.raises(ConfigError, match=r"^task\.thresholds: there are 2 for 3 labels"):
         make_labeller(tmp_path, MultilabelTask(thresholds=(0.5, 0.5)))
 
 
-def test_the_usual_labels_are_what_one_answers_without_reading(tmp_path: Path) -> None:
+def test_the_baseline_is_the_best_constant_answer(tmp_path: Path) -> None:
     train, dev = make_labelled(40, 5), make_labelled(30, 6)
     train = [
         dataclasses.replace(e, labels=(*{*(e.labels or ()), *(["x"] if at % 3 else [])},))
         for at, e in enumerate(train)
     ]
     share = truth_of(train).mean(0)
-    constant = MultilabelPrediction(
-        tuple(name for name, part in zip(LABELS, share, strict=True) if part > 0.5),
-        dict(zip(LABELS, share.tolist(), strict=True)),
+    chances = dict(zip(LABELS, share.tolist(), strict=True))
+    sets = [names for size in range(4) for names in itertools.combinations(LABELS, size)]
+    scores = {}
+    for names in sets:
+        # Probabilities of 0 and 1 give these labels at any threshold.
+        given = MultilabelPrediction(names, {name: float(name in names) for name in LABELS})
+        scores[names] = make_labeller(tmp_path).score([(e, given) for e in train])["f1_micro"]
+    best = max(scores, key=scores.__getitem__)
+    given = MultilabelPrediction(best, {name: float(name in best) for name in LABELS})
+    expected = dict(make_labeller(tmp_path).score([(e, given) for e in dev]))
+    spread = MultilabelPrediction((), chances)
+    expected["loss"] = make_labeller(tmp_path).score([(e, spread) for e in dev])["loss"]
+    assert MultilabelTask().baseline(train, dev) == pytest.approx(expected)
+    assert MultilabelTask().answer(given) == set(best)
+
+
+def test_weights_are_selected_at_the_best_thresholds(tmp_path: Path) -> None:
+    """Early in training no probability reaches 0.5, and F1 there tells no two checkpoints apart."""
+    labeller, examples = make_labeller(tmp_path), make_labelled(40)
+    truth = truth_of(examples)
+
+    def results(lead: float) -> list[tuple[MultilabelExample, MultilabelPrediction]]:
+        chances = 0.1 + lead * truth + 0.01 * np.random.default_rng(0).random(truth.shape)
+        made = [dict(zip(LABELS, row, strict=True)) for row in chances.tolist()]
+        return list(zip(examples, [MultilabelPrediction((), p) for p in made], strict=True))
+
+    early, late = results(0.005), results(0.02)
+    assert labeller.score(early)["f1_micro"] == labeller.score(late)["f1_micro"] == 0
+    before, after = labeller.score_tuned(early), labeller.score_tuned(late)
+    assert 0 < before["f1_micro"] < after["f1_micro"] == 1
+    assert labeller.task.thresholds == ()  # type: ignore[attr-defined]
+    tuned = labeller.tuned(late).learner(
+        labeller.model, labeller.tokenizer, labeller.labels, labeller.length
     )
-    assert constant.labels == ("x",)
-    expected = make_labeller(tmp_path).score([(e, constant) for e in dev])
-    assert MultilabelTask().baseline(train, dev) == pytest.approx(dict(expected))
-    assert MultilabelTask().answer(constant) == {"x"}
-    half = [MultilabelExample("ape", None, ("x",)), MultilabelExample("bee", None, ())]
-    assert (
-        MultilabelTask().baseline(half, half[1:])["exact"] == 1.0
-    )  # what just half of them have is not given
+    assert tuned.score(late) == after
+
+
+def test_a_label_that_nothing_predicts_is_given_to_no_example(tmp_path: Path) -> None:
+    """Its own F1 would give it to all examples, and cost the F1 of all decisions."""
+    labeller, draw = make_labeller(tmp_path), np.random.default_rng(1)
+    examples = [
+        MultilabelExample("t", None, tuple(n for n, p in zip(LABELS, row, strict=True) if p))
+        for row in draw.random((200, 3)) < (0.4, 0.05, 0.05)
+    ]
+    truth = truth_of(examples)
+    chances = np.where(truth, 0.6, 0.4) * (1, 0, 0) + draw.random(truth.shape) * (0, 1, 1)
+    made = [dict(zip(LABELS, row, strict=True)) for row in chances.tolist()]
+    results = list(zip(examples, [MultilabelPrediction((), p) for p in made], strict=True))
+    by_label = labeller.task.tuned(results, LABELS, "f1_macro").score(results, LABELS)
+    overall = labeller.task.tuned(results, LABELS, "f1_micro").score(results, LABELS)
+    assert overall["f1_micro"] > 0.8 > by_label["f1_micro"]
+    assert by_label["f1_macro"] >= overall["f1_macro"]

@@ -36,7 +36,7 @@ def make_scorer(folder: Path, dropout: float = 0.0) -> Regressor:
     )
     definition = RegressionTask()
     labels = definition.labels([])
-    return definition.task(
+    return definition.learner(
         Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16
     )
 
@@ -100,7 +100,7 @@ def test_what_is_no_number_cannot_be_scored(tmp_path: Path) -> None:
     for label in ("two", "inf", "1,5"):
         with pytest.raises(
             DataError,
-            match=rf"^s\.tsv:3: label '{label}' is no number\n  Write a number, such as 2\.5",
+            match=rf"^s\.tsv:3: label '{label}' is not a number\n  Write a number, such as 2\.5",
         ):
             evaluate_task(task, [TextExample("ape", None, label, "s.tsv:3")])
     with pytest.raises(DataError, match=r"^s\.tsv:4: has no label, so it cannot be scored"):
@@ -114,7 +114,7 @@ def test_scores_are_read_from_files_as_classes_are(tmp_path: Path) -> None:
         "index\tsentence1\tsentence2\tscore\n0\tape\tbee\t2.50\n1\tcat\tdog\t\n"
     )
     reading = RegressionTask().read(str(tmp_path / "sts.tsv"))
-    assert reading.definition == RegressionTask(TextColumns("sentence1", "sentence2", "score"))
+    assert reading.task == RegressionTask(TextColumns("sentence1", "sentence2", "score"))
     first, second = reading.examples
     assert (first.text, first.text_b, first.label) == ("ape", "bee", "2.50")
     assert second.label is None
@@ -134,7 +134,7 @@ def test_flaws_of_scores_are_found() -> None:
     assert findings(fair, [TextExample("new", None, "1.5"), TextExample("newer", None, "2")]) == []
     assert findings(
         [*fair, TextExample("t", None, "x", "b:1"), TextExample("u", None, "nan", "b:2")], []
-    ) == [("labels", "error", "2 labels are no numbers: b:1 ('x'), b:2 ('nan')")]
+    ) == [("labels", "error", "2 labels are not numbers: b:1 ('x'), b:2 ('nan')")]
     assert findings([*fair, TextExample(" ", None, "1", "b:3")], []) == [
         ("rows", "error", "1 examples have an empty text: b:3")
     ]

@@ -14,9 +14,9 @@ from bothways.tasks.tagging.schemes import (
     chunks,
     find_scheme,
     flaws,
+    foreign_tags,
     respell,
     scheme_of,
-    strangers,
     tag_part,
 )
 
@@ -101,8 +101,8 @@ def test_broken_sequences(tags: list[str], scheme: Spelling, places: list[int]) 
 
 
 def test_tags_of_another_scheme() -> None:
-    assert strangers(["O", "B-X", "E-X", "S-X", "NN"], "iob2") == {"E-X", "S-X", "NN"}
-    assert strangers(["O", "B-X", "L-X", "U-X"], "bioes") == set()
+    assert foreign_tags(["O", "B-X", "E-X", "S-X", "NN"], "iob2") == {"E-X", "S-X", "NN"}
+    assert foreign_tags(["O", "B-X", "L-X", "U-X"], "bioes") == set()
 
 
 def spelled(entities: list[tuple[int, int, str]], scheme: Scheme) -> list[str]:

@@ -8,25 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bothways.tasks.question_answering.answer_spans import (
-    AnswerWindow,
-    answer_windows,
     best_spans,
     characters,
     covering,
     span_scores,
 )
-
-
-@given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 25))
-def test_windows_are_googles(tokens: int, room: int, stride: int) -> None:
-    expected, start = [], 0
-    while True:  # the loop of convert_examples_to_features in run_squad.py
-        length = min(tokens - start, room)
-        expected.append(AnswerWindow(start, start + length))
-        if start + length == tokens:
-            break
-        start += min(length, stride)
-    assert answer_windows(tokens, room, stride) == expected
+from bothways.tasks.windows import Window, windows
 
 
 @given(
@@ -60,7 +47,7 @@ def test_characters_keep_marks_and_leave_white_space() -> None:
 
 
 def google(
-    scores: list[np.ndarray], parts: list[AnswerWindow], longest: int
+    scores: list[np.ndarray], parts: list[Window], longest: int
 ) -> dict[tuple[int, int], float]:
     """Every span that run_squad.py could name, had it no limit of 20 starts and ends: its first token has the most context in
     the span's window."""
@@ -91,7 +78,7 @@ def google(
 def test_spans_are_all_of_googles_and_those_that_windows_cut(
     tokens: int, room: int, stride: int, longest: int, count: int, seed: int
 ) -> None:
-    rng, parts = np.random.default_rng(seed), answer_windows(tokens, room, stride)
+    rng, parts = np.random.default_rng(seed), windows(tokens, room, stride)
     scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
     table = span_scores(scores, parts, longest)
     every = best_spans(table, tokens * longest)
@@ -113,18 +100,16 @@ def test_spans_are_all_of_googles_and_those_that_windows_cut(
 
 UNEQUAL = [
     [
-        AnswerWindow(0, 3),
-        AnswerWindow(0, 9),
+        Window(0, 3),
+        Window(0, 9),
     ],  # the second word has one token on its poorer side in both
-    answer_windows(
-        572, 300, 128
-    ),  # of the last two, the longer one wins though it has a token less
+    windows(572, 300, 128),  # of the last two, the longer one wins though it has a token less
 ]
 
 
 @pytest.mark.parametrize("parts", UNEQUAL)
 def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_its_tokens(
-    parts: list[AnswerWindow],
+    parts: list[Window],
 ) -> None:
     rng = np.random.default_rng()
     scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
@@ -137,7 +122,7 @@ def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_
 
 
 def test_of_equal_spans_the_first_comes_first() -> None:
-    table = span_scores([np.zeros((4, 2), dtype=np.float32)], [AnswerWindow(0, 4)], 2)
+    table = span_scores([np.zeros((4, 2), dtype=np.float32)], [Window(0, 4)], 2)
     assert [span[:2] for span in best_spans(table, 20)] == [
         (0, 0),
         (0, 1),
@@ -181,8 +166,5 @@ def test_a_text_whose_spans_are_all_equal_begins_with_the_first() -> None:
 
 def test_nothing_has_no_span() -> None:
     assert (
-        best_spans(
-            span_scores([np.zeros((0, 2), dtype=np.float32)], answer_windows(0, 5, 2), 3), 20
-        )
-        == []
+        best_spans(span_scores([np.zeros((0, 2), dtype=np.float32)], windows(0, 5, 2), 3), 20) == []
     )

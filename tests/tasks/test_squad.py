@@ -157,7 +157,7 @@ def test_questions_alone(tmp_path: Path) -> None:
         ({"data": [1]}, r"data\[0\]: is a JSON int, not an object"),
         ({"data": [{"paragraphs": ["x"]}]}, r"data\[0\]\.paragraphs\[0\]: is a JSON str"),
         ({"data": [{"paragraphs": [{}]}]}, r"data\[0\]\.paragraphs\[0\]: has no list 'qas'"),
-        ({"data": []}, r"bad\.json: holds no question"),
+        ({"data": []}, r"bad\.json: has no question"),
         (squad("x"), r"paragraphs\[0\]\.qas\[0\]: is a JSON str"),
         (squad({"question": 3, "id": "a"}), r"paragraphs\[0\]:a: 'question' holds int, not text"),
         (
@@ -172,14 +172,14 @@ def test_questions_alone(tmp_path: Path) -> None:
             {"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]},
             r":1: has no 'context'; it has id, question\n",
         ),
-        (squad({"question": "Who?", "answers": 3}), r":1: answers that have no form known here: 3"),
+        (squad({"question": "Who?", "answers": 3}), r":1: answers of an unknown form: 3"),
         (
             squad({"question": "Who?", "answers": [3]}),
-            r":1: answers that have no form known here: \[3\]",
+            r":1: answers of an unknown form: \[3\]",
         ),
         (
             squad({"question": "Who?", "answers": {"text": ["a"], "answer_start": []}}),
-            r":1: answers that have no form",
+            r":1: answers of an unknown form",
         ),
         (squad({"question": "Who?", "is_impossible": "no"}), r":1: 'is_impossible' holds 'no'"),
     ],
@@ -192,14 +192,14 @@ def test_strange_files_are_refused(tmp_path: Path, tree: Any, message: str) -> N
 def test_half_of_a_surrogate_pair_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text(json.dumps(squad({"question": "Who \ud83d?", "id": "a"})))
     with pytest.raises(
-        DataError, match=r":a: column 'question' holds U\+D83D at character 4, half of"
+        DataError, match=r":a: column 'question' holds U\+D83D at character 4: half of"
     ):
         list(open_questions(str(tmp_path / "half.json"))[0])
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"data":\n [}')
-    with pytest.raises(DataError, match=r"bad\.json:2: is not JSON: .* at column 3\n"):
+    with pytest.raises(DataError, match=r"bad\.json: is not JSON: .* at line 2 column 3\n"):
         list(open_questions(str(tmp_path / "bad.json"))[0])
     with pytest.raises(DataError, match=r"none\.json: no such file"):
         list(open_questions(str(tmp_path / "none.json"))[0])

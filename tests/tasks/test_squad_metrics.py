@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.metrics import (
+    AnswerScores,
     Grade,
-    Graded,
     best_threshold,
-    grade,
+    grade_answer,
     normalised,
     unspaced,
 )
@@ -89,7 +89,7 @@ def test_normalised(text: str, expected: str) -> None:
     ],
 )
 def test_grades_of_words(text: str, answers: tuple[str, ...], exact: float, f1: float) -> None:
-    found = grade(text, english(*answers))
+    found = grade_answer(text, english(*answers))
     assert (found.exact, found.f1) == (exact, pytest.approx(f1))
 
 
@@ -107,7 +107,7 @@ def test_grades_equal_the_official_formulas(found: list[str], rights: list[list[
         max(float(official_words(text) == official_words(gold)) for gold in golds),
         max(official_f1(text, gold) for gold in golds),
     )
-    result = grade(text, english(*answers))
+    result = grade_answer(text, english(*answers))
     assert (result.exact, result.f1) == (expected.exact, pytest.approx(expected.f1))
 
 
@@ -131,7 +131,7 @@ def test_grades_equal_the_official_formulas(found: list[str], rights: list[list[
     ],
 )
 def test_grades_of_characters(text: str, answers: tuple[str, ...], exact: float, f1: float) -> None:
-    found = grade(text, chinese(*answers))
+    found = grade_answer(text, chinese(*answers))
     assert (found.exact, found.f1) == (exact, pytest.approx(f1))
 
 
@@ -140,7 +140,7 @@ def test_runs_are_the_longest(text: str, right: str) -> None:
     pieces = {text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1)}
     run = max((len(piece) for piece in pieces if piece in right), default=0)
     expected = float(text == right) if not text or not right else 2 * run / (len(text) + len(right))
-    assert grade(text, chinese(right)).f1 == pytest.approx(expected)
+    assert grade_answer(text, chinese(right)).f1 == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_texts_without_spaces(context: str, expected: bool) -> None:
 
 def random_graded(
     rng: random.Random, count: int, ties: bool
-) -> tuple[Graded, list[Question], list[str], list[float]]:
-    graded, questions, bests, differences = Graded(), [], [], []
+) -> tuple[AnswerScores, list[Question], list[str], list[float]]:
+    graded, questions, bests, differences = AnswerScores(), [], [], []
     for _ in range(count):
         question = (
             english(impossible=True)
@@ -192,7 +192,10 @@ def test_the_best_threshold_is_the_best_of_all(count: int, ties: bool, seed: int
         ]
         return float(
             np.mean(
-                [grade(text, question).f1 for text, question in zip(given, questions, strict=True)]
+                [
+                    grade_answer(text, question).f1
+                    for text, question in zip(given, questions, strict=True)
+                ]
             )
         )
 
@@ -209,7 +212,9 @@ def test_the_best_f1_is_that_of_the_official_search(count: int, seed: int) -> No
     graded, questions, bests, differences = random_graded(random.Random(seed), count, ties=False)
     score = best = float(sum(question.impossible is True for question in questions))
     for place in sorted(range(count), key=differences.__getitem__):
-        score += -1 if questions[place].impossible else grade(bests[place], questions[place]).f1
+        score += (
+            -1 if questions[place].impossible else grade_answer(bests[place], questions[place]).f1
+        )
         best = max(best, score)
     assert best_threshold(graded.difference, graded.given_f1, graded.none)[1] == pytest.approx(
         best / count
@@ -217,7 +222,7 @@ def test_the_best_f1_is_that_of_the_official_search(count: int, seed: int) -> No
 
 
 def test_metrics_are_means_over_their_questions() -> None:
-    graded, none = Graded(), english(impossible=True)
+    graded, none = AnswerScores(), english(impossible=True)
     rows = [  # question, prediction, best answer, difference
         (english("black cat"), "black cat", "black cat", -4.0),
         (english("black cat"), "cat", "cat", -1.0),
@@ -244,7 +249,7 @@ def test_metrics_are_means_over_their_questions() -> None:
 
 
 def test_metrics_where_every_question_has_an_answer_and_where_none_has() -> None:
-    graded, empty = Graded(), Graded()
+    graded, empty = AnswerScores(), AnswerScores()
     graded.add(english("cat"), "cat", "cat", 5.0)
     graded.add(english("cat"), "black cat", "black cat", -5.0)
     assert graded.metrics() == pytest.approx({"em": 0.5, "f1": 5 / 6, "f1_best": 5 / 6})

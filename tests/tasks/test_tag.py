@@ -22,12 +22,12 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import classification_metrics
 from bothways.tasks.predictions import Entity
 from bothways.tasks.tagging.examples import TagColumns, TagExample, with_neighbours
 from bothways.tasks.tagging.schemes import respell
 from bothways.tasks.tagging.task import Tagger, TaggingTask
-from bothways.tasks.task_learner import EncodedExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_tokenizer
 from toy_task import VOCABULARY, WORDS, make_tokenizer
@@ -60,7 +60,9 @@ def make_task(
         initial_range=0.5,
         dropout=Dropouts(dropout, dropout),
     )
-    return definition.task(Model(config, definition.heads(labels, None)), tokenizer, labels, length)
+    return definition.learner(
+        Model(config, definition.heads(labels, None)), tokenizer, labels, length
+    )
 
 
 def make_examples(
@@ -254,9 +256,8 @@ def test_entities_say_where_they_stand(tokenizer: Tokenizer) -> None:
     task = make_task(tokenizer)
     logits = np.full((5, 5), -9, dtype=np.float32)
     logits[range(5), [3, 4, 0, 2, 0]] = 9  # B-PER I-PER O I-LOC O
-    prediction = task.decode(
-        TagExample(("Anna", "Berg", "in", "Oslo", "!")), [logits[:2], logits[2:]]
-    )
+    sentence = TagExample(("Anna", "Berg", "in", "Oslo", "!"))
+    prediction = task.decode(sentence, EncodedExample((), 0, 0), [logits[:2], logits[2:]])
     assert prediction.tags == (
         "B-PER",
         "I-PER",
@@ -273,7 +274,7 @@ def test_entities_say_where_they_stand(tokenizer: Tokenizer) -> None:
         text=" Anna\u00a0 Berg in Oslo!",
         starts=(1, 7, 12, 15, 19),
     )
-    found = task.decode(spoken, [logits]).entities or ()
+    found = task.decode(spoken, EncodedExample((), 0, 0), [logits]).entities or ()
     assert [(e.text, e.start, e.end) for e in found] == [
         ("Anna\u00a0 Berg", 1, 11),
         ("Oslo", 15, 19),
@@ -304,7 +305,9 @@ def test_words_are_tokenized_as_they_stand_in_a_text() -> None:
 def test_an_entity_is_as_certain_as_its_words_on_average(tokenizer: Tokenizer) -> None:
     logits = np.zeros((2, 5), dtype=np.float32)
     logits[range(2), [3, 4]] = 1, 3  # B-PER I-PER
-    prediction = make_task(tokenizer).decode(TagExample(("Anna", "Berg")), [logits])
+    prediction = make_task(tokenizer).decode(
+        TagExample(("Anna", "Berg")), EncodedExample((), 0, 0), [logits]
+    )
     (entity,) = prediction.entities or ()
     assert entity.score == pytest.approx(np.mean([math.exp(z) / (math.exp(z) + 4) for z in (1, 3)]))
 
@@ -312,7 +315,9 @@ def test_an_entity_is_as_certain_as_its_words_on_average(tokenizer: Tokenizer) -
 def test_a_sentence_without_entities_is_right_if_none_are_predicted(tokenizer: Tokenizer) -> None:
     task, example = make_task(tokenizer), TagExample(("ape", "bee"), ("O", "O"))
     for places, grade in (([0, 0], 1.0), ([0, 1], 0.0)):
-        prediction = task.decode(example, [np.eye(5, dtype=np.float32)[places]])
+        prediction = task.decode(
+            example, EncodedExample((), 0, 0), [np.eye(5, dtype=np.float32)[places]]
+        )
         assert task.grade(example, prediction) == grade
 
 
@@ -340,7 +345,7 @@ def test_offsets_of_entities_slice_the_text_in_every_script(
 ) -> None:
     task, example = make_task(tokenizer), TagExample(tuple(words))
     logits = np.array([[draw.random() for _ in LABELS] for _ in words], dtype=np.float32)
-    prediction = task.decode(example, [logits])
+    prediction = task.decode(example, EncodedExample((), 0, 0), [logits])
     for entity in prediction.entities or ():
         assert example.whole[entity.start : entity.end] == entity.text
         assert entity.text in " ".join(words)
@@ -382,7 +387,7 @@ def test_scores_are_of_all_sentences(tokenizer: Tokenizer) -> None:
         for i, tag in enumerate(tags)
     ]
     assert metrics["loss"] == pytest.approx(-np.mean(np.log(chosen)))
-    assert metrics.keys() == task.definition.directions(LABELS).keys()
+    assert metrics.keys() == task.task.directions(LABELS).keys()
     grades = [task.grade(example, prediction) for example, prediction in results]
     assert grades == pytest.approx(
         [f1_score([t], [p], zero_division=1.0) for t, p in zip(truth, predicted, strict=True)]
@@ -395,7 +400,7 @@ def test_what_cannot_be_scored_is_refused(tokenizer: Tokenizer) -> None:
         evaluate_task(task, [TagExample(("ape",), None, "a:3")])
     with pytest.raises(
         DataError,
-        match=r"^a:4: tag 'I-ORG' of word 2 \(in the model's scheme 'B-ORG'\) is none of the model's: O, B-LOC",
+        match=r"^a:4: tag 'I-ORG' of word 2 \(in the model's scheme 'B-ORG'\) is not among the model's 5 labels",
     ):
         evaluate_task(task, [TagExample(("ape", "bee"), ("O", "I-ORG"), "a:4")])
     with pytest.raises(DataError, match="there is no word to score"):
@@ -424,7 +429,7 @@ def test_a_definition_is_saved_and_read_with_its_columns(tmp_path: Path) -> None
     file = tmp_path / "a.conll"
     file.write_text("1 Anna NN S-PER\n2 sings VB O\n\n1 Oslo NN S-LOC\n")
     reading = definition.read(str(file))
-    assert reading.definition == definition
+    assert reading.task == definition
     first, second = reading.examples
     assert (first.words, first.after, second.before) == (
         ("Anna", "sings"),

@@ -39,7 +39,7 @@ def test_sound_data_has_its_baseline_and_nothing_else() -> None:
     assert found == {
         "error": [],
         "warning": [],
-        "note": ["balance: always answering 'O' would be right on 33.3% of the words"],
+        "note": ["balance: always answering 'O' would be right for 33.3% of the words"],
     }
 
 
@@ -53,13 +53,13 @@ def test_sentences_without_words_or_tags() -> None:
         ]
     )
     assert found["error"] == [
-        "rows: 1 sentences have no word: t:1. Take them out.",
-        "labels: 2 sentences have words without a tag: t:2, t:3. Tag all of their words, or take them out.",
+        "rows: 1 sentences have no word: t:1. Remove them.",
+        "labels: 2 sentences have words without a tag: t:2, t:3. Tag all of their words or remove them.",
     ]
     (warning,) = said([*ENOUGH, TagExample(("a", " ", ""), ("O", "O", "O"), "t:4")])["warning"]
     assert (
         warning
-        == "rows: 2 words are empty or white space, and are read as unknown: t:4 word 2 ' ', t:4 word 3 ''"
+        == "rows: 2 words are empty or white space, and read as unknown: t:4 word 2 ' ', t:4 word 3 ''"
     )
 
 
@@ -77,13 +77,13 @@ def test_the_scheme_is_said_and_its_breaches_are_counted_with_their_places() -> 
     assert len(said(ENOUGH, scheme="iob1")["warning"]) == 1
     (error,) = said(made("a/S-X", "b/NN"), scheme="iob2")["error"]
     assert error.startswith(
-        "labels: task.scheme: the training data has tags that are none of IOB2's: NN, S-X. Set task.scheme=auto"
+        "labels: task.scheme: the training data has tags that IOB2 lacks: NN, S-X. Set task.scheme=auto"
     )
 
 
 def test_tags_of_entities_among_plain_ones_are_told() -> None:
     (warning,) = said(made("a/B-X b/O", "c/PER"))["warning"]
-    assert "so that all are taken as plain: train:2 ('PER')" in warning
+    assert "so all are read as tags of single words: train:2 ('PER')" in warning
     assert said(made("a/B-X b/O", "c/PER"), scheme="plain")["warning"] == []
     assert said(made("a/NN b/O", "c/VB"))["warning"] == []
 
@@ -115,12 +115,11 @@ def test_dev_types_that_training_lacks_are_errors_and_the_reverse_a_warning() ->
 def test_rare_types_and_shared_sentences() -> None:
     (warning,) = said([*ENOUGH, *made("d/B-Y")])["warning"]
     assert (
-        warning
-        == "balance: types with fewer than 10 entities in the training data, which are hardly learned: Y (1)"
+        warning == "balance: types with fewer than 10 training entities are hardly learned: Y (1)"
     )
     (warning,) = said(ENOUGH, made("a/O b/B-X c/O", "d/O", name="dev"))["warning"]
     assert warning.startswith(
-        "overlap: 1 of 2 dev sentences are in the training data too, word for word: dev:1. Take"
+        "overlap: 1 of 2 dev sentences are also in the training data: dev:1. Remove"
     )
 
 
@@ -131,7 +130,7 @@ def of_file(path: Path, text: str) -> list[TagExample]:
 
 def tables(train: list[TagExample]) -> list[str]:
     """What is said of the form of the data."""
-    known = ("hold blanks", "begins with a header", "different tags")
+    known = ("have blanks", "begins with a header", "different tags")
     return [
         text
         for severity in said(train).values()
@@ -148,7 +147,7 @@ def test_texts_with_labels_are_no_words_with_tags(tmp_path: Path, header: str) -
     )
     (error,), first = said(train)["error"], 1 + len(header[:1])
     assert error == (
-        f"rows: 4 of {5 + first} words of the training data or their tags hold blanks, as texts with a label each do: "
+        f"rows: 4 of {5 + first} words of the training data or their tags have blanks, like texts with a label each: "
         f"{tmp_path}/t.tsv:1 word {first} 'a good film' with the tag '1'. For labels of texts set --task classify. "
         "For tags each line is a word and its tag, and an empty line ends a sentence."
     )
@@ -168,7 +167,7 @@ def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
     (error,) = tables(of_file(tmp_path / "t.tsv", f"{header}\n{words[0]}\tB-X\nb\tO\n"))
     assert error.startswith(
         f"rows: the training data begins with a header, which would be learned: {tmp_path}/t.tsv:1 "
-        f"{words[0]!r} with the tag {words[-1]!r}. Take that line out"
+        f"{words[0]!r} with the tag {words[-1]!r}. Remove that line"
     )
 
 

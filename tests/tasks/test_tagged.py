@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bothways.core.errors import DataError
-from bothways.tasks.tagging.conll import Lines, read_columns
+from bothways.tasks.tagging.conll import ColumnSentence, read_columns
 from bothways.tasks.tagging.examples import (
     NEIGHBOURS,
     TagColumns,
@@ -73,7 +73,7 @@ def test_columns_of_words_and_tags(tmp_path: Path, name: str) -> None:
 def test_a_document_begins_without_an_empty_line_before_it() -> None:
     lines = enumerate(["the O", "-DOCSTART- -X-", "", "rain B-LOC", "ends O"], 1)
     assert list(read_columns(lines, "t.conll")) == [
-        Lines(("the",), ("O",), 1, 0), Lines(("rain", "ends"), ("B-LOC", "O"), 4, 1),
+        ColumnSentence(("the",), ("O",), 1, 0), ColumnSentence(("rain", "ends"), ("B-LOC", "O"), 4, 1),
     ]  # fmt: skip
 
 
@@ -121,21 +121,21 @@ def test_tabs_blanks_line_ends_and_comments(tmp_path: Path) -> None:
         (
             "EU B-ORG\nrejects\n",
             TagColumns(),
-            r":2: has 1 column \(rejects\), and column 0 is to be the word, the last its tag",
+            r":2: has 1 column \(rejects\); the word is to be column 0 and its tag the last one",
         ),
         (
             "EU B-ORG\n",
             TagColumns(label="2"),
-            r":1: has 2 columns \(EU \| B-ORG\), and .* column 2 its tag",
+            r":1: has 2 columns \(EU \| B-ORG\); the word is to be column 0 and its tag column 2",
         ),
         ("EU B-ORG\n", TagColumns(text="1"), r":1: has 2 columns"),
         (
             "EU B-ORG\n",
             TagColumns(text="word"),
-            r": has columns by number, and text = 'word' is none",
+            r": its columns have numbers, and text = 'word' is a name",
         ),
-        ("\n-DOCSTART- O\n\n", TagColumns(), r": holds no word"),
-        ("", TagColumns(), r": holds no word"),
+        ("\n-DOCSTART- O\n\n", TagColumns(), r": has no word"),
+        ("", TagColumns(), r": has no word"),
     ],
 )
 def test_columns_that_cannot_be(tmp_path: Path, text: str, asked: TagColumns, message: str) -> None:
@@ -151,7 +151,7 @@ def test_words_without_tags(tmp_path: Path) -> None:
     assert read(file, TagColumns("1"), labelled=False) == [
         TagExample(("EU", "rejects"), None, f"{file}:1")
     ]
-    with pytest.raises(DataError, match=r"has 1 column \(EU\), and column 1 is to be the word\n"):
+    with pytest.raises(DataError, match=r"has 1 column \(EU\); the word is to be column 1\n"):
         read(write(tmp_path / "a.conll", "EU\n"), TagColumns("1"), labelled=False)
 
 
@@ -215,10 +215,10 @@ def test_texts_are_not_taken_for_words(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", "said\tid\nAnna lives\t1\nIn Oslo\t2\n")
     with pytest.raises(
         DataError,
-        match=r"a\.tsv:1: 2 of the first 3 words hold blanks, as texts do: 'Anna lives'\n.*--text NAME",
+        match=r"a\.tsv:1: 2 of the first 3 words have blanks, as texts do: 'Anna lives'\n.*--text NAME",
     ):
         read(file, labelled=False)
-    for name, message in (("no.tsv", "no such file"), ("empty.tsv", "holds no word")):
+    for name, message in (("no.tsv", "no such file"), ("empty.tsv", "has no word")):
         with pytest.raises(DataError, match=f"{name}: {message}"):
             read(
                 tmp_path / name if name == "no.tsv" else write(tmp_path / name, ""), labelled=False
@@ -229,13 +229,10 @@ def test_texts_are_not_taken_for_words(tmp_path: Path) -> None:
     "text",
     ["Anna\tB-PER\nlives\tO\n", "-DOCSTART- -X- O\n\n# id 1\nAnna NNP B-PER\nlives VB O\n\n"],
 )
-def test_words_with_tags_are_not_taken_for_texts(tmp_path: Path, text: str) -> None:
+def test_columns_in_a_txt_are_predicted_too(tmp_path: Path, text: str) -> None:
     file = write(tmp_path / "a.txt", text)
-    with pytest.raises(
-        DataError, match=r"a\.txt: holds a word with its tag in each line, .* a text\n.*--text 0"
-    ):
-        read(file, labelled=False)
-    assert read(file, TagColumns("0"), labelled=False)[0].words == ("Anna", "lives")
+    for columns in (TagColumns(), TagColumns("0")):
+        assert read(file, columns, labelled=False)[0].words == ("Anna", "lives")
     for lines in ("Type O\n", "Type O\nis rare\n", "answer B\nanswer O\n", "O\nO\n"):
         assert len(read(write(file, lines), labelled=False)) == lines.count("\n")
 
@@ -342,7 +339,7 @@ def test_documents_of_a_table(tmp_path: Path) -> None:
         (
             {"words": ["a"], "x": ["O"]},
             TagColumns(),
-            r": no column is called like tags; there are words, x",
+            r": no column has a usual name for the tags; there are words, x",
         ),
         (
             {"words": ["a"], "tags": [], "labels": []},

@@ -22,7 +22,7 @@ WEIGHTS = (0.5, 2.0, 1.25)
 
 def make_weighed(folder: Path, definition: ClassificationTask) -> Classifier:
     plain = make_task(folder, dropout=0.0)
-    return definition.task(plain.model, plain.tokenizer, plain.labels, 16)
+    return definition.learner(plain.model, plain.tokenizer, plain.labels, 16)
 
 
 @pytest.mark.parametrize(
@@ -68,21 +68,17 @@ def test_balanced_weights_are_counted_when_training_data_is_read(tmp_path: Path)
     (tmp_path / "a.tsv").write_text("text\tlabel\nape\tx\nbee\tx\ncat\tx\ndog\ty\n")
     (tmp_path / "b.tsv").write_text("text\tlabel\nape\tx\nbee\ty\n")
     reading = ClassificationTask(weighting="balanced").read(str(tmp_path / "a.tsv"))
-    assert isinstance(reading.definition, ClassificationTask)
-    assert reading.definition.weighting == pytest.approx((4 / 6, 2.0))
+    assert isinstance(reading.task, ClassificationTask)
+    assert reading.task.weighting == pytest.approx((4 / 6, 2.0))
     assert len(list(reading.examples)) == 4
     # Development data changes nothing, nor does it where none is read for training.
-    assert reading.definition.read(str(tmp_path / "b.tsv")).definition == reading.definition
+    assert reading.task.read(str(tmp_path / "b.tsv")).task == reading.task
     assert (
-        configs.read(
-            ClassificationTask, json.loads(json.dumps(configs.to_dict(reading.definition)))
-        )
-        == reading.definition
+        configs.read(ClassificationTask, json.loads(json.dumps(configs.to_dict(reading.task))))
+        == reading.task
     )
     unlabelled = (
-        ClassificationTask(weighting="balanced")
-        .read(str(tmp_path / "b.tsv"), labelled=False)
-        .definition
+        ClassificationTask(weighting="balanced").read(str(tmp_path / "b.tsv"), labelled=False).task
     )
     assert unlabelled.weighting == "balanced"  # type: ignore[attr-defined]
     assert configs.load(ClassificationTask, overrides=["weighting=[1, 2.5]"]).weighting == (

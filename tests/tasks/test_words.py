@@ -44,7 +44,7 @@ def test_words(text: str, words: list[str]) -> None:
 @settings(deadline=None)
 @given(MIXED)
 def test_words_are_slices_in_order_and_nothing_but_white_space_is_between(text: str) -> None:
-    spans, at = split_words(text), 0
+    spans, at = split_words(text, "punctuation"), 0
     for begin, end in spans:
         assert begin < end
         assert not text[at:begin].strip()
@@ -64,7 +64,7 @@ def _words_of_bert(text: str) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    return [text[begin:end] for begin, end in split_words(text)]
+    return [text[begin:end] for begin, end in split_words(text, "punctuation")]
 
 
 DROPPED = {"Cc", "Cf", "Cn", "Co", "Cs"}

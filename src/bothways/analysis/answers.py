@@ -7,11 +7,11 @@ from collections.abc import Sequence as Many
 from typing import Literal
 
 from bothways.analysis.base import GUESSES, SURE, Analyst, clip_text, reliability
+from bothways.analysis.calibration import Calibration
 from bothways.report import sections as s
-from bothways.tasks.calibration import Calibration
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.examples import Question
-from bothways.tasks.question_answering.metrics import grade
+from bothways.tasks.question_answering.metrics import grade_answer
 
 QuestionKind = Literal[
     "right",
@@ -34,7 +34,7 @@ NONE = "(no answer)"
 
 def kind_of(example: Question, prediction: AnswerPrediction) -> QuestionKind:
     """What a prediction is; the question is annotated."""
-    result = grade(prediction.text, example)
+    result = grade_answer(prediction.text, example)
     if not example.answers:
         return "right to give none" if not prediction.text else "answer though there is none"
     if result.exact:
@@ -56,17 +56,19 @@ class AnswerAnalysis(Analyst[Question, AnswerPrediction]):
     def see(self, example: Question, prediction: AnswerPrediction) -> None:
         """Count it; it is annotated."""
         self.kinds[kind_of(example, prediction)] += 1
-        self.calibration.add(prediction.confidence, bool(grade(prediction.text, example).exact))
+        self.calibration.add(
+            prediction.confidence, bool(grade_answer(prediction.text, example).exact)
+        )
 
     def cost(self, example: Question, prediction: AnswerPrediction) -> float:
         """How sure it is, times how wrong."""
-        return prediction.confidence * (1 - grade(prediction.text, example).f1)
+        return prediction.confidence * (1 - grade_answer(prediction.text, example).f1)
 
     def doubt(self, example: Question, prediction: AnswerPrediction) -> float | None:
         """The confidence of a sure answer that shares no word with a right one."""
         return (
             prediction.confidence
-            if prediction.confidence >= SURE and not grade(prediction.text, example).f1
+            if prediction.confidence >= SURE and not grade_answer(prediction.text, example).f1
             else None
         )
 
@@ -76,10 +78,10 @@ class AnswerAnalysis(Analyst[Question, AnswerPrediction]):
         given = s.ReportGuess(
             prediction.text or NONE,
             prediction.confidence,
-            bool(grade(prediction.text, example).exact),
+            bool(grade_answer(prediction.text, example).exact),
         )
         others = [
-            s.ReportGuess(span.text, span.probability, bool(grade(span.text, example).exact))
+            s.ReportGuess(span.text, span.probability, bool(grade_answer(span.text, example).exact))
             for span in prediction.spans
         ]
         guesses = [given, *(guess for guess in others if guess.answer != given.answer)][:GUESSES]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic
 
+from bothways.analysis.calibration import Calibration
 from bothways.report import sections as s
-from bothways.tasks.calibration import Calibration
-from bothways.tasks.task import E, P
+from bothways.tasks.base import E, P
 
 SHOWN = 600
 """Characters of a text that are shown."""

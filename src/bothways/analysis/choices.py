@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 
 from bothways.analysis.base import SURE, Analyst, clip_text, guesses, reliability
+from bothways.analysis.calibration import Calibration
 from bothways.analysis.classes import by_class, confusion
 from bothways.report import sections as s
-from bothways.tasks.calibration import Calibration
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.predictions import ChoicePrediction
 

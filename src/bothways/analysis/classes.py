@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.analysis.base import SURE, Analyst, clip_text, guesses, reliability
+from bothways.analysis.calibration import Calibration
 from bothways.report import sections as s
-from bothways.tasks.calibration import Calibration
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_examples import TextExample
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.analysis.base import SURE, Analyst, clip_text, reliability
+from bothways.analysis.calibration import Calibration
 from bothways.analysis.classes import rates
 from bothways.report import sections as s
-from bothways.tasks.calibration import Calibration
-from bothways.tasks.multilabel.task import MultilabelExample
+from bothways.tasks.multilabel.examples import MultilabelExample
 from bothways.tasks.predictions import MultilabelPrediction
 
 TINY = 1e-16

@@ -14,7 +14,8 @@ from bothways.analysis.label_sets import LabelSetAnalysis
 from bothways.analysis.scores import ScoreAnalysis
 from bothways.analysis.tags import TagAnalysis
 from bothways.core.errors import ConfigError
-from bothways.tasks.catalogue import AnyDefinition
+from bothways.tasks.base import TaskLearner
+from bothways.tasks.catalogue import AnyTask
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.likelihood.task import LikelihoodTask
@@ -24,12 +25,11 @@ from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.task_learner import TaskLearner
 
 
 def analyst_of(task: TaskLearner[Any, Any]) -> Analyst[Any, Any]:
     """The analyst of a task's definition. ConfigError for a task whose answers are neither right nor wrong."""
-    definition = cast(AnyDefinition, task.definition)
+    definition = cast(AnyTask, task.task)
     match definition:
         case ClassificationTask():
             return ClassAnalysis(task.labels)

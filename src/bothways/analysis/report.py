@@ -31,8 +31,7 @@ from bothways.prediction.engine import (
 from bothways.report import sections as s
 from bothways.report.html import write_html
 from bothways.runtime.devices import Precision, describe_device, has_bf16
-from bothways.tasks.task import Metrics
-from bothways.tasks.task_learner import EncodedExample, TaskLearner
+from bothways.tasks.base import EncodedExample, Metrics, TaskLearner
 
 KEPT = 12
 """Examples that are shown of a kind."""
@@ -43,7 +42,7 @@ class Analysis:
     """What an evaluation found.
 
     Attributes:
-        metrics: as `tasks.task.evaluate` gives them.
+        metrics: as `engine.evaluate_task` gives them.
         examples: how many.
         sections: of the report, without settings.
     """
@@ -80,7 +79,7 @@ def analyse(
     pace: PredictConfig = DEFAULT_PREDICT,
     tally: PredictionCounts | None = None,
 ) -> Analysis:
-    """Evaluate, and look at every prediction; arguments and errors as `tasks.task.evaluate`."""
+    """Evaluate, and look at every prediction; arguments and errors as `engine.evaluate_task`."""
     return analyse_encoded(task, windows(task, examples, pace), pace, tally)
 
 
@@ -109,7 +108,7 @@ class _Survey:
     ) -> Iterator[tuple[Any, Any]]:
         """Examples with predictions; each is looked at after the one who reads them has accepted it."""
         for window, inputs in encoded:
-            tally.add(map(self._task.definition.texts, window), inputs)
+            tally.add(map(self._task.task.texts, window), inputs)
             for item, pair in zip(
                 inputs, predict_encoded(self._task, window, inputs, pace, tally.note), strict=True
             ):
@@ -120,7 +119,7 @@ class _Survey:
         task, analyst = self._task, self._analyst
         cost, grade = analyst.cost(example, prediction), task.grade(example, prediction)
         self.traits.add(
-            item, task.definition.texts(example), task.tokenizer.specials.unknown, cost, grade
+            item, task.task.texts(example), task.tokenizer.specials.unknown, cost, grade
         )
         analyst.see(example, prediction)
         self._hardest.add(cost, (example, prediction))
@@ -176,7 +175,7 @@ def analysis_report(
     """The report of an analysis; see `write_report`."""
     if precision == "auto":
         precision = "bf16" if has_bf16(_device(task)) else "fp32"
-    metric = task.definition.metric
+    metric = task.task.metric
     whole = {
         name: value for name, value in analysis.metrics.items() if "/" not in name
     }  # "f1/PER" is of a part
@@ -188,7 +187,7 @@ def analysis_report(
     return s.Report(
         f"{model} on {data}",
         f"{metric.replace('_', ' ')} {s.readable_number(analysis.metrics[metric])} on {analysis.examples:,} examples",
-        f"What a model for the task {task.definition.name} does well and badly, example by example"
+        f"What a model for the task {task.task.name} does well and badly, example by example"
         + (f", computed in {precision}." if precision != "fp32" else "."),
         (
             s.KeyFigures(figures),
@@ -210,7 +209,7 @@ def _settings(
     task: TaskLearner[Any, Any], model: str, data: str, training: Any, precision: str
 ) -> s.TableSection:
     tables = {
-        "task": configs.to_dict(task.definition),
+        "task": configs.to_dict(task.task),
         "encoder": configs.to_dict(task.model.config),
     }
     tables |= {} if training is None else {"run": configs.to_dict(training)}

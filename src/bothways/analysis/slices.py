@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.report import sections as s
-from bothways.tasks.task_learner import EncodedExample
+from bothways.tasks.base import EncodedExample
 
 NORMAL_95 = 1.96
 """Standard errors to each side of a mean that hold 95 % of a normal distribution."""

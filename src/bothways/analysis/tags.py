@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.analysis.base import GUESSES, SURE, Analyst, reliability
+from bothways.analysis.calibration import Calibration
 from bothways.analysis.classes import by_class, confusion
 from bothways.report import sections as s
-from bothways.tasks.calibration import Calibration
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Chunk, chunks
@@ -148,7 +148,7 @@ class TagAnalysis(Analyst[TagExample, TagPrediction]):
         )
 
     def _gold(self, example: TagExample) -> tuple[str, ...]:
-        gold = self._definition.gold(example, self.labels)
+        gold = self._definition.gold_tags(example, self.labels)
         assert gold is not None
         return gold
 

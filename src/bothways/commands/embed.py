@@ -61,12 +61,12 @@ def embed(
     given = asked(opened, text=text)
     reading = opened.read(file, given, labelled=False)
     say_guess(opened, reading, given, file)
-    columns = cast("SentenceEmbeddingTask", reading.definition).columns
+    columns = cast("SentenceEmbeddingTask", reading.task).columns
     if columns.text_b is not None:
         what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"
         raise DataError(what, where=file, fix="Name one: --text NAME.")
     task = cast("Embedder", opened.task)
-    width = task.definition.width(task.model)
+    width = task.task.width(task.model)
     with watched(reading, "embedding") as tally:
         predictions = opened.predict(reading, counts=tally)
         write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
-    from bothways.tasks.task import Metrics, Reading
+    from bothways.tasks.base import Metrics, Reading
 
 
 def evaluate(  # noqa: PLR0913 – one option per question
@@ -126,7 +126,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
 
 def _say_task(predictor: Predictor, asked: str | None, folder: str) -> None:
     """Say which task is scored, where the folder's model was made for embeddings and nobody named one."""
-    name = predictor.task.definition.name
+    name = predictor.task.task.name
     if asked is None and name == "embed":
         note = f"note: {folder} is scored as {name}: it makes sentence vectors; --task names another task"
         print(note, file=sys.stderr)

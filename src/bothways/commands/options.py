@@ -12,7 +12,7 @@ FineTask = Literal["classify", "regress", "multilabel", "choice", "tag", "answer
 AnyTask = Literal[
     "classify", "regress", "multilabel", "choice", "tag", "answer", "fill", "likelihood", "embed"
 ]
-"""Every task: the kinds of `tasks.catalogue.AnyDefinition`."""
+"""Every task: the kinds of `tasks.catalogue.AnyTask`."""
 
 
 def _check_names(kind: object, names: str | Iterable[str] | None) -> None:

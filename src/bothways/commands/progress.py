@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bothways.core.progress import Progress
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
-    from bothways.tasks.task import Reading
+    from bothways.tasks.base import Reading
 
 
 def asked(opened: Predictor, **columns: str | None) -> Any:
@@ -23,15 +23,13 @@ def asked(opened: Predictor, **columns: str | None) -> Any:
     from bothways.core.config import reader as configs
 
     named = {name: value for name, value in columns.items() if value is not None}
-    columns_type = type(opened.task.definition.columns)  # type: ignore[attr-defined]
+    columns_type = type(opened.task.task.columns)  # type: ignore[attr-defined]
     return configs.read(columns_type, named, where="columns") if named else None
 
 
 def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: str) -> None:
     """On standard error, which columns are read where nobody has named them and the model was trained on others."""
-    columns, trained = (
-        getattr(each.definition, "columns", None) for each in (reading, opened.task)
-    )
+    columns, trained = (getattr(each.task, "columns", None) for each in (reading, opened.task))
     same = (
         all(name is None or name == getattr(trained, role) for role, name in vars(columns).items())
         if columns

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bothways.core.progress import OnShare
 from bothways.prediction.engine import PredictionCounts
-from bothways.tasks.task import Reading
+from bothways.tasks.base import Reading
 
 T = TypeVar("T")
 

@@ -37,7 +37,7 @@ from bothways.kernels.dropout import Dropout
 from bothways.model.layer_mix import LayerChoice, build_mix, chosen_layers
 from bothways.model.lstm import BiLSTM
 from bothways.model.lstm_encoder import AnyEncoder
-from bothways.tasks.task_learner import EncodedExample
+from bothways.tasks.base import EncodedExample
 
 Stored = Literal["float16", "float32"]
 _VALUES, _ABOUT = "features.npy", "features.json"

@@ -13,9 +13,9 @@ from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning.stability import Stability
+from bothways.tasks.base import MIN_LENGTH
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.task_learner import SHORTEST
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW, BertAdam
@@ -62,8 +62,8 @@ class FinetuneSettings:
     task: Trainable = ClassificationTask()
 
     def __post_init__(self) -> None:
-        if self.length < SHORTEST:
-            what = f"must be at least {SHORTEST} ([CLS], a token, [SEP], a token, [SEP]), not {self.length}"
+        if self.length < MIN_LENGTH:
+            what = f"must be at least {MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP]), not {self.length}"
             raise ConfigError(what, where="length")
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
         if self.training.keep.best is not None:

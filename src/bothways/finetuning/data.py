@@ -20,8 +20,7 @@ from bothways.finetuning.config import FinetuneSettings
 from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, grouped, predict_encoded
 from bothways.preflight.model import check_casing
 from bothways.preflight.text import check_inputs
-from bothways.tasks.task import Metrics, Task
-from bothways.tasks.task_learner import EncodedExample, TaskLearner
+from bothways.tasks.base import EncodedExample, Metrics, Task, TaskLearner
 from bothways.text.tokenizer import Tokenizer
 
 ALL = Share()
@@ -113,7 +112,7 @@ def loader(
 def dev_windows(
     data: LabelledData, pace: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
-    """The dev examples with what they became, as `tasks.task.windows` has it."""
+    """The dev examples with what they became, as `engine.windows` has it."""
     size = min(pace.window, data.definition.window)
     for start in range(0, len(data.dev), size):
         part = slice(start, start + size)
@@ -147,7 +146,7 @@ def score(
 
 def tune(task: TaskLearner[Any, Any], data: LabelledData, on_share: OnShare = untold) -> None:
     """Choose what the task takes from dev data, such as thresholds."""
-    task.definition = task.tuned(predictions(task, data, on_share=on_share))
+    task.task = task.tuned(predictions(task, data, on_share=on_share))
 
 
 def check_metric(metric: str, data: LabelledData) -> None:

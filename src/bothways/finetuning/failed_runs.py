@@ -20,7 +20,7 @@ from bothways.core.stages import followed
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import InOrder, ListSource
 from bothways.data.loader import Loader, unchanged
-from bothways.tasks.task import Direction, Metrics, Task
+from bothways.tasks.base import Direction, Metrics, Task
 from bothways.training.loop import evaluate
 from bothways.training.optimizers import BertAdam
 from bothways.training.parallel import Single

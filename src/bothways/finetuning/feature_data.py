@@ -40,8 +40,8 @@ from bothways.model.lstm_encoder import AnyEncoder
 from bothways.preflight.machine import speed
 from bothways.preflight.model import check_model
 from bothways.runtime.devices import choose_device
+from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.task import Tagger, TaggingTask
-from bothways.tasks.task_learner import EncodedExample
 from bothways.training.durations import Epochs, Hours
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
@@ -121,7 +121,7 @@ def read_tagged_sentences(
     layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
     report_findings(check_model(model.config, tokenizer, length))
     reading = settings.task.read(settings.train, settings.task.columns)
-    train, definition = list(reading.examples), reading.definition
+    train, definition = list(reading.examples), reading.task
     dev = list(definition.read(settings.dev, settings.task.columns).examples)
     data = label(definition, tokenizer, train, dev, length)
     return TaggedSentences(

@@ -32,11 +32,10 @@ from bothways.finetuning.feature_data import (
 )
 from bothways.model.layer_mix import LayerChoice, LayerSum, chosen_layers
 from bothways.runtime.devices import choose_device
+from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import Tagger
-from bothways.tasks.task import Metrics
-from bothways.tasks.task_learner import Output
 from bothways.training.checkpoint import Best
 from bothways.training.durations import Epochs
 from bothways.training.in_memory import train_in_memory
@@ -216,7 +215,8 @@ def tag_words(
     outputs = iter(_outputs(tagger, data.dev.sequences(start=len(data.train.values)), words))
     empty = np.zeros((0, len(data.task.labels)), dtype=np.float32)
     for example in data.dev_examples:
-        yield example, data.task.decode(example, [next(outputs) if example.words else empty])
+        logits = next(outputs) if example.words else empty
+        yield example, data.task.decode(example, EncodedExample((), 0, 0), [logits])
 
 
 @torch.no_grad()

@@ -33,8 +33,7 @@ from bothways.model.lstm_config import ModelConfig
 from bothways.model.model import Model
 from bothways.preflight.compute import compute_as
 from bothways.runtime.devices import choose_device
-from bothways.tasks.task import Metrics
-from bothways.tasks.task_learner import TaskLearner
+from bothways.tasks.base import Metrics, TaskLearner
 from bothways.training.checkpoint import Best
 from bothways.training.in_memory import train_in_memory
 from bothways.training.state import RunState
@@ -106,7 +105,7 @@ def fit_task(
     _check_start(start, method)
     steady(model, method.stability, seed)
     compute_as(model.encoder, method.training, choose_device(device))
-    task = data.definition.task(model, data.tokenizer, data.labels, method.length).to(
+    task = data.definition.learner(model, data.tokenizer, data.labels, method.length).to(
         choose_device(device)
     )
     order = seed if order_seed is None else order_seed

@@ -28,9 +28,8 @@ from bothways.model.model import Model
 from bothways.preflight.compute import compute_as
 from bothways.preflight.machine import Load, check_machine, forecast
 from bothways.preflight.model import check_model
+from bothways.tasks.base import Direction, Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.task import Direction, Reading, examples_fingerprint
-from bothways.tasks.task_learner import TaskLearner
 from bothways.training.checkpoint import Best
 from bothways.training.durations import Duration, Epochs, Steps
 from bothways.training.durations import Tokens as TokenCount
@@ -139,7 +138,7 @@ def make_ready(
     # A resumed run comes by here too, so what mixout and pull go back to is read from the model again.
     steady(loaded.model, settings.stability, settings.seed, settings.fresh)
     compute_as(loaded.model.encoder, settings.training, device)
-    task = definition.task(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
+    task = definition.learner(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
     tokens = tokens_of(settings, data)
     if tokens is not None:
         on_share = partial(on_stage, "measuring the speed of training")
@@ -185,7 +184,7 @@ def _read(source: str, definition: Trainable, on_stage: OnStage) -> tuple[list[A
     asked: Any = definition.columns
     reading: Reading[Any] = definition.read(source, asked)
     examples = list(followed_reading(reading, f"reading {source}", on_stage, TOLD).examples)
-    return examples, reading.definition  # type: ignore[return-value]
+    return examples, reading.task  # type: ignore[return-value]
 
 
 def _source(name: str, examples: list[Any], on_stage: OnStage) -> ModelSource:

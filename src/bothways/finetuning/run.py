@@ -44,8 +44,7 @@ from bothways.model.flops import forward_flops
 from bothways.prediction.engine import PredictionCounts
 from bothways.preflight.compute import peak_of
 from bothways.runtime.devices import choose_device
-from bothways.tasks.task import Metrics, Task
-from bothways.tasks.task_learner import TaskLearner
+from bothways.tasks.base import Metrics, Task, TaskLearner
 from bothways.training import checkpoint, run
 from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
 from bothways.training.run_folder import note_settings, run_folder
@@ -214,7 +213,7 @@ def _save(done: FinetuneResult, ready: PreparedRun) -> None:
         done.task.model,
         ready.data.tokenizer,
         labels=ready.data.labels,
-        problem=done.task.definition.problem,
+        problem=done.task.task.problem,
         card=_card(done, ready),
         extra=_record(done, ready),
     )
@@ -222,7 +221,7 @@ def _save(done: FinetuneResult, ready: PreparedRun) -> None:
 
 def _record(done: FinetuneResult, ready: PreparedRun) -> dict[str, Any]:
     """What `bothways.json` says of the training."""
-    settings, definition = ready.settings, done.task.definition
+    settings, definition = ready.settings, done.task.task
     chosen = settings.chosen_by
     return {
         "task": configs.to_dict(definition),
@@ -255,7 +254,7 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
             "schedule": _words(settings.training.schedule),
             "run": run_of(settings.training.until, done.progress),
             "seed": settings.seed,
-            **_told(settings, done.task.definition),
+            **_told(settings, done.task.task),
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
         data=data_of(ready.sources),
@@ -264,7 +263,7 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
 
 
 def _summary(done: FinetuneResult, labels: tuple[str, ...]) -> str:
-    said = f"Fine-tuned for the task {done.task.definition.name}" + (
+    said = f"Fine-tuned for the task {done.task.task.name}" + (
         f": {places(labels)}." if labels else "."
     )
     return said + (f" Warning: {done.failure}" if done.failure else "")

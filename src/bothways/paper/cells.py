@@ -27,7 +27,7 @@ from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.hub.provenance import digest_of_file, digest_of_model, without_places
 from bothways.paper.experiment import Experiment, Frozen
 from bothways.prediction.engine import evaluate_task
-from bothways.tasks.task import Task
+from bothways.tasks.base import Task
 from bothways.training.checkpoint import checkpoints
 
 RESULT = "result.json"
@@ -188,7 +188,7 @@ def _cell(
 def _scored(
     done: FinetuneResult, experiment: Experiment, settings: FinetuneConfig, folder: Path
 ) -> CellResult:
-    definition: Task[Any, Any] = done.task.definition
+    definition: Task[Any, Any] = done.task.task
     metrics = dict(done.metrics)
     for name, source in experiment.others.items():
         reading = definition.read(source)

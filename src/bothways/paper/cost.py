@@ -24,9 +24,8 @@ from bothways.paper.experiment import Experiment
 from bothways.preflight.machine import speed
 from bothways.report.sections import Cell, TableSection
 from bothways.runtime.devices import choose_device
+from bothways.tasks.base import EncodedExample, Task
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.task import Task
-from bothways.tasks.task_learner import EncodedExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs
 
@@ -96,7 +95,7 @@ def _sizes(experiment: Experiment, tokenizer: Tokenizer) -> dict[str, Size]:
 def size_of(source: str, task: Trainable, length: int, tokenizer: Tokenizer) -> Size:
     """The examples of a source are counted, its tokens estimated by the first ones. DataError for what cannot be read."""
     reading = task.read(source, getattr(task, "columns", None))
-    definition: Task[Any, Any] = reading.definition
+    definition: Task[Any, Any] = reading.task
     first = list(itertools.islice(reading.examples, SAMPLED))
     count = len(first) + sum(1 for _ in reading.examples)
     labels = definition.labels(first)
@@ -134,11 +133,11 @@ def _epochs(settings: FinetuneConfig) -> float:
 
 
 def _speed(settings: FinetuneConfig, size: Size, device: str) -> float:
-    definition: Task[Any, Any] = settings.task.read(settings.train).definition
+    definition: Task[Any, Any] = settings.task.read(settings.train).task
     labels = definition.labels(settings.task.read(settings.train).examples)
     loaded = load_for(settings, definition.heads(labels, settings.dropout))
     tokenizer = loaded.tokenizer()
-    task = definition.task(loaded.model, tokenizer, labels, settings.length)
+    task = definition.learner(loaded.model, tokenizer, labels, settings.length)
     sequences = sorted(size.sequences, key=len)
     batch = pack(sequences[:: max(1, sum(map(len, sequences)) // BATCH)])
     return speed(task.to(choose_device(device)), batch, settings.training.precision)

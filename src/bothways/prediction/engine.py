@@ -25,8 +25,7 @@ from bothways.prediction.prepared_model import (
 )
 from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.devices import resolve_precision
-from bothways.tasks.task import E, Metrics, P
-from bothways.tasks.task_learner import EncodedExample, Output, TaskLearner
+from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, TaskLearner
 
 T = TypeVar("T")
 
@@ -108,7 +107,7 @@ def prepare_task(
 ) -> TaskLearner[E, P]:
     """Return the task in evaluation mode with the prepared form of its model, see `prepare_model`."""
     model = prepare_model(task.model, precision)
-    made = type(task)(task.definition, model, task.tokenizer, task.labels, task.length)
+    made = type(task)(task.task, model, task.tokenizer, task.labels, task.length)
     return made.eval()
 
 
@@ -131,7 +130,7 @@ def predict(
     if config.precision == "int8" and not isinstance(task.model, PreparedModel):
         task = prepare_task(task, "int8")  # once for all windows
     for window, encoded in windows(task, examples, config):
-        counts.add(map(task.definition.texts, window), encoded)
+        counts.add(map(task.task.texts, window), encoded)
         yield from predict_encoded(task, window, encoded, config, counts.note)
 
 
@@ -174,7 +173,7 @@ def predict_encoded(
     for example, item in zip(examples, encoded, strict=True):
         own = list(itertools.islice(ordered, len(item.sequences)))
         _check_finite(own, example)
-        pairs.append((example, task.decode(example, own)))
+        pairs.append((example, task.decode(example, item, own)))
     return pairs
 
 
@@ -203,7 +202,7 @@ def windows(
     task: TaskLearner[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[E], list[EncodedExample]]]:
     """Yield windows of examples with their encoded forms; a task may have smaller windows than the config."""
-    for window in grouped(examples, min(config.window, task.definition.window)):
+    for window in grouped(examples, min(config.window, task.task.window), task.task.shared):
         yield window, task.encode(window)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from bothways.core.errors import ConfigError
 from bothways.prediction.predictor import Predictor
-from bothways.tasks.task import Direction, Metrics
+from bothways.tasks.base import Direction, Metrics
 
 MAX_LOSS = 0.5
 """Points that int8 may lose by default."""
@@ -85,8 +85,8 @@ def measure_int8(
     quantised = open_in("int8")  # before the data is read for fp32
     int8, fp32 = (_measure(predictor, evaluate) for predictor in (quantised, open_in("fp32")))
     task = quantised.task
-    direction = task.definition.directions(task.labels)[task.definition.metric]
-    return Int8Report(task.definition.metric, direction, fp32, int8)
+    direction = task.task.directions(task.labels)[task.task.metric]
+    return Int8Report(task.task.metric, direction, fp32, int8)
 
 
 def _measure(predictor: Predictor, evaluate: Callable[[Predictor], Metrics]) -> TimedMetrics:

@@ -21,10 +21,10 @@ from bothways.core.atomic_files import check_output_path, replace_file
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, PredictionCounts, predict
+from bothways.tasks.base import EncodedExample, Output, TaskLearner
 from bothways.tasks.predictions import VectorPrediction
-from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold
+from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold_score
 from bothways.tasks.sentence_embedding.task import Embedder, Pooling, SentenceEmbeddingTask, pool
-from bothways.tasks.task_learner import Output, TaskLearner
 from bothways.tasks.text_examples import TextExample
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -72,19 +72,21 @@ class Sweep:
 class _Every(TaskLearner[TextExample, VectorPrediction]):
     """A model as a task that gives the vectors of all layers and poolings, cut as the definition has it."""
 
-    definition: SentenceEmbeddingTask
+    task: SentenceEmbeddingTask
 
     def outputs(self, batch: Batch) -> list[Output]:
         """The vectors of each sequence `(cells, components)`."""
         layers = self.model.encoder(batch, keep_layers=True).layers
         cells = [
-            pool(x, batch.layout, pooling)[:, : self.definition.components]
+            pool(x, batch.layout, pooling)[:, : self.task.components]
             for x in layers
             for pooling in POOLINGS
         ]
         return list(torch.stack(cells, dim=1).cpu().numpy())
 
-    def decode(self, example: TextExample, outputs: Many[Output]) -> VectorPrediction:
+    def decode(
+        self, example: TextExample, encoded: EncodedExample, outputs: Many[Output]
+    ) -> VectorPrediction:
         """The vectors of its texts `(texts, cells, components)`."""
         return VectorPrediction(np.stack(outputs))
 
@@ -100,13 +102,11 @@ def sweep(
     Raises:
         DataError: a single text, a score that is no number, fewer than two pairs.
     """
-    every = _Every(task.definition, task.model, task.tokenizer, (), task.length).train(
-        task.training
-    )
+    every = _Every(task.task, task.model, task.tokenizer, (), task.length).train(task.training)
     agreement = Agreement()
     slower = PredictConfig(config.precision, config.tokens, min(config.window, WINDOW))
     for example, prediction in predict(every, examples, slower, counts):
-        agreement.add(gold(example), prediction.vectors)
+        agreement.add(gold_score(example), prediction.vectors)
     places = itertools.product(range(task.model.config.depth + 1), POOLINGS)
     cells = tuple(
         Cell(*place, found) for place, found in zip(places, agreement.cells(), strict=True)

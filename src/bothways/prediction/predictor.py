@@ -32,9 +32,11 @@ from bothways.prediction.engine import (
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.preflight.model import check_model
 from bothways.runtime.devices import choose_device
-from bothways.tasks.catalogue import TASKS, AnyDefinition
+from bothways.tasks.base import Metrics, Reading, Task, TaskLearner
+from bothways.tasks.catalogue import TASKS, AnyTask
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.sentence_embedding.folder import read_sentence_encoder
@@ -42,8 +44,6 @@ from bothways.tasks.sentence_embedding.task import Embedder
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.tagging.word_splitter import split_words
-from bothways.tasks.task import Metrics, Reading, Task
-from bothways.tasks.task_learner import TaskLearner
 from bothways.tasks.text_examples import TextExample
 
 Input = str | tuple[str, str] | Mapping[str, Any]
@@ -108,18 +108,18 @@ class Predictor:
             ConfigError: the predictor was opened for another task.
         """
         if not isinstance(self.task, Embedder):
-            what = f"encode is for the task 'embed', and this predictor has {self.task.definition.name!r}"
+            what = f"encode is for the task 'embed', and this predictor has {self.task.task.name!r}"
             raise ConfigError(what, where="task", fix='Open the model with task="embed".')
         alone = isinstance(texts, str)
         vectors = [prediction.vectors[0] for prediction in self.stream([texts] if alone else texts)]
-        width = self.task.definition.width(self.task.model)
+        width = self.task.task.width(self.task.model)
         table = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
         result: NDArray[np.float32] = table[0] if alone else table
         return result
 
     def read(self, source: str | Path, columns: Any = None, *, labelled: bool) -> Reading[Any]:
         """Open a file, a Hub data set or the standard input ("-"); arguments and errors as `Task.read`."""
-        return self.task.definition.read(str(source), columns, labelled=labelled)
+        return self.task.task.read(str(source), columns, labelled=labelled)
 
     def evaluate(
         self,
@@ -161,7 +161,7 @@ def _is_one(inputs: Any) -> bool:
 
 def _example(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
     """Return the example of the task in an input."""
-    definition = task.definition
+    definition = task.task
     where = f"input {number}"
     match value:
         case str():
@@ -169,7 +169,7 @@ def _example(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
         case (str(), str()):
             return _from_texts(definition, tuple(value), where)
         case Mapping():
-            return definition.example(value, where=where)  # type: ignore[attr-defined]
+            return definition.example(value, where=where)
         case _ if dataclasses.is_dataclass(value):
             return value
         case _:
@@ -184,8 +184,8 @@ def _from_texts(definition: Task[Any, Any], texts: tuple[str, ...], where: str) 
     match definition, texts:
         case QuestionAnsweringTask(), (question, context):
             return Question("", question, context, where=where)
-        case TaggingTask(), (text,):
-            spans = split_words(text)
+        case TaggingTask(splitter=splitter), (text,):
+            spans = split_words(text, splitter)
             slices = tuple(text[start:stop] for start, stop in spans)
             return TagExample(slices, where=where, text=text, starts=tuple(s for s, _ in spans))
         case MultilabelTask(), _:
@@ -204,7 +204,7 @@ def _from_texts(definition: Task[Any, Any], texts: tuple[str, ...], where: str) 
 class FolderRecord(NamedTuple):
     """The task that a folder is for, and the length it was trained with, if known."""
 
-    task: AnyDefinition
+    task: AnyTask
     length: int | None
 
 
@@ -213,7 +213,7 @@ class _RecordFields:
     """The fields of `bothways.json` that predictions need."""
 
     length: int | None = None
-    task: AnyDefinition | None = None
+    task: AnyTask | None = None
 
 
 _FINETUNE_FIRST = "Fine-tune it first: bothways finetune MODEL TRAIN --task …"
@@ -268,11 +268,11 @@ def open_learner(
     tokenizer = loaded.tokenizer()
     report_findings(check_model(loaded.model.config, tokenizer, longest))
     model = loaded.model.to(choose_device(device))
-    learner: TaskLearner[Any, Any] = definition.task(model, tokenizer, loaded.labels, longest)
+    learner: TaskLearner[Any, Any] = definition.learner(model, tokenizer, loaded.labels, longest)
     return learner.eval()
 
 
-def _check_heads(definition: AnyDefinition, loaded: LoadedModel) -> None:
+def _check_heads(definition: AnyTask, loaded: LoadedModel) -> None:
     """Raise FolderError if the model lacks a head of the task, or its outputs are for another task."""
     needed = {head.kind for head in definition.heads(loaded.labels, None)}
     name = definition.name
@@ -307,7 +307,7 @@ def _record(loaded: LoadedModel, task: str | None) -> FolderRecord:
     return FolderRecord(_default_task(loaded, task), ours.length)
 
 
-def _default_task(loaded: LoadedModel, task: str | None) -> AnyDefinition:
+def _default_task(loaded: LoadedModel, task: str | None) -> AnyTask:
     """Return the task of this kind with its defaults, or the first one for the folder's heads."""
     if task is not None:
         return configs.read(_RecordFields, {"task": {"kind": task}}).task or ClassificationTask()

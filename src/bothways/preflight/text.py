@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from bothways.core.finding import Finding
-from bothways.tasks.task_learner import EncodedExample
+from bothways.tasks.base import EncodedExample
 from bothways.text.tokenizer import Tokenizer
 
 UNKNOWN = 0.02

@@ -40,7 +40,7 @@ def fill_masks(
 ) -> list[FilledMask]:
     """Hide one word in sentences of these documents and let the model, with a masked head, fill it in."""
     draws, tokenizer = rng(seed, "filling"), corpus.tokenizer
-    fill = MaskFillingTask(top=GUESSES).task(model, tokenizer, (), model.config.max_positions)
+    fill = MaskFillingTask(top=GUESSES).learner(model, tokenizer, (), model.config.max_positions)
     filled = []
     for document in documents:
         sentences = [ids for ids in corpus.sentences_of(int(document)) if 8 <= len(ids) <= 30]

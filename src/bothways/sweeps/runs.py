@@ -28,7 +28,7 @@ from bothways.finetuning.run import finetune
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_card import with_first_limit
 from bothways.hub.provenance import digest_of_model, without_places
-from bothways.tasks.task import Direction, Metrics
+from bothways.tasks.base import Direction, Metrics
 from bothways.training.parallel import is_main, plan_here
 from bothways.training.run_folder import MARK
 
@@ -153,7 +153,7 @@ def run_one(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOut
     if not done.progress.finished(settings.training.until):
         return None
     metric, failure = settings.chosen_by, done.failure
-    direction = done.task.definition.directions(done.task.labels)[metric]
+    direction = done.task.task.directions(done.task.labels)[metric]
     return SweepOutcome(name, done.metrics, failure.reasons if failure else (), metric, direction)
 
 

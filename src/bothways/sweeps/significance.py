@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bothways.core.errors import DataError
 from bothways.prediction.engine import PredictionCounts
 from bothways.prediction.predictor import Predictor, open_task
-from bothways.tasks.task import Reading, examples_fingerprint
+from bothways.tasks.base import Reading, examples_fingerprint
 
 RESAMPLES = 9999
 """Of the permutations, which are all if there are fewer, and of the bootstrap."""
@@ -112,7 +112,7 @@ def compare(
         BothwaysError: a folder or the data cannot be read.
     """
     for one in (*folders(a), *folders(b)):  # before the first of them reads all the data
-        task = open_task(one, task, device="cpu").task.definition.name
+        task = open_task(one, task, device="cpu").task.task.name
     left, right = (
         _grades(
             (open_task(one, task, device=device) for one in folders(name)), source, columns, watch

@@ -1,9 +1,11 @@
-"""All tasks: the one place that a new task is entered in."""
+"""All tasks: the one place where a new task is registered, and the names users know them by."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
+from bothways.core.errors import ConfigError
+from bothways.tasks.base import did_you_mean
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.likelihood.task import LikelihoodTask
@@ -22,17 +24,65 @@ Trainable = (
     | TaggingTask
     | QuestionAnsweringTask
 )
-"""The definitions that a model can be fine-tuned for."""
+"""The tasks that a model can be fine-tuned for."""
 
-AnyDefinition = Trainable | MaskFillingTask | LikelihoodTask | SentenceEmbeddingTask
-"""Every definition. Those after the trainable ones need no fine-tuning."""
+AnyTask = Trainable | MaskFillingTask | LikelihoodTask | SentenceEmbeddingTask
+"""Every task; those after the trainable ones need no fine-tuning."""
+
+TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in get_args(Trainable)}
+"""The trainable tasks by kind. A folder without a record is for the first one whose heads it has."""
+ALL_TASKS: dict[str, type[AnyTask]] = {cls().name: cls for cls in get_args(AnyTask)}
+"""Every task by kind."""
+
+ALIASES: dict[str, str] = {
+    "answering": "answer",
+    "binary": "classify",
+    "classification": "classify",
+    "embedding": "embed",
+    "embeddings": "embed",
+    "entities": "tag",
+    "extractive-qa": "answer",
+    "feature-extraction": "embed",
+    "fill-mask": "fill",
+    "intent": "classify",
+    "mask-filling": "fill",
+    "mlm": "fill",
+    "multi-label": "multilabel",
+    "multi-label-classification": "multilabel",
+    "multiple-choice": "choice",
+    "named-entity-recognition": "tag",
+    "ner": "tag",
+    "nli": "classify",
+    "perplexity": "likelihood",
+    "pos": "tag",
+    "pll": "likelihood",
+    "qa": "answer",
+    "question-answering": "answer",
+    "regression": "regress",
+    "score": "regress",
+    "sentence-similarity": "embed",
+    "sentiment": "classify",
+    "sentiment-analysis": "classify",
+    "similarity": "embed",
+    "squad": "answer",
+    "sts": "regress",
+    "tagging": "tag",
+    "text-classification": "classify",
+    "token-classification": "tag",
+}
+"""Common names of tasks, among them the pipelines of transformers, and their kinds here."""
 
 
-def _members(union: Any) -> tuple[type[Any], ...]:
-    return get_args(union) or (union,)
+def task_kind(name: str) -> str:
+    """Return the kind of the task with this name or alias: "tag" for "tag", "ner" and "NER".
 
-
-TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in _members(Trainable)}
-"""The trainable ones by kind. A folder that does not say what it is for is for the first one whose heads it has."""
-DEFINITIONS: tuple[type[AnyDefinition], ...] = _members(AnyDefinition)
-"""Every one."""
+    Raises:
+        ConfigError: no task has this name.
+    """
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    kind = ALIASES.get(plain, plain)
+    if kind not in ALL_TASKS:
+        near = did_you_mean(plain, [*ALL_TASKS, *ALIASES])
+        what = f"{name!r} is not a task; there are {', '.join(ALL_TASKS)}{near}"
+        raise ConfigError(what, where="task", fix="Name one of these.")
+    return kind

@@ -1,106 +1,159 @@
-"""Metrics from counts, so that their memory does not grow with the number of examples; the formulas are scikit-learn's.
+"""Metrics from counts, so that memory does not grow with the examples; formulas as in scikit-learn.
 
-Correlations are the exception: ranks need all scores at once.
+Correlations and thresholds are exceptions: they need all scores at once.
 """
 
 from __future__ import annotations
 
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+TINY = float(np.finfo(np.float64).tiny)
+
+
+def softmax(logits: Float[NDArray[np.floating], "*n"]) -> Float[NDArray[np.float64], "*n"]:
+    """Return the softmax over the last axis, in float64."""
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    result: NDArray[np.float64] = exponentials / exponentials.sum(-1, keepdims=True)
+    return result
+
+
+def negative_log(probability: float) -> float:
+    """Return −log p in nats; finite for p = 0."""
+    return -float(np.log(max(probability, TINY)))
+
 
 def classification_metrics(confusion: Int[NDArray[np.int64], "labels labels"]) -> dict[str, float]:
-    """Accuracy, macro F1 and Matthews correlation, and for two classes the F1 of the second.
+    """Return accuracy, macro F1 and Matthews correlation; for two classes also the second's F1.
 
     Args:
-        confusion: `[i, j]` counts examples of class i that were predicted as j; at least one in all.
+        confusion: `[i, j]` counts examples of class i predicted as j; at least one in total.
 
     Returns:
-        "accuracy", "f1_macro" (over the classes that occur or are predicted), "mcc", and "f1" for two classes; 0 where a
-        quotient has no meaning.
+        "accuracy", "f1_macro" (over classes that occur or are predicted), "mcc", and "f1" for two
+        classes; 0 where a quotient is undefined.
     """
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     truth, predicted = np.nonzero(confusion)
     counts, single = confusion[truth, predicted], len({*truth.tolist(), *predicted.tolist()}) == 1
+    averages = ["macro", "binary"] if len(confusion) == 2 else ["macro"]
+    f1 = {
+        average: f1_score(
+            truth, predicted, average=average, sample_weight=counts, zero_division=0.0
+        )
+        for average in averages
+    }
     scores = {
         "accuracy": accuracy_score(truth, predicted, sample_weight=counts),
-        "f1_macro": f1_score(
-            truth, predicted, average="macro", sample_weight=counts, zero_division=0.0
-        ),
-        # Where there is but one class, scikit-learn says 0 too, with a warning.
+        "f1_macro": f1["macro"],
+        # For a single class scikit-learn returns 0 too, with a warning.
         "mcc": 0.0 if single else matthews_corrcoef(truth, predicted, sample_weight=counts),
     }
-    if len(confusion) == 2:
-        scores["f1"] = f1_score(
-            truth, predicted, average="binary", sample_weight=counts, zero_division=0.0
-        )
+    if "binary" in f1:
+        scores["f1"] = f1["binary"]
     return {name: float(score) for name, score in scores.items()}
 
 
 def multilabel_metrics(
     right: Int[NDArray[np.int64], " labels"], wrong: Int[NDArray[np.int64], " labels"]
 ) -> dict[str, float]:
-    """F1 where an example has any number of labels.
+    """Return F1 where an example has any number of labels.
 
     Args:
-        right: for each label, the examples that have it and were given it.
-        wrong: for each label, the examples that have it or were given it, not both.
+        right: for each label, the examples that have it and were assigned it.
+        wrong: for each label, the examples that have it or were assigned it, not both.
 
     Returns:
-        "f1_micro" of all decisions together and "f1_macro", the mean over the labels; 0 where nothing has or gets one.
+        "f1_micro" of all decisions together and "f1_macro", the mean over labels; 0 for labels that
+        no example has or was assigned.
     """
     pooled = int(2 * right.sum() + wrong.sum())
     each = 2 * right / np.maximum(1, 2 * right + wrong)
     return {"f1_micro": 2 * int(right.sum()) / max(1, pooled), "f1_macro": float(each.mean())}
 
 
-def best_thresholds(
+class _Cuts(NamedTuple):
+    """The candidate thresholds of a label, and the assignments that each results in."""
+
+    thresholds: NDArray[np.float64]
+    right: NDArray[np.float64]
+    assigned: NDArray[np.float64]
+
+    def best(self, value: NDArray[np.float64]) -> int:
+        """Return the candidate with the greatest value; of equal ones the nearest to one half."""
+        equal = np.flatnonzero(value >= value.max() - 1e-12)
+        return int(equal[np.abs(self.thresholds[equal] - 0.5).argmin()])
+
+
+def _cuts(truth: NDArray[np.int64], probabilities: NDArray[np.float64]) -> _Cuts:
+    # A threshold is halfway between neighbouring probabilities, where rounding flips no example.
+    # The last candidate is above all of them.
+    levels, place = np.unique(probabilities, return_inverse=True)  # ascending
+    right = np.bincount(place, weights=truth)[::-1].cumsum()[::-1]
+    assigned = np.bincount(place)[::-1].cumsum()[::-1]
+    thresholds = (np.append(levels, 1.0) + np.insert(levels, 0, 0.0)) / 2
+    return _Cuts(thresholds, np.append(right, 0.0), np.append(assigned, 0))
+
+
+def macro_thresholds(
     truth: Int[NDArray[np.int64], "examples labels"],
     probabilities: Float[NDArray[np.float64], "examples labels"],
 ) -> tuple[float, ...]:
-    """For each label the threshold with the best F1, where a label is given from its threshold on.
+    """Return for each label the threshold with its best F1; 0.5 for labels that no example has."""
+    result = []
+    for column, chances in zip(truth.T, probabilities.T, strict=True):
+        cuts = _cuts(column, chances)
+        f1 = 2 * cuts.right / (cuts.assigned + max(1, column.sum()))
+        result.append(float(cuts.thresholds[cuts.best(f1)]) if column.any() else 0.5)
+    return tuple(result)
 
-    It lies halfway between the last probability that is above it and the next one below, so that rounding moves nothing across.
-    Of equally good ones it is the nearest to one half; a label that no example has keeps one half.
+
+def micro_thresholds(
+    truth: Int[NDArray[np.int64], "examples labels"],
+    probabilities: Float[NDArray[np.float64], "examples labels"],
+) -> tuple[float, ...]:
+    """Return the thresholds with the best F1 of all decisions together (micro-F1).
+
+    Micro-F1 is the quotient 2·Σ right / (Σ assigned + Σ true). At its maximum F, the thresholds also
+    maximize 2·Σ right − F·Σ assigned, which is a sum over labels: each label is solved by itself
+    and F is updated until it no longer grows (Dinkelbach 1967). A label without a useful ranking is
+    assigned to no example, where its own F1 would assign it to all.
     """
+    columns = [_cuts(*pair) for pair in zip(truth.T, probabilities.T, strict=True)]
+    best, total = -1.0, int(truth.sum())
+    f1, chosen = 0.0, [0] * len(columns)
+    while f1 > best:
+        best = f1
+        chosen = [cuts.best(2 * cuts.right - f1 * cuts.assigned) for cuts in columns]
+        pairs = list(zip(columns, chosen, strict=True))
+        right = sum(float(cuts.right[at]) for cuts, at in pairs)
+        assigned = sum(float(cuts.assigned[at]) for cuts, at in pairs)
+        f1 = 2 * right / max(1.0, assigned + total)
     return tuple(
-        _best_threshold(truth[:, at], probabilities[:, at]) for at in range(truth.shape[1])
+        float(cuts.thresholds[at]) if held else 0.5
+        for cuts, at, held in zip(columns, chosen, truth.sum(0).tolist(), strict=True)
     )
-
-
-def _best_threshold(
-    truth: Int[NDArray[np.int64], " examples"],
-    probabilities: Float[NDArray[np.float64], " examples"],
-) -> float:
-    if not truth.any():
-        return 0.5
-    levels, place = np.unique(probabilities, return_inverse=True)  # ascending
-    have = np.bincount(place, weights=truth)[::-1].cumsum()[::-1]
-    given = np.bincount(place)[::-1].cumsum()[::-1]
-    f1 = 2 * have / (given + truth.sum())
-    between = (levels + np.concatenate([[0.0], levels[:-1]])) / 2
-    best = between[f1 >= f1.max() - 1e-12]
-    return float(best[np.abs(best - 0.5).argmin()])
 
 
 def correlation(
     truth: Float[NDArray[np.float64], " n"], predicted: Float[NDArray[np.float64], " n"]
 ) -> dict[str, float]:
-    """How two arrays of scores agree; 16 bytes an example.
+    """Return the agreement of two arrays of scores.
 
     Returns:
-        "pearson" and "spearman" (0 where one of the arrays does not vary, and for a single example), and "mse".
+        "pearson" and "spearman" (0 where an array is constant or has one element), and "mse".
     """
     from scipy import stats
 
     result = {"pearson": 0.0, "spearman": 0.0, "mse": float(np.square(truth - predicted).mean())}
     if np.ptp(truth) > 0 and np.ptp(predicted) > 0:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # scipy's, about arrays that hardly vary
+            warnings.simplefilter("ignore")  # SciPy warns about nearly constant arrays.
             result["pearson"] = float(stats.pearsonr(truth, predicted).statistic)
             result["spearman"] = float(stats.spearmanr(truth, predicted).statistic)
     return result

@@ -1,74 +1,52 @@
-"""What tasks share that a pre-trained model does as it is: texts without labels, and nothing to learn."""
+"""The common part of tasks that a pre-trained model does with its masked head, without training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.errors import DataError
-from bothways.core.finding import Finding
+from bothways.model.head_config import Head, MaskedHead
 from bothways.model.model import Model
-from bothways.tasks.task import Direction, P, Reading, Task
-from bothways.tasks.text_examples import (
-    NOT_NAMED,
-    TextColumns,
-    TextExample,
-    example_of,
-    open_examples,
-)
+from bothways.tasks.base import P, Reading
+from bothways.tasks.text_examples import TextColumns, TextExample
+from bothways.tasks.text_task import TextTask
 
 ROWS = 1024
-"""Positions whose logits over the whole vocabulary are held at once."""
+"""Number of positions whose logits over the vocabulary are in memory at once."""
 
 
-class ZeroShotTask(Task[TextExample, P]):
-    """A task that needs no fine-tuning. Its metric, if it has one, chooses no weights; two precisions are compared by it."""
-
-    metric: ClassVar[str] = ""
+@dataclass(frozen=True)
+class MaskedTask(TextTask[P]):
+    """A task on single texts for the masked head. Its metric, if any, does not select weights."""
 
     def read(
-        self, source: str, asked: TextColumns | None = None, *, labelled: bool = True
+        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
     ) -> Reading[TextExample]:
-        """As `Definition.read`, one text a row; DataError for two where none of them is asked for."""
-        own: TextColumns = self.columns  # type: ignore[attr-defined]
-        table, chosen = open_examples(source, asked or NOT_NAMED, usual=own, labelled=False)
-        if chosen.text_b is not None:
-            what = f"has two texts a row, {chosen.text!r} and {chosen.text_b!r}, where one is read"
-            raise DataError(what, where=table.where, fix="Name one: --text NAME.")
-        return Reading(
-            self.with_columns(chosen), (example_of(row, chosen) for row in table.rows), table.share
-        )
+        return super().read(source, columns, labelled=False)
 
-    def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
-        """None."""
-        return ()
+    def check_columns(self, columns: TextColumns, where: str) -> None:
+        if columns.text_b is not None:
+            what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
+            raise DataError(what, where=where, fix="Name one: --text NAME.")
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
-        """None."""
-        return {}
-
-    def texts(self, example: TextExample) -> tuple[str, ...]:
-        """One text or two."""
-        return (example.text,) if example.text_b is None else (example.text, example.text_b)
-
-    def check(self, train: Many[Any], dev: Many[Any]) -> list[Finding]:
-        """Nothing: there is no training."""
-        return []
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        return (MaskedHead(),)
 
 
 def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
-    """The masked head's logits at these positions of a batch, `ROWS` at a time `(part, vocab)`; nowhere else."""
+    """Yield the masked head's logits at these positions, `ROWS` at a time `(part, vocab)`."""
     hidden = model.encoder(batch, only=rows)
     x = model.before_masked(batch, hidden, rows)
     for part in torch.split(rows, ROWS):
         yield model.heads["masked"](x[part], hidden.table).float()
 
 
-def counts_of(owners: Tensor, sequences: int) -> list[int]:
-    """How many targets each sequence of a batch has, from the sequence that each target is in."""
-    return torch.bincount(owners, minlength=sequences).tolist()
+def counts_per_sequence(sequence_ids: Tensor, sequences: int) -> list[int]:
+    """Return how many targets each sequence has, given the sequence of each target."""
+    return torch.bincount(sequence_ids, minlength=sequences).tolist()

@@ -1,4 +1,4 @@
-"""Preflight of questions: texts, ids, answers, and what training and development data share."""
+"""Checks of questions: texts, ids, answers, and overlap of train and dev."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_questions(
     unfound: Literal["skip", "error"],
     threshold: float | None,
 ) -> list[Finding]:
-    """Everything that questions can have wrong; `dev` may be empty. The last two are of the definition."""
+    """Return the problems of questions; `dev` may be empty, the last two arguments are the task's."""
     return [
         *_check_rows(train, dev),
         *_check_places(train, unfound),
@@ -30,67 +30,56 @@ def check_questions(
 
 
 def _check_rows(train: Many[Question], dev: Many[Question]) -> list[Finding]:
-    every, findings = [*train, *dev], []
-    twice = [
-        example.where
-        for some in (train, dev)
-        for counts in [Counter(example.id for example in some)]
-        for example in some
-        if counts[example.id] > 1
-    ]
+    every, twice = [*train, *dev], list[str]()
+    for some in (train, dev):
+        counts = Counter(example.id for example in some)
+        twice += [example.where for example in some if counts[example.id] > 1]
     faults = {
-        "have an empty question": [
-            example.where for example in every if not example.question.strip()
-        ],
-        "have an empty context": [
-            example.where for example in every if not example.context.strip()
-        ],
+        "have an empty question": [e.where for e in every if not e.question.strip()],
+        "have an empty context": [e.where for e in every if not e.context.strip()],
         "share their id with others": twice,
-        "have no answer and are not said to be impossible": [
-            example.where for example in every if not example.annotated
+        "have no answer and are not marked as impossible": [
+            e.where for e in every if not e.annotated
         ],
     }
-    for fault, found in faults.items():
-        if found:
-            what = f"{len(found)} questions {fault}: {places(found)}"
-            findings.append(
-                Finding("rows", "error", what, fix="Mend these questions, or take them out.")
-            )
-    return findings
+    fix = "Fix these questions or remove them."
+    return [
+        Finding("rows", "error", f"{len(where)} questions {fault}: {places(where)}", fix=fix)
+        for fault, where in faults.items()
+        if where
+    ]
 
 
 def _check_places(train: Many[Question], unfound: Literal["skip", "error"]) -> list[Finding]:
-    """Whether the answers to learn stand in their contexts, and where they are said to."""
+    """Report answers that are not in their context, or not where the data places them."""
     absent, moved = list[str](), list[str]()
     for example in train:
         for text, start in example.answers[:1]:
-            place = located(example.context, text.strip(), start + text.index(text.strip()))
+            expected = start + text.index(text.strip())
+            place = located(example.context, text.strip(), expected)
             if place is None:
                 absent.append(f"{example.where} ({text[:40]!r})")
-            elif start != ANYWHERE and place != start + text.index(text.strip()):
+            elif start != ANYWHERE and place != expected:
                 moved.append(f"{example.where} ({text[:40]!r})")
     findings = []
     if absent:
-        what = f"{len(absent)} of {len(train)} training questions have an answer that does not stand in their context"
-        nothing = len(absent) == len(train)
-        what += (
-            ", and are not learned from: " if unfound == "skip" and not nothing else ": "
-        ) + places(absent)
-        severity: Literal["error", "warning"] = (
-            "error" if nothing or unfound == "error" else "warning"
+        all_absent = len(absent) == len(train)
+        skipped = unfound == "skip" and not all_absent
+        what = f"{len(absent)} of {len(train)} training questions have an answer that is not in "
+        what += f"their context{' and are skipped' * skipped}: {places(absent)}"
+        fix = "Fix these answers" + (
+            "; there is nothing else to learn." if all_absent else ", or set task.unfound=skip."
         )
-        fix = "Mend these answers" + (
-            ", or set task.unfound=skip." if not nothing else ": there is nothing else to learn."
-        )
-        findings.append(Finding("labels", severity, what, fix=fix if severity == "error" else None))
+        severity: Literal["error", "warning"] = "warning" if skipped else "error"
+        findings.append(Finding("labels", severity, what, fix=None if skipped else fix))
     if moved:
-        what = f"{len(moved)} training answers do not begin where it is said; the nearest occurrence is taken: {places(moved)}"
-        findings.append(Finding("labels", "note", what))
+        what = f"{len(moved)} training answers do not begin at the given character; the nearest "
+        findings.append(Finding("labels", "note", f"{what}occurrence is used: {places(moved)}"))
     return findings
 
 
 def _check_reachable(dev: Many[Question]) -> list[Finding]:
-    """Dev questions of which no right answer stands in the context: no prediction is quite right there."""
+    """Report dev questions without a right answer in the context: no prediction can be exact."""
     lost = [
         f"{example.where} ({example.answers[0][0][:40]!r})"
         for example in dev
@@ -99,38 +88,37 @@ def _check_reachable(dev: Many[Question]) -> list[Finding]:
     ]
     if not lost:
         return []
-    what = f"{len(lost)} of {len(dev)} dev questions have no answer that stands in their context, and count all the same: "
+    what = f"{len(lost)} of {len(dev)} dev questions have no answer in their context, but count: "
     return [Finding("labels", "warning", what + places(lost))]
 
 
 def _check_impossible(
     train: Many[Question], dev: Many[Question], threshold: float | None
 ) -> list[Finding]:
-    counts = [sum(example.impossible is True for example in some) for some in (train, dev)]
+    in_train, in_dev = (sum(e.impossible is True for e in some) for some in (train, dev))
     findings = []
-    if any(counts):
+    if in_train or in_dev:
         shares = [
             f"{count / len(some):.1%} of the {name} questions"
-            for name, some, count in zip(("training", "dev"), (train, dev), counts, strict=True)
+            for name, some, count in (("training", train, in_train), ("dev", dev, in_dev))
             if some
         ]
-        findings.append(
-            Finding("balance", "note", f"no answer is right for {' and '.join(shares)}")
+        what = f"no answer is right for {' and '.join(shares)}"
+        findings.append(Finding("balance", "note", what))
+    if in_train == len(train):
+        what, fix = "no training question has an answer", "Give questions that have one."
+        findings.append(Finding("labels", "error", what, fix=fix))
+    elif in_train and not in_dev and threshold is None:
+        what = (
+            "there are training questions without an answer, but no such dev questions: the "
+            "threshold is not chosen, and every question gets an answer"
         )
-    if counts[0] == len(train):
-        findings.append(
-            Finding(
-                "labels",
-                "error",
-                "no training question has an answer",
-                fix="Give questions that have one.",
-            )
-        )
-    elif counts[0] and not counts[1] and threshold is None:
-        what = "training questions without an answer, but no such dev questions: the threshold is not chosen, every question gets"
         fix = "Give dev data that has some, or set task.threshold=0."
-        findings.append(Finding("labels", "warning", f"{what} an answer", "task.threshold", fix))
-    if counts[1] and not counts[0]:
-        what = "there are dev questions without an answer, but no training question is: that there is none is hardly learned"
+        findings.append(Finding("labels", "warning", what, "task.threshold", fix))
+    if in_dev and not in_train:
+        what = (
+            "there are dev questions without an answer, but no such training questions: a model "
+            "hardly learns to give none"
+        )
         findings.append(Finding("labels", "warning", what))
     return findings

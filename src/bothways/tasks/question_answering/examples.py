@@ -1,34 +1,43 @@
-"""Questions on texts: files in the form of SQuAD 1.1 and 2.0 (CMRC 2018, DRCD and XQuAD share it), or tables, a question a row.
+"""Questions on texts: files in the form of SQuAD 1.1 and 2.0, or tables with a question a row.
 
-An answer is a text and the character that it begins at, counted in code points. Files are not always right about the second: an
-answer that does not stand where it should is looked for, and the occurrence next to that place is taken (`located`).
+CMRC 2018, DRCD and XQuAD share SQuAD's form. Rows are as on the Hub: {"id", "question", "context",
+"answers": {"text": […], "answer_start": […]}}, where no text means that the context has no answer.
 
-Source: Rajpurkar et al. 2016 and 2018. Rows are as the Hub has them: {"id", "question", "context", "answers": {"text": […],
-"answer_start": […]}}, where no text means that the context does not tell.
+An answer is a text and the character at which it begins, counted in code points. Files are not always
+right about the second: the occurrence nearest to the given place is used (`located`).
+
+Source: Rajpurkar et al. 2016 and 2018.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from bothways.core.errors import DataError
+from bothways.core.json_reader import parse_json
 from bothways.data.tables import HUB, open_table
-from bothways.data.text_io import COMPRESSED, file_at, read_lines
-from bothways.tasks.text_examples import check_characters
-from bothways.text.tokenizer import Encoded, Tokenizer
+from bothways.data.text_io import file_at, read_lines, suffix_of
+from bothways.tasks.base import Row
+from bothways.tasks.columns import check_characters, require_columns
 
 Answers = tuple[tuple[str, int], ...]
 
 ANYWHERE = -1
-"""Where an answer begins whose place the data does not tell: its first occurrence counts."""
+"""The begin of an answer whose place the data does not give: its first occurrence is used."""
 
 _IMPOSSIBLE = "is_impossible"
+_NAMES = (
+    "Name the columns: task.columns.question=NAME task.columns.context=NAME "
+    "task.columns.answers=NAME (in predict and evaluate without task.)."
+)
+_FORM = (
+    'SQuAD\'s form is {"data": [{"paragraphs": [{"context": "…", "qas": [{"id": "…", '
+    '"question": "…", "answers": […]}]}]}]}.'
+)
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,11 @@ class Question:
     """A question on a text.
 
     Attributes:
-        id: what predictions are known by.
+        id: the key of its prediction.
         question, context: the texts.
-        answers: right answers with the characters that they begin at; empty where there are none, or none are known.
-        impossible: whether the context does not answer it; none where nobody has said.
+        answers: right answers with the characters at which they begin; empty where there are none, or
+            none are known.
+        impossible: whether the context does not answer it; None where this is unknown.
         where: file, paragraph and id.
     """
 
@@ -52,13 +62,13 @@ class Question:
 
     @property
     def annotated(self) -> bool:
-        """Whether it is known what is right."""
+        """Whether the right answer is known."""
         return bool(self.answers) or self.impossible is True
 
 
 @dataclass(frozen=True)
 class QuestionColumns:
-    """What the columns of a table of questions are called; a file in SQuAD's form needs none.
+    """Names of the columns in a table of questions; a file in SQuAD's form needs none.
 
     Attributes:
         question, context, answers: as in `Question`.
@@ -81,176 +91,140 @@ SQUAD = QuestionColumns()
 def open_questions(
     source: str, columns: QuestionColumns = SQUAD, *, labelled: bool = True
 ) -> tuple[Iterator[Question], Callable[[], float] | None]:
-    """The questions of a file (.json in SQuAD's form, or a table), a Hub data set, or the standard input (JSON lines).
+    """Open a file (.json in SQuAD's form, or a table), a Hub data set, or JSON lines on stdin ("-").
 
     Args:
-        columns: of a table.
-        labelled: whether answers are wanted; without, they are left alone.
+        columns: names in a table.
+        labelled: whether answers are read.
 
     Returns:
-        The questions, once through, and how much of them has been read, where that is known.
+        An iterator over the questions, and a function that returns how much has been read, if known.
 
     Raises:
-        DataError: as `tables.open_table`; a .json file that is not in SQuAD's form; a table without a column; while reading: a
-            row without a question or a context, or whose texts are none, or whose answers have no form that is known.
-        ResourceError: a file that may not be read.
+        DataError: as `open_table`; a .json file that is not in SQuAD's form; a table without a column;
+            while reading, a row without a question or a context, or with values of another type.
+        ResourceError: no permission to read the file.
     """
     path = Path(source).expanduser()
-    if (
-        not source.startswith(HUB)
-        and (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix == ".json"
-    ):
+    if not source.startswith(HUB) and suffix_of(path) == ".json":
         return _squad(path, labelled), None
     table = open_table(source, [columns.question])
-    for name in (columns.question, columns.context, *((columns.answers,) if labelled else ())):
-        if name not in table.names:
-            raise DataError(
-                f"has no column {name!r}; it has {', '.join(table.names)}",
-                where=table.where,
-                fix=_NAMES,
-            )
+    asked = (columns.question, columns.context, *((columns.answers,) if labelled else ()))
+    require_columns(asked, table.names, table.where, _NAMES)
     rows = enumerate(table.rows, 1)
     return (
-        _question({columns.id: number, **row.values}, columns, labelled, row.where)
+        question_of({columns.id: number, **row.values}, columns, labelled, row.where)
         for number, row in rows
     ), table.share
 
 
-_NAMES = (
-    "Name the columns: task.columns.question=NAME task.columns.context=NAME task.columns.answers=NAME "
-    "(in predict and evaluate without task.)."
-)
-
-
 def located(context: str, text: str, start: int) -> int | None:
-    """Where an answer stands: at `start`, else nearest to that (of two, before it); none if it does not occur."""
-    before, after = (
-        context.rfind(text, 0, max(start, 0) + len(text)),
-        context.find(text, max(start, 0)),
-    )
-    found = [place for place in (before, after) if place >= 0]
-    return min(found, key=lambda place: abs(place - start), default=None)
+    """Return the occurrence of an answer that is nearest to `start` (of two, the earlier), if any."""
+    before = context.rfind(text, 0, max(start, 0) + len(text))
+    after = context.find(text, max(start, 0))
+    places = [place for place in (before, after) if place >= 0]
+    return min(places, key=lambda place: abs(place - start), default=None)
 
 
 def _squad(path: Path, labelled: bool) -> Iterator[Question]:
     file_at(path, "Check the name; .json is read in SQuAD's form, .jsonl as rows.")
     count = 0
-    for place, context, rows in _paragraphs(_parsed(path), str(path)):
+    text = "\n".join(line for _, line in read_lines(path))
+    tree = parse_json(text, path, fix="For one object a line use the suffix .jsonl.")
+    for where, context, rows in _paragraphs(tree, str(path)):
         for number, values in enumerate(rows):
             count += 1
-            named = {"id": str(count), **context, **_table(values, f"{place}.qas[{number}]")}
-            yield _question(named, SQUAD, labelled, f"{place}:{named['id']}")
+            row = {"id": str(count), **context, **_object(values, f"{where}.qas[{number}]")}
+            yield question_of(row, SQUAD, labelled, f"{where}:{row['id']}")
     if count == 0:
-        raise DataError("holds no question", where=path, fix="Give a file with at least one.")
-
-
-def _parsed(path: Path) -> Any:
-    try:
-        return json.loads("\n".join(line for _, line in read_lines(path)))
-    except json.JSONDecodeError as error:
-        what = f"is not JSON: {error.msg} at column {error.colno}"
-        raise DataError(
-            what, where=f"{path}:{error.lineno}", fix="For one object a line use the suffix .jsonl."
-        ) from error
+        raise DataError("has no question", where=path, fix="Give a file with at least one.")
 
 
 def _paragraphs(tree: Any, where: str) -> Iterator[tuple[str, dict[str, Any], list[Any]]]:
-    """For each paragraph its place, its context by that name, and its questions."""
-    for article, values in enumerate(_list(_table(tree, where), "data", where)):
+    """Yield the place of each paragraph, its context by that name, and its questions."""
+    for article, values in enumerate(_list(_object(tree, where), "data", where)):
         place = f"{where}:data[{article}]"
-        for number, paragraph in enumerate(_list(_table(values, place), "paragraphs", place)):
+        for number, paragraph in enumerate(_list(_object(values, place), "paragraphs", place)):
             inner = f"{place}.paragraphs[{number}]"
-            context = {
-                name: text for name, text in _table(paragraph, inner).items() if name == "context"
-            }
-            yield inner, context, _list(paragraph, "qas", inner)
+            fields = _object(paragraph, inner)
+            context = {"context": fields["context"]} if "context" in fields else {}
+            yield inner, context, _list(fields, "qas", inner)
 
 
-_FORM = 'SQuAD\'s form is {"data": [{"paragraphs": [{"context": "…", "qas": [{"id": "…", "question": "…", "answers": […]}]}]}]}.'
-
-
-def _table(values: Any, where: str) -> Mapping[str, Any]:
+def _object(values: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(values, dict):
-        raise DataError(f"is a JSON {type(values).__name__}, not an object", where=where, fix=_FORM)
+        what = f"is a JSON {type(values).__name__}, not an object"
+        raise DataError(what, where=where, fix=_FORM)
     return values
 
 
 def _list(values: Mapping[str, Any], key: str, where: str) -> list[Any]:
     if not isinstance(values.get(key), list):
-        raise DataError(
-            f"has no list {key!r}; it has {', '.join(values) or 'nothing'}", where=where, fix=_FORM
-        )
+        what = f"has no list {key!r}; it has {', '.join(values) or 'nothing'}"
+        raise DataError(what, where=where, fix=_FORM)
     return list(values[key])
 
 
-def _question(
-    values: Mapping[str, Any], columns: QuestionColumns, labelled: bool, where: str
-) -> Question:
-    question, context = (_text(values, name, where) for name in (columns.question, columns.context))
-    answers, impossible = _annotation(values, columns, where) if labelled else ((), None)
-    return Question(str(values[columns.id]), question, context, answers, impossible, where)
+def question_of(row: Row, columns: QuestionColumns, labelled: bool, where: str) -> Question:
+    """Return the question in a row.
+
+    Raises:
+        DataError: the row lacks the question or the context, or a value has another type.
+    """
+    question, context = (_text(row, name, where) for name in (columns.question, columns.context))
+    answers, impossible = _annotation(row, columns, where) if labelled else ((), None)
+    return Question(str(row.get(columns.id, "1")), question, context, answers, impossible, where)
 
 
-def _text(values: Mapping[str, Any], name: str, where: str) -> str:
-    if name not in values:
-        fix = "Complete the question, or take it out."
-        raise DataError(f"has no {name!r}; it has {', '.join(values)}", where=where, fix=fix)
-    value = values[name]
+def _text(row: Row, name: str, where: str) -> str:
+    if name not in row:
+        fix = "Complete the question or remove it."
+        raise DataError(f"has no {name!r}; it has {', '.join(row)}", where=where, fix=fix)
+    value = row[name]
     if value is not None and not isinstance(value, str):
         raise DataError(f"{name!r} holds {type(value).__name__}, not text", where=where, fix=_NAMES)
     check_characters(value, name, where)
     return value or ""
 
 
-def _annotation(
-    values: Mapping[str, Any], columns: QuestionColumns, where: str
-) -> tuple[Answers, bool | None]:
-    """The answers, and whether there is none to give: said outright, or by an empty list."""
-    answers, said = _answers(values.get(columns.answers), where), values.get(_IMPOSSIBLE)
-    if said is not None and not isinstance(said, bool):
-        raise DataError(
-            f"{_IMPOSSIBLE!r} holds {said!r}", where=where, fix="It must be true or false."
-        )
-    if said or (said is None and answers == ()):
+def _annotation(row: Row, columns: QuestionColumns, where: str) -> tuple[Answers, bool | None]:
+    """Return the answers, and whether there are none: by a flag or by an empty list."""
+    answers, flag = _answers(row.get(columns.answers), where), row.get(_IMPOSSIBLE)
+    if flag is not None and not isinstance(flag, bool):
+        what = f"{_IMPOSSIBLE!r} holds {flag!r}"
+        raise DataError(what, where=where, fix="It must be true or false.")
+    if flag or (flag is None and answers == ()):
         return (), True
     return answers or (), None if answers is None else False
 
 
 def _answers(value: Any, where: str) -> Answers | None:
-    """Answers in any of their forms; none if nothing is said. An answer without a character is no answer."""
+    """Return answers in any of their forms; None if they are unknown. Blank answers are dropped."""
     match value:
         case None | "":
             return None
         case str():
-            found = [(value, ANYWHERE)]
+            pairs = [(value, ANYWHERE)]
         case {"text": list(texts), "answer_start": list(starts)} if len(texts) == len(starts):
-            found = list(zip(texts, starts, strict=True))
+            pairs = list(zip(texts, starts, strict=True))
         case list():
-            found = [(item.get("text"), item.get("answer_start", ANYWHERE)) if isinstance(item, dict) else (item, ANYWHERE)
-                     for item in value]  # fmt: skip
+            pairs = [
+                (item.get("text"), item.get("answer_start", ANYWHERE))
+                if isinstance(item, dict)
+                else (item, ANYWHERE)
+                for item in value
+            ]
         case _:
-            raise _strange(value, where)
-    if not all(isinstance(text, str) and isinstance(start, int) for text, start in found):
-        raise _strange(value, where)
-    return tuple((text, start) for text, start in found if text.strip())
+            raise _unknown_form(value, where)
+    if not all(isinstance(text, str) and isinstance(start, int) for text, start in pairs):
+        raise _unknown_form(value, where)
+    return tuple((text, start) for text, start in pairs if text.strip())
 
 
-def _strange(value: Any, where: str) -> DataError:
-    fix = 'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…", "answer_start": 0}, or one text.'
-    return DataError(
-        f"answers that have no form known here: {json.dumps(value, default=str)[:80]}",
-        where=where,
-        fix=fix,
+def _unknown_form(value: Any, where: str) -> DataError:
+    fix = (
+        'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…", "answer_start": 0}, '
+        "or one text."
     )
-
-
-def tokenized(
-    examples: Many[Question],
-    tokenizer: Tokenizer,
-    known: Mapping[str, Encoded] = MappingProxyType({}),
-) -> dict[str, Encoded]:
-    """The contexts of some questions in tokens, each once; those that are known are not tokenized again."""
-    contexts = dict.fromkeys(example.context for example in examples)
-    new = [context for context in contexts if context not in known]
-    found = dict(zip(new, tokenizer.encode_with_offsets(new), strict=True))
-    return {context: found[context] if context in found else known[context] for context in contexts}
+    what = f"answers of an unknown form: {json.dumps(value, default=str)[:80]}"
+    return DataError(what, where=where, fix=fix)

@@ -37,7 +37,7 @@ def save_sentence_encoder(folder: str | Path, task: Embedder, card: Card | None 
         FolderError: sentence-transformers cannot compute these vectors; else as `save_model`.
         ResourceError: as `save_model`.
     """
-    settings = task.definition
+    settings = task.task
     if settings.layers not in ((-1,), (task.model.config.depth,)):
         what = f"sentence-transformers pools the last layer, and this task reads {settings.layers}"
         raise FolderError(what, where=folder, fix="Set layers=[-1].")

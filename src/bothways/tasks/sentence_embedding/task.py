@@ -1,11 +1,12 @@
-"""Sentence vectors: the vectors of a text's tokens made into one (Devlin et al. 2018, section 5.3, the feature-based approach).
+"""Sentence vectors: a text's token vectors pooled into one (Devlin et al. 2018, section 5.3).
 
-Idea: take one layer or several, join them token by token, then pool the tokens of a text by their mean, their maximum, or as
-[CLS]. Data it reads: texts; pairs give two vectors and their cosine, which can be scored against a gold similarity.
+One layer or several are combined token by token; then the tokens of a text are pooled: their mean,
+their maximum, or [CLS]. Pairs of texts give two vectors and their cosine, which can be scored against
+a gold similarity.
 
-Notable choices. The mean and the maximum run over all tokens, [CLS] and [SEP] included, as in sentence-transformers. They are
-taken over the segments of the packed batch, so there is no padding that would have to be masked. Which layer and which pooling
-are best is a matter of the model: `recipes.embedding` measures all of them.
+The mean and the maximum include [CLS] and [SEP], as in sentence-transformers. They are computed over
+the segments of the packed batch, so there is no padding to mask. The best layer and pooling depend on
+the model: `prediction.layer_sweep` measures all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import assert_never
 
@@ -26,48 +28,53 @@ from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.core.sequence import Ids
+from bothways.core.sequence import Sequence
 from bothways.model.encoder import Hidden
 from bothways.model.head_config import Head
 from bothways.model.model import Model
+from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, TaskLearner
+from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import VectorPrediction
-from bothways.tasks.sentence_embedding.sts import Agreement, gold
-from bothways.tasks.task import Direction, Metrics, Reading
-from bothways.tasks.task_learner import EncodedExample, Output, TaskLearner
-from bothways.tasks.text_examples import (
-    NOT_NAMED,
-    TextColumns,
-    TextExample,
-    example_of,
-    open_examples,
-)
-from bothways.tasks.zero_shot import ZeroShotTask
-from bothways.text.template import assemble
+from bothways.tasks.sentence_embedding.sts import Agreement, gold_score
+from bothways.tasks.text_examples import NOT_NAMED, TextColumns, TextExample
+from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
 Pooling = Literal["cls", "mean", "max"]
 STS = TextColumns("sentence1", "sentence2", "score")
-"""The columns of the Semantic Textual Similarity benchmark, as GLUE has it."""
+"""The columns of the Semantic Textual Similarity benchmark in GLUE."""
+
+LAST = "The last one is layers=[-1]."
 
 
 @dataclass(frozen=True)
-class SentenceEmbeddingTask(ZeroShotTask[VectorPrediction]):
+class EncodedTexts(EncodedExample):
+    """The sequences of one text or two.
+
+    Attributes:
+        windows: number of sequences of each text.
+    """
+
+    windows: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True)
+class SentenceEmbeddingTask(LongTextTask[VectorPrediction]):
     """One vector for a text.
 
     Attributes:
-        columns: where texts are, and scores.
-        pooling: how the vectors of the tokens become one: that of [CLS], the mean, or the maximum of each component.
-        layers: which are read: 0 the embeddings, 1 the first block, −1 the last one. (−4, −3, −2, −1) with "concat" is what the
-            paper found best for frozen features (table 7).
+        pooling: how token vectors become one: that of [CLS], the mean, or the maximum by component.
+        layers: the layers that are read: 0 for the embeddings, 1 for the first block, −1 for the last
+            one. (−4, −3, −2, −1) with "concat" is the best choice for frozen features in the paper
+            (table 7).
         combine: how several layers become one vector for a token, before pooling.
         normalised: whether vectors are scaled to length 1.
-        components: how many of a vector are kept at most, the first ones, after it was scaled; models trained for that put the
-            most into these (Kusupati et al. 2022). None means all.
+        components: number of components to keep, after scaling: the first ones, in which models
+            trained for it hold the most information (Kusupati et al. 2022). None for all.
     """
 
     metric: ClassVar[str] = "spearman"
 
-    columns: TextColumns = NOT_NAMED
     pooling: Pooling = "mean"
     layers: tuple[int, ...] = (-1,)
     combine: Literal["mean", "concat"] = "mean"
@@ -76,126 +83,148 @@ class SentenceEmbeddingTask(ZeroShotTask[VectorPrediction]):
     kind: Literal["embed"] = "embed"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, components=self.components)
         if not self.layers:
-            raise ConfigError(
-                "must name at least one layer", where="layers", fix="The last one is layers=[-1]."
-            )
+            raise ConfigError("must name at least one layer", where="layers", fix=LAST)
 
-    def read(
-        self, source: str, asked: TextColumns | None = None, *, labelled: bool = True
-    ) -> Reading[TextExample]:
-        """As `Definition.read`; texts or pairs, and with `labelled` the score of each pair. STS-B's columns are known."""
-        usual = STS if labelled and self.columns == NOT_NAMED else self.columns
-        table, chosen = open_examples(source, asked or NOT_NAMED, usual=usual, labelled=labelled)
-        return Reading(
-            self.with_columns(chosen), (example_of(row, chosen) for row in table.rows), table.share
-        )
+    def usual_columns(self, labelled: bool) -> TextColumns:
+        return STS if labelled and self.columns == NOT_NAMED else self.columns
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """None."""
         return ()
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
-        """Correlations."""
         return {"spearman": "highest", "pearson": "highest"}
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedExample]:
-        """[CLS] A [SEP], and a sequence of its own for a second text; the end of a long text is cut."""
-        texts = tokenizer.encode([text for example in examples for text in self.texts(example)])
-        rows = iter(texts)
-        room = length - tokenizer.template.single
-        return [
-            _input([next(rows) for _ in self.texts(example)], tokenizer, room)
-            for example in examples
-        ]
+    ) -> list[EncodedTexts]:
+        """Return [CLS] A [SEP], and sequences of its own for a second text."""
+        rows = iter(tokenizer.encode([text for e in examples for text in self.texts(e)]))
+        fit, results = self.fit(length), []
+        for example in examples:
+            texts = [next(rows) for _ in self.texts(example)]
+            fitted = [fit.single(ids, tokenizer.template) for ids in texts]
+            results.append(
+                EncodedTexts(
+                    tuple(sequence for parts, _ in fitted for sequence in parts),
+                    sum(map(len, texts)),
+                    sum(cut for _, cut in fitted),
+                    tuple(len(parts) for parts, _ in fitted),
+                )
+            )
+        return results
+
+    def decode(
+        self,
+        example: TextExample,
+        encoded: EncodedExample,
+        outputs: Many[Output],
+        tokenizer: Tokenizer,
+        labels: Many[str],
+    ) -> VectorPrediction:
+        """Return one vector for each text; those of several windows are pooled."""
+        if not isinstance(encoded, EncodedTexts) or len(outputs) == len(encoded.windows):
+            return VectorPrediction(np.stack(outputs))
+        vectors, start = [], 0
+        for count in encoded.windows:
+            part = slice(start, start + count)
+            vectors.append(self._joined(outputs[part], encoded.sequences[part]))
+            start += count
+        return VectorPrediction(np.stack(vectors))
+
+    def _joined(self, outputs: Many[Output], windows: Many[Sequence]) -> NDArray[np.float32]:
+        """Return the vector of a text from those of its windows, weighted by their tokens."""
+        if len(outputs) == 1:
+            return outputs[0]
+        rows = np.stack(outputs).astype(np.float64)
+        if self.pooling == "max":
+            vector = rows.max(0)
+        else:
+            vector = np.average(rows, axis=0, weights=list(map(len, windows)))
+        scale = max(float(np.linalg.norm(vector)), TINY) if self.normalised else 1.0
+        result: NDArray[np.float32] = (vector / scale).astype(np.float32)
+        return result
+
+    def score(
+        self, results: Iterable[tuple[TextExample, VectorPrediction]], labels: Many[str]
+    ) -> Metrics:
+        """Return the correlation of cosines with scores, and "anisotropy", the mean cosine.
+
+        Memory: two numbers a pair.
+
+        Raises:
+            DataError: an example has one text or no numeric score; fewer than two pairs.
+        """
+        agreement = Agreement()
+        for example, prediction in results:
+            agreement.add(gold_score(example), prediction.vectors[:, None, :])
+        (cell,) = agreement.cells()
+        return dataclasses.asdict(cell)
+
+    def grade(self, example: TextExample, prediction: VectorPrediction, labels: Many[str]) -> float:
+        """Raise a ConfigError: correlation is not defined for one pair."""
+        what = "sentence vectors have no grade for each example, only a correlation with all scores"
+        fix = "Score each model: bothways evaluate --task embed."
+        raise ConfigError(what, where="task", fix=fix)
 
     def width(self, model: Model) -> int:
-        """Components of a vector."""
+        """Return the number of components of a vector."""
         width = model.config.width * (len(self.layers) if self.combine == "concat" else 1)
         return width if self.components is None else min(width, self.components)
 
-    def task(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Embedder:
-        """With any model. ConfigError: a layer that it does not have."""
+    def learner(
+        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> Embedder:
+        """Bind the task to any model; ConfigError for a layer that it does not have."""
         depth = model.config.depth
         wrong = [layer for layer in self.layers if not -depth - 1 <= layer <= depth]
         if wrong:
-            what = f"the model has layers 0 (the embeddings) to {depth}, or −{depth + 1} to −1, not {wrong[0]}"
-            raise ConfigError(what, where="layers", fix="The last one is layers=[-1].")
+            known = f"0 (the embeddings) to {depth}, or −{depth + 1} to −1"
+            what = f"the model has layers {known}, not {wrong[0]}"
+            raise ConfigError(what, where="layers", fix=LAST)
         return Embedder(self, model, tokenizer, labels, length)
-
-
-def _input(texts: Many[Ids], tokenizer: Tokenizer, room: int) -> EncodedExample:
-    sequences = tuple(assemble(ids[:room], None, tokenizer.template) for ids in texts)
-    tokens, kept = sum(map(len, texts)), sum(min(len(ids), room) for ids in texts)
-    return EncodedExample(sequences, tokens, tokens - kept)
 
 
 def pool(
     x: Float[Tensor, "tokens width"], layout: Layout, pooling: Pooling
 ) -> Float[Tensor, "sequences width"]:
-    """The tokens of each sequence of a packed batch as one vector, in fp32."""
+    """Return one vector for each sequence of a packed batch, in fp32."""
     match pooling:
         case "cls":
             return x[layout.first_tokens].float()
         case "mean" | "max":
-            result: Tensor = torch.segment_reduce(
-                x.float(), pooling, offsets=layout.cu_seqlens, axis=0
-            )
+            bounds = layout.cu_seqlens
+            result: Tensor = torch.segment_reduce(x.float(), pooling, offsets=bounds, axis=0)
             return result
         case _:
             assert_never(pooling)
 
 
 class Embedder(TaskLearner[TextExample, VectorPrediction]):
-    """A model as a task: its heads, if it has any, are left alone."""
+    """An embedding task with any model, whose heads are not used; see `TaskLearner`."""
 
-    definition: SentenceEmbeddingTask
+    task: SentenceEmbeddingTask
 
     def outputs(self, batch: Batch) -> list[Output]:
-        """The vector of each sequence, of as many components as the definition's `width` says."""
-        chosen = self.definition
-        only = batch.layout.first_tokens if chosen.pooling == "cls" else None
-        x = self._tokens(self.model.encoder(batch, keep_layers=chosen.layers != (-1,), only=only))
-        vectors = pool(x, batch.layout, chosen.pooling)
-        if chosen.normalised:
+        """Return the vector of each sequence `(task.width)`."""
+        task = self.task
+        only = batch.layout.first_tokens if task.pooling == "cls" else None
+        x = self._tokens(self.model.encoder(batch, keep_layers=task.layers != (-1,), only=only))
+        vectors = pool(x, batch.layout, task.pooling)
+        if task.normalised:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
-        return list(vectors[:, : chosen.components].cpu().numpy())
+        return list(vectors[:, : task.components].cpu().numpy())
 
     def _tokens(self, hidden: Hidden) -> Tensor:
         if not hidden.layers:
             return hidden.last
-        layers = [hidden.layers[layer].float() for layer in self.definition.layers]
-        match self.definition.combine:
+        layers = [hidden.layers[layer].float() for layer in self.task.layers]
+        match self.task.combine:
             case "concat":
                 return torch.cat(layers, dim=-1)
             case "mean":
                 return torch.stack(layers).mean(0)
             case _:
-                assert_never(self.definition.combine)
-
-    def decode(self, example: TextExample, outputs: Many[Output]) -> VectorPrediction:
-        """The vectors of its texts."""
-        return VectorPrediction(np.stack(outputs))
-
-    def score(self, results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metrics:
-        """How well the cosine of a pair agrees with its score: "pearson" and "spearman"; and "anisotropy", the mean cosine
-        of any two of the texts. Memory grows by two numbers a pair.
-
-        Raises:
-            DataError: a single text, a score that is no number, fewer than two pairs.
-        """
-        agreement = Agreement()
-        for example, prediction in results:
-            agreement.add(gold(example), prediction.vectors[:, None, :])
-        (cell,) = agreement.cells()
-        return {name: value for name, value in dataclasses.asdict(cell).items()}
-
-    def grade(self, example: TextExample, prediction: VectorPrediction) -> float:
-        """Raises ConfigError: one pair has no right cosine; scores are ranked all together."""
-        what = "sentence vectors have no grade for each example, only a correlation with all scores"
-        raise ConfigError(
-            what, where="task", fix="Score each model: bothways evaluate --task embed."
-        )
+                assert_never(self.task.combine)

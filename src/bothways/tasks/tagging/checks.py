@@ -1,12 +1,13 @@
-"""Preflight of tagged sentences: empty ones, tables that are none, tags that their scheme does not allow, balance, and what two
-files share.
+"""Checks of tagged sentences: rows, tags and their scheme, balance, and overlap of train and dev.
 
-Columns of words and tags have no header, so any table of two columns can be read as such: one of texts with labels would be
-learned as one long sentence. That is told by what it holds: blanks in the words, a first line of names, tags that hardly recur.
+Columns of words and tags have no header, so any table of two columns can be read as such: one of
+texts with labels would be learned as one long sentence. Three signs reveal this: blanks in the words,
+a first line of names, and tags that hardly recur.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence as Many
 
@@ -20,36 +21,27 @@ from bothways.tasks.tagging.schemes import (
     chunks,
     find_scheme,
     flaws,
+    foreign_tags,
     spells_entities,
-    strangers,
 )
 from bothways.tasks.text_checks import check_overlap
 from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS
 
 FEW = 10
-"""Entities of a type below which it is hardly learned."""
+"""Number of entities of a type below which it is hardly learned."""
 MANY = 100
-"""Words from which on tags that are nearly all different tell something."""
+"""Number of words from which tags that are nearly all different are suspicious."""
 SHOWN = 40
-"""Characters of a word or a tag in a message."""
-SINGULAR = ("id", "idx", "index", "word", "token", "form", "tag", "pos", "upos", "xpos", "score")
-NAMES = {
-    name.lower()
-    for name in (
-        *TEXTS,
-        *LABELS,
-        *WORDS,
-        *TAGS,
-        *(name for pair in PAIRS for name in pair),
-        *SINGULAR,
-    )
-}
-"""What columns are called in headers."""
+"""Number of characters of a word or a tag in a message."""
+_SINGULAR = ("id", "idx", "index", "word", "token", "form", "tag", "pos", "upos", "xpos", "score")
+_HEADER = {name.lower() for name in itertools.chain(TEXTS, LABELS, WORDS, TAGS, *PAIRS, _SINGULAR)}
+"""Usual names of columns in headers."""
+_FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
 
 
 def check_tagged(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme) -> list[Finding]:
-    """Everything that tagged sentences can have wrong; `dev` may be empty."""
-    findings = [*_check_rows([*train, *dev])]
+    """Return the problems of tagged sentences; `dev` may be empty."""
+    findings = _check_rows([*train, *dev])
     for name, examples in (("training", train), ("dev", dev)):
         if any(example.tags for example in examples):
             findings += _check_table(examples, name)
@@ -63,98 +55,83 @@ def check_tagged(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme)
 
 
 def _check_rows(examples: Many[TagExample]) -> list[Finding]:
+    findings = []
     empty = [example.where for example in examples if not example.words]
+    if empty:
+        what = f"{len(empty)} sentences have no word: {places(empty)}"
+        findings.append(Finding("rows", "error", what, fix="Remove them."))
     bare = [example.where for example in examples if example.tags is None or not all(example.tags)]
+    if bare:
+        what = f"{len(bare)} sentences have words without a tag: {places(bare)}"
+        fix = "Tag all of their words or remove them."
+        findings.append(Finding("labels", "error", what, fix=fix))
     white = [
         _at(example, place)
         for example in examples
         for place, word in enumerate(example.words)
         if not word.strip()
     ]
-    findings = []
-    if empty:
-        what = f"{len(empty)} sentences have no word: {places(empty)}"
-        findings.append(Finding("rows", "error", what, fix="Take them out."))
-    if bare:
-        what = f"{len(bare)} sentences have words without a tag: {places(bare)}"
-        findings.append(
-            Finding("labels", "error", what, fix="Tag all of their words, or take them out.")
-        )
     if white:
-        what = (
-            f"{len(white)} words are empty or white space, and are read as unknown: {places(white)}"
-        )
+        what = f"{len(white)} words are empty or white space, and read as unknown: {places(white)}"
         findings.append(Finding("rows", "warning", what))
     return findings
 
 
 def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
-    """Whether these are texts with a label each, or begin with a header, or tags are none."""
-    places = [
-        (example, place)
+    """Report texts with a label each, a header, and tags that are hardly tags."""
+    rows = [
+        (example.where, number, word, tag)
         for example in examples
-        if example.tags
-        for place in range(len(example.words))
-    ]
-    pairs = [(example.words[place], (example.tags or ())[place]) for example, place in places]
-    blank = [at for at, pair in enumerate(pairs) if any(len(part.split()) > 1 for part in pair)]
-    if 2 * len(blank) > len(pairs):
-        what = (
-            f"{len(blank)} of {len(pairs)} words of the {name} data or their tags hold blanks, as texts with a label each do: "
-            f"{places[blank[0]][0].where} word {places[blank[0]][1] + 1} {_shown(pairs[blank[0]])}"
+        for number, (word, tag) in enumerate(
+            zip(example.words, example.tags or (), strict=False), 1
         )
-        return [
-            Finding("rows", "error", what, fix=f"For labels of texts set --task classify. {_FORM}")
-        ]
-    tags = Counter(tag for _, tag in pairs)
-    if all(part.lower() in NAMES for part in pairs[0]) and tags[pairs[0][1]] == 1:
-        what = f"the {name} data begins with a header, which would be learned: {places[0][0].where} {_shown(pairs[0])}"
-        fix = f"Take that line out, if what follows are words and tags; for labels of texts set --task classify. {_FORM}"
+    ]
+    blank = [row for row in rows if any(len(part.split()) > 1 for part in row[2:])]
+    if 2 * len(blank) > len(rows):
+        where, number, *pair = blank[0]
+        what = (
+            f"{len(blank)} of {len(rows)} words of the {name} data or their tags have blanks, like "
+            f"texts with a label each: {where} word {number} {_shown(*pair)}"
+        )
+        fix = f"For labels of texts set --task classify. {_FORM}"
         return [Finding("rows", "error", what, fix=fix)]
-    if len(pairs) >= MANY and 2 * len(tags) > len(pairs):
-        what = f"the {len(pairs)} words of the {name} data have {len(tags)} different tags, such as {_shown(pairs[0])}"
-        return [
-            Finding("labels", "warning", what, fix=f"See that columns are not mixed up. {_FORM}")
-        ]
+    tags = Counter(tag for *_, tag in rows)
+    where, _, *pair = rows[0]
+    if all(part.lower() in _HEADER for part in pair) and tags[pair[1]] == 1:
+        what = f"the {name} data begins with a header, which would be learned: {where} "
+        fix = (
+            "Remove that line if words and tags follow; for labels of texts set --task classify. "
+            + _FORM
+        )
+        return [Finding("rows", "error", what + _shown(*pair), fix=fix)]
+    if len(rows) >= MANY and 2 * len(tags) > len(rows):
+        what = f"the {len(rows)} words of the {name} data have {len(tags)} different tags, such as "
+        fix = f"Check the order of the columns. {_FORM}"
+        return [Finding("labels", "warning", what + _shown(*pair), fix=fix)]
     return []
 
 
-_FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
-
-
-def _shown(pair: tuple[str, str]) -> str:
+def _shown(*pair: str) -> str:
     word, tag = (part if len(part) <= SHOWN else f"{part[:SHOWN]}…" for part in pair)
     return f"{word!r} with the tag {tag!r}"
 
 
 def _check_scheme(examples: Many[TagExample], scheme: Scheme, name: str) -> list[Finding]:
-    """What the tags are, and where they break their own rules."""
+    """Report the scheme of the tags and where they break its rules."""
     tags = [example.tags or () for example in examples]
     known = find_scheme(tags) if scheme == "auto" else scheme
     if known == "plain":
-        return [*_check_mixed(examples, name)] if scheme == "auto" else []
-    strange = strangers((tag for row in tags for tag in row), known)
-    if strange:
-        what = f"the {name} data has tags that are none of {known.upper()}'s: {places(sorted(strange))}"
-        return [
-            Finding(
-                "labels",
-                "error",
-                what,
-                "task.scheme",
-                "Set task.scheme=auto, or plain for tags of single words.",
-            )
-        ]
+        return _check_mixed(examples, name) if scheme == "auto" else []
+    foreign = foreign_tags((tag for row in tags for tag in row), known)
+    if foreign:
+        what = f"the {name} data has tags that {known.upper()} lacks: {places(sorted(foreign))}"
+        fix = "Set task.scheme=auto, or plain for tags of single words."
+        return [Finding("labels", "error", what, "task.scheme", fix)]
     findings = []
     if known != "iob2":
-        findings.append(
-            Finding(
-                "labels",
-                "note",
-                f"the tags of the {name} data are {known.upper()}; they are read as IOB2",
-            )
-        )
-    return [*findings, *_check_flaws(examples, known, name)]
+        what = f"the tags of the {name} data are {known.upper()}; they are read as IOB2"
+        findings.append(Finding("labels", "note", what))
+    return findings + _check_flaws(examples, known, name)
 
 
 def _check_flaws(examples: Many[TagExample], scheme: Spelling, name: str) -> list[Finding]:
@@ -166,20 +143,22 @@ def _check_flaws(examples: Many[TagExample], scheme: Spelling, name: str) -> lis
     ]
     if not broken:
         return []
-    what = f"{len(broken)} tags of the {name} data break the rules of {scheme.upper()}: {places(broken)}"
-    fix = "They are read as conlleval reads them: a tag that goes on with nothing begins an entity."
-    return [Finding("labels", "warning", what, fix=fix)]
+    what = f"{len(broken)} tags of the {name} data break the rules of {scheme.upper()}: "
+    fix = "They are read as by conlleval: a tag that continues nothing begins an entity."
+    return [Finding("labels", "warning", what + places(broken), fix=fix)]
 
 
 def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
-    """Tags of entities among plain ones are likely a slip."""
+    """Report plain tags among tags of entities, which are likely a mistake."""
     rows = [(example, tag) for example in examples for tag in dict.fromkeys(example.tags or ())]
-    spelled = sum("-" in tag and spells_entities([tag]) for _, tag in rows)
-    others = [f"{example.where} ({tag!r})" for example, tag in rows if not spells_entities([tag])]
-    if not spelled:
+    if not any("-" in tag and spells_entities([tag]) for _, tag in rows):
         return []
-    what = f"the {name} data has tags of entities, such as B-PER, and others, so that all are taken as plain: {places(others)}"
-    return [Finding("labels", "warning", what, fix="Correct these tags, if entities are meant.")]
+    others = [f"{example.where} ({tag!r})" for example, tag in rows if not spells_entities([tag])]
+    what = (
+        f"the {name} data has tags of entities, such as B-PER, and others, so all are read as tags "
+        f"of single words: {places(others)}"
+    )
+    return [Finding("labels", "warning", what, fix="Correct these tags if entities are meant.")]
 
 
 def _at(example: TagExample, place: int) -> str:
@@ -187,7 +166,7 @@ def _at(example: TagExample, place: int) -> str:
 
 
 def _check_labels(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme) -> list[Finding]:
-    """What is there to be learned, and what the dev data has beyond it: types of entities, or plain tags."""
+    """Report missing types of entities or tags, and those that only the dev data has."""
     tags, others = (
         Counter(tag for example in examples for tag in example.tags or ())
         for examples in (train, dev)
@@ -197,41 +176,28 @@ def _check_labels(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme
     kind = "types of entities" if entities else "tags"
     findings = []
     if len(names) < (1 if entities else 2):
-        what = f"there is nothing to learn: the tags of the training data are {', '.join(map(repr, tags)) or 'all absent'}"
-        findings.append(
-            Finding("labels", "error", what, fix="Name another column of tags, or give more data.")
-        )
-    strange = seen - names | (
-        {tag for tag in others if not spells_entities([tag])} if entities else set()
-    )
-    if strange:
+        given = ", ".join(map(repr, tags)) or "all absent"
+        what = f"there is nothing to learn: the tags of the training data are {given}"
+        fix = "Name another column of tags, or give more data."
+        findings.append(Finding("labels", "error", what, fix=fix))
+    plain = {tag for tag in others if not spells_entities([tag])} if entities else set()
+    unknown = seen - names | plain
+    if unknown:
         where = [
             example.where
             for example in dev
-            if any(_is_of(tag, strange, entities) for tag in example.tags or ())
+            if any(
+                tag in unknown or (entities and not unknown.isdisjoint(types_of([tag])))
+                for tag in example.tags or ()
+            )
         ]
-        what = f"the dev data has {kind} that no training example has, {places(sorted(strange))}: {places(where)}"
-        findings.append(
-            Finding(
-                "labels",
-                "error",
-                what,
-                fix=f"Those of the training data are {places(sorted(names))}.",
-            )
-        )
+        what = f"the dev data has {kind} that no training example has, {places(sorted(unknown))}: "
+        fix = f"Those of the training data are {places(sorted(names))}."
+        findings.append(Finding("labels", "error", what + places(where), fix=fix))
     if dev and names - seen:
-        findings.append(
-            Finding(
-                "labels",
-                "warning",
-                f"the dev data has none of the {kind} {places(sorted(names - seen))}",
-            )
-        )
+        what = f"the dev data has none of the {kind} {places(sorted(names - seen))}"
+        findings.append(Finding("labels", "warning", what))
     return findings
-
-
-def _is_of(tag: str, strange: set[str], entities: bool) -> bool:
-    return tag in strange or (entities and not strange.isdisjoint(types_of([tag])))
 
 
 def _check_balance(train: Many[TagExample], scheme: Scheme) -> list[Finding]:
@@ -239,17 +205,12 @@ def _check_balance(train: Many[TagExample], scheme: Scheme) -> list[Finding]:
     if len(tags) < 2:
         return []
     top, most = tags.most_common(1)[0]
-    findings = [
-        Finding(
-            "balance",
-            "note",
-            f"always answering {top!r} would be right on {most / tags.total():.1%} of the words",
-        )
-    ]
+    what = f"always answering {top!r} would be right for {most / tags.total():.1%} of the words"
+    findings = [Finding("balance", "note", what)]
     if scheme != "plain" and spells_entities(tags) and OUTSIDE in tags:
         counts = Counter(chunk.type for example in train for chunk in chunks(example.tags or ()))
         rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
         if rare:
-            what = f"types with fewer than {FEW} entities in the training data, which are hardly learned: {places(rare)}"
-            findings.append(Finding("balance", "warning", what))
+            what = f"types with fewer than {FEW} training entities are hardly learned: "
+            findings.append(Finding("balance", "warning", what + places(rare)))
     return findings

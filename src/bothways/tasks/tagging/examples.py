@@ -1,8 +1,9 @@
 """Sentences with a tag for each word: from columns, from tables, or from running text.
 
-Columns (`conll`) are files of any suffix but those of tables: .jsonl, .parquet and Hub data sets hold a list of words and
-one of tags in each row. To predict, .txt files hold a text a line, and tables may hold texts: their words are found by `words`.
-A .tsv is a table then, if its first line names a column of texts.
+Files are read as columns (`conll`), except tables: .jsonl, .parquet and Hub data sets hold a list of
+words and a list of tags in each row. For prediction, .txt files hold a text a line, unless they are
+columns, and tables may hold texts, which `word_splitter` splits. A .tsv is then a table if its first
+line names a column of texts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import DataError
-from bothways.data.tables import HUB, Table, TableRow, open_table
+from bothways.data.tables import HUB, Table, open_table
 from bothways.data.text_io import (
     COMPRESSED,
     STANDARD_INPUT,
@@ -26,22 +27,25 @@ from bothways.data.text_io import (
     read_lines,
     standard_input,
 )
-from bothways.tasks.tagging.conll import Lines, are_columns, read_columns
-from bothways.tasks.tagging.word_splitter import split_words
-from bothways.tasks.text_examples import cell_of
+from bothways.tasks.base import Row
+from bothways.tasks.columns import cell_of, guess_column, require_columns
+from bothways.tasks.tagging.conll import ColumnSentence, are_columns, read_columns
+from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
 WORDS = ("words", "tokens")
 TAGS = ("tags", "ner_tags", "labels", "ner")
 TEXTS = ("text", "sentence", "content")
 
 TABLES = (".jsonl", ".parquet", ".csv")
-"""Suffixes of tables; all others are of columns, .tsv too, unless it is to predict and holds texts."""
+"""Suffixes of tables. All others are columns; .tsv too, unless it is predicted and holds texts."""
 
 _HEAD = 100
-"""Lines of a file by which it is told what it holds."""
+"""Number of lines from which the content of a file is detected."""
 
 NEIGHBOURS = 512
-"""Words before and after a sentence that are kept as its context: no encoder of BERT's reads more."""
+"""Number of words before and after a sentence that are kept as its context: BERT's maximum length."""
+
+_HOW = "Name the columns: --text NAME --label NAME."
 
 Sentence = tuple[str, ...]
 
@@ -54,9 +58,9 @@ class TagExample:
         words: of the sentence.
         tags: one a word, in the scheme of the data.
         where: file and line.
-        text: what the words are slices of; none means the words with a blank between.
-        starts: where in the text each word begins.
-        before, after: sentences of its document, for context.
+        text: the text whose slices the words are; None for the words joined by blanks.
+        starts: where each word begins in the text.
+        before, after: neighbouring sentences of its document, for context.
     """
 
     words: Sentence
@@ -80,23 +84,22 @@ class TagExample:
     @property
     def spans(self) -> list[tuple[int, int]]:
         """Begin and end of each word in `whole`, in characters."""
+        starts: Iterable[int] = self.starts
         if self.text is None:
-            starts: Iterable[int] = itertools.accumulate(
-                (len(word) + 1 for word in self.words), initial=0
-            )
-        else:
-            starts = self.starts
+            starts = itertools.accumulate((len(word) + 1 for word in self.words), initial=0)
         return [(start, start + len(word)) for start, word in zip(starts, self.words, strict=False)]
 
 
 @dataclass(frozen=True)
 class TagColumns:
-    """Which columns hold what: by name in tables, by number from 0 in columns. None: guess, or the first and the last column.
+    """Names of columns in tables; in columns of words, numbers from 0.
+
+    None: guess; in columns of words, the first and the last.
 
     Attributes:
-        text: the words; to predict, maybe a text.
+        text: the words; for prediction, possibly a text.
         label: the tags.
-        document: what is equal in all sentences of a document, in tables.
+        document: in tables, a value that is equal in all sentences of a document.
     """
 
     text: str | None = None
@@ -111,17 +114,17 @@ class TagColumns:
 FIRST_AND_LAST = TagColumns()
 
 Numbered = Iterator[tuple[Any, TagExample]]
-"""Examples, each with what is equal in all of its document; none where there are no documents."""
+"""Examples, each with the key of its document; the key is None where there are no documents."""
 
 
 @dataclass(frozen=True)
 class TaggedFile:
-    """A source of sentences.
+    """An open source of sentences.
 
     Attributes:
-        columns: that are read, as a definition keeps them.
-        examples: once through.
-        share: how much has been read, from 0 to 1; none where nobody knows.
+        columns: the columns that are read.
+        examples: an iterator over the sentences.
+        share: returns how much has been read, from 0 to 1; None where this is unknown.
     """
 
     columns: TagColumns
@@ -129,30 +132,38 @@ class TaggedFile:
     share: Callable[[], float] | None
 
 
-def open_tagged(source: str, asked: TagColumns, usual: TagColumns, *, labelled: bool) -> TaggedFile:
-    """A file, a Hub data set or ("-") the standard input.
+def open_tagged(
+    source: str,
+    asked: TagColumns,
+    usual: TagColumns,
+    *,
+    labelled: bool,
+    splitter: Splitter = "rules",
+) -> TaggedFile:
+    """Open a file, a Hub data set or the standard input ("-").
 
     Args:
-        asked: the columns that are asked for.
-        usual: what columns that are not asked for are called, if the data has them.
-        labelled: whether tags are wanted.
+        asked: columns that the user asks for.
+        usual: columns to read where none are asked for, if the data has them.
+        labelled: whether tags are read.
+        splitter: how texts are split into words.
 
     Raises:
-        DataError: as `open_table`, for columns that are not there, and to predict for texts that are columns, or the reverse;
-            while reading, for a line without a word and a tag, and for lists that are not of one length.
+        DataError: as `open_table`; a column is missing; for prediction, texts that are read as
+            columns; while reading, a line without a word and a tag, lists of different lengths.
     """
     path = Path(source).expanduser()
     suffix = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
-    if not labelled and asked.text is None and (suffix == ".txt" or source == STDIN):
+    if not labelled and asked.text is None and _is_lines(source, path, suffix):
         table = open_table(source)
-        _check_lines(source, path)
-        return TaggedFile(usual, _from_table(table, TagColumns("text"), lines=True), table.share)
+        examples = _lines_of_text(table, TagColumns("text"), splitter)
+        return TaggedFile(usual, examples, table.share)
     objects = source == STDIN and asked.text is not None and not asked.text.isdecimal()
     texts = not labelled and suffix == ".tsv" and path.is_file() and _has_texts(path, asked.text)
     if source.startswith(HUB) or suffix in TABLES or objects or texts:
         table = open_table(source, [] if asked.text is None else [asked.text])
-        columns = _columns(asked, usual, table, labelled=labelled)
-        return TaggedFile(columns, _from_table(table, columns, lines=False), table.share)
+        columns = choose_columns(table.names, table.where, asked, usual, labelled)
+        return TaggedFile(columns, _from_table(table, columns, splitter), table.share)
     return _open_columns(source, path, asked, usual, labelled=labelled)
 
 
@@ -161,19 +172,15 @@ def _head(path: Path) -> list[str]:
         return [line for _, line in itertools.islice(lines, _HEAD)]
 
 
-def _check_lines(source: str, path: Path) -> None:
-    """DataError: the lines are words with tags. Of the standard input nobody knows before it is read."""
-    if source != STDIN and are_columns(_head(path)):
-        what = "holds a word with its tag in each line, where each line is to be a text"
-        raise DataError(
-            what,
-            where=source,
-            fix="Name the column of the words, --text 0, or call the file .conll.",
-        )
+def _is_lines(source: str, path: Path, suffix: str) -> bool:
+    """Return whether a source to predict has a text in each line."""
+    if source == STDIN:
+        return True
+    return suffix == ".txt" and not (path.is_file() and are_columns(_head(path)))
 
 
 def _has_texts(path: Path, asked: str | None) -> bool:
-    """Whether a .tsv is a table with a column of texts: of this name, or of one that its first line has."""
+    """Return whether a .tsv is a table with a column of texts."""
     if asked is not None:
         return not asked.isdecimal()
     return any(name in TEXTS for line in _head(path)[:1] for name in line.split("\t"))
@@ -185,45 +192,51 @@ def _open_columns(
     word = _number("text", asked.text, usual.text, source)
     tag = _number("label", asked.label, usual.label, source) if labelled else None
     where, lines, share = _lines(source, path)
-    found = read_columns(
-        lines, where, int(word or 0), (-1 if tag is None else int(tag)) if labelled else None
-    )
-    found = found if labelled else _words(found, where)
+    field = (-1 if tag is None else int(tag)) if labelled else None
+    sentences = read_columns(lines, where, int(word or 0), field)
+    if not labelled:
+        sentences = _checked(sentences, where)
     examples = (
-        (item.document, TagExample(item.words, item.tags, f"{where}:{item.line}")) for item in found
+        (item.document, TagExample(item.words, item.tags, f"{where}:{item.line}"))
+        for item in sentences
     )
     return TaggedFile(TagColumns(word, tag) if labelled else usual, examples, share)
 
 
-def _words(sentences: Iterator[Lines], where: str) -> Iterator[Lines]:
-    """The same sentences; DataError if the first one has blanks in most of its words, as texts have."""
+def _checked(sentences: Iterator[ColumnSentence], where: str) -> Iterator[ColumnSentence]:
+    """Yield the sentences; DataError if most words of the first one have blanks, as texts do."""
     first = next(sentences)
     blank = [word for word in first.words if len(word.split()) > 1]
     if 2 * len(blank) > len(first.words):
-        what = f"{len(blank)} of the first {len(first.words)} words hold blanks, as texts do: {blank[0][:40]!r}"
-        fix = 'Texts are read from a .txt, one a line, or from a column with a name, such as "text": --text NAME.'
-        raise DataError(what, where=f"{where}:{first.line}", fix=fix)
+        what = f"{len(blank)} of the first {len(first.words)} words have blanks, as texts do: "
+        fix = (
+            "Texts are read from a .txt, one a line, or from a column with a name, such as "
+            '"text": --text NAME.'
+        )
+        raise DataError(what + repr(blank[0][:40]), where=f"{where}:{first.line}", fix=fix)
     yield first
     yield from sentences
 
 
 def with_neighbours(examples: Numbered) -> Iterator[TagExample]:
-    """Each example with the sentences around it in its document as context; holds one document at a time."""
+    """Yield each example with its neighbours in the document as context.
+
+    One document is in memory at a time.
+    """
     for document, group in itertools.groupby(examples, key=lambda pair: pair[0]):
-        found = [example for _, example in group]
+        sentences = [example for _, example in group]
         if document is None:
-            yield from found
+            yield from sentences
             continue
-        words = [example.words for example in found]
-        for place, example in enumerate(found):
+        words = [example.words for example in sentences]
+        for place, example in enumerate(sentences):
             before = _within(reversed(words[max(0, place - NEIGHBOURS) : place]))[::-1]
-            yield replace(
-                example, before=before, after=_within(words[place + 1 : place + 1 + NEIGHBOURS])
-            )
+            after = _within(words[place + 1 : place + 1 + NEIGHBOURS])
+            yield replace(example, before=before, after=after)
 
 
 def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
-    """The first sentences, until there are enough words."""
+    """Return the first sentences, until they have `NEIGHBOURS` words."""
     result, count = [], 0
     for words in sentences:
         if count >= NEIGHBOURS:
@@ -244,87 +257,75 @@ def _lines(
 
 
 def _number(role: str, asked: str | None, usual: str | None, source: str) -> str | None:
-    """The number of a column; none for the usual place."""
+    """Return the number of a column; None for the default one."""
     if asked is not None and not asked.isdecimal():
+        what = f"its columns have numbers, and {role} = {asked!r} is a name"
         fix = "Name columns by their number, from 0: --text 0 --label 3."
-        raise DataError(
-            f"has columns by number, and {role} = {asked!r} is none", where=source, fix=fix
-        )
+        raise DataError(what, where=source, fix=fix)
     return asked or (usual if usual is not None and usual.isdecimal() else None)
 
 
-def _columns(asked: TagColumns, usual: TagColumns, table: Table, *, labelled: bool) -> TagColumns:
-    for name in (asked.text, asked.label if labelled else None, asked.document):
-        if name is not None and name not in table.names:
-            raise DataError(
-                f"has no column {name!r}; it has {', '.join(table.names)}",
-                where=table.where,
-                fix=_HOW,
-            )
-    text = _one(asked.text, usual.text, WORDS if labelled else (*WORDS, *TEXTS), table, "words")
-    label = _one(asked.label, usual.label, TAGS, table, "tags") if labelled else None
-    document = asked.document or (usual.document if usual.document in table.names else None)
+def choose_columns(
+    names: Many[str], where: str, asked: TagColumns, usual: TagColumns, labelled: bool | None
+) -> TagColumns:
+    """Return the columns to read from a table; see `text_examples.choose_columns`."""
+    label = asked.label if labelled is not False else None
+    require_columns((asked.text, label, asked.document), names, where, _HOW)
+    if labelled is None:
+        labelled = usual.label in names or any(name in names for name in TAGS)
+    text = next((name for name in (asked.text, usual.text) if name in names), None)
+    if text is None:
+        # Words win over the text that they come from.
+        words = [name for name in WORDS if name in names]
+        known = words[:1] or (() if labelled else TEXTS)
+        text = guess_column("words", known, names, where, _HOW)
+    if labelled:
+        label = next((name for name in (asked.label, usual.label) if name in names), None)
+        label = label or guess_column("tags", TAGS, names, where, _HOW)
+    document = asked.document or (usual.document if usual.document in names else None)
     return TagColumns(text, label, document)
 
 
-_HOW = "Name the columns: --text NAME --label NAME."
-
-
-def _one(asked: str | None, usual: str | None, known: Many[str], table: Table, what: str) -> str:
-    if asked is not None:
-        return asked
-    if usual is not None and usual in table.names:
-        return usual
-    found = [name for name in known if name in table.names]
-    # Words win over the text that they come from.
-    if len(found) == 1 or (what == "words" and found and found[0] in WORDS):
-        return found[0]
-    many = f"several columns may hold the {what}" if found else f"no column is called like {what}"
-    raise DataError(f"{many}; there are {', '.join(table.names)}", where=table.where, fix=_HOW)
-
-
-def _from_table(table: Table, columns: TagColumns, *, lines: bool) -> Numbered:
-    """Where each row is a line of text, an empty one ends a document; else documents are told by their column."""
+def _lines_of_text(table: Table, columns: TagColumns, splitter: Splitter) -> Numbered:
+    """Yield lines of text; an empty line ends a document."""
     document = 0
     for row in table.rows:
-        example = _example(row, columns)
+        example = example_of(row.values, columns, row.where, splitter)
         document += not example.words
-        yield (
-            (
-                document
-                if lines
-                else None
-                if columns.document is None
-                else row.values.get(columns.document)
-            ),
-            example,
-        )
+        yield document, example
 
 
-def _example(row: TableRow, columns: TagColumns) -> TagExample:
+def _from_table(table: Table, columns: TagColumns, splitter: Splitter) -> Numbered:
+    for row in table.rows:
+        document = None if columns.document is None else row.values.get(columns.document)
+        yield document, example_of(row.values, columns, row.where, splitter)
+
+
+def example_of(row: Row, columns: TagColumns, where: str, splitter: Splitter) -> TagExample:
+    """Return the example in a row.
+
+    Raises:
+        DataError: a column is missing, or its value is not a list of words or of tags.
+    """
     assert columns.text is not None
-    words = cell_of(row, columns.text)
+    words = cell_of(row, columns.text, where)
     if isinstance(words, str) and columns.label is None:
-        spans = split_words(words)
-        return TagExample(
-            tuple(words[a:b] for a, b in spans), None, row.where, words, tuple(a for a, _ in spans)
-        )
+        spans = split_words(words, splitter)
+        slices, starts = tuple(words[a:b] for a, b in spans), tuple(a for a, _ in spans)
+        return TagExample(slices, None, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         what = f"column {columns.text!r} holds {_kind(words)}, not a list of words"
-        raise DataError(
-            what,
-            where=row.where,
-            fix='Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.',
-        )
-    tags = None if columns.label is None else _tags(row, columns.label)
-    return TagExample(tuple(words), tags, row.where)
+        fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
+        raise DataError(what, where=where, fix=fix)
+    tags = None if columns.label is None else _tags(row, columns.label, where)
+    return TagExample(tuple(words), tags, where)
 
 
-def _tags(row: TableRow, column: str) -> Sentence:
-    values = cell_of(row, column)
+def _tags(row: Row, column: str, where: str) -> Sentence:
+    values = cell_of(row, column, where)
     if not isinstance(values, list) or not all(isinstance(value, str | int) for value in values):
         what = f"column {column!r} holds {_kind(values)}, not a list of tags"
-        raise DataError(what, where=row.where, fix="Give each word a tag, such as O.")
+        raise DataError(what, where=where, fix="Give each word a tag, such as O.")
     return tuple(str(value).strip() for value in values)
 
 

@@ -1,11 +1,13 @@
 """Scores of tags in one pass: of entities by two rules, and of words.
 
-An entity is right if its type, its first and its last word are. Two rules tell what the predicted entities are:
+An entity is right if its type, its first and its last word are. Predicted entities follow one of two
+rules:
 
-- conlleval's (Tjong Kim Sang and Buchholz 2000): every tag but O is of an entity, even where a sequence is broken. This is what
-  papers report, and what seqeval does by default.
-- strict: no tag of an entity breaks the scheme of the labels. In IOB2, the scheme of every model trained here, an entity begins
-  with B, so a lone I-PER is none. In seqeval: mode="strict", scheme=IOB2; others' labels may spell IOB1, BIOES or BILOU.
+- conlleval (Tjong Kim Sang and Buchholz 2000): every tag but O belongs to an entity, even in an
+  invalid sequence. Papers report this, and it is seqeval's default.
+- strict: no tag of an entity breaks the scheme of the labels. In IOB2, the scheme of every model
+  trained here, an entity begins with B, so a lone I-PER is not one. In seqeval: mode="strict",
+  scheme=IOB2. Labels of other models may spell IOB1, BIOES or BILOU.
 """
 
 from __future__ import annotations
@@ -24,39 +26,38 @@ from bothways.tasks.tagging.schemes import Chunk, Spelling, chunks, flaws, schem
 
 
 def types_of(labels: Iterable[str]) -> tuple[str, ...]:
-    """The types of entities that these tags spell, in the order of their characters."""
-    return tuple(
-        sorted({part.type for part in map(tag_part, labels) if part is not None and part.type})
-    )
+    """Return the entity types that these tags spell, sorted."""
+    parts = map(tag_part, labels)
+    return tuple(sorted({part.type for part in parts if part is not None and part.type}))
 
 
 def strict_chunks(tags: Many[str], scheme: Spelling) -> list[Chunk]:
-    """The entities of a sequence that are spelled as the scheme has it."""
+    """Return the entities of a sequence that are spelled by the rules of the scheme."""
     broken = set(flaws(tags, scheme))
     return [chunk for chunk in chunks(tags) if broken.isdisjoint(range(chunk.begin, chunk.end))]
 
 
 @dataclass
 class EntityCounts:
-    """How many entities of each type there are, were predicted, and were predicted right."""
+    """The number of true, predicted and rightly predicted entities by type."""
 
     expected: Counter[str] = field(default_factory=Counter)
     predicted: Counter[str] = field(default_factory=Counter)
     right: Counter[str] = field(default_factory=Counter)
 
     def add(self, truth: Iterable[Chunk], predicted: Iterable[Chunk]) -> None:
-        """Count one sentence along."""
-        expected, found = set(truth), set(predicted)
-        self.expected.update(chunk.type for chunk in expected)
-        self.predicted.update(chunk.type for chunk in found)
-        self.right.update(chunk.type for chunk in expected & found)
+        """Count one sentence."""
+        true, given = set(truth), set(predicted)
+        self.expected.update(chunk.type for chunk in true)
+        self.predicted.update(chunk.type for chunk in given)
+        self.right.update(chunk.type for chunk in true & given)
 
     def scores(self, suffix: str = "") -> dict[str, float]:
-        """F1, precision and recall over all types; 0 where a quotient has no meaning."""
+        """Return F1, precision and recall over all types; 0 where a quotient is undefined."""
         return _scores(self.right.total(), self.predicted.total(), self.expected.total(), suffix)
 
     def scores_of(self, kind: str) -> dict[str, float]:
-        """The same of one type: "f1/PER" and so on."""
+        """Return the same of one type: "f1/PER" and so on."""
         return _scores(self.right[kind], self.predicted[kind], self.expected[kind], f"/{kind}")
 
 
@@ -70,7 +71,7 @@ def _scores(right: int, predicted: int, expected: int, suffix: str) -> dict[str,
 
 
 class TagCounts:
-    """All that the scores of a data set need of it; its size is that of the labels, squared.
+    """The counts from which the scores of a data set follow. Memory: labels², not examples.
 
     Args:
         labels: the tags.
@@ -78,48 +79,42 @@ class TagCounts:
     """
 
     def __init__(self, labels: Many[str], entities: bool) -> None:
-        self._entities, self._types, self._scheme = (
-            entities,
-            types_of(labels) if entities else (),
-            scheme_of(labels),
-        )
+        self._entities, self._scheme = entities, scheme_of(labels)
+        self._types = types_of(labels) if entities else ()
         self._index = {label: place for place, label in enumerate(labels)}
         self._confusion: Int[NDArray[np.int64], "labels labels"] = np.zeros(
             (len(labels), len(labels)), dtype=np.int64
         )
-        self._loose, self._strict = EntityCounts(), EntityCounts()
-        self._loss = 0.0
+        self._loose, self._strict, self._loss = EntityCounts(), EntityCounts(), 0.0
 
     @property
     def words(self) -> int:
-        """How many have been counted."""
+        """Number of words that were counted."""
         return int(self._confusion.sum())
 
     def add(self, truth: Many[str], predicted: Many[str], loss: float) -> None:
-        """Count one sentence along; `loss` is the sum over its words."""
+        """Count one sentence; `loss` is the sum over its words."""
         rows, columns = ([self._index[tag] for tag in tags] for tags in (truth, predicted))
         np.add.at(self._confusion, (rows, columns), 1)
         self._loss += loss
         if self._entities:
             self._loose.add(chunks(truth), chunks(predicted))
-            self._strict.add(
-                strict_chunks(truth, self._scheme), strict_chunks(predicted, self._scheme)
-            )
+            strict = (strict_chunks(tags, self._scheme) for tags in (truth, predicted))
+            self._strict.add(*strict)
 
     def scores(self) -> dict[str, float]:
-        """ "f1", "precision", "recall" by conlleval's rule, the same with "_strict" by that of the labels' scheme, and of each
-        type, such as "f1/PER"; of plain tags "f1", the mean over the tags. Of words: "accuracy" and "loss" (mean cross-entropy,
-        in nats)."""
-        of_words = {
-            "accuracy": float(np.trace(self._confusion)) / self.words,
-            "loss": self._loss / self.words,
-        }
+        """Return the metrics.
+
+        Returns:
+            For entities "f1", "precision" and "recall" by conlleval's rule, the same with "_strict",
+            and for each type, such as "f1/PER". For plain tags "f1", the mean over the tags. For
+            words "accuracy" and "loss" (mean cross-entropy, in nats).
+        """
+        accuracy = float(np.trace(self._confusion)) / self.words
+        of_words = {"accuracy": accuracy, "loss": self._loss / self.words}
         if not self._entities:
             return {"f1": classification_metrics(self._confusion)["f1_macro"], **of_words}
-        of_types = [self._loose.scores_of(kind) for kind in self._types]
-        return (
-            self._loose.scores()
-            | self._strict.scores("_strict")
-            | of_words
-            | {k: v for one in of_types for k, v in one.items()}
-        )
+        scores = self._loose.scores() | self._strict.scores("_strict") | of_words
+        for kind in self._types:
+            scores |= self._loose.scores_of(kind)
+        return scores

@@ -1,15 +1,15 @@
-"""How tags of words spell entities: IOB1, IOB2, BIOES; and the entities that a sequence of tags means.
+"""How tags of words spell entities: IOB1, IOB2, BIOES; and the entities that a sequence means.
 
-A tag is "O", or a prefix and a type, such as B-PER. What the prefixes say:
+A tag is "O", or a prefix and a type, such as B-PER. The prefixes mean:
 
-    IOB1    I inside; B only where an entity directly follows one of its type         (Ramshaw and Marcus 1995)
-    IOB2    B begins every entity, I goes on                                          (CoNLL 2002, Devlin et al. 2018)
-    BIOES   as IOB2, with E for the last word and S for the only one; BILOU and BMES are the same in other letters
+    IOB1    I inside; B only where an entity directly follows one of its type   (Ramshaw and Marcus 1995)
+    IOB2    B begins every entity, I continues it                               (CoNLL 2002, Devlin 2018)
+    BIOES   as IOB2, with E for the last word and S for the only one; BILOU and BMES use other letters
 
-CoNLL's evaluation script, conlleval, finds the entities of all three by one rule: a word goes on with an entity if it is I or E
-and stands after B or I of its own type; else, unless it is O, it begins one. So tags are turned into another scheme without
-knowing their own, and broken sequences are read in the way in which everyone scores them. The scheme of data is found for one
-purpose alone: to say which sequences break it.
+CoNLL's evaluation script, conlleval, finds the entities of all three by one rule: a word continues an
+entity if it is I or E and follows B or I of its own type; else, unless it is O, it begins one. So tags
+are converted to another scheme without knowing their own, and invalid sequences are read as everyone
+scores them. The scheme of data is detected only to report the sequences that break it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing_extensions import assert_never
 
 Spelling = Literal["iob1", "iob2", "bioes"]
 Scheme = Literal["auto", "iob1", "iob2", "bioes", "plain"]
-"""Plain tags stand for single words, such as parts of speech."""
+"""Plain tags are those of single words, such as parts of speech."""
 
 OUTSIDE = "O"
 UNNAMED = "_"
-"""The type of entities whose tags are bare: B, I, O."""
+"""The type of entities whose tags have none: B, I, O."""
 
 _TAG = re.compile(r"([BIESLUM])(?:-(.+))?")
 _SAME = {"L": "E", "U": "S", "M": "I"}
@@ -42,6 +42,9 @@ class TagPart(NamedTuple):
     type: str
 
 
+_OUTSIDE = TagPart(OUTSIDE, "")
+
+
 class Chunk(NamedTuple):
     """An entity: its type, its first word, and the word after its last."""
 
@@ -52,25 +55,25 @@ class Chunk(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def tag_part(tag: str) -> TagPart | None:
-    """The parts of a tag; none for one that spells no entities."""
+    """Return the parts of a tag; None for one that does not spell entities."""
     if tag == OUTSIDE:
-        return TagPart(OUTSIDE, "")
+        return _OUTSIDE
     match = _TAG.fullmatch(tag)
     return None if match is None else TagPart(_SAME.get(match[1], match[1]), match[2] or UNNAMED)
 
 
 def spells_entities(tags: Iterable[str]) -> bool:
-    """Whether these are all "O" or a prefix with a type."""
+    """Return whether all tags are "O" or a prefix with a type."""
     return all(tag_part(tag) is not None for tag in tags)
 
 
 def chunks(tags: Iterable[str]) -> list[Chunk]:
-    """The entities that a sequence of tags means to conlleval. Tags that spell none count as O."""
+    """Return the entities of a sequence by conlleval's rule. Tags that spell none count as O."""
     result: list[Chunk] = []
-    before = TagPart(OUTSIDE, "")
+    before = _OUTSIDE
     for place, tag in enumerate(tags):
-        part = tag_part(tag) or TagPart(OUTSIDE, "")
-        if _goes_on(before, part):
+        part = tag_part(tag) or _OUTSIDE
+        if _continues(before, part):
             result[-1] = result[-1]._replace(end=place + 1)
         elif part.prefix != OUTSIDE:
             result.append(Chunk(part.type, place, place + 1))
@@ -78,26 +81,25 @@ def chunks(tags: Iterable[str]) -> list[Chunk]:
     return result
 
 
-def _goes_on(before: TagPart, part: TagPart) -> bool:
+def _continues(before: TagPart, part: TagPart) -> bool:
     return part.prefix in "IE" and before.prefix in "BI" and part.type == before.type
 
 
 def respell(tags: Many[str], scheme: Spelling) -> tuple[str, ...]:
-    """The same entities in a scheme; tags that are not all of entities stay as they are."""
+    """Return the same entities in a scheme; tags that are not all of entities are unchanged."""
     if not spells_entities(tags):
         return tuple(tags)
     result, before = [OUTSIDE] * len(tags), Chunk("", 0, 0)
     for chunk in chunks(tags):
         touches = (chunk.type, chunk.begin) == (before.type, before.end)
-        result[chunk.begin : chunk.end] = [
-            f"{p}-{chunk.type}" for p in _prefixes(chunk.end - chunk.begin, scheme, touches)
-        ]
+        prefixes = _prefixes(chunk.end - chunk.begin, scheme, touches)
+        result[chunk.begin : chunk.end] = [f"{prefix}-{chunk.type}" for prefix in prefixes]
         before = chunk
     return tuple(result)
 
 
 def _prefixes(words: int, scheme: Spelling, touches: bool) -> str:
-    """Those of an entity of so many words, which may directly follow one of its type."""
+    """Return the prefixes of an entity; `touches`: it directly follows one of its type."""
     match scheme:
         case "iob1":
             return ("B" if touches else "I") + "I" * (words - 1)
@@ -110,8 +112,11 @@ def _prefixes(words: int, scheme: Spelling, touches: bool) -> str:
 
 
 def scheme_of(labels: Iterable[str]) -> Spelling:
-    """The scheme that a model with these labels spells: BIOES has E or S. In IOB2 every type has B, and the first tag of a type
-    that occurs is B: so a type without B is IOB1's, and so are labels that list the I of every type before its B."""
+    """Return the scheme that a model with these labels uses.
+
+    BIOES has E or S. In IOB2 every type has B, and the first tag of a type that occurs is B: so a type
+    without B is IOB1's, and so are labels that list the I of every type before its B.
+    """
     places = {part: place for place, part in enumerate(map(tag_part, labels)) if part is not None}
     if any(part.prefix in "ES" for part in places):
         return "bioes"
@@ -120,74 +125,56 @@ def scheme_of(labels: Iterable[str]) -> Spelling:
         for part, place in places.items()
         if part.prefix == "I"
     ]
-    lacking, late = (
-        any(begin is None for _, begin in pairs),
-        all(begin is None or begin > place for place, begin in pairs),
-    )
-    return "iob1" if lacking or (pairs and late) else "iob2"
+    without_b = any(begin is None for _, begin in pairs)
+    b_after_i = all(begin is None or begin > place for place, begin in pairs)
+    return "iob1" if without_b or (pairs and b_after_i) else "iob2"
 
 
 def as_labels(tags: Many[str], labels: Many[str]) -> tuple[str, ...]:
-    """The same entities in the scheme and in the letters of labels; a tag that they lack has its usual name."""
+    """Return the same entities in the scheme and letters of labels; missing tags keep their name."""
     names = {tag_part(label): label for label in labels}
     return tuple(names.get(tag_part(tag), tag) for tag in respell(tags, scheme_of(labels)))
 
 
 def find_scheme(sentences: Iterable[Many[str]]) -> Spelling | Literal["plain"]:
-    """The scheme that these tags break least; of IOB1 and IOB2 where neither is broken, IOB2."""
+    """Return the scheme that these tags break least; IOB2 if they break neither IOB1 nor IOB2."""
     broken: dict[Spelling, int] = {"iob2": 0, "iob1": 0}
-    wide = False
+    has_end = False
     for tags in sentences:
         if not spells_entities(tags):
             return "plain"
-        wide = wide or any(tag_part(tag)[0] in "ES" for tag in tags)  # type: ignore[index]
+        has_end = has_end or any(tag_part(tag)[0] in "ES" for tag in tags)  # type: ignore[index]
         for scheme in broken:
             broken[scheme] += len(flaws(tags, scheme))
-    return "bioes" if wide else "iob2" if broken["iob2"] <= broken["iob1"] else "iob1"
+    return "bioes" if has_end else "iob2" if broken["iob2"] <= broken["iob1"] else "iob1"
 
 
-def strangers(tags: Iterable[str], scheme: Spelling) -> set[str]:
-    """Tags that the scheme does not have."""
+def foreign_tags(tags: Iterable[str], scheme: Spelling) -> set[str]:
+    """Return the tags that the scheme does not have."""
     parts = {tag: tag_part(tag) for tag in set(tags)}
-    return {
-        tag for tag, part in parts.items() if part is None or part.prefix not in _PREFIXES[scheme]
-    }
+    allowed = _PREFIXES[scheme]
+    return {tag for tag, part in parts.items() if part is None or part.prefix not in allowed}
 
 
 def flaws(tags: Many[str], scheme: Spelling) -> list[int]:
-    """The words, from 0, whose tags cannot stand where they do: I after O in IOB2, B where IOB1 has no need of it, an entity
-    without end in BIOES."""
-    parts = [tag_part(tag) or TagPart(OUTSIDE, "") for tag in tags]
-    edge = TagPart(OUTSIDE, "")
-    places = range(len(parts))
+    """Return the words, from 0, whose tags are invalid in their place.
+
+    These are I after O in IOB2, B in IOB1 where I would do, an entity without an end in BIOES.
+    """
+    parts = [_OUTSIDE, *(tag_part(tag) or _OUTSIDE for tag in tags), _OUTSIDE]
+    triples = enumerate(zip(parts, parts[1:], parts[2:], strict=False))
     match scheme:
         case "iob2":
-            return [
-                p
-                for p in places
-                if parts[p].prefix == "I" and not _goes_on(parts[p - 1] if p else edge, parts[p])
-            ]
+            return [p for p, (a, b, _) in triples if b.prefix == "I" and not _continues(a, b)]
         case "iob1":
-            return [
-                p
-                for p in places
-                if parts[p].prefix == "B" and (not p or parts[p].type != parts[p - 1].type)
-            ]
+            return [p for p, (a, b, _) in triples if b.prefix == "B" and b.type != a.type]
         case "bioes":
-            return [
-                p
-                for p in places
-                if _breaks(
-                    parts[p - 1] if p else edge,
-                    parts[p],
-                    parts[p + 1] if p + 1 < len(parts) else edge,
-                )
-            ]
+            return [p for p, parts_here in triples if _breaks(*parts_here)]
         case _:
             assert_never(scheme)
 
 
 def _breaks(before: TagPart, part: TagPart, after: TagPart) -> bool:
-    """Whether a BIOES tag goes on with nothing, or is left open."""
-    lost = part.prefix in "IE" and not _goes_on(before, part)
-    return lost or (part.prefix in "BI" and not _goes_on(part, after))
+    """Return whether a BIOES tag continues nothing, or is left open."""
+    lost = part.prefix in "IE" and not _continues(before, part)
+    return lost or (part.prefix in "BI" and not _continues(part, after))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 
-from bothways.tasks.calibration import Calibration
+from bothways.analysis.calibration import Calibration
 
 
 def filled(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> Calibration:

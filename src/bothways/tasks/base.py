@@ -1,0 +1,334 @@
+"""Tasks: how examples become model inputs, and model outputs become scored predictions.
+
+    row → example → encode → sequences → (packed, through the model) → outputs → decode → prediction → score
+
+A `Task` is a frozen value without a model. It is part of a run's configuration and is saved with the
+model, including tuned thresholds, so that predictions are made as in training. It keeps no state
+between calls, so any number of threads may share one. A `TaskLearner` binds a task to a model, a
+tokenizer, label names and a length: the module that training optimizes.
+
+One example may become several sequences, such as the windows of a long text; `decode` receives the
+outputs of all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.finding import Finding, places
+from bothways.core.learner import Learner
+from bothways.core.sequence import Sequence
+from bothways.model.head_config import Head
+from bothways.model.model import Model
+from bothways.text.tokenizer import Tokenizer
+
+E = TypeVar("E")
+"""An example of a task: a frozen dataclass; its field `where` names its source, for messages."""
+P = TypeVar("P")
+"""A prediction of a task."""
+T = TypeVar("T", bound="Task[Any, Any]")
+
+Direction = Literal["lowest", "highest"]
+Metrics = Mapping[str, float]
+Row = Mapping[str, object]
+"""Values by column name: a JSON object, a DataFrame row or a row of a Hub data set."""
+Output = NDArray[np.float32]
+"""The model's output for one sequence: a vector of logits, or one vector per token."""
+
+MIN_LENGTH = 5
+"""[CLS], a token, [SEP], a token, [SEP]."""
+
+
+@dataclass(frozen=True)
+class EncodedExample:
+    """The model inputs of one example. Tasks extend it with the data that `decode` needs.
+
+    Attributes:
+        sequences: model inputs, with targets where the example has its answer.
+        tokens: number of tokens of its texts before truncation, without special tokens.
+        cut: number of these tokens that are in no sequence.
+    """
+
+    sequences: tuple[Sequence, ...]
+    tokens: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class Reading(Generic[E]):
+    """An open source of examples.
+
+    Attributes:
+        task: the task, with the columns that are read.
+        examples: an iterator over the examples.
+        share: returns how much has been read, from 0 to 1; None where this is unknown.
+    """
+
+    task: Task[E, Any]
+    examples: Iterator[E]
+    share: Callable[[], float] | None = None
+
+
+class Task(Generic[E, P]):
+    """A task without a model. Subclasses are frozen dataclasses whose last field is `kind`.
+
+    Class attributes:
+        metric: the metric that selects the best weights by default.
+        length: maximum sequence length by default, in tokens.
+        window: maximum number of examples that are predicted together; smaller where one example
+            becomes many sequences.
+        problem: the `problem_type` of transformers, for tasks that share the label head.
+    """
+
+    metric: ClassVar[str] = ""
+    length: ClassVar[int] = 128
+    window: ClassVar[int] = 4096
+    problem: ClassVar[
+        Literal["single_label_classification", "multi_label_classification", "regression"] | None
+    ] = None
+
+    def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
+        """Open a file, a Hub data set or the standard input ("-") and stream its examples.
+
+        Args:
+            source: its name.
+            columns: the columns to read, of the same type as `self.columns`. Unnamed columns default
+                to those of the task, if the data has them; else they are guessed.
+            labelled: whether to read answers.
+
+        Raises:
+            DataError: the source cannot be read, a column is missing or cannot be guessed; while
+                reading, a row without a column or with a value of the wrong type.
+        """
+        raise NotImplementedError
+
+    def example(self, row: Row, *, where: str = "an example") -> E:
+        """Return the example in a row; its answer is read if its column is known.
+
+        Raises:
+            DataError: a column is missing or cannot be guessed, or a value has the wrong type.
+        """
+        raise NotImplementedError
+
+    def labels(self, examples: Iterable[E]) -> tuple[str, ...]:
+        """Return the names of the outputs, in order: the labels that occur in training data."""
+        return ()
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return the heads that the model needs. A pooler they read comes with the model."""
+        raise NotImplementedError
+
+    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return the metrics that can select weights, each with its better direction."""
+        return {}
+
+    def texts(self, example: E) -> tuple[str, ...]:
+        """Return the texts of an example."""
+        raise NotImplementedError
+
+    def shared(self, example: E) -> str | None:
+        """Return a text that neighbouring examples may share and `encode` reads once, if any."""
+        return None
+
+    def check(self, train: Many[E], dev: Many[E]) -> list[Finding]:
+        """Return the problems of the examples; `dev` may be empty."""
+        return []
+
+    def encode(
+        self, examples: Many[E], tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> Many[EncodedExample]:
+        """Return the model inputs of examples, at most `length` tokens a sequence.
+
+        CPU only and pure; a call with many examples is faster than many calls.
+
+        Raises:
+            DataError: a label that is not among `labels`.
+        """
+        raise NotImplementedError
+
+    def decode(
+        self,
+        example: E,
+        encoded: EncodedExample,
+        outputs: Many[Output],
+        tokenizer: Tokenizer,
+        labels: Many[str],
+    ) -> P:
+        """Return the prediction for an example, from the outputs of its sequences."""
+        raise NotImplementedError
+
+    def score(self, results: Iterable[tuple[E, P]], labels: Many[str]) -> Metrics:
+        """Return the metrics of predictions, in one pass over the results.
+
+        Raises:
+            DataError: an example without its answer or with an unknown label; no example.
+        """
+        raise NotImplementedError
+
+    def score_tuned(
+        self, results: Iterable[tuple[E, P]], labels: Many[str], metric: str
+    ) -> Metrics:
+        """Return the metrics of the task that `tuned` would return for these results.
+
+        Selects among weights in training, where nothing is tuned yet.
+        """
+        return self.score(results, labels)
+
+    def grade(self, example: E, prediction: P, labels: Many[str]) -> float:
+        """Return the quality of one prediction, higher is better; used to compare models."""
+        raise NotImplementedError
+
+    def tuned(self: T, results: Iterable[tuple[Any, Any]], labels: Many[str], metric: str) -> T:
+        """Return the task with settings chosen on development data, such as thresholds.
+
+        Args:
+            metric: the metric to optimize, where the task has a choice.
+        """
+        return self
+
+    def baseline(self, train: Many[E], scored: Many[E]) -> Metrics:
+        """Return the metrics of the best constant answer in `train`, measured on `scored`.
+
+        Returns:
+            Metrics named as in `directions`. "loss" is that of the best constant output, in the units
+            of the task's loss. Unknown ones are left out.
+        """
+        return {}
+
+    def answer(self, prediction: P) -> Hashable:
+        """Return a prediction without its probabilities; used to detect a collapsed model."""
+        return repr(prediction)
+
+    def learner(
+        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> TaskLearner[E, P]:
+        """Bind the task to a model that has its heads."""
+        raise NotImplementedError
+
+    def with_columns(self: T, columns: Any) -> T:
+        """Return the task with these columns."""
+        return dataclasses.replace(self, columns=columns)  # type: ignore[type-var]
+
+    @property
+    def name(self) -> str:
+        """The kind of the task."""
+        return str(self.kind)  # type: ignore[attr-defined]
+
+
+class TaskLearner(Learner, Generic[E, P]):
+    """A task bound to a model. Subclasses define `weights`, `forward` and `outputs`.
+
+    Args:
+        task: the task.
+        model: the encoder with the heads that the task needs.
+        tokenizer: the tokenizer of its ids.
+        labels: names of the outputs, in order.
+        length: maximum length of a sequence in tokens, special tokens included.
+
+    Raises:
+        ConfigError: the length is out of the model's range.
+    """
+
+    def __init__(
+        self,
+        task: Task[E, P],
+        model: Model,
+        tokenizer: Tokenizer,
+        labels: Many[str],
+        length: int,
+    ) -> None:
+        super().__init__()
+        positions = model.config.max_positions
+        if not MIN_LENGTH <= length <= positions:
+            what = f"must be from {MIN_LENGTH} to the encoder's {positions} positions, not {length}"
+            nearest = min(max(length, MIN_LENGTH), positions)
+            raise ConfigError(what, where="length", fix=f"Set length={nearest}.")
+        self.task, self.model, self.tokenizer = task, model, tokenizer
+        self.labels, self.length = tuple(labels), length
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the output for each sequence of a batch that is on the model's device."""
+        raise NotImplementedError
+
+    def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
+        """Return the sequence unchanged: its targets come with its example."""
+        return sequence
+
+    def encode(self, examples: Many[E]) -> Many[EncodedExample]:
+        """Return the model inputs of examples; see `Task.encode`."""
+        return self.task.encode(examples, self.tokenizer, self.labels, self.length)
+
+    def decode(self, example: E, encoded: EncodedExample, outputs: Many[Output]) -> P:
+        """Return the prediction for an example; see `Task.decode`."""
+        return self.task.decode(example, encoded, outputs, self.tokenizer, self.labels)
+
+    def score(self, results: Iterable[tuple[E, P]]) -> Metrics:
+        """Return the metrics of predictions; see `Task.score`."""
+        return self.task.score(results, self.labels)
+
+    def score_tuned(self, results: Iterable[tuple[E, P]], metric: str = "") -> Metrics:
+        """Return the metrics with settings chosen on the results; see `Task.score_tuned`."""
+        return self.task.score_tuned(results, self.labels, metric or self.task.metric)
+
+    def grade(self, example: E, prediction: P) -> float:
+        """Return the quality of one prediction; see `Task.grade`."""
+        return self.task.grade(example, prediction, self.labels)
+
+    def tuned(self, results: Iterable[tuple[E, P]], metric: str = "") -> Task[E, P]:
+        """Return the task with settings chosen on development data; see `Task.tuned`."""
+        return self.task.tuned(results, self.labels, metric or self.task.metric)
+
+
+_NOT_CONTENT = {"where", "before", "after"}
+
+
+def examples_fingerprint(examples: Iterable[Any]) -> str:
+    """Return the SHA-256 of examples in their order, without their source and document context."""
+    result = hashlib.sha256()
+    for example in examples:
+        values = [
+            getattr(example, field.name)
+            for field in dataclasses.fields(example)
+            if field.name not in _NOT_CONTENT
+        ]
+        result.update(json.dumps(values, default=dataclasses.asdict).encode() + b"\n")
+    return result.hexdigest()
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the nearest known name, or an empty string."""
+    names = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name.lower(), names, 1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
+
+
+def unknown_label(what: str, label: str, labels: Many[str], where: str) -> DataError:
+    """Return the error for a label (`what` names it) that the model does not have."""
+    return DataError(
+        f"{what} is not among the model's {len(labels)} labels{did_you_mean(label, labels)}",
+        where=where,
+        fix=f"Give data with the labels of the training data: {places(labels)}.",
+    )
+
+
+def unlabelled(where: str, what: str = "label") -> DataError:
+    """Return the error for an example that cannot be scored."""
+    fix = "Add it, or use predict."
+    return DataError(f"has no {what}, so it cannot be scored", where=where, fix=fix)
+
+
+def nothing_to_score(kind: str = "example") -> DataError:
+    """Return the error for data without examples."""
+    return DataError(f"there is no {kind} to score", fix="Give at least one.")

@@ -1,0 +1,77 @@
+"""Checks of classification data: rows, labels, their balance, and overlap of train and dev."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Many
+
+from bothways.core.finding import Finding, places
+from bothways.tasks.text_checks import (
+    COMMON,
+    check_answered,
+    check_overlap,
+    check_rare,
+    check_texts,
+    text_key,
+)
+from bothways.tasks.text_examples import TextExample, label_names
+
+MANY = 20
+"""Number of classes from which labels that are fractions look like scores."""
+
+
+def check_examples(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
+    """Return the problems of labelled texts; `dev` may be empty."""
+    return [
+        *check_texts([*train, *dev]),
+        *check_answered([e.where for e in (*train, *dev) if e.label is None]),
+        *_check_labels(train, dev),
+        *_check_balance(train),
+        *check_overlap(train, dev, text_key),
+    ]
+
+
+def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
+    labels, seen = label_names(train), label_names(dev)
+    findings = []
+    if len(labels) < 2:
+        names = ", ".join(map(repr, labels)) or "all absent"
+        what = f"training needs at least two classes, and the labels are {names}"
+        fix = "Name another label column, or give more data."
+        findings.append(Finding("labels", "error", what, fix=fix))
+    unknown = [
+        f"{e.where} ({e.label!r})" for e in dev if e.label is not None and e.label not in labels
+    ]
+    if unknown:
+        what = f"{len(unknown)} dev examples have labels without a training example: "
+        fix = f"The labels of the training data are {places(labels)}."
+        findings.append(Finding("labels", "error", what + places(unknown), fix=fix))
+    absent = [label for label in labels if dev and label not in seen]
+    if absent:
+        what = f"no dev example has one of the labels {places(absent)}"
+        findings.append(Finding("labels", "warning", what))
+    if len(labels) > MANY and sum(map(_is_fraction, labels)) > len(labels) / 2:
+        what = f"the {len(labels)} labels look like scores ({places(labels)}); each is a class here"
+        fix = "To learn them as scores, set --task regress."
+        findings.append(Finding("labels", "warning", what, fix=fix))
+    return findings
+
+
+def _is_fraction(label: str) -> bool:
+    whole, point, part = label.removeprefix("-").partition(".")
+    return bool(point) and whole.isdecimal() and part.isdecimal()
+
+
+def _check_balance(train: Many[TextExample]) -> list[Finding]:
+    counts = Counter(e.label for e in train if e.label is not None)
+    if len(counts) < 2:
+        return []
+    (top, most), total = counts.most_common(1)[0], counts.total()
+    share = f"{most / total:.1%}"
+    what = f"always answering {top!r} would be right for {share} of the training data"
+    findings = [Finding("balance", "note", what)]
+    if most / total > COMMON:
+        what = f"{share} of the training examples are {top!r}: accuracy says little here"
+        fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
+        findings.append(Finding("balance", "warning", what, fix=fix))
+    return findings + check_rare(counts, total, "classes")

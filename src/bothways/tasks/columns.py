@@ -1,0 +1,112 @@
+"""Columns of tables: which one holds what, and the values in them.
+
+A label is a text, as in a Hugging Face folder: 1 and "1" are the same label, and so are true and
+"true". 1.0 is "1", since files may turn whole numbers into floats. A label that is absent (empty,
+null, NaN, or -1 in a Hub data set) is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+from bothways.core.errors import DataError
+from bothways.tasks.base import Row, did_you_mean
+
+
+def require_columns(asked: Many[str | None], names: Many[str], where: str, fix: str) -> None:
+    """Raise a DataError for the first column that is asked for and not among `names`."""
+    for name in asked:
+        if name is not None and name not in names:
+            what = f"has no column {name!r}; it has {', '.join(names)}{did_you_mean(name, names)}"
+            raise DataError(what, where=where, fix=fix)
+
+
+def guess_column(
+    role: str, known: Many[str], names: Many[str], where: str, fix: str, *, first: bool = False
+) -> str:
+    """Return the one column that has a known name.
+
+    Args:
+        role: the content of the column, for messages, such as "label".
+        known: usual names of such a column.
+        first: whether the first of several known names wins.
+
+    Raises:
+        DataError: no column has a known name, or several do.
+    """
+    matching = [name for name in known if name in names]
+    if len(matching) == 1 or (first and matching):
+        return matching[0]
+    what = "several columns may hold" if matching else "no column has a usual name for"
+    raise DataError(f"{what} the {role}; there are {', '.join(names)}", where=where, fix=fix)
+
+
+def cell_of(row: Row, column: str, where: str) -> Any:
+    """Return the value in a column.
+
+    Raises:
+        DataError: the row lacks the column, or a text in it is not valid Unicode.
+    """
+    if column not in row:
+        what = f"the row has no column {column!r}; it has {', '.join(row)}"
+        raise DataError(what, where=where, fix="Complete the row or remove it.")
+    value = row[column]
+    for text in value if isinstance(value, list) else [value]:
+        check_characters(text, column, where)
+    return value
+
+
+def check_characters(value: Any, column: str, where: str) -> None:
+    """Raise a DataError for a text with half of a surrogate pair, which JSON can hold."""
+    try:
+        if isinstance(value, str):
+            value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(error.object[error.start]):04X} at character {error.start}"
+        what = f"column {column!r} holds {half}: half of a surrogate pair, not a character"
+        raise DataError(what, where=where, fix="Write both halves or remove it.") from error
+
+
+def text_of(row: Row, column: str, where: str, fix: str) -> str:
+    """Return the text in a column; empty for null.
+
+    Raises:
+        DataError: the row lacks the column, or its value is not a text.
+    """
+    value = cell_of(row, column, where)
+    if value is not None and not isinstance(value, str):
+        what = f"column {column!r} holds {type(value).__name__}, not text"
+        raise DataError(what, where=where, fix=fix)
+    return value or ""
+
+
+def label_of(value: Any, column: str, where: str) -> str | None:
+    """Return a label as text; None for an absent one.
+
+    Raises:
+        DataError: the value cannot be a label, such as a list.
+    """
+    if is_absent(value):
+        return None
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:.0f}" if value.is_integer() else repr(value)
+        case int():
+            return str(value)
+        case str():
+            return value.strip() or None
+        case _:
+            raise DataError(
+                f"column {column!r} holds {type(value).__name__}, not a label",
+                where=where,
+                fix="Give one label, or a list of labels for the task multilabel, or name another "
+                "column: --label NAME.",
+            )
+
+
+def is_absent(value: Any) -> bool:
+    """Return whether a value is null or NaN; tables of numbers may write NaN as a text."""
+    return value is None or (isinstance(value, float | str) and str(value).strip().lower() == "nan")

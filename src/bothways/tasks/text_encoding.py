@@ -1,0 +1,150 @@
+"""Model inputs of texts and pairs of texts, and the choices for texts that are too long.
+
+truncate     the first tokens                                       (Google's run_classifier.py)
+head_tail    the first quarter of the room and the last tokens      (Sun et al. 2019, section 5.3.1)
+windows      all tokens, in overlapping windows whose outputs are averaged
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import assert_never
+
+from bothways.core.sequence import Ids, Sequence
+from bothways.core.targets import Targets
+from bothways.tasks.base import EncodedExample, Output
+from bothways.tasks.windows import windows
+from bothways.text.template import Template, assemble
+from bothways.text.tokenizer import Tokenizer
+
+LongTexts = Literal["truncate", "head_tail", "windows"]
+HEAD = 4
+"""The head of a text that is cut in the middle is the room divided by this: 128 of 510 tokens."""
+
+
+@runtime_checkable
+class Texts(Protocol):
+    """Any example that consists of one or two texts."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def text_b(self) -> str | None: ...
+    @property
+    def where(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The treatment of texts that are longer than the model's input.
+
+    Attributes:
+        length: maximum length of a sequence in tokens, special tokens included.
+        long_texts: what to do with longer texts.
+        stride: tokens from one window to the next; None for half a window.
+    """
+
+    length: int
+    long_texts: LongTexts = "truncate"
+    stride: int | None = None
+
+    def single(self, ids: Ids, template: Template) -> tuple[list[Sequence], int]:
+        """Return the sequences of a text, and the number of tokens that are in none of them."""
+        room = self.length - template.single
+        parts, cut = self._parts(ids, room)
+        return [assemble(part, None, template) for part in parts], cut
+
+    def pair(self, a: Ids, b: Ids, template: Template) -> tuple[list[Sequence], int]:
+        """Return the sequences of two texts, and the number of tokens that are in none of them.
+
+        Windows move over the longer text; the other one keeps at most half of the room.
+        """
+        room = self.length - template.pair
+        first, second = truncated(len(a), len(b), room)
+        if self.long_texts == "windows" and len(a) + len(b) > room:
+            if len(a) > len(b):
+                second = min(len(b), room // 2)
+                first = room - second
+                parts, cut = self._parts(a, first)
+                pairs = [(part, b[:second]) for part in parts]
+                return [assemble(*both, template) for both in pairs], cut + len(b) - second
+            first = min(len(a), room // 2)
+            parts, cut = self._parts(b, room - first)
+            pairs = [(a[:first], part) for part in parts]
+            return [assemble(*both, template) for both in pairs], cut + len(a) - first
+        ((left,), cut_a), ((right,), cut_b) = self._parts(a, first), self._parts(b, second)
+        return [assemble(left, right, template)], cut_a + cut_b
+
+    def _parts(self, ids: Ids, room: int) -> tuple[list[Ids], int]:
+        """Return the parts of a text, of at most `room` tokens, and how many tokens are missing."""
+        if len(ids) <= room:
+            return [ids], 0
+        match self.long_texts:
+            case "truncate":
+                return [ids[:room]], len(ids) - room
+            case "head_tail":
+                head = room // HEAD
+                kept = np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])
+                return [kept], len(ids) - room
+            case "windows":
+                stride = self.stride or max(1, room // 2)
+                parts = windows(len(ids), room, stride, full=True)
+                return [ids[part.start : part.stop] for part in parts], 0
+            case _:
+                assert_never(self.long_texts)
+
+
+def encode_texts(
+    examples: Many[Texts], targets: Many[Targets], tokenizer: Tokenizer, fit: Fit
+) -> list[EncodedExample]:
+    """Encode texts and pairs; each sequence has its example's target under the name "label"."""
+    firsts = tokenizer.encode([example.text for example in examples])
+    seconds = iter(
+        tokenizer.encode([example.text_b for example in examples if example.text_b is not None])
+    )
+    template, results = tokenizer.template, []
+    for example, a, target in zip(examples, firsts, targets, strict=True):
+        if example.text_b is None:
+            tokens, (parts, cut) = len(a), fit.single(a, template)
+        else:
+            b = next(seconds)
+            tokens, (parts, cut) = len(a) + len(b), fit.pair(a, b, template)
+        sequences = tuple(
+            # [CLS], which the head reads, is global in Longformer.
+            Sequence(
+                part.ids, part.segments, {"label": target}, global_attention_mask=_first(len(part))
+            )
+            for part in parts
+        )
+        results.append(EncodedExample(sequences, tokens, cut))
+    return results
+
+
+def _first(length: int) -> NDArray[np.bool_]:
+    mask = np.zeros(length, dtype=np.bool_)
+    mask[0] = True
+    return mask
+
+
+def truncated(a: int, b: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of two texts remain: the longer loses its last one, of equals the second.
+
+    Source: `_truncate_seq_pair` in google-research/bert run_classifier.py, in closed form.
+    """
+    if a + b <= room:
+        return a, b
+    if a <= (room + 1) // 2:
+        return a, room - a
+    if b <= room // 2:
+        return room - b, b
+    return (room + 1) // 2, room // 2
+
+
+def averaged(outputs: Many[Output]) -> Output:
+    """Return the mean output of the windows of a text."""
+    return outputs[0] if len(outputs) == 1 else np.mean(outputs, axis=0, dtype=np.float32)

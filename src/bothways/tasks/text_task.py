@@ -1,0 +1,87 @@
+"""The common part of tasks whose examples are texts or pairs of texts in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from bothways.core.config.checks import require_at_least
+from bothways.tasks.base import P, Reading, Row, Task
+from bothways.tasks.text_encoding import Fit, LongTexts, Texts
+from bothways.tasks.text_examples import (
+    LABELS,
+    NOT_NAMED,
+    TextColumns,
+    choose_columns,
+    example_of,
+    open_examples,
+)
+
+
+@dataclass(frozen=True)
+class TextTask(Task[Any, P]):
+    """A task on texts or pairs of texts.
+
+    Class attributes:
+        label_columns: usual names of the column with the answer.
+
+    Attributes:
+        columns: the columns of texts and answers.
+    """
+
+    label_columns: ClassVar[Many[str]] = LABELS
+
+    columns: TextColumns = NOT_NAMED
+
+    def read(
+        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
+    ) -> Reading[Any]:
+        usual = self.usual_columns(labelled)
+        table, chosen = open_examples(
+            source, columns or NOT_NAMED, usual, labelled, self.label_columns
+        )
+        self.check_columns(chosen, table.where)
+        examples = (self.parse(row.values, chosen, row.where) for row in table.rows)
+        return Reading(self.with_columns(chosen), examples, table.share)
+
+    def example(self, row: Row, *, where: str = "an example") -> Any:
+        usual = self.usual_columns(labelled=True)
+        columns = choose_columns(tuple(row), where, NOT_NAMED, usual, None, self.label_columns)
+        self.check_columns(columns, where)
+        return self.parse(row, columns, where)
+
+    def usual_columns(self, labelled: bool) -> TextColumns:
+        """Return the columns to read where none are asked for."""
+        return self.columns
+
+    def check_columns(self, columns: TextColumns, where: str) -> None:
+        """Raise a DataError for columns that the task does not take."""
+
+    def parse(self, row: Row, columns: TextColumns, where: str) -> Any:
+        """Return the example in these columns of a row; errors as `example`."""
+        return example_of(row, columns, where)
+
+    def texts(self, example: Texts) -> tuple[str, ...]:
+        return (example.text,) if example.text_b is None else (example.text, example.text_b)
+
+
+@dataclass(frozen=True)
+class LongTextTask(TextTask[P]):
+    """A task on texts that may be longer than the model's input.
+
+    Attributes:
+        long_texts: what to do with them: "truncate" reads the beginning, "head_tail" the beginning
+            and the end, "windows" everything, in overlapping windows whose outputs are averaged.
+        stride: tokens from one window to the next; None for half a window.
+    """
+
+    long_texts: LongTexts = "truncate"
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "task", stride=self.stride)
+
+    def fit(self, length: int) -> Fit:
+        """Return how texts are fitted to a length."""
+        return Fit(length, self.long_texts, self.stride)

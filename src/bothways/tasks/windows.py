@@ -1,0 +1,50 @@
+"""Sliding windows over texts that are longer than the model's input.
+
+Source: google-research/bert run_squad.py. A token that several windows hold counts in the window in
+which it has the most context on its poorer side ("max context").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+from numpy.typing import NDArray
+
+
+class Window(NamedTuple):
+    """The tokens `[start, stop)` of a text."""
+
+    start: int
+    stop: int
+
+
+def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[Window]:
+    """Split a text into windows of at most `room` tokens, one every `stride`; at least one window.
+
+    Example:
+        >>> windows(7, room=4, stride=2)
+        [Window(start=0, stop=4), Window(start=2, stop=6), Window(start=4, stop=7)]
+
+    Args:
+        full: move the last window back so that it has `room` tokens too: `(3, 7)` in the example.
+    """
+    step, last = min(room, stride), max(0, tokens - room)
+    count = 1 - (-last // step)  # 1 + last / step, rounded up
+    starts = [min(step * number, last) if full else step * number for number in range(count)]
+    return [Window(start, min(start + room, tokens)) for start in starts]
+
+
+def owners(
+    positions: Int[NDArray[np.int64], " words"], parts: Many[Window], room: int
+) -> Int[NDArray[np.int64], " words"]:
+    """Return the window in which each position counts, for windows that all hold `room` tokens.
+
+    That is the window with the nearest middle; of two at equal distance, the earlier.
+    """
+    starts = np.array([part.start for part in parts], dtype=np.int64)
+    # Twice the point halfway between the middles of neighbouring windows: whole numbers.
+    borders = starts[:-1] + starts[1:] + room - 1
+    return np.searchsorted(borders, 2 * positions).astype(np.int64)
