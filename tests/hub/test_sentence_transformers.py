@@ -86,7 +86,7 @@ def made(folder: Path, **settings: Any) -> Embedder:
     config = EncoderConfig(len(TOKENS), 16, 2, 2, 32, position=Learned(20), initial_range=0.4)
     folder.mkdir()
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
-    task = SentenceEmbeddingTask(**settings).task(
+    task = SentenceEmbeddingTask(**settings).learner(
         Model(config, (PoolerHead(),)), Tokenizer.load(folder / "vocab.txt"), (), 12
     )
     task.eval()

@@ -140,13 +140,15 @@ def score(
     pace: PredictConfig = DEFAULT_PREDICT,
     on_share: OnShare = untold,
 ) -> Metrics:
-    """The metrics of the dev data."""
-    return task.score(predictions(task, data, pace, on_share))
+    """Return the metrics of the dev data, which select the best weights."""
+    return task.score_tuned(predictions(task, data, pace, on_share))
 
 
-def tune(task: TaskLearner[Any, Any], data: LabelledData, on_share: OnShare = untold) -> None:
-    """Choose what the task takes from dev data, such as thresholds."""
-    task.task = task.tuned(predictions(task, data, on_share=on_share))
+def tune(
+    task: TaskLearner[Any, Any], data: LabelledData, metric: str = "", on_share: OnShare = untold
+) -> None:
+    """Choose settings of the task on dev data, such as thresholds, for a metric."""
+    task.task = task.tuned(predictions(task, data, on_share=on_share), metric)
 
 
 def check_metric(metric: str, data: LabelledData) -> None:

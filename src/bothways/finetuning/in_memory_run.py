@@ -156,7 +156,7 @@ def conclude(
     reasons = signs_of_training(trained, baseline(data.train_examples, data.train_examples))
     metrics: Metrics = {}
     if data.dev:
-        tune(task, data, on_share=partial(on_stage, "tuning on the dev data"))
+        tune(task, data, method.chosen_by, partial(on_stage, "tuning on the dev data"))
         answers = DistinctAnswers(data.definition)
         metrics = task.score(
             answers.seen(

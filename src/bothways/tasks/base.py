@@ -177,10 +177,8 @@ class Task(Generic[E, P]):
         """
         raise NotImplementedError
 
-    def score_tuned(
-        self, results: Iterable[tuple[E, P]], labels: Many[str], metric: str
-    ) -> Metrics:
-        """Return the metrics of the task that `tuned` would return for these results.
+    def score_tuned(self, results: Iterable[tuple[E, P]], labels: Many[str]) -> Metrics:
+        """Return each metric of the task that is `tuned` for it on the same results.
 
         Selects among weights in training, where nothing is tuned yet.
         """
@@ -278,9 +276,9 @@ class TaskLearner(Learner, Generic[E, P]):
         """Return the metrics of predictions; see `Task.score`."""
         return self.task.score(results, self.labels)
 
-    def score_tuned(self, results: Iterable[tuple[E, P]], metric: str = "") -> Metrics:
+    def score_tuned(self, results: Iterable[tuple[E, P]]) -> Metrics:
         """Return the metrics with settings chosen on the results; see `Task.score_tuned`."""
-        return self.task.score_tuned(results, self.labels, metric or self.task.metric)
+        return self.task.score_tuned(results, self.labels)
 
     def grade(self, example: E, prediction: P) -> float:
         """Return the quality of one prediction; see `Task.grade`."""

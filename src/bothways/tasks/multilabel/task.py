@@ -159,11 +159,14 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         self,
         results: Iterable[tuple[MultilabelExample, MultilabelPrediction]],
         labels: Many[str],
-        metric: str,
     ) -> Metrics:
         """Return the metrics at the best thresholds; at 0.5, an early model assigns no label."""
         kept = list(results)
-        return self.tuned(kept, labels, metric).score(kept, labels)
+        micro, macro = (
+            self.tuned(kept, labels, metric).score(kept, labels)
+            for metric in ("f1_micro", "f1_macro")
+        )
+        return {**micro, "f1_macro": macro["f1_macro"]}
 
     def grade(
         self, example: MultilabelExample, prediction: MultilabelPrediction, labels: Many[str]
