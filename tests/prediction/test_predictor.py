@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -148,10 +149,10 @@ def test_inputs_of_another_shape_are_one_message(folder: Path) -> None:
 
 
 def broken(place: Path, folder: Path) -> Path:
-    """A classifier with a weight that is not a number."""
+    """A classifier whose finite weights give infinite logits."""
     loaded = load_model(folder)
     model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
-    model.heads["labels"].dense.weight.data[0, 0] = torch.nan  # type: ignore[union-attr]
+    model.heads["labels"].dense.weight.data[0] = 3e38  # type: ignore[union-attr]
     save_model(place, model, make_tokenizer(place), labels=("neg", "pos"))
     return place
 
@@ -169,3 +170,26 @@ def test_outputs_that_are_not_finite_are_an_error(
             result_action="return_value",
         )
     assert "NaN" not in capsys.readouterr().out
+
+
+def test_predict_prints_the_most_probable_labels(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load_model(folder)
+    model = Model(loaded.model.config, (PoolerHead(), LabelHead(3)), loaded.model.encoder)
+    save_model(tmp_path / "m", model, loaded.tokenizer(), labels=("a", "b", "c"))
+    (tmp_path / "texts.txt").write_text("the film was good\n")
+    words = ["predict", str(tmp_path / "m"), str(tmp_path / "texts.txt"), "--device", "cpu"]
+    app([*words, "--top", "2"], result_action="return_value")
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["probabilities"]) == 2
+    assert next(iter(found["probabilities"])) == found["label"]
+
+
+def test_settings_follow_the_model_where_texts_come_from_standard_input(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the [MASK] was good\n")))
+    words = ["predict", str(folder), "--task", "fill", "top=3", "--device", "cpu"]
+    app(words, result_action="return_value")
+    assert len(json.loads(capsys.readouterr().out)["masks"][0]) == 3

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from bothways.cli import app
 from bothways.commands.compare import _table
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.hub.model_folder import save_model
@@ -24,7 +25,7 @@ from bothways.sweeps.significance import ModelComparison, Side, compare, contras
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.text_examples import TextColumns
-from toy_folder import VOCABULARY, make_examples, make_tokenizer, write_tsv
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 
 A, B = Side("a", (0.5,)), Side("b", (0.5,))
 
@@ -193,3 +194,15 @@ def test_what_is_read_around_an_example_is_no_other_example() -> None:
     )
     assert examples_fingerprint([bare]) == examples_fingerprint([among])
     assert examples_fingerprint([bare]) != examples_fingerprint([TagExample(words, ("a", "a"))])
+
+
+def test_pre_trained_models_are_compared_by_likelihood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, name in enumerate(("one", "two")):
+        make_folder(tmp_path / name, seed=seed)
+    (tmp_path / "texts.txt").write_text("the film was good\nthe play was bad\nit ends\n")
+    words = [str(tmp_path / name) for name in ("one", "two", "texts.txt")]
+    app(["compare", *words, "--device", "cpu"], result_action="return_value")
+    said = capsys.readouterr()
+    assert "a grade is the mean log probability of a token" in " ".join(said.out.split())

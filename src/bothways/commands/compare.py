@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bothways.commands.options import FineTask
+from bothways.commands.options import AnyTask
 from bothways.core.terminal import say
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def compare(  # noqa: PLR0913 – one option per question
     b: str,
     data: str,
     *,
-    task: FineTask | None = None,
+    task: AnyTask | None = None,
     text: str | None = None,
     text_b: str | None = None,
     label: str | None = None,
@@ -36,7 +36,8 @@ def compare(  # noqa: PLR0913 – one option per question
     data
         Labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
     task
-        What to compare them in; by default what the first was trained for.
+        The task to compare them in; by default the one that the first was trained for. Pre-trained models are compared
+        by the log probability of each token given the others (likelihood).
     text
         The column of the text, or of the first of two; by default as in training.
     text_b
@@ -53,16 +54,17 @@ def compare(  # noqa: PLR0913 – one option per question
     from bothways.commands.progress import asked, watched
     from bothways.prediction.predictor import open_task
     from bothways.sweeps.significance import compare as run
-    from bothways.sweeps.significance import folders
+    from bothways.sweeps.significance import default_task, folders
 
+    chosen = task or default_task(folders(a)[0])
     named = {"text": text, "text_b": text_b, "label": label}
     columns = (
-        asked(open_task(folders(a)[0], task, device="cpu"), **named)
+        asked(open_task(folders(a)[0], chosen, device="cpu"), **named)
         if any(named.values())
         else None
     )
     watch = partial(watched, what="grading")
-    found = run(a, b, data, columns, device=device, task=task, watch=watch)
+    found = run(a, b, data, columns, device=device, task=chosen, watch=watch)
     if json:
         from dataclasses import asdict
         from json import dumps
@@ -73,6 +75,11 @@ def compare(  # noqa: PLR0913 – one option per question
 
     console = Console()
     console.print(_table(found, data))
+    if chosen == "likelihood":
+        say(
+            console,
+            "note: a grade is the mean log probability of a token given all others, in nats",
+        )
     say(console, str(found))
 
 

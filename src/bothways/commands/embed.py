@@ -72,7 +72,10 @@ def embed(
         write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
     for warning in tally.warnings:
         print(warning, file=sys.stderr)
-    print(f"{tally.examples:,} vectors of {width} components in {out}", file=sys.stderr)
+    print(
+        f"{tally.examples:,} vectors of {width} components in {out}, computed in {opened.precision}",
+        file=sys.stderr,
+    )
 
 
 def sweep_table(found: Sweep, title: str) -> Table:

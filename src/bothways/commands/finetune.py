@@ -26,6 +26,10 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     *overrides: str,
     task: FineTask = "classify",
     dev: str | None = None,
+    lr: float | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    max_length: int | None = None,
     text: str | None = None,
     text_b: str | None = None,
     label: str | None = None,
@@ -49,11 +53,20 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Labelled data: .csv, .tsv, .jsonl, .parquet (the first three also .gz, .xz, .zst, .bz2), or
         hub:owner/name:configuration:split.
     overrides
-        Settings by dotted path, such as length=256 metric=mcc training.optimizer.lr=3e-5 training.until="4 epochs".
+        Settings by dotted path or common name, such as metric=mcc warmup=0.06 stability.layer_decay=0.9
+        training.until="500 steps".
     task
         What the model is to do.
     dev
         Labelled data by which the best checkpoint is chosen.
+    lr
+        The peak learning rate.
+    epochs
+        How many times the training data is read.
+    batch_size
+        Examples per update.
+    max_length
+        The longest sequence in tokens, special tokens included; longer texts are cut.
     text
         The column of the text, or of the first of two; in a file without a header its number, from 0.
     text_b
@@ -91,6 +104,10 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         "train": train,
         "dev": dev,
         "task": {"columns": columns} if columns else None,
+        "lr": lr,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "max_length": max_length,
     }
     settings = settings_from(options, overrides, task, recipe, config)
     if seeds is not None:
@@ -112,21 +129,15 @@ def settings_from(
     file: Path | None,
 ) -> FinetuneConfig:
     """The settings of a recipe, changed by a file, then by overrides and options; options that are None say nothing."""
-    from bothways.core.config import reader as configs
-    from bothways.core.config.tree import merge, parse_overrides
-    from bothways.finetuning.config import RECIPES
-    from bothways.finetuning.prepare import FinetuneConfig
+    from bothways.core.config.tree import merge
+    from bothways.finetuning.config import RECIPES, expand_shorthands
+    from bothways.finetuning.prepare import FinetuneConfig, load_config
     from bothways.tasks.catalogue import TASKS
 
     method = RECIPES[recipe](TASKS[task]())
-    return configs.load(
-        FinetuneConfig,
-        base=FinetuneConfig(model=options["model"], train=options["train"], **vars(method)),
-        file=file,
-        overrides=merge(
-            parse_overrides(overrides), {k: v for k, v in options.items() if v is not None}
-        ),
-    )
+    base = FinetuneConfig(model=options["model"], train=options["train"], **vars(method))
+    named = expand_shorthands({k: v for k, v in options.items() if v is not None})
+    return load_config(base, merge(expand_shorthands(overrides), named), file)
 
 
 def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:

@@ -16,6 +16,7 @@ def predict(  # noqa: PLR0913 – one option per question
     task: AnyTask | None = None,
     text: str | None = None,
     text_b: str | None = None,
+    top: int | None = None,
     length: int | None = None,
     window: int | None = None,
     precision: Literal["auto", "fp32", "bf16", "int8"] = "fp32",
@@ -39,6 +40,8 @@ def predict(  # noqa: PLR0913 – one option per question
         The column of the text, or of the first of two; by default as in training.
     text_b
         The column of the second text.
+    top
+        The most probable labels to print; by default all.
     length
         The longest sequence in tokens; by default as in training.
     window
@@ -51,12 +54,17 @@ def predict(  # noqa: PLR0913 – one option per question
     """
     import json
     import sys
+    from pathlib import Path
 
     from bothways.commands.progress import asked, say_guess, watched
+    from bothways.core.config.checks import require_at_least
     from bothways.data.text_io import STDIN
     from bothways.prediction.engine import PredictConfig
     from bothways.prediction.predictor import open_task
 
+    require_at_least(1, top=top)
+    if "=" in file and not Path(file).exists():  # echo … | bothways predict MODEL top=3
+        file, settings = STDIN, (file, *settings)
     opened = open_task(
         folder, task, length=length, device=device, precision=precision, settings=settings
     )
@@ -70,6 +78,12 @@ def predict(  # noqa: PLR0913 – one option per question
     # What is typed or printed on the same terminal would run through the bar.
     with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
         for _, prediction in opened.predict(reading, pace, tally):
-            print(json.dumps(prediction.to_json(), ensure_ascii=False), flush=typed)
+            values = prediction.to_json()
+            if top is not None and isinstance(values.get("probabilities"), dict):
+                ranked = sorted(values["probabilities"].items(), key=lambda item: -item[1])
+                values["probabilities"] = dict(ranked[:top])
+            print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
+    if precision == "auto":
+        print(f"note: predicted in {opened.precision}", file=sys.stderr)
     for warning in tally.warnings:
         print(warning, file=sys.stderr)

@@ -6,10 +6,13 @@ Source: Devlin et al. 2018, sections 4 and 5.3, appendix A.3.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.config.tree import Tree, flatten, merge, parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning.stability import Stability
@@ -106,3 +109,53 @@ RECIPES: dict[str, Callable[[Trainable], FinetuneSettings]] = {
 
 USUAL = FinetuneSettings()
 """Three epochs of classification, as one would do it today."""
+
+SHORTHANDS: Mapping[str, str] = {
+    "lr": "training.optimizer.lr",
+    "learning_rate": "training.optimizer.lr",
+    "epochs": "training.until",
+    "batch_size": "batch.n",
+    "max_length": "length",
+    "warmup": "training.schedule.warmup",
+    "weight_decay": "training.optimizer.decay",
+    "precision": "training.precision",
+    "evaluate": "training.evaluate",
+    "early_stopping": "training.early_stopping",
+}
+"""Common names of settings → their dotted paths. `batch=16` is one, too: see `expand_shorthands`."""
+
+
+def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
+    """Return overrides as a tree in which common names are replaced by the settings they stand for.
+
+        ["lr=3e-5", "epochs=4"] → {"training": {"optimizer": {"lr": "3e-5"}, "until": "4 epochs"}}
+
+    Raises:
+        ConfigError: a text that is no setting; a name without a path that is part of a longer path.
+    """
+    tree: dict[str, Any] = {}
+    given = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    for name, value in given.items():
+        if name == "batch" and not isinstance(value, Mapping):
+            path, leaf = "batch.n", value
+        elif name == "epochs":
+            path, leaf = SHORTHANDS[name], f"{value} epochs"
+        else:
+            path, leaf = SHORTHANDS.get(name, name), value
+        for key in reversed(path.split(".")):
+            leaf = {key: leaf}
+        tree = merge(tree, leaf)
+    return tree
+
+
+def check_paths(tree: Tree, known: Iterable[str]) -> None:
+    """Raise ConfigError for a setting without its path, with the path.
+
+    Args:
+        known: the names without a path that are settings.
+    """
+    for name in tree.keys() - set(known):
+        paths = [path for path in flatten(configs.to_dict(USUAL)) if path.endswith(f".{name}")]
+        if paths:
+            what = f"unknown setting {name!r}; its path is {' or '.join(paths)}"
+            raise ConfigError(what, where=name, fix=f"Write {paths[0]}=VALUE.")

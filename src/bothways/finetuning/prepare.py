@@ -13,11 +13,13 @@ from typing import Any, Literal
 import torch
 
 from bothways.core.batch import Batch, pack
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.stages import OnStage, followed, followed_reading, unseen
 from bothways.data.batching import ExampleBudget, TokenBudget
-from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.config import FinetuneSettings, check_paths, expand_shorthands
 from bothways.finetuning.data import LabelledData, check_metric, examine
 from bothways.finetuning.stability import steady
 from bothways.hub.model_folder import LoadedModel, load_model
@@ -74,6 +76,19 @@ class FinetuneConfig(FinetuneSettings):
     def ordered_by(self) -> int:
         """The seed of the order of the data, dropout and mixout."""
         return self.seed if self.order_seed is None else self.order_seed
+
+
+def load_config(
+    base: FinetuneConfig, overrides: Tree | Iterable[str] = (), file: Path | None = None
+) -> FinetuneConfig:
+    """Return `base` changed by a TOML file, then by overrides, which may use `config.SHORTHANDS`.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
+    tree = expand_shorthands(overrides)
+    check_paths(tree, [field.name for field in dataclasses.fields(FinetuneConfig)])
+    return configs.load(FinetuneConfig, base=base, file=file, overrides=tree)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, ResourceError
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.prepare import FinetuneConfig, load_config
 from bothways.sweeps.runs import (
     Series,
     SweepFolder,
@@ -104,9 +103,7 @@ def folder_name(chosen: Mapping[str, str]) -> str:
 
 
 def _with(base: FinetuneConfig, chosen: Mapping[str, str]) -> FinetuneConfig:
-    return configs.load(
-        FinetuneConfig, base=base, overrides=[f"{key}={value}" for key, value in chosen.items()]
-    )
+    return load_config(base, [f"{key}={value}" for key, value in chosen.items()])
 
 
 def search_grid(base: FinetuneConfig, grid: Grid, place: SweepFolder) -> Series:

@@ -20,9 +20,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from bothways.core.errors import DataError
+from bothways.core.errors import DataError, FolderError
 from bothways.prediction.engine import PredictionCounts
-from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.tasks.base import Reading, examples_fingerprint
 
 RESAMPLES = 9999
@@ -112,7 +112,7 @@ def compare(
         BothwaysError: a folder or the data cannot be read.
     """
     for one in (*folders(a), *folders(b)):  # before the first of them reads all the data
-        task = open_task(one, task, device="cpu").task.task.name
+        task = open_learner(one, task or default_task(one), device="cpu").task.name
     left, right = (
         _grades(
             (open_task(one, task, device=device) for one in folders(name)), source, columns, watch
@@ -127,6 +127,19 @@ def compare(
     return contrast(
         Side(a, _means(left[1])), Side(b, _means(right[1])), left[1].mean(0), right[1].mean(0), seed
     )
+
+
+def default_task(folder: str) -> str:
+    """Return the task that a model was trained for; "likelihood" for one that is only pre-trained.
+
+    Raises:
+        FolderError: the model has no head that either needs.
+    """
+    try:
+        name = open_learner(folder, device="cpu").task.name
+    except FolderError:
+        name = open_learner(folder, "likelihood", device="cpu").task.name
+    return name
 
 
 def contrast(

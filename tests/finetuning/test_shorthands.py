@@ -1,0 +1,61 @@
+"""Common names stand for settings with their dotted paths."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from bothways.core.errors import ConfigError
+from bothways.data.batching import ExampleBudget
+from bothways.finetuning.config import SHORTHANDS
+from bothways.finetuning.prepare import FinetuneConfig, load_config
+from bothways.sweeps.grid import grid_cells, parse_grid
+from bothways.training.durations import Epochs
+
+BASE = FinetuneConfig(model="m", train="t.tsv")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["lr=3e-4", "epochs=4", "batch=16", "max_length=64"],
+        ["learning_rate=3e-4", "epochs=4", "batch_size=16", "length=64"],
+        {"lr": 3e-4, "epochs": 4, "batch": 16, "max_length": 64},
+    ],
+)
+def test_common_names_are_settings(overrides: object) -> None:
+    settings = load_config(BASE, overrides)  # type: ignore[arg-type]
+    assert settings.training.optimizer.lr == 3e-4
+    assert settings.training.until == Epochs(4.0)
+    assert settings.batch == ExampleBudget(16)
+    assert settings.length == 64
+
+
+def test_every_shorthand_is_a_setting() -> None:
+    values = {"epochs": "2", "batch_size": "8", "max_length": "64", "early_stopping": "3"}
+    values |= {"precision": "fp32", "evaluate": "20 steps"}
+    base = replace(BASE, dev="d.tsv")
+    for name in SHORTHANDS:
+        assert load_config(base, [f"{name}={values.get(name, '0.2')}"]) != base
+
+
+def test_a_setting_without_its_path_is_told_it() -> None:
+    with pytest.raises(ConfigError, match=r"'clip_norm'; its path is training\.clip_norm"):
+        load_config(BASE, ["clip_norm=1"])
+    with pytest.raises(ConfigError, match="unknown key 'lrr'"):
+        load_config(BASE, ["lrr=1"])
+
+
+def test_grids_take_them() -> None:
+    cells = list(grid_cells(BASE, parse_grid("lr=1e-5,2e-5 batch=16,32")))
+    assert [cell.training.optimizer.lr for _, cell in cells] == [1e-5, 1e-5, 2e-5, 2e-5]
+
+
+def test_options_come_first_in_the_help() -> None:
+    words = [sys.executable, "-m", "bothways", "finetune", "--help"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    places = [shown.index(f"--{name}") for name in ("lr", "epochs", "batch-size", "max-length")]
+    assert max(places) < shown.index("--out")
