@@ -117,6 +117,20 @@ def test_one_input_gives_one_prediction_and_several_give_a_list(folder: Path) ->
     assert pair != one
 
 
+def test_rows_are_read_by_their_columns(folder: Path) -> None:
+    text, other = TEXTS[:2]
+    classify = predictor(folder, "classify")
+    assert classify({"sentence": text, "label": "neg"}) == classify(text)
+    rows = [{"sentence1": text, "sentence2": other, "label": "pos"}]
+    assert classify(rows) == [classify((text, other))]
+    assert classify.evaluate([{"text": text, "label": classify(text).label}])["accuracy"] == 1
+    answer = predictor(folder, "answer")
+    assert answer({"question": text, "context": other}).answer == answer((text, other)).answer
+    choose = predictor(folder, "choice")
+    row = {"context": text, "ending0": other, "ending1": text}
+    assert choose(row) == choose(ChoiceExample(text, (other, text)))
+
+
 def test_streams_are_lazy(folder: Path) -> None:
     from bothways.prediction.engine import PredictConfig
 
