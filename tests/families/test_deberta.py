@@ -357,13 +357,19 @@ def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
         ({"pos_att_type": 3}, "pos_att_type 3 has no counterpart here"),
         ({"pos_att_type": "c2p|c2p"}, "must hold c2p, p2c or both, once each"),
         ({"pos_att_type": None}, "must hold c2p, p2c or both, once each"),
-        ({"relative_attention": False}, "without relative_attention, pos_att_type"),
+        ({"relative_attention": False}, "without relative_attention there must be no pos_att_type"),
         (
             {"relative_attention": False, "pos_att_type": None},
-            "without relative_attention, pos_att_type",
+            "without relative_attention there must be no pos_att_type",
         ),
-        ({"pooler_hidden_size": 8}, "pooler_hidden_size must be 16 as the rest says, not 8"),
-        ({"attention_head_size": 4}, "attention_head_size must be 8 as the rest says, not 4"),
+        (
+            {"pooler_hidden_size": 8},
+            "pooler_hidden_size must be 16, as the other settings imply, not 8",
+        ),
+        (
+            {"attention_head_size": 4},
+            "attention_head_size must be 8, as the other settings imply, not 4",
+        ),
         ({"pooler_hidden_act": "mish"}, "pooler_hidden_act 'mish' has no counterpart"),
         ({"talking_head": True}, "talking_head True has no counterpart"),
         ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd 'batch_norm' has no counterpart"),

@@ -220,7 +220,8 @@ def test_settings_are_read_under_their_other_names(model_type: str, tmp_path: Pa
     name, alias = next(iter(names.items()))
     file.write_text(json.dumps(settings | {alias: settings[name] + 1}))
     with pytest.raises(
-        FolderError, match=f"{name} is {settings[name]}, and {alias}, which is another name of it"
+        FolderError,
+        match=f"{name} is {settings[name]}, and its other name {alias} is {settings[name] + 1}",
     ):
         load_model(tmp_path)
 

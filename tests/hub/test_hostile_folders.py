@@ -122,7 +122,7 @@ def test_many_empty_tensors_take_little_time() -> None:
     report = plan_loading(BERT.keys, {}, dict.fromkeys(names, (0,)), ()).report
     assert len(report.unused) == len(names)
     assert str(report)
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 30
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{at}" for at in range(20))]

@@ -158,7 +158,7 @@ def refused(kind: type[Exception]) -> Exception:
 FAILURES: dict[str, tuple[Exception, str]] = {
     "unknown": (
         refused(errors.RepositoryNotFoundError),
-        "some/model: is neither a folder here nor a model on the Hub\n  Check the spelling",
+        "some/model: is neither a folder here nor a model on the Hub\n  Check the name",
     ),
     "gated": (
         refused(errors.GatedRepoError),

@@ -20,7 +20,7 @@ from bothways.cli import app
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.layout import Layout
-from bothways.hub.convert.tensorflow.checkpoint_reader import read_checkpoint
+from bothways.hub.convert.tensorflow.checkpoint import read_checkpoint
 from bothways.hub.model_folder import load_model
 from bothways.text.tokenizer import Tokenizer
 from bundle_writer import field, varint, write_checkpoint

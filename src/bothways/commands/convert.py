@@ -96,7 +96,7 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
 def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] | None) -> None:
     import sys
 
-    from bothways.hub.convert.tensorflow.checkpoint_reader import read_checkpoint
+    from bothways.hub.convert.tensorflow.checkpoint import read_checkpoint
     from bothways.hub.model_card import Card
     from bothways.hub.model_folder import save_model
 

@@ -1,1 +1,1 @@
-"""The family of encoders as data: presets, settings and weight names. No `nn.Module` is defined here."""
+"""Families of encoders as data: presets, settings and weight names; no modules are defined here."""

@@ -1,8 +1,8 @@
 """ALBERT: narrow embeddings, and layers that share their weights (Lan et al. 2019).
 
-Against BERT: embeddings of 128 features with a dense layer to the width; one group of layers with the same weights, or several,
-and one block to a layer, or several; the pair head tells the order of two segments (SOP), with dropout; no dropout after the
-feed-forward layer.
+Differences from BERT: embeddings of 128 features with a dense layer to the width; one or several
+groups of layers that share their weights, with one or several blocks per layer; a pair head that
+predicts the order of two segments (SOP), with dropout; no dropout after the feed-forward layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VOCABULARY = 30_000
 
 
 def _sized(depth: int, width: int, heads: int) -> EncoderConfig:
-    """As version 2 has it: without dropout."""
+    """Return the configuration of version 2, which has no dropout."""
     return EncoderConfig(
         VOCABULARY,
         width,
@@ -38,7 +38,7 @@ def _sized(depth: int, width: int, heads: int) -> EncoderConfig:
 
 
 def base() -> EncoderConfig:
-    """12 layers of 768: 11,683,584 parameters without the heads of pre-training."""
+    """Return 12 layers of 768: 11,683,584 parameters without the heads of pre-training."""
     return _sized(12, 768, 12)
 
 

@@ -1,10 +1,11 @@
-"""BERT: the published sizes, and its two forms in transformers, post-norm (`bert`) and pre-norm (`megatron-bert`).
+"""BERT in its published sizes: post-norm (`bert`) and pre-norm (`megatron-bert`).
 
-Source: Devlin et al. 2018, section 3; the small sizes, Turc et al. 2019. Heads are 64 wide and the feed-forward layer is 4H.
+Source: Devlin et al. 2018, section 3; for the small sizes, Turc et al. 2019. Heads have 64
+features and the feed-forward layer has 4H.
 
-Google's code computes GELU by its tanh approximation. The configurations released for transformers say "gelu", the exact one,
-and so do these presets; for the paper to the letter, replace `activation` by "gelu_tanh". The largest difference between the
-two functions is 5e-4.
+Google's code computes GELU by its tanh approximation. The configurations released for transformers
+have the exact "gelu", as have these presets; to follow the paper exactly, replace `activation` by
+"gelu_tanh". The largest difference between the two functions is 5e-4.
 """
 
 from __future__ import annotations
@@ -34,37 +35,37 @@ def _sized(depth: int, width: int, vocab: int) -> EncoderConfig:
 
 
 def tiny(vocab: int = UNCASED) -> EncoderConfig:
-    """2 layers of 128."""
+    """Return 2 layers of 128."""
     return _sized(2, 128, vocab)
 
 
 def mini(vocab: int = UNCASED) -> EncoderConfig:
-    """4 layers of 256."""
+    """Return 4 layers of 256."""
     return _sized(4, 256, vocab)
 
 
 def small(vocab: int = UNCASED) -> EncoderConfig:
-    """4 layers of 512."""
+    """Return 4 layers of 512."""
     return _sized(4, 512, vocab)
 
 
 def medium(vocab: int = UNCASED) -> EncoderConfig:
-    """8 layers of 512."""
+    """Return 8 layers of 512."""
     return _sized(8, 512, vocab)
 
 
 def base(vocab: int = UNCASED) -> EncoderConfig:
-    """12 layers of 768."""
+    """Return 12 layers of 768."""
     return _sized(12, 768, vocab)
 
 
 def large(vocab: int = UNCASED) -> EncoderConfig:
-    """24 layers of 1024."""
+    """Return 24 layers of 1024."""
     return _sized(24, 1024, vocab)
 
 
 def megatron(vocab: int = MEGATRON) -> EncoderConfig:
-    """The large size in pre-norm order (Shoeybi et al. 2019), with the defaults of transformers' `megatron-bert`."""
+    """Return the large size in pre-norm order (Shoeybi et al. 2019), as in `megatron-bert`."""
     return replace(large(vocab), order=PreNorm())
 
 
@@ -87,7 +88,7 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 
 
 def encoder_rules(stem: str) -> tuple[Rule, ...]:
-    """Names of the encoder's tensors but for the LayerNorms, in BERT and in what was made from its code."""
+    """Return the names of the encoder's tensors without LayerNorms, in BERT and its descendants."""
     layer = f"{stem}.encoder.layer.{{}}"
     return (
         Rename("encoder.embedding.token", f"{stem}.embeddings.word_embeddings"),
@@ -104,7 +105,7 @@ def encoder_rules(stem: str) -> tuple[Rule, ...]:
 
 
 def post_norm_rules(stem: str) -> tuple[Rule, ...]:
-    """Names of the LayerNorms in post-norm order."""
+    """Return the names of the LayerNorms in post-norm order."""
     return (
         Rename("encoder.embedding.norm", f"{stem}.embeddings.LayerNorm"),
         Rename(

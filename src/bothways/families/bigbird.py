@@ -1,11 +1,12 @@
-"""BigBird: BERT on long texts, with windows of blocks, random blocks and global blocks (Zaheer et al. 2020).
+"""BigBird: BERT on long texts, with local, random and global blocks (Zaheer et al. 2020).
 
-Against BERT: 4,096 positions; a long sequence is read in blocks of 64 tokens (`Blocks`), a short one whole; GELU by its tanh
-approximation; dropout before the embeddings' LayerNorm, not after; a vocabulary of SentencePiece; heads with layers of their
-own for classes and for answers.
+Differences from BERT: 4,096 positions; attention in blocks of 64 tokens (`Blocks`) for long
+sequences, full attention for short ones; GELU by its tanh approximation; dropout before the
+embeddings' LayerNorm, not after; a SentencePiece vocabulary; heads for classes and for answers
+with layers of their own.
 
-What transformers does and the paper does not: in evaluation each random block is the first block again; in blocks no attention
-probability is dropped. Both are kept here, since outputs would differ otherwise.
+Unlike the paper, transformers takes the first block for each random block in evaluation, and
+drops no attention probabilities in blocks. Both are kept here, so that outputs are equal.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _SEPARATOR = 66
 _BLOCKS = Blocks()
 
 
-def _read_by(shape: EncoderConfig) -> EncoderConfig:
-    """With heads as transformers has them: the one for classes has the encoder's activation."""
+def _with_heads(shape: EncoderConfig) -> EncoderConfig:
+    """Return the shape with transformers' heads."""
     own = Own(shape.activation, dropout_first=True)
     return replace(shape, readout=replace(shape.readout, labels=own, span=Deep()))
 
@@ -48,11 +49,11 @@ def _sized(shape: EncoderConfig) -> EncoderConfig:
         patterns=(_BLOCKS,),
         dropout=Dropouts(places=("sum", "attention", "mlp")),
     )
-    return _read_by(replace(long, activation="gelu_tanh"))
+    return _with_heads(replace(long, activation="gelu_tanh"))
 
 
 def base() -> EncoderConfig:
-    """12 layers of 768."""
+    """Return 12 layers of 768."""
     return _sized(bert.base(VOCABULARY))
 
 
@@ -70,7 +71,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
         config.position.max_positions, scaled=read_flag(raw, "rescale_embeddings", False, where)
     )
     bias = Bias(projections=read_flag(raw, "use_bias", True, where))
-    return _read_by(replace(config, patterns=(pattern,), position=position, bias=bias))
+    return _with_heads(replace(config, patterns=(pattern,), position=position, bias=bias))
 
 
 _SIZES = {"block_size": _BLOCKS.size, "num_random_blocks": _BLOCKS.random}
@@ -85,7 +86,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         "num_random_blocks": blocks.random,
         "rescale_embeddings": isinstance(position, Learned) and position.scaled,
         "use_bias": config.bias.projections,
-        # The tokenizer's to know; transformers' class for answers needs it.
+        # transformers' class for answers needs the separator.
         "sep_token_id": _SEPARATOR,
     }
 
@@ -122,7 +123,7 @@ _CLASSES: tuple[tuple[str, frozenset[HeadKind], frozenset[HeadKind]], ...] = (
     ("ForMultipleChoice", frozenset({"choice", "pooler"}), frozenset()),
     ("Model", _POOLER, frozenset()),
 )
-"""Their classes with what each has, and what of it nothing reads."""
+"""Suffixes of classes, their heads, and the idle ones among them."""
 
 BIGBIRD = Family(
     model_type="big_bird",

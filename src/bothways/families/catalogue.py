@@ -1,4 +1,4 @@
-"""All families and presets by name: the one place that a new family is entered in."""
+"""All families and presets by name: the one place where a new family is added."""
 
 from __future__ import annotations
 
@@ -55,14 +55,17 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def family_named(model_type: str) -> Family | None:
-    """The family that `config.json` calls so."""
+    """Return the family with this `model_type`."""
     return next((family for family in FAMILIES if family.model_type == model_type), None)
 
 
 def family_for(config: ModelConfig, vocabulary: str | None = None) -> Family | None:
-    """The first family that can express this configuration; one of this kind of vocabulary goes before the others."""
+    """Return the first family that can express this configuration.
+
+    A family with this kind of vocabulary has priority.
+    """
     if isinstance(config, LSTMConfig):
-        return None  # transformers has Transformers alone
+        return None  # transformers has no LSTM encoders
     able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
     return next(
         (family for family in able if vocabulary and family.vocabulary == vocabulary),
@@ -71,10 +74,14 @@ def family_for(config: ModelConfig, vocabulary: str | None = None) -> Family | N
 
 
 def preset(name: str) -> ModelConfig:
-    """The configuration of this name.
+    """Return the configuration of this name.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is none.
+
+    Example:
+        >>> preset("bert-tiny").width
+        128
     """
     if name not in PRESETS:
         import difflib

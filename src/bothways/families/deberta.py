@@ -159,7 +159,10 @@ def _read_position(
     size = read_number(raw, "conv_kernel_size", 0, where) if later else 0
     if not read_flag(raw, "relative_attention", False, where):
         if terms or not at_input or size > 0:
-            what = "without relative_attention there must be no pos_att_type, no convolution, and position_biased_input"
+            what = (
+                "without relative_attention there must be no pos_att_type, no convolution, "
+                "and position_biased_input"
+            )
             fix = "Set relative_attention to true, as in the published models."
             raise FolderError(what, where=where, fix=fix)
         return Learned(most)

@@ -1,7 +1,8 @@
-"""DistilBERT: half of BERT's layers, taught by the whole (Sanh et al. 2019).
+"""DistilBERT: half of BERT's layers, distilled from all of them (Sanh et al. 2019).
 
-Against BERT: no segments and no pooler; heads for whole texts have a dense layer with ReLU of their own on [CLS]; dropout on
-the feed-forward layers, not on attention's output; ε is always 1e-12.
+Differences from BERT: no segments and no pooler; heads for whole texts have a dense layer with
+ReLU of their own on [CLS]; dropout on the feed-forward layers, not on attention's output; ε is
+always 1e-12.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HEAD = Own("relu")
 
 
 def base(vocab: int = bert.UNCASED) -> EncoderConfig:
-    """6 layers of 768."""
+    """Return 6 layers of 768."""
     shape = replace(
         bert.base(vocab), depth=6, segments=0, dropout=Dropouts(places=("embedding", "mlp"))
     )

@@ -1,7 +1,8 @@
-"""ELECTRA: a small generator fills masks, a discriminator tells which tokens were replaced (Clark et al. 2020).
+"""ELECTRA: a generator fills masks, a discriminator finds replaced tokens (Clark et al. 2020).
 
-Against BERT: embeddings may be narrower than the encoder, with a dense layer between; no pooler; heads for whole texts have a
-dense layer with GELU of their own on [CLS]. Generator and discriminator are of one family and two classes.
+Differences from BERT: embeddings may be narrower than the encoder, with a dense layer between; no
+pooler; heads for whole texts have a dense layer with GELU of their own on [CLS]. Generator and
+discriminator are two classes of one family.
 """
 
 from __future__ import annotations

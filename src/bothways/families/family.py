@@ -1,4 +1,4 @@
-"""A family as the model folder needs it: settings, classes and weight names in transformers' terms."""
+"""A family's settings, classes and weight names, as transformers has them."""
 
 from __future__ import annotations
 

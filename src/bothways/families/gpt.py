@@ -1,7 +1,8 @@
-"""GPT and GPT-2, BERT's contrast: the same Transformer from left to right (Radford et al. 2018, 2019).
+"""GPT and GPT-2, a contrast to BERT: Transformers from left to right (Radford et al. 2018, 2019).
 
-Against BERT: attention is causal, there are no segments, no pooler and no special tokens, and the one head predicts the token
-that follows. GPT is post-norm without a LayerNorm after the embeddings; GPT-2 is pre-norm. Files hold dense layers transposed.
+Differences from BERT: causal attention; no segments, no pooler and no special tokens; one head,
+which predicts the next token. GPT is post-norm without a LayerNorm after the embeddings, GPT-2 is
+pre-norm. Files hold dense layers transposed.
 
 Source: Devlin et al. 2018, section 2.2, figure 3 and appendix A.4, which compare BERT with GPT.
 """
@@ -22,7 +23,7 @@ from bothways.model.positions import Learned
 
 
 def base() -> EncoderConfig:
-    """The first GPT: 12 layers of 768, of BERT-base's size."""
+    """Return the first GPT: 12 layers of 768, the size of BERT-base."""
     return EncoderConfig(
         vocab=40_478,
         segments=0,
@@ -36,7 +37,7 @@ def base() -> EncoderConfig:
 
 
 def second(depth: int, width: int) -> EncoderConfig:
-    """GPT-2, with heads 64 wide."""
+    """Return a GPT-2 with heads of 64 features."""
     shape = replace(base(), vocab=50_257, position=Learned(1024), order=PreNorm())
     return replace(shape, depth=depth, width=width, heads=width // 64, intermediate_size=4 * width)
 
@@ -103,7 +104,7 @@ _FIRST_ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-"""What GPT's code calls gelu is the approximation."""
+"""In GPT's code, gelu is the approximation."""
 _END = 50_256
 _SECOND_ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", **ACTIVATIONS}
 _MASKS = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
@@ -179,7 +180,7 @@ GPT2 = Family(
             "n_inner": None
             if config.intermediate_size == 4 * config.width
             else config.intermediate_size,
-            # Left out, it would be that of the published vocabulary.
+            # Absent ids would be those of the published vocabulary.
             **({} if config.vocab > _END else {"bos_token_id": None, "eos_token_id": None}),
         },
     ),

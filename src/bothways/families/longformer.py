@@ -1,10 +1,11 @@
-"""Longformer: RoBERTa on long texts, with windows and global tokens in place of full attention (Beltagy et al. 2020).
+"""Longformer: RoBERTa on long texts, with windows and global tokens (Beltagy et al. 2020).
 
-Against RoBERTa: 4,096 positions; each layer looks no further than its window; global tokens see all and are seen by all, and
-see through queries, keys and values of their own. Which tokens are global, the task says: the first one for classes, the
-question for answers, the ending for choices, none for tags and masks, as transformers' classes have it.
+Differences from RoBERTa: 4,096 positions; each layer attends within a window; global tokens attend
+to all tokens and are attended to by all, with queries, keys and values of their own. The task
+decides which tokens are global, as in transformers' classes: the first one for classes, the
+question for answers, the ending for choices, none for tags and masks.
 
-Their `attention_window` counts both sides.
+`attention_window` in transformers counts both sides.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 
 WINDOW = 512
-"""Tokens on both sides together, if nothing is said."""
+"""Tokens on both sides together, by default."""
 _SEPARATOR = 2
 
 
@@ -41,14 +42,17 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    said = raw.get("attention_window", WINDOW)
-    sizes = said if isinstance(said, list) else [said] * config.depth
+    value = raw.get("attention_window", WINDOW)
+    sizes = value if isinstance(value, list) else [value] * config.depth
     known = all(
         isinstance(size, int) and not isinstance(size, bool) and size > 0 and size % 2 == 0
         for size in sizes
     )
     if len(sizes) != config.depth or not known:
-        what = f"attention_window must be an even number above 0, or one for each of {config.depth} layers, not {said!r:.60}"
+        what = (
+            "attention_window must be an even number above 0, or one for each of "
+            f"{config.depth} layers, not {value!r:.60}"
+        )
         raise FolderError(what, where=where)
     patterns: tuple[Pattern, ...] = tuple(
         Window(size // 2, global_attention=True) for size in sizes
@@ -58,7 +62,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
     patterns = [config.pattern(layer) for layer in range(config.depth)]
-    # The separator is the tokenizer's to know; transformers' class for answers needs it.
+    # transformers' class for answers needs the separator.
     return {
         "attention_window": [
             2 * pattern.radius if isinstance(pattern, Window) else WINDOW for pattern in patterns
@@ -88,7 +92,7 @@ LONGFORMER = Family(
         ("longformer.embeddings.position_ids", "longformer.embeddings.token_type_ids"),
     ),
     architectures=classes("Longformer", pooled={"choice"}),
-    # What transformers' configuration class means by a setting that is absent, which the published sizes do not follow.
+    # The defaults are those of transformers' class, which the published models do not have.
     config_rules=ConfigRules(
         replace(
             _long(roberta.base()),

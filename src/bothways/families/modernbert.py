@@ -1,8 +1,9 @@
-"""ModernBERT: BERT's task with the build of later language models (Warner et al. 2024, section 2.1).
+"""ModernBERT: BERT's task with the architecture of later language models (Warner et al. 2024).
 
-Against BERT: rotary positions; two of three layers look no further than 64 tokens, with a smaller base of their angles; GeGLU;
-no biases but in outputs; pre-norm with the first LayerNorm after the embeddings; no segments and no pooler. Every head has a
-dense layer with GELU and LayerNorm of its own. Weights start as Google's do: the authors start output matrices smaller.
+Differences from BERT: rotary positions; local attention within 64 tokens in two of three layers,
+with a smaller base of the angles; GeGLU; no biases but in outputs; pre-norm with a LayerNorm after
+the embeddings; no segments and no pooler. Every head has a dense layer with GELU and LayerNorm of
+its own. Weights are initialised as Google's are: the authors initialise output matrices smaller.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def _sized(depth: int, width: int, intermediate_size: int) -> EncoderConfig:
 
 
 def base() -> EncoderConfig:
-    """22 layers of 768."""
+    """Return 22 layers of 768."""
     return _sized(22, 768, 1152)
 
 
 def large() -> EncoderConfig:
-    """28 layers of 1024."""
+    """Return 28 layers of 1024."""
     return _sized(28, 1024, 2624)
 
 
@@ -69,7 +70,7 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", LOCAL)}
-"""Kinds of layers, with the name of their base in older files and what an absent one means."""
+"""Kinds of layers, with the name of their base in older files and its default."""
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
@@ -85,7 +86,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
         Own(activation, norm=True, reads=reads),
         read_number(raw, "embedding_dropout", 0.0, where),
     )
-    both = config.dropout.attention  # theirs is on attention's output, too
+    both = config.dropout.attention  # also on the output of attention
     bias = {
         ours: read_flag(raw, theirs, getattr(config.bias, ours), where)
         for ours, theirs in _BIASES.items()
@@ -118,7 +119,7 @@ _BIASES = {
 
 
 def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
-    """The kind of each layer; older files say only how often a global one comes."""
+    """Return the kind of each layer; older files have only the interval of global layers."""
     every = read_number(raw, "global_attn_every_n_layers", 3, where)
     if every < 1:
         raise FolderError(
@@ -138,7 +139,7 @@ def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
 
 
 def _base(raw: Mapping[str, Any], kind: str, where: str) -> float:
-    """The base of the angles in layers of a kind."""
+    """Return the base of the angles in layers of a kind."""
     old, default = _THETAS[kind]
     every = raw.get("rope_parameters") or {}
     said = (every.get(kind) or {}) if isinstance(every, dict) else every
@@ -184,7 +185,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         "classifier_pooling": {"first": "cls", "mean": "mean"}[own.reads],
         "classifier_dropout": config.readout.span_dropout,
         **{theirs: getattr(config.bias, ours) for ours, theirs in _BIASES.items()},
-        # Left out, they would be those of the published vocabulary. The tokenizer knows them.
+        # Absent ids would be those of the published vocabulary.
         **({} if config.vocab > _PAD else dict.fromkeys(_SPECIALS)),
     }
 
@@ -201,7 +202,7 @@ _RULES: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.mlp.up", f"{_LAYER}.mlp.Wi"),
     Rename("encoder.blocks.{}.mlp.down", f"{_LAYER}.mlp.Wo"),
     Rename("encoder.norm", "model.final_norm"),
-    # The masked LM head and all others have the same layer in front.
+    # All heads begin with the same layer.
     *masked_rules("head.dense", "head.norm", "decoder"),
     *(Rename(f"heads.{kind}.inner", "head.dense") for kind in ("labels", "tags", "span", "choice")),
     *(Rename(f"heads.{kind}.norm", "head.norm") for kind in ("labels", "tags", "span", "choice")),

@@ -1,7 +1,9 @@
-"""RoBERTa and XLM-RoBERTa: BERT without next sentence prediction, on more text (Liu et al. 2019; Conneau et al. 2020).
+"""RoBERTa and XLM-RoBERTa: BERT without next sentence prediction, on more text.
 
-Against BERT: the position table begins with two rows that no token uses, there is one segment, ε is 1e-5, and the head for
-labels has a dense layer of its own on `<s>`. The masked LM head is always GELU.
+Source: Liu et al. 2019; Conneau et al. 2020.
+
+Differences from BERT: two unused rows at the start of the position table, one segment, ε = 1e-5,
+and a dense layer of its own on `<s>` in the head for labels. The masked LM head always uses GELU.
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ def _as_roberta(shape: EncoderConfig) -> EncoderConfig:
 
 
 def base(vocab: int = ENGLISH) -> EncoderConfig:
-    """12 layers of 768."""
+    """Return 12 layers of 768."""
     return _as_roberta(bert.base(vocab))
 
 
 def large(vocab: int = ENGLISH) -> EncoderConfig:
-    """24 layers of 1024."""
+    """Return 24 layers of 1024."""
     return _as_roberta(bert.large(vocab))
 
 
 def distilled() -> EncoderConfig:
-    """6 layers of 768 (Sanh et al. 2019)."""
+    """Return 6 layers of 768 (Sanh et al. 2019)."""
     return replace(base(), depth=6)
 
 
@@ -73,7 +75,7 @@ _RULES: tuple[Rule, ...] = (
 def counted_from_padding(
     config: EncoderConfig, raw: Mapping[str, Any], where: str
 ) -> EncoderConfig:
-    """Their positions count from the padding token's id on."""
+    """Return the configuration with positions that count from the padding token's id."""
     if config.pad is None:
         raise FolderError("pad_token_id is absent, and positions count from it", where=where)
     position, offset = config.position, config.pad + 1
@@ -94,7 +96,7 @@ def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
     )
 
 
-# What transformers' configuration classes mean by a setting that is absent, which the published sizes do not follow.
+# The defaults are those of transformers' classes, which the published models do not have.
 _ABSENT = replace(base(), segments=2, norm_epsilon=1e-12, position=Learned(510, _OFFSET))
 ROBERTA = _family("roberta", "Roberta", _ABSENT)
 XLM_ROBERTA = replace(

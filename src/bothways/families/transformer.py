@@ -1,10 +1,10 @@
-"""The encoder of the first Transformer, from which BERT's is taken (Vaswani et al. 2017).
+"""The encoder of the original Transformer, which BERT's is based on (Vaswani et al. 2017).
 
-Against BERT: sines and cosines in the place of learned positions, added to tokens that are multiplied by √width; no segments
-and no LayerNorm after the embeddings; ReLU; no dropout on attention. No family of transformers has it: its folder is of our
-own type.
+Differences from BERT: sines and cosines instead of learned positions, added to tokens that are
+multiplied by √width; no segments and no LayerNorm after the embeddings; ReLU; no dropout on
+attention. transformers has no class for it: it is saved in our own format.
 
-Source: Vaswani et al. 2017, sections 3 and 5.4; Devlin et al. 2018, section 3, for what BERT kept of it.
+Source: Vaswani et al. 2017, sections 3 and 5.4; for what BERT kept, Devlin et al. 2018, section 3.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from bothways.model.config import Dropouts, EncoderConfig, PostNorm
 from bothways.model.positions import Sinusoidal
 
 VOCABULARY = 37_000
-"""Of the paper's English and German, in bytes paired; a corpus brings its own."""
+"""The BPE vocabulary of the paper's English and German; a corpus has its own."""
 
 
 def base() -> EncoderConfig:
-    """6 layers of 512; tokens start with variance 1 / 512, so that after scaling they are as large as positions are."""
+    """Return 6 layers of 512.
+
+    Tokens start with variance 1 / 512, so that after scaling they are as large as positions.
+    """
     return EncoderConfig(
         VOCABULARY,
         width=512,
@@ -38,7 +41,7 @@ def base() -> EncoderConfig:
 
 
 def big() -> EncoderConfig:
-    """6 layers of 1024, and more dropout, as for English to German."""
+    """Return 6 layers of 1024 with more dropout, as for English to German."""
     return replace(
         base(),
         width=1024,

@@ -159,8 +159,11 @@ class _Index:
 
     def __init__(self, names: Iterable[tuple[str, Rule]]) -> None:
         self._rules = defaultdict[str, list[tuple[int, Rule]]](list)
+        self._prefixes = set[str]()
         for order, (name, rule) in enumerate(names):
             self._rules[name].append((order, rule))
+            parts = name.split(".")
+            self._prefixes |= {".".join(parts[:stop]) for stop in range(1, len(parts) + 1)}
 
     def find(self, name: str) -> list[tuple[Rule, list[str], str]]:
         """Return the rules about a name in their order, with its numbers and what follows."""
@@ -169,6 +172,8 @@ class _Index:
             number = part.isascii() and part.isdigit()
             end += len(part) + (1 if prefix else 0)
             prefix += ("." if prefix else "") + ("{}" if number else part)
+            if prefix not in self._prefixes:
+                break
             numbers += [part] if number else []
             rules = self._rules.get(prefix, ())
             found += [(at, rule, list(numbers), name[end:]) for at, rule in rules]

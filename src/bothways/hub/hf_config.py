@@ -201,7 +201,8 @@ def _read_native(raw: Mapping[str, Any], file: Path) -> HFConfig:
     config = HFConfig(raw, file, NATIVE, encoder, NATIVE_KEYS, native_architecture(heads), heads)
     counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
     if "id2label" in raw and counts != {len(config.labels())}:
-        what = f"id2label names {len(config.labels())} outputs, and the heads have {sorted(counts) or 'none'}"
+        named, outputs = len(config.labels()), sorted(counts) or "none"
+        what = f"id2label names {named} outputs, and the heads have {outputs}"
         raise FolderError(what, where=file)
     return config
 

@@ -95,7 +95,8 @@ def plan_loading(
             heads with the same names.
     """
     shared = set() if has is None else {head_of(module) for module in table.shared} - set(has)
-    found = _full_names(table, held)
+    full = {name: table.full_name(name) for name in held}
+    found = _by_full_name(table, full)
     loaded, missing, misshapen = [], [], {}
     random = tuple(ours for ours in wanted if head_of(ours) in fresh)
     for ours in wanted.keys() - set(random):
@@ -113,7 +114,11 @@ def plan_loading(
     ties = [(tie.theirs, name) for name, tie in table.ties.items() if head_of(tie.part) in read]
     copies = tuple((theirs, name) for theirs, name in ties if theirs in found)
     taken = {found[name] for name in (*loaded, *misshapen)}
-    unused = {name: _reason(table, name, found, heads, fresh) for name in held if name not in taken}
+    unused = {
+        name: _reason(table, name, full[name], found, heads, fresh)
+        for name in held
+        if name not in taken
+    }
     report = LoadReport(tuple(sorted(loaded)), tuple(sorted(missing)), misshapen, unused, random)
     return LoadPlan(report, found, copies)
 
@@ -124,9 +129,8 @@ def head_of(name: str) -> str | None:
     return rest.partition(".")[0] if first == "heads" else None
 
 
-def _full_names(table: KeyTable, held: Iterable[str]) -> dict[str, str]:
+def _by_full_name(table: KeyTable, full: Mapping[str, str]) -> dict[str, str]:
     """Return the file's names by full name; a lone copy or spare replaces the original."""
-    full = {name: table.full_name(name) for name in held}
     found: dict[str, str] = {}
     # A name that is already full has priority over others that become the same.
     for name in sorted(full, key=lambda name: (full[name] != name, name)):
@@ -140,12 +144,12 @@ def _full_names(table: KeyTable, held: Iterable[str]) -> dict[str, str]:
 def _reason(
     table: KeyTable,
     name: str,
+    full: str,
     found: Mapping[str, str],
     heads: Collection[str | None],
     fresh: Collection[str],
 ) -> str:
     """Return why a tensor of the file is not taken."""
-    full = table.full_name(name)
     if found[full] != name:
         return f"{found[full]} is the same"
     rules = table.origins(full)

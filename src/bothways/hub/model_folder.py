@@ -228,7 +228,8 @@ def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collec
     else:
         lacking = sorted(kind for kind in kinds if kind in heads)
         part = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
-        fix = f"To start what is missing at random: fresh={','.join(lacking)} (in Python fresh={lacking})."
+        option = f"fresh={','.join(lacking)} (in Python fresh={lacking})"
+        fix = f"To start what is missing at random: {option}."
     what = f"does not hold {part} of this model: {'; '.join(report.faults)}"
     raise FolderError(what, where=file, fix=fix)
 
@@ -240,7 +241,7 @@ def _read_state(
     for copy, name in plan.copies:
         if not torch.equal(weights.read(plan.found[copy]), weights.read(plan.found[name])):
             what = f"holds different values for {copy} and {name}, which config.json declares tied"
-            fix = 'If they differ on purpose, set "tie_word_embeddings": false; or leave the head out.'
+            fix = 'If they differ on purpose, set "tie_word_embeddings": false.'
             raise FolderError(what, where=weights.file, fix=fix)
     state, bad = {}, []
     for ours in set(names) - set(plan.report.fresh):
@@ -313,7 +314,8 @@ def save_model(
     architecture = config.architecture
     assert architecture is not None
     if tokenizer is not None and tokenizer.size > model.config.vocab:
-        what = f"the tokenizer has {tokenizer.size} ids, and the model's embedding {model.config.vocab} rows"
+        rows = model.config.vocab
+        what = f"the tokenizer has {tokenizer.size} ids, and the model's embedding {rows} rows"
         fix = "Save the tokenizer that the model was trained with."
         raise FolderError(what, where=place, fix=fix)
     _check_replaceable(place)

@@ -43,7 +43,7 @@ PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_mo
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _OWNERS = {
-    "google-bert": r"bert-(base|large)-(un)?cased|bert-base-multilingual-(un)?cased|bert-base-chinese",
+    "google-bert": r"bert-(base|large)-(un)?cased|bert-base-(multilingual-(un)?cased|chinese)",
     "FacebookAI": r"(xlm-)?roberta-(base|large)",
     "distilbert": r"distil(bert-base-(un|multilingual-)?cased|roberta-base)",
     "albert": r"albert-(base|large|xlarge|xxlarge)-v[12]",
@@ -154,7 +154,7 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
         fix = (
             f"Did you mean the folder {near}?"
             if near
-            else "Check the spelling; for a private model, run `hf auth login`; for a folder, check the path."
+            else "Check the name or the path; for a private model, run `hf auth login`."
         )
         what = "is neither a folder here nor a model on the Hub"
         raise FolderError(what, where=hub_id, fix=fix) from error

@@ -21,7 +21,7 @@ from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.families.weight_names import Shape
 
-AGAIN = "Copy or download the file again; a file of a few hundred bytes is an unresolved Git LFS pointer."
+AGAIN = "Copy or download the file again; a tiny file is an unresolved Git LFS pointer."
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ def open_weights(folder: Path) -> Weights:
 def _open_safetensors(file: Path) -> Weights:
     try:
         handle: Any = safe_open(file, framework="pt")
-        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+        names = list(handle.keys())
+        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError) as error:
         what = f"is not a complete safetensors file: {error}"
         raise FolderError(what, where=file, fix=AGAIN) from error
@@ -66,7 +67,8 @@ def _open_safetensors(file: Path) -> Weights:
 
 # Each of these is raised by the unpickler for some hostile or broken file.
 _PICKLE_ERRORS = (
-    pickle.UnpicklingError, RuntimeError, EOFError, OSError, LookupError, ValueError, TypeError, AttributeError,
+    pickle.UnpicklingError, RuntimeError, EOFError, OSError,
+    LookupError, ValueError, TypeError, AttributeError,
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""A BERT or RoBERTa becomes a Longformer, a start for training on long texts (Beltagy et al. 2020, section 5).
+"""BERT or RoBERTa → Longformer, a start for training on long texts (Beltagy et al. 2020, section 5).
 
-Its positions are repeated over and over, so that neighbours keep the vectors of neighbours; what global tokens see through
-begins as a copy of what all see through. Up to the window, and without global tokens, it gives what the model gave.
+The position embeddings are repeated, so that neighbours keep the vectors of neighbours; the
+projections of global tokens start as copies of those of all tokens. Up to the window, and without
+global tokens, the outputs are those of the original model.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ _POSITIONS = "encoder.embedding.position.weight"
 
 
 POSITIONS, WINDOW = 4096, 512
-"""The authors' own: the longest input, and how many tokens each one sees."""
+"""The authors' values of the longest input and of the tokens that each one attends to."""
 
 
 def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -> Model:
-    """The same encoder as a Longformer, with the masked LM head, or the pooler if it has none; other heads are left out.
+    """Return the encoder as a Longformer, with the masked LM head, or else the pooler.
 
     Args:
         positions: the longest input, in tokens.
-        window: tokens that each looks at, on both sides together.
+        window: tokens that each one attends to, on both sides together.
 
     Raises:
-        ConfigError: an odd window or none, fewer positions than there are, neither head, or an encoder of another build.
+        ConfigError: the window is odd or below 2, there are fewer positions than before, the model
+            has neither head, or its encoder is not that of a BERT or RoBERTa.
     """
     if window < 2 or window % 2:
         raise ConfigError(f"must be an even number above 0, not {window}", where="window")
@@ -73,14 +75,12 @@ def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -
     return result.eval()
 
 
-_OTHER = (
-    "this encoder is built otherwise than Longformer's, which is RoBERTa's but for the attention"
-)
+_OTHER = "this encoder differs from Longformer's by more than the attention"
 _FIX = "Give a BERT or RoBERTa as it was pre-trained, with exact GELU."
 
 
 def _long(old: EncoderConfig, pad: int, positions: int, window: int) -> EncoderConfig:
-    """Their positions count from the padding token's id on."""
+    """Return the configuration of the Longformer; its positions count from the padding id."""
     patterns, readout = (
         (Window(window // 2, global_attention=True),),
         replace(roberta.base().readout, output=old.readout.output),

@@ -1,0 +1,1 @@
+"""Google's checkpoints of BERT, ALBERT and ELECTRA, read without TensorFlow."""
