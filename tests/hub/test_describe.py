@@ -101,7 +101,7 @@ def test_a_folder_is_described_with_what_loading_it_would_do(
     text = described(capsys, str(folder))
     assert "megatron-bert, MegatronBertForSequenceClassification" in text.replace("\n", "")
     assert rows(text)["order"] == ["pre (embedding False)"]
-    assert rows(text)["(what reads it)"] == ["pooler, labels (count 3, dropout None)"]
+    assert rows(text)["(heads)"] == ["pooler, labels (count 3, dropout None)"]
     assert "41 tensors loaded" in text
     assert rows(text)["label head"][1] == str(3 * 16 + 3)
 
@@ -123,8 +123,8 @@ def test_a_folder_of_an_unknown_class_is_described_too(
     folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
     change_settings(folder, architectures=["BertLMHeadModel"])
     text = described(capsys, str(folder))
-    assert "no class known here" in text.replace("\n", "")
-    assert rows(text)["(what reads it)"] == ["masked"]
+    assert "no known class" in text.replace("\n", "")
+    assert rows(text)["(heads)"] == ["masked"]
 
 
 def test_of_a_model_on_the_hub_only_the_settings_are_fetched(
@@ -136,7 +136,7 @@ def test_of_a_model_on_the_hub_only_the_settings_are_fetched(
         "huggingface_hub.snapshot_download",
         lambda *_, allow_patterns: folder if "model.safetensors" not in allow_patterns else "",
     )
-    assert rows(described(capsys, "some/model"))["(what reads it)"] == ["pooler"]
+    assert rows(described(capsys, "some/model"))["(heads)"] == ["pooler"]
 
 
 def test_a_folder_goes_before_a_preset_of_its_name(

@@ -189,7 +189,7 @@ def test_a_checkpoint_of_tensorflow_does_not_become_one_at_once(
     (tmp_path / "bert_model.ckpt.index").write_bytes(b"")
     with pytest.raises(
         ConfigError,
-        match=f"^positions: {named} say how a Longformer is made of a model folder, and ",
+        match=f"^positions: {named} apply to model folders, and ",
     ):
         app(
             ["convert", str(tmp_path), "--out", str(tmp_path / "out"), *words],

@@ -357,7 +357,7 @@ def test_what_is_left_out_is_as_the_classes_have_it(tmp_path: Path) -> None:
 def test_a_preset_without_a_family_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     app(["describe", "elmo-original"], result_action="return_value")
     text = capsys.readouterr().out
-    assert "a preset that no family of transformers has" in " ".join(text.split())
+    assert "a preset without a class in transformers" in " ".join(text.split())
     for said in (
         "LSTMs: gates",
         "2·L·4·M·(E + E)",

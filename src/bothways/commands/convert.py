@@ -1,4 +1,4 @@
-"""`bothways convert`: a checkpoint of TensorFlow becomes a model folder; the folder of a BERT or RoBERTa, a Longformer."""
+"""`bothways convert`: TensorFlow checkpoints and Longformers from other models."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ def convert(
     positions: int | None = None,
     window: int | None = None,
 ) -> None:
-    """Make a Hugging Face folder of a checkpoint of TensorFlow, or a Longformer of the folder of a BERT or RoBERTa.
+    """Convert a TensorFlow checkpoint to a model folder, or a BERT or RoBERTa to a Longformer.
 
-    Checkpoints are those of BERT, ALBERT or ELECTRA. TensorFlow is not needed.
+    Checkpoints are Google's of BERT, ALBERT or ELECTRA. TensorFlow is not needed.
 
     Parameters
     ----------
     source
-        The unpacked folder of a checkpoint, or the .index file of one in it. Or, with --positions or --window, the model folder
-        of a BERT or RoBERTa.
+        The unpacked folder of a checkpoint, or its .index file. With --positions or --window, the
+        model folder of a BERT or RoBERTa.
     out
         The model folder.
     part
-        Of an ELECTRA's checkpoint, which of its two models; by default the discriminator.
+        The model of an ELECTRA checkpoint; by default the discriminator.
     positions
-        Of a Longformer, the longest input in tokens; by default 4096.
+        The longest input of a Longformer, in tokens; by default 4096.
     window
-        Of a Longformer, how many tokens each one looks at, both sides together; by default 512.
+        The tokens that each token of a Longformer attends to, on both sides together; by default
+        512.
     """
     from bothways.core.atomic_files import check_not_input
 
@@ -55,13 +56,13 @@ def convert(
 
 
 def _check_none(given: Mapping[str, int], source: Path) -> None:
-    """A checkpoint of TensorFlow does not become a Longformer at once."""
+    """Refuse the options of a Longformer for a TensorFlow checkpoint."""
     from bothways.core.errors import ConfigError
 
     if given:
         named = " and ".join(f"--{name}" for name in given)
-        what = f"{named} say how a Longformer is made of a model folder, and {source} is read as a checkpoint of TensorFlow"
-        fix = "Leave them out, then convert the folder that comes out."
+        what = f"{named} apply to model folders, and {source} is read as a TensorFlow checkpoint"
+        fix = "Leave them out, then convert the new folder."
         raise ConfigError(what, where=next(iter(given)), fix=fix)
 
 
@@ -76,21 +77,23 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
     from bothways.text.tokenizer_files import FILES
 
     if not given:
-        what = "is a model folder already; what can be made of it is a Longformer, if its length is said"
+        what = "is a model folder already; it can only become a Longformer"
         raise ConfigError(what, where=source, fix="Add --positions 4096, --window 512, or both.")
-    found = load_model(str(source))
-    model = lengthened(found.model, **given)
-    held = any((found.folder / name).is_file() for name in FILES)
-    tokenizer = Tokenizer.load(found.folder) if held else None
-    made = f"a Longformer of {model.config.max_positions:,} positions, window {given.get('window', WINDOW):,}"
+    loaded = load_model(str(source))
+    name, model = loaded.folder.name, lengthened(loaded.model, **given)
+    has_tokenizer = any((loaded.folder / file).is_file() for file in FILES)
+    tokenizer = Tokenizer.load(loaded.folder) if has_tokenizer else None
+    positions, window = model.config.max_positions, given.get("window", WINDOW)
     summary = (
-        f"A Longformer of {model.config.max_positions} positions, made of {found.folder.name} with `bothways convert`. "
-        "Nothing was trained: it needs training on long texts before it is of use there."
+        f"A Longformer of {positions} positions, made of {name} with `bothways convert`. "
+        "Nothing was trained: train it on long texts before using it there."
     )
-    save_model(out, model, tokenizer, card=Card(f"{found.folder.name}, for long texts", summary))
+    save_model(out, model, tokenizer, card=Card(f"{name}, for long texts", summary))
     if tokenizer is None:
         print("warning: the folder has no tokenizer, and neither has the new one", file=sys.stderr)
-    print(f"wrote {out}: {made}", file=sys.stderr)
+    print(
+        f"wrote {out}: a Longformer of {positions:,} positions, window {window:,}", file=sys.stderr
+    )
 
 
 def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] | None) -> None:
@@ -100,14 +103,12 @@ def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] |
     from bothways.hub.model_card import Card
     from bothways.hub.model_folder import save_model
 
-    found = read_checkpoint(source, part)
-    summary = "Converted from a checkpoint of TensorFlow with `bothways convert`. It is what it was: nothing was trained."
-    card = Card(f"{found.index.stem}, converted", summary)
-    save_model(out, found.model, found.tokenizer, card=card)
-    print(found.report)
-    if found.tokenizer is None:
-        print(
-            "warning: there is neither a vocab.txt nor one SentencePiece file beside it: the folder has no tokenizer",
-            file=sys.stderr,
-        )
+    checkpoint = read_checkpoint(source, part)
+    summary = "Converted from a TensorFlow checkpoint with `bothways convert`, without training."
+    card = Card(f"{checkpoint.index.stem}, converted", summary)
+    save_model(out, checkpoint.model, checkpoint.tokenizer, card=card)
+    print(checkpoint.report)
+    if checkpoint.tokenizer is None:
+        what = "there is no vocab.txt and no single SentencePiece file next to the checkpoint"
+        print(f"warning: {what}: the folder has no tokenizer", file=sys.stderr)
     print(f"wrote {out}", file=sys.stderr)

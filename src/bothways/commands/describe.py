@@ -1,4 +1,4 @@
-"""`bothways describe`: a model's configuration, its parameters part by part, and what a token costs."""
+"""`bothways describe`: configuration, parameters by part, and cost per token of a model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def describe(model: str, /, *, length: int = 128) -> None:
-    """Show what a model is: its family, configuration, parameters, memory and operations per token.
+    """Show a model's family, configuration, parameters, memory and operations per token.
 
     Parameters
     ----------
     model
-        A preset (bert-base), a model folder, the folder of a run, or an id on the Hugging Face Hub, of which only config.json
-        is fetched.
+        A preset (bert-base), a model folder, the folder of a run, or the id of a Hub model, of
+        which only config.json is downloaded.
     length
-        Tokens of a sequence, for the count of operations.
+        The length of a sequence in tokens, for the number of operations.
     """
     from rich.console import Console
     from rich.text import Text
@@ -48,12 +48,14 @@ def describe(model: str, /, *, length: int = 128) -> None:
 
 
 _DEFINITION = (
-    "V vocab, H width, L blocks with weights of their own, I intermediate size, E width of embeddings, P positions, S segments, C labels, "
-    "M cells of an LSTM, R distances to each side. "
-    "An operation (FLOP) is a multiplication or an addition in a matrix product; look-ups, norms and activations are left out. "
-    "Of attention, what a token sees counts. A masked LM head predicts 15 % of the tokens. Training is the forward pass and "
-    "twice that for the backward pass; AdamW in fp32 holds a weight, its gradient and two moments. Activations come on top: "
-    "what they take depends on the batch."
+    "V vocabulary, H width, L blocks with weights of their own, I intermediate size, "
+    "E width of embeddings, P positions, S segments, C labels, M cells of an LSTM, "
+    "R distances to each side. "
+    "An operation (FLOP) is a multiplication or an addition in a matrix product; look-ups, norms and "
+    "activations are left out. In attention, only visible tokens count. A masked LM head predicts "
+    "15 % of the tokens. Training is the forward pass and twice that for the backward pass; AdamW in "
+    "fp32 keeps a weight, its gradient and two moments. Activations need more memory, which depends "
+    "on the batch."
 )
 
 
@@ -66,7 +68,7 @@ class _Found:
 
 
 def _find(model: str) -> _Found:
-    """What the name stands for; a folder goes before a preset of the same name."""
+    """Return the model of this name; a folder has priority over a preset of the same name."""
     from bothways.families.catalogue import PRESETS
 
     local = Path(model).is_dir()
@@ -87,7 +89,7 @@ def _preset(name: str) -> _Found:
 
     config = preset(name)
     if isinstance(config, LSTMConfig) or family_for(config) is None:
-        what = "a preset that no family of transformers has, with the head of pre-training"
+        what = "a preset without a class in transformers, with the head of pre-training"
         return _Found(what, config, (token_head(config),))
     able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
     family = next((family for family in able if name.startswith(family.model_type)), able[0])
@@ -100,7 +102,7 @@ def _preset(name: str) -> _Found:
 
 
 def _folder(model: str, local: bool) -> _Found:
-    """A model folder, or one of the Hub, of which no weights are fetched."""
+    """Return a model folder, or a model of the Hub without its weights."""
     from bothways.core.errors import FolderError
     from bothways.families.catalogue import PRESETS
     from bothways.hub.hf_config import read_hf_config
@@ -119,7 +121,8 @@ def _folder(model: str, local: bool) -> _Found:
             fix=f"Did you mean {near[0]}? {error.fix}" if near else error.fix,
         ) from error
     settings = read_hf_config(folder)
-    origin = f"{settings.model_type}, {settings.architecture.name if settings.architecture else 'no class known here'}"
+    named = settings.architecture.name if settings.architecture else "no known class"
+    origin = f"{settings.model_type}, {named}"
     if not local:
         return _Found(origin, settings.encoder, heads_of(settings, ()))
     weights = open_weights(folder)
@@ -143,13 +146,13 @@ def _settings(found: _Found) -> Table:
 
     table = _table("Configuration", "setting", "value")
     for field in dataclasses.fields(found.config):
-        table.add_row(field.name, Text(_said(getattr(found.config, field.name))))
-    table.add_row("(what reads it)", ", ".join(map(_said, found.heads)) or "nothing")
+        table.add_row(field.name, Text(_text(getattr(found.config, field.name))))
+    table.add_row("(heads)", ", ".join(map(_text, found.heads)) or "none")
     return table
 
 
 def _against(found: _Found) -> list[str]:
-    """What makes BERT-base this model, ready for a TOML file; nothing for BERT-base, or for another kind of encoder."""
+    """Return the differences from BERT-base as lines of TOML."""
     from bothways.core.config.diff import config_difference
     from bothways.families import bert
 
@@ -160,15 +163,15 @@ def _against(found: _Found) -> list[str]:
     )
 
 
-def _said(value: object) -> str:
-    """A setting; a member of a union by its kind, then what else it holds."""
+def _text(value: object) -> str:
+    """Return a setting as text; a member of a union by its kind, then its fields."""
     if isinstance(value, tuple):
-        return ", ".join(map(_said, value))
+        return ", ".join(map(_text, value))
     if not dataclasses.is_dataclass(value):
         return str(value)
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     kind = fields.pop("kind", "")
-    held = ", ".join(f"{name} {_said(content)}" for name, content in fields.items())
+    held = ", ".join(f"{name} {_text(content)}" for name, content in fields.items())
     return f"{kind} ({held})" if kind and held else kind or held
 
 
