@@ -244,7 +244,7 @@ def test_no_room_leaves_the_older_model_whole(tmp_path: Path) -> None:
     try:
         with pytest.raises(
             ResourceError,
-            match=r"ours: cannot be written: .*\n  Make room or choose another folder",
+            match=r"ours: cannot be written: .*\n  Free some space or choose another folder",
         ):
             save_model(tmp_path / "ours", own("ForMaskedLM"))
     finally:
