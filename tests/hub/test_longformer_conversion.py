@@ -139,7 +139,11 @@ def test_a_model_folder_does_not_become_one_unasked(tmp_path: Path) -> None:
             {},
             "heads: a Longformer is made of a model with",
         ),
-        (lambda: bert(hidden_act="gelu_new"), {}, "differs from Longformer's by more than the attention"),
+        (
+            lambda: bert(hidden_act="gelu_new"),
+            {},
+            "differs from Longformer's by more than the attention",
+        ),
     ],
 )
 def test_what_cannot_be_made(
