@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard src/bothways/kernels/csrc/*)
 
-.PHONY: quickstart test check format clean
+.PHONY: quickstart test check fuzz format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -15,6 +15,10 @@ test: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 check: test
+
+# Damage files and processes at random, a minute for each target; a failure becomes a test.
+fuzz: .venv/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --seconds 60
 
 format: .venv/.test
 	$(BIN)/ruff format .
