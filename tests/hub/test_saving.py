@@ -15,6 +15,7 @@ import transformers
 
 import bothways
 from bothways.core.errors import FolderError, ResourceError
+from bothways.hub.hf_config import format_note
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.head_config import Head, LabelHead, MaskedHead, PoolerHead
@@ -61,6 +62,7 @@ def test_ours_open_in_transformers_whole_with_equal_outputs(
 def test_ours_and_back_is_the_same(stem: str, name: str, tmp_path: Path) -> None:
     model = own(name, stem)
     save_model(tmp_path / "ours", model, extra={"threshold": 0.25, "seeds": [1, 2]})
+    assert not format_note(tmp_path / "ours")
     loaded = load_model(str(tmp_path / "ours"))
     assert loaded.model.config == model.config
     assert loaded.model.specification == model.specification
@@ -187,6 +189,7 @@ def test_heads_without_a_class_are_saved_in_our_own_format(
     model = Model(own("Model").config, heads).eval()
     architecture = save_model(tmp_path / "ours", model)
     assert architecture.own
+    assert "transformers has no class" in format_note(tmp_path / "ours")
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "bothways"
     card = (tmp_path / "ours" / "README.md").read_text()
     assert "transformers has no class for this model and does not open the folder." in card

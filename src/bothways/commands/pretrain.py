@@ -95,6 +95,7 @@ def _conclude(done: PretrainResult, settings: PretrainConfig, console: Console) 
     """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
     from rich.console import Console as Output
 
+    from bothways.hub.hf_config import format_note
     from bothways.training.parallel import is_main, plan_here
 
     if not is_main(plan_here()):
@@ -103,7 +104,7 @@ def _conclude(done: PretrainResult, settings: PretrainConfig, console: Console) 
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     title = f"After {done.progress.steps:,} steps and {done.progress.tokens:,} tokens, on held-out documents"
     Output().print(metric_table(title, {"": done.metrics}, "", _shown))
-    say(console, f"The model is in {done.folder}.")
+    say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
 
 
 def _shown(name: str, value: float) -> str:

@@ -127,6 +127,13 @@ class HFConfig:
         return replace(self, encoder=encoder, keys=family.keys_for(encoder))
 
 
+def format_note(folder: Path) -> str:
+    """Return a sentence about a folder in our own format, "" for one that transformers opens."""
+    native = read_object(folder / "config.json", FolderError).get("model_type") == NATIVE
+    note = "It is in our own format: transformers has no class with this encoder and these heads."
+    return note if native else ""
+
+
 def label_name(at: int) -> str:
     """Return transformers' name for an output without a name."""
     return f"LABEL_{at}"
