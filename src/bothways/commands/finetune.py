@@ -144,6 +144,7 @@ def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:
     """As `conclude`, of a single run."""
     from rich.console import Console as Output
 
+    from bothways.hub.hf_config import format_note
     from bothways.training.parallel import is_main, plan_here
 
     if not is_main(plan_here()):
