@@ -154,8 +154,12 @@ def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:
     if done.metrics:
         Output().print(metric_table("Best checkpoint on the dev data", {"value": done.metrics}))
         say(console, f"What it does well and badly: {out / 'report.html'}")
-    note = format_note(done.folder) if done.folder else ""
-    say(console, " ".join(filter(None, (f"The model is in {done.folder}.", note, _try(out)))))
+    say(
+        console,
+        " ".join(
+            filter(None, (f"The model is in {done.folder}.", format_note(done.folder), _try(out)))
+        ),
+    )
 
 
 def _try(out: Path) -> str:

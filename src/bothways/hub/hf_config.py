@@ -127,8 +127,10 @@ class HFConfig:
         return replace(self, encoder=encoder, keys=family.keys_for(encoder))
 
 
-def format_note(folder: Path) -> str:
+def format_note(folder: Path | None) -> str:
     """Return a sentence about a folder in our own format, "" for one that transformers opens."""
+    if folder is None:
+        return ""
     native = read_object(folder / "config.json", FolderError).get("model_type") == NATIVE
     note = "It is in our own format: transformers has no class with this encoder and these heads."
     return note if native else ""
