@@ -36,9 +36,10 @@ from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate, fit
 from bothways.training.optimizers import AdamW, build_optimizer
-from bothways.training.run import Training, TrainingPhase, train_in_folder
+from bothways.training.run import Training, TrainingPhase, train
 from bothways.training.schedules import Linear
 from bothways.training.state import RunState
+from bothways.training.store import FolderStore
 
 VOCABULARY, EPOCH, WIDTH = 24, 20, 8
 SINGLE = parallel.Single()
@@ -202,8 +203,8 @@ def session(
         TrainingPhase(Steps(8), functools.partial(data, 5, 0)),
         TrainingPhase(Steps(14), functools.partial(data, 4, 8)),
     ]
-    progress = train_in_folder(
-        learner, phases, TRAINING, plan, folder, config=CONFIG, evaluation=heldout
+    progress = train(
+        learner, phases, TRAINING, plan, FolderStore(folder, CONFIG), evaluation=heldout
     )
     if progress.steps == 14 and plan.rank == 0:
         torch.save(learner.state_dict(), folder / "final.pt")

@@ -12,8 +12,9 @@ from bothways.core.errors import ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints
 from bothways.training.durations import Steps
 from bothways.training.early_stopping import EarlyStopping
-from bothways.training.run import TrainingPhase, train_in_folder
+from bothways.training.run import TrainingPhase, train
 from bothways.training.state import RunState
+from bothways.training.store import FolderStore
 from toy_training import SINGLE, TRAINING, steps, toy
 
 HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
@@ -74,13 +75,12 @@ def run(
     found = iter(values)
     folder.mkdir(exist_ok=True)
     phases = [TrainingPhase(Steps(7), steps), TrainingPhase(Steps(until), steps)]
-    return train_in_folder(
+    return train(
         toy(0.1),
         phases,
         training,
         SINGLE,
-        folder,
-        config={},
+        FolderStore(folder, {}),
         evaluation=lambda on_share: {"m": next(found)},
     )
 

@@ -8,12 +8,13 @@ import math
 import pytest
 import torch
 
-from bothways.core.source import Cursor
+from bothways.core.progress import OnShare
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
-from bothways.training.in_memory import InMemoryResult, train_in_memory
+from bothways.training.run import Event, TrainingPhase, train
 from bothways.training.state import RunState
-from toy_training import TRAINING, steps, toy
+from bothways.training.store import MemoryStore
+from toy_training import SINGLE, TRAINING, steps, toy
 
 FREE = dataclasses.replace(TRAINING, until=Steps(7), evaluate=Steps(2), keep=Keep())
 HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
@@ -21,45 +22,43 @@ HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
 
 def run(
     best: Best, values: list[float], patience: int | None = None
-) -> tuple[InMemoryResult, list[torch.Tensor], torch.Tensor]:
+) -> tuple[MemoryStore, RunState, list[torch.Tensor], torch.Tensor]:
     """What it came to, the weights at each evaluation, and those at the end; the evaluations find these values."""
     learner, seen = toy(), list[torch.Tensor]()
 
-    def evaluation() -> dict[str, float]:
+    def evaluation(on_share: OnShare) -> dict[str, float]:
         seen.append(learner.inner.weight.detach().clone())
         return {"m": values[len(seen) - 1]}
 
-    trained = train_in_memory(
-        learner,
-        steps(Cursor()),
-        dataclasses.replace(FREE, early_stopping=patience),
-        best,
-        evaluation,
-    )
-    return trained, seen, learner.inner.weight.detach()
+    store = MemoryStore()
+    training = dataclasses.replace(FREE, early_stopping=patience, keep=Keep(1, best))
+    phases = [TrainingPhase(FREE.until, steps)]
+    progress = train(learner, phases, training, SINGLE, store, evaluation=evaluation)
+    store.load_best(learner, best)
+    return store, progress, seen, learner.inner.weight.detach()
 
 
 @pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
 def test_it_ends_with_the_best_weights(best: Best, at: int) -> None:
-    trained, seen, last = run(best, [0.5, 0.9, 0.1, 0.9])
-    assert len(trained.history) == len(seen) == 4, "after steps 2, 4 and 6, and at the end"
-    assert trained.metrics == {"m": [0.5, 0.9, 0.1, 0.9][at]}
+    store, progress, seen, last = run(best, [0.5, 0.9, 0.1, 0.9])
+    assert len(store.history) == len(seen) == 4, "after steps 2, 4 and 6, and at the end"
+    assert store.metrics == {"m": [0.5, 0.9, 0.1, 0.9][at]}
     assert torch.equal(last, seen[at])
     assert not any(torch.equal(last, other) for place, other in enumerate(seen) if place != at)
-    assert (trained.progress.steps, trained.progress.early) == (7, False)
+    assert (progress.steps, progress.early) == (7, False)
 
 
 @pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
 def test_no_number_is_worse_than_any_number(best: Best, at: int) -> None:
     values = [math.nan, 0.5, 0.4, math.nan]
-    trained, seen, last = run(best, values)
-    assert trained.metrics == {"m": values[at]}
+    store, _, seen, last = run(best, values)
+    assert store.metrics == {"m": values[at]}
     assert torch.equal(last, seen[at])
 
 
 def test_patience_ends_it() -> None:
-    trained, seen, last = run(HIGH, [0.5, 0.4, 0.3, 0.2], patience=2)
-    assert (trained.progress.steps, trained.progress.early) == (6, True)
+    _, progress, seen, last = run(HIGH, [0.5, 0.4, 0.3, 0.2], patience=2)
+    assert (progress.steps, progress.early) == (6, True)
     assert len(seen) == 3
     assert torch.equal(last, seen[0])
 
@@ -68,9 +67,11 @@ def test_without_an_evaluation_the_last_weights_stay() -> None:
     learner, told = toy(), list[int]()
     before = learner.inner.weight.detach().clone()
 
-    def on_step(progress: RunState) -> None:
-        told.append(progress.steps)
+    def on_event(event: Event) -> None:
+        if event.kind == "step":
+            told.append(event.progress.steps)
 
-    trained = train_in_memory(learner, steps(Cursor()), FREE, HIGH, None, on_step=on_step)
-    assert (trained.history, trained.metrics, told) == ((), {}, [1, 2, 3, 4, 5, 6, 7])
+    store = MemoryStore()
+    train(learner, [TrainingPhase(FREE.until, steps)], FREE, SINGLE, store, on_event=on_event)
+    assert (store.history, store.metrics, told) == ([], {}, [1, 2, 3, 4, 5, 6, 7])
     assert not torch.equal(before, learner.inner.weight)

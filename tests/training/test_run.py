@@ -14,7 +14,8 @@ from bothways.core.errors import CheckpointError, ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints, read_checkpoint
 from bothways.training.durations import Hours, Steps
 from bothways.training.parallel import Single
-from bothways.training.run import TrainingPhase, train_in_folder
+from bothways.training.run import TrainingPhase, train
+from bothways.training.store import FolderStore
 from bothways.training.trackers import JsonLines, Terminal
 from toy_training import (
     CONFIG,
@@ -158,13 +159,12 @@ def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
         TRAINING, evaluate=Steps(2), save=None, until=Steps(8), keep=keep
     )
     phases = [TrainingPhase(Steps(8), steps)]
-    train_in_folder(
+    train(
         learner,
         phases,
         training,
         Single(),
-        tmp_path,
-        config=CONFIG,
+        FolderStore(tmp_path, CONFIG),
         evaluation=lambda on_share: {"score": next(values)},
     )
     assert [path.name for path in checkpoints(tmp_path)] == ["step-4", "step-8"]
@@ -175,13 +175,12 @@ def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
     training = dataclasses.replace(
         TRAINING, evaluate=Steps(4), save=Steps(3), until=Steps(9), keep=Keep(9)
     )
-    train_in_folder(
+    train(
         toy(),
         [TrainingPhase(Steps(9), steps)],
         training,
         Single(),
-        tmp_path,
-        config={},
+        FolderStore(tmp_path, {}),
         evaluation=lambda on_share: {"x": 1.0},
     )
     metrics = {path.name: read_checkpoint(path).metrics for path in checkpoints(tmp_path)}
@@ -195,13 +194,12 @@ def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match="'f1' is not evaluated: there are loss, accuracy"
     ) as caught:
-        train_in_folder(
+        train(
             toy(),
             [TrainingPhase(Steps(14), steps)],
             training,
             Single(),
-            tmp_path,
-            config=CONFIG,
+            FolderStore(tmp_path, CONFIG),
             evaluation=lambda on_share: {"loss": 1.0, "accuracy": 0.5},
         )
     assert caught.value.where == "training.keep.best.metric"
@@ -217,8 +215,8 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
         evaluated.append(1)
         return {"x": 1.0}
 
-    progress = train_in_folder(
-        toy(), phases, training, Single(), tmp_path, config={}, evaluation=evaluation
+    progress = train(
+        toy(), phases, training, Single(), FolderStore(tmp_path, {}), evaluation=evaluation
     )
     assert progress.seconds >= 0.2
     assert evaluated == [1]
@@ -233,13 +231,12 @@ def test_the_time_of_evaluations_is_not_forgotten_in_a_checkpoint(tmp_path):
         time.sleep(0.3)
         return {"x": 1.0}
 
-    train_in_folder(
+    train(
         toy(),
         [TrainingPhase(Steps(2), steps)],
         training,
         Single(),
-        tmp_path,
-        config={},
+        FolderStore(tmp_path, {}),
         evaluation=evaluation,
     )
     assert read_checkpoint(checkpoints(tmp_path)[-1]).progress.seconds > 0.3
@@ -262,13 +259,12 @@ def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_eval
     )
 
     def session():
-        return train_in_folder(
+        return train(
             toy(),
             phases,
             training,
             Single(),
-            tmp_path,
-            config={},
+            FolderStore(tmp_path, {}),
             evaluation=lambda on_share: {"x": 1.0},
         )
 
@@ -298,36 +294,33 @@ def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
         r"of another run: betas was \[0.9, 0.999\], is 'not set'; learner.dropout was 0.2, is 0.1"
     )
     with pytest.raises(CheckpointError, match=changed):
-        train_in_folder(
+        train(
             toy(0.2),
             [TrainingPhase(Steps(14), steps)],
             TRAINING,
             Single(),
-            folder,
-            config={"learner": {"dropout": 0.1}},
+            FolderStore(folder, {"learner": {"dropout": 0.1}}),
         )
 
 
 def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_read_by(tmp_path):
     one, other = "a" * 64, "b" * 64
-    train_in_folder(
+    train(
         toy(),
         [TrainingPhase(Steps(1), steps)],
         TRAINING,
         Single(),
-        tmp_path,
-        config={"data": one, "label": "x"},
+        FolderStore(tmp_path, {"data": one, "label": "x"}),
     )
     with pytest.raises(
         CheckpointError, match=r"of another run: label was 'x', is 'y'; data is not the same\n"
     ):
-        train_in_folder(
+        train(
             toy(),
             [TrainingPhase(Steps(1), steps)],
             TRAINING,
             Single(),
-            tmp_path,
-            config={"data": other, "label": "y"},
+            FolderStore(tmp_path, {"data": other, "label": "y"}),
         )
 
 
@@ -349,13 +342,12 @@ def test_an_evaluation_tells_all_trackers_how_far_it_is(tmp_path, monkeypatch):
     training = dataclasses.replace(
         TRAINING, until=Steps(2), evaluate=Steps(1), save=None, keep=Keep()
     )
-    train_in_folder(
+    train(
         toy(),
         [TrainingPhase(Steps(2), steps)],
         training,
         Single(),
-        tmp_path,
-        config={},
+        FolderStore(tmp_path, {}),
         evaluation=evaluation,
     )
     assert told == [0.25, 0.25]
@@ -369,23 +361,21 @@ def broken(on_share):
 def test_an_evaluation_that_fails_loses_no_step_and_is_made_up_for(every, tmp_path):
     training = dataclasses.replace(TRAINING, until=Steps(4), evaluate=every, save=None, keep=Keep())
     with pytest.raises(RuntimeError, match="no memory left"):
-        train_in_folder(
+        train(
             toy(),
             [TrainingPhase(Steps(4), steps)],
             training,
             Single(),
-            tmp_path,
-            config=CONFIG,
+            FolderStore(tmp_path, CONFIG),
             evaluation=broken,
         )
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{every.count if every else 4}"]
-    done = train_in_folder(
+    done = train(
         toy(),
         [TrainingPhase(Steps(4), steps)],
         training,
         Single(),
-        tmp_path,
-        config=CONFIG,
+        FolderStore(tmp_path, CONFIG),
         evaluation=lambda _: {"m": 1.0},
     )
     assert done.steps == 4
@@ -399,13 +389,12 @@ def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(be
 
     def session(training, metrics):
         evaluation = (lambda on_share: metrics) if metrics else None
-        return train_in_folder(
+        return train(
             toy(),
             [TrainingPhase(training.until, steps)],
             training,
             Single(),
-            tmp_path,
-            config={},
+            FolderStore(tmp_path, {}),
             evaluation=evaluation,
         )
 

@@ -19,7 +19,6 @@ from bothways.core.errors import ConfigError
 from bothways.core.learner import evaluating
 from bothways.core.progress import OnShare, untold
 from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor
 from bothways.core.terminal import say
 from bothways.data.list_source import ListSource, Shuffled
 from bothways.data.loader import Loader, Share, in_batches, unchanged
@@ -36,10 +35,12 @@ from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import Tagger
-from bothways.training.checkpoint import Best
+from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs
-from bothways.training.in_memory import train_in_memory
+from bothways.training.parallel import Single
+from bothways.training.run import TrainingPhase, train
 from bothways.training.state import RunState
+from bothways.training.store import MemoryStore
 
 __all__ = ["FeatureConfig", "feature_based", "feature_restarts", "fit_features", "prepare_features"]
 
@@ -172,20 +173,22 @@ def fit_features(
     tagger = build_tagger(data, settings).to(choose_device(device))
     source = ListSource(data.train.sequences(), Shuffled(settings.seed))
     budget = max(len(sequence) for sequence in source.sequences) * 64
-    trained = train_in_memory(
+    loader = Loader(source, unchanged, settings.batch, budget, settings.seed, Share())
+    store, best = MemoryStore(), Best("f1", "highest")
+    progress = train(
         tagger,
-        Loader(source, unchanged, settings.batch, budget, settings.seed, Share()).steps(Cursor()),
-        dataclasses.replace(settings.training, evaluate=Epochs(1.0)),
-        Best("f1", "highest"),
-        lambda: data.task.score(tag_words(tagger, data)),
-        on_step=on_step,
+        [TrainingPhase(settings.training.until, loader.steps)],
+        dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
+        Single(),
+        store,
+        evaluation=lambda _: data.task.score(tag_words(tagger, data)),
+        on_event=lambda event: on_step(event.progress) if event.kind == "step" else None,
     )
+    store.load_best(tagger, best)
     mix = tagger.eval().mix
     shares = tuple(mix.weights.softmax(0).tolist()) if isinstance(mix, LayerSum) else ()
-    history = tuple((epochs, metrics["f1"]) for epochs, metrics in trained.history)
-    return FeatureResult(
-        settings.layers, tagger, trained.metrics, history, shares, trained.progress
-    )
+    history = tuple((epochs, metrics["f1"]) for epochs, metrics in store.history)
+    return FeatureResult(settings.layers, tagger, store.metrics, history, shares, progress)
 
 
 def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 
 from bothways.core.errors import ConfigError
-from bothways.core.source import Cursor
 from bothways.core.stages import OnStage, unseen
 from bothways.finetuning.config import USUAL, FinetuneSettings
 from bothways.finetuning.data import LabelledData, check_metric, loader, predictions, score, tune
@@ -34,9 +34,11 @@ from bothways.model.model import Model
 from bothways.preflight.compute import compute_as
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, TaskLearner
-from bothways.training.checkpoint import Best
-from bothways.training.in_memory import train_in_memory
+from bothways.training.checkpoint import Best, Keep
+from bothways.training.parallel import Single
+from bothways.training.run import TrainingPhase, train
 from bothways.training.state import RunState
+from bothways.training.store import MemoryStore
 
 
 @dataclass(frozen=True)
@@ -111,18 +113,21 @@ def fit_task(
     order = seed if order_seed is None else order_seed
     torch.manual_seed(order + 1)
     with learning_by_rows(model, choose_device(device), world=1):
-        trained = train_in_memory(
+        store, steps = MemoryStore(), loader(data, method, task, order).steps
+        progress = train(
             task,
-            loader(data, method, task, order).steps(Cursor()),
-            method.training,
-            best,
-            (lambda: score(task, data)) if data.dev else None,
+            [TrainingPhase(method.training.until, steps)],
+            dataclasses.replace(method.training, keep=Keep(1, best)),
+            Single(),
+            store,
+            evaluation=(lambda _: score(task, data)) if data.dev else None,
             rules=rules(method.stability, model),
-            on_step=on_step,
+            on_event=lambda event: on_step(event.progress) if event.kind == "step" else None,
         )
+        store.load_best(task, best)
     task.eval()
     metrics, failed = conclude(task, data, method)
-    return FitResult(task, metrics, trained.history, trained.progress, failed)
+    return FitResult(task, metrics, tuple(store.history), progress, failed)
 
 
 @contextlib.contextmanager

@@ -45,10 +45,11 @@ from bothways.prediction.engine import PredictionCounts
 from bothways.preflight.compute import peak_of
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Task, TaskLearner
-from bothways.training import checkpoint, run
+from bothways.training import run
 from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
-from bothways.training.run_folder import note_settings, run_folder
+from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState
+from bothways.training.store import FolderStore
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 
@@ -105,7 +106,6 @@ def finetune(
         with stages(console) as on_stage:
             ready = make_ready(settings, folder, where, on_stage)
         if is_main(plan):
-            note_settings(folder, configs.to_toml(settings))
             for remark in remarks(ready):
                 say(console, remark)
         done = _train(ready, folder, plan, where, console)
@@ -137,13 +137,12 @@ def _train(
         settings.ordered_by + 1 + plan.rank
     )  # after the forecast and the peak, which draw too
     with learning_by_rows(task.model, device, plan.world):
-        progress = run.train_in_folder(
+        progress = run.train(
             task,
             [run.TrainingPhase(training.until, lambda cursor: ahead(steps.steps(cursor), device))],
             training,
             plan,
-            folder,
-            config=_made_of(ready),
+            FolderStore(folder, _made_of(ready), configs.to_toml(settings)),
             evaluation=partial(_evaluate, task, data) if data.dev else None,
             peak=peak,
             rules=rules(settings.stability, task.model, settings.fresh),
@@ -173,9 +172,8 @@ def _concluded(
     settings, data, task = ready.settings, ready.data, done.task
     metric = training_of(settings, data.definition.directions(data.labels)).keep.best
     on_stage("reading the best weights", None)
-    best = checkpoint.best(folder, metric) if metric else None
-    if best is not None:
-        checkpoint.read_checkpoint(best).load_weights(task)
+    if metric is not None:
+        FolderStore(folder, {}).load_best(task, metric)
     task.eval()
     metrics, failed = conclude(task, data, settings, on_stage)
     done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failed)

@@ -38,8 +38,9 @@ from bothways.training import run
 from bothways.training.durations import part_of
 from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
 from bothways.training.run import Training
-from bothways.training.run_folder import note_settings, run_folder
+from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState
+from bothways.training.store import FolderStore
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,6 @@ def pretrain(
         run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(),
         connected(plan, where),
     ):
-        if is_main(plan):
-            note_settings(folder, configs.to_toml(settings))
         peak = peak_of(
             settings.objective.forward_flops(settings.encoder, settings.phases[0].length),
             settings.training,
@@ -125,13 +124,13 @@ def pretrain(
             settings.training.keep.best
         ):  # before the first step: at the first evaluation it would be late
             settings.training.keep.check(scoring.names())
-        progress = run.train_in_folder(
+        config = configs.to_dict(settings) | {"corpus": run_fingerprint(corpus)}
+        progress = run.train(
             learner,
             _phases(settings, corpus, train_ids, plan, learner),
             settings.training,
             plan,
-            folder,
-            config=configs.to_dict(settings) | {"corpus": run_fingerprint(corpus)},
+            FolderStore(folder, config, configs.to_toml(settings)),
             evaluation=scoring,
             peak=peak,
         )

@@ -38,6 +38,21 @@ from bothways.training.parallel import Plan, gather, is_main
 from bothways.training.state import RunState
 
 FORMAT = 1
+HARMLESS = frozenset(
+    {
+        "training.report", "training.evaluate", "training.save", "training.keep",
+        "training.early_stopping", "training.recompute", "training.compiled", "training.until",
+        "microbatch_tokens", "evaluation_tokens",
+    }
+)  # fmt: skip
+"""Settings that may change on resume. None changes an update, except that a longer run has a longer
+schedule."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is not what was written."""
+
+
 WEIGHTS, STATE, PROGRESS, MANIFEST = (
     "model.safetensors",
     "state.pt",
@@ -141,19 +156,25 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             where=folder,
             fix="Continue the run with the version that began it.",
         )
+    digests = manifest.get("files")
+    if not isinstance(digests, dict):
+        raise DamagedError(f"{MANIFEST} is damaged", where=folder, fix=_GO_BACK)
     for name in (WEIGHTS, STATE, PROGRESS):
         if not (folder / name).is_file():
-            raise CheckpointError(f"{name} is missing", where=folder, fix=_GO_BACK)
-        if file_digest(folder / name) != manifest.get("files", {}).get(name):
-            raise CheckpointError(
+            raise DamagedError(f"{name} is missing", where=folder, fix=_GO_BACK)
+        if file_digest(folder / name) != digests.get(name):
+            raise DamagedError(
                 f"{name} is damaged or was changed: it is not what was saved",
                 where=folder,
                 fix=_GO_BACK,
             )
     values = _json(folder, PROGRESS)
-    return Checkpoint(
-        folder, RunState.from_json(values["progress"]), values["metrics"], values["config"]
-    )
+    try:
+        progress = RunState.from_json(values["progress"])
+        metrics, config = dict(values["metrics"]), dict(values["config"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{PROGRESS} is damaged", where=folder, fix=_GO_BACK) from error
+    return Checkpoint(folder, progress, metrics, config)
 
 
 def save_checkpoint(
@@ -215,13 +236,22 @@ def best(run: Path, wanted: Best) -> Path | None:
     Raises:
         CheckpointError: the metrics of a checkpoint cannot be read.
     """
-    metrics = {folder: _json(folder, PROGRESS)["metrics"] for folder in checkpoints(run)}
-    values = {folder: of[wanted.metric] for folder, of in metrics.items() if wanted.metric in of}
+    values: dict[Path, float] = {}
+    for folder in checkpoints(run):
+        metrics = _json(folder, PROGRESS).get("metrics", {})
+        if isinstance(metrics, dict) and wanted.metric in metrics:
+            values[folder] = metrics[wanted.metric]
     return min(values, key=lambda folder: wanted.rank(values[folder]), default=None)
 
 
-def prune(run: Path, keep: Keep) -> None:
-    """Delete the checkpoints that need not stay."""
+def prune(run: Path, keep: Keep, newest: int | None = None) -> None:
+    """Delete the checkpoints that need not stay, and those after the step `newest`.
+
+    The latter are damaged ones, which a resumed run has skipped.
+    """
+    for folder in checkpoints(run):
+        if newest is not None and int(folder.name.removeprefix("step-")) > newest:
+            remove_folder(folder)
     found = checkpoints(run)
     stay = {*found[-keep.last :], best(run, keep.best) if keep.best else None}
     for folder in found:
@@ -262,15 +292,15 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
         values = json.loads((folder / name).read_text(encoding="utf8"))
     except OSError as error:
-        raise CheckpointError(
+        raise DamagedError(
             f"this is no checkpoint: {name} cannot be read", where=folder, fix=_GO_BACK
         ) from error
-    except ValueError as error:
-        raise CheckpointError(
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(
             f"{name} is damaged: it is no JSON", where=folder, fix=_GO_BACK
         ) from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{name} is damaged: it holds no table", where=folder, fix=_GO_BACK)
+        raise DamagedError(f"{name} is damaged: it holds no table", where=folder, fix=_GO_BACK)
     return values
 
 
@@ -291,7 +321,12 @@ def _check_room(run: Path, tensors: Iterable[Tensor]) -> None:
 def _check_run(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     # Through JSON, since what was saved went through it too: a tuple is a list there.
     then, now = _leaves(checkpoint.config), _leaves(json.loads(json.dumps(config)))
-    changed = [name for name in {*then, *now} if then.get(name) != now.get(name)]
+    changed = [
+        name
+        for name in {*then, *now}
+        if then.get(name) != now.get(name)
+        and not any(f"{name}.".startswith(f"{harmless}.") for harmless in HARMLESS)
+    ]
     changed.sort(
         key=lambda name: (_is_digest(then.get(name)), name)
     )  # other settings may be why it was read otherwise

@@ -1,42 +1,37 @@
-"""A run in its folder: the loop with its records, evaluations, checkpoints and signals, as every kind of training shares it."""
+"""A run: the loop with its records, evaluations and checkpoints, as every kind of training shares it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.source import Cursor, TrainingStep
 from bothways.runtime.devices import Precision
-from bothways.training.checkpoint import Keep, latest, prune, read_checkpoint, save_checkpoint
+from bothways.training.checkpoint import Keep
 from bothways.training.durations import Duration, Steps
 from bothways.training.early_stopping import EarlyStopping, Evaluation, Metrics
 from bothways.training.loop import clock_from, fit
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import (
-    FusedAdamW,
     OptimizerConfig,
     ParameterRules,
     build_optimizer,
     same_for_all,
 )
-from bothways.training.parallel import Plan, is_main
+from bothways.training.parallel import Plan
 from bothways.training.schedules import Schedule, factor
-from bothways.training.signals import Interruption
 from bothways.training.state import RunState
+from bothways.training.store import Store
 from bothways.training.trackers import (
-    JsonLines,
     Peak,
     Record,
     Speed,
-    TensorBoard,
-    Terminal,
     Tracker,
     at,
     record,
@@ -95,52 +90,82 @@ class TrainingPhase:
     steps: Callable[[Cursor], Iterable[TrainingStep]]
 
 
-def train_in_folder(  # noqa: PLR0913 – one independent value per question that a run answers
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run.
+
+    Attributes:
+        kind: "step" after each update, "report" with a record of the steps since the last one,
+            "evaluation" with its metrics, "checkpoint" after a save.
+        progress: of the run.
+        values: the record or the metrics.
+    """
+
+    kind: Literal["step", "report", "evaluation", "checkpoint"]
+    progress: RunState
+    values: Record = field(default_factory=dict)
+
+
+OnEvent = Callable[[Event], object]
+
+
+def train(  # noqa: PLR0913 – one independent value per question that a run answers
     learner: Learner,
     phases: Sequence[TrainingPhase],
     training: Training,
     plan: Plan,
-    folder: Path,
+    store: Store,
     *,
-    config: Mapping[str, Any],
     evaluation: Evaluation | None = None,
     peak: Peak | None = None,
     rules: ParameterRules = same_for_all,
+    on_event: OnEvent = lambda event: None,
 ) -> RunState:
-    """Train from the newest checkpoint in the folder, or from the start if there is none; the progress at the end.
+    """Train from the store's newest checkpoint, or from the start; return the progress at the end.
 
-    SIGINT and SIGTERM end the run after a step, with a checkpoint: the progress is then short of `training.until`.
+    In a folder SIGINT, SIGTERM and SIGHUP end the run after a step, with a checkpoint: the
+    progress is then short of `training.until`.
 
     Args:
         learner: on its device; of equal weights on all ranks.
         phases: in order; the last one ends with the run.
-        folder: of this run (`training.folder.run_folder`), seen by all ranks.
-        config: the resolved configuration, in plain values; a checkpoint with another one is refused.
-        evaluation: metrics of the learner as it is, equal on all ranks; tells how far it is.
+        store: a folder, or memory.
+        evaluation: metrics of the learner as it is, equal on all ranks.
         peak: what to compare the speed with.
-        rules: what holds for single parameters.
+        rules: exceptions for single parameters.
+        on_event: called on every rank after each step, report, evaluation and checkpoint.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
         CheckpointError: the newest checkpoint cannot be used.
-        ConfigError: the schedule does not fit the run, the metric that names the best checkpoint is not evaluated, or there is
-            patience without such a metric.
+        ConfigError: the schedule does not fit the run, the metric that names the best checkpoint
+            is not evaluated, or early stopping has no such metric.
         ResourceError: a file cannot be written.
     """
     optimizer = build_optimizer(training.optimizer, learner.trained_parameters(), rules)
     schedule, waiting = factor(training.schedule, training.until), _waiting(training, evaluation)
-    checkpoints = _Checkpoints(folder, learner, optimizer, plan, config, training.keep)
-    progress, metrics = checkpoints.restore(waiting)
-    with Interruption() as interruption, _trackers(folder, plan, progress) as trackers:
-        clock = clock_from(progress.seconds)
+    progress, metrics, notes = store.restore(learner, optimizer, plan)
+    metrics = waiting.restore(metrics)
+
+    def save(progress: RunState, metrics: Metrics) -> None:
+        """Save a checkpoint."""
+        store.save(learner, optimizer, plan, progress, metrics, training.keep)
+        on_event(Event("checkpoint", progress, metrics))
+
+    with store.session(plan, progress) as (trackers, interruption):
+        for tracker in trackers:
+            for note in notes:
+                tracker.message(note)
+        clock, speed = clock_from(progress.seconds), Speed(training.until, peak)
         watch = _Watch(
-            training, progress, metrics, trackers, waiting, evaluation, checkpoints, clock
+            training, progress, metrics, trackers, waiting, evaluation, save, clock, on_event
         )
-        speed = Speed(training.until, peak)
+        watch.alone = plan.world == 1
         speed.mark(progress)
 
         def on_step(progress: RunState, meter: Meter) -> bool:
-            """Do what is due; whether to stop."""
+            """Do what is due; return True to stop."""
+            on_event(Event("step", progress))
             watch.step(progress, meter, speed)
             return interruption.asked or waiting.over
 
@@ -174,41 +199,6 @@ def _one_by_one(
     return progress
 
 
-@dataclass(frozen=True)
-class _Checkpoints:
-    """Those of a run, in its folder: where it goes on from, and what it leaves there."""
-
-    folder: Path
-    learner: Learner
-    optimizer: FusedAdamW
-    plan: Plan
-    config: Mapping[str, Any]
-    keep: Keep
-
-    def restore(self, waiting: EarlyStopping) -> tuple[RunState, Metrics]:
-        """Go back to the newest, in what is waited for too; the progress and the metrics there, or the start of a run."""
-        newest = latest(self.folder)
-        if newest is None:
-            return RunState(), {}
-        checkpoint = read_checkpoint(newest)
-        progress = checkpoint.restore(self.learner, self.optimizer, self.plan, self.config)
-        return progress, waiting.restore(checkpoint.metrics)
-
-    def save(self, progress: RunState, metrics: Metrics) -> None:
-        """Write one, and delete those that need not stay."""
-        save_checkpoint(
-            self.folder,
-            self.learner,
-            self.optimizer,
-            self.plan,
-            progress,
-            metrics=metrics,
-            config=self.config,
-        )
-        if is_main(self.plan):
-            prune(self.folder, self.keep)
-
-
 def _waiting(training: Training, evaluation: object) -> EarlyStopping:
     if training.early_stopping is not None and (training.keep.best is None or evaluation is None):
         what = "early stopping needs an evaluated metric that selects the best checkpoint"
@@ -220,29 +210,13 @@ def _waiting(training: Training, evaluation: object) -> EarlyStopping:
     return EarlyStopping(training.early_stopping, training.keep.best)
 
 
-@contextlib.contextmanager
-def _trackers(folder: Path, plan: Plan, progress: RunState) -> Iterator[list[Tracker]]:
-    """Where the records of this rank go: nowhere, if it is not the main one."""
-    with contextlib.ExitStack() as stack:
-        if not is_main(plan):
-            yield []
-            return
-        lines = stack.enter_context(
-            contextlib.closing(JsonLines(folder / "metrics.jsonl", progress.steps))
-        )
-        board = stack.enter_context(
-            contextlib.closing(TensorBoard(folder / "tensorboard", progress.steps))
-        )
-        yield [lines, board, stack.enter_context(contextlib.closing(Terminal("training")))]
-
-
 class _Watch:
     """What happens between two steps where it is due: a record, an evaluation, a checkpoint, in this order.
 
     So the records of a step are written before the checkpoint from which a later session goes on.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 – what a step may call for
         self,
         training: Training,
         progress: RunState,
@@ -250,15 +224,12 @@ class _Watch:
         trackers: Sequence[Tracker],
         waiting: EarlyStopping,
         evaluation: Evaluation | None,
-        checkpoints: _Checkpoints,
+        save: Callable[[RunState, Metrics], object],
         clock: Callable[[], float],
+        on_event: OnEvent,
     ) -> None:
-        self._training, self._trackers, self._waiting, self._checkpoints = (
-            training,
-            trackers,
-            waiting,
-            checkpoints,
-        )
+        self._training, self._trackers, self._waiting = training, trackers, waiting
+        self._checkpoint, self._on_event, self.alone = save, on_event, True
         self._evaluation = evaluation and waiting.watched(evaluation)
         self._before, self._metrics, self._evaluated = (
             progress,
@@ -287,7 +258,9 @@ class _Watch:
 
     def report(self, report: StepReport, speed: Speed) -> None:
         """Write what the steps since the last record came to."""
-        self._write(record(report) | speed.mark(report.progress))
+        values = record(report) | speed.mark(report.progress)
+        self._write(values)
+        self._on_event(Event("report", report.progress, values))
 
     def finish(self, progress: RunState) -> None:
         """Do what is still due at the end of the run, or of a session that was interrupted."""
@@ -307,20 +280,20 @@ class _Watch:
     def _evaluate(self, progress: RunState) -> None:
         assert self._evaluation is not None
         with contextlib.ExitStack() as failed:
-            if (
-                self._checkpoints.plan.world == 1
-            ):  # other ranks may have got through it, and would not take part
-                failed.callback(self._save, progress)  # so that no step is lost by it
+            # Other ranks may have got through it, and would not take part in the save.
+            if self.alone:
+                failed.callback(self._save, progress)  # no step is lost to a failed evaluation
             metrics = dict(self._evaluation(self._under_way))
             self._training.keep.check(metrics)
             failed.pop_all()
         self._metrics, self._evaluated = metrics, progress.steps
         self._write(at(progress) | metrics)
+        self._on_event(Event("evaluation", progress, metrics))
 
     def _save(self, progress: RunState) -> None:
         metrics = self._metrics if self._evaluated == progress.steps else {}
         self._saved = progress  # whose time all ranks agree on; that of now is the main one's
-        self._checkpoints.save(
+        self._checkpoint(
             dataclasses.replace(progress, seconds=self._clock()),
             {**metrics, **self._waiting.state()},
         )

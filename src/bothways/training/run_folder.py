@@ -49,12 +49,5 @@ def _check(folder: Path, resume: bool) -> None:
 
 
 def note_settings(folder: Path, settings: str) -> None:
-    """Write `config.toml`, unless there are checkpoints, which go on with what it says.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
-    if latest(folder) is None:
-        replace_file(
-            folder / "config.toml", lambda file: file.write_text(settings, encoding="utf8")
-        )
+    """Write `config.toml`; ResourceError if it cannot be written."""
+    replace_file(folder / "config.toml", lambda file: file.write_text(settings, encoding="utf8"))

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save, say how to go on. A second Ctrl-C ends the program at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: finish the step, save, say how to go on. A second Ctrl-C ends the program at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Windows has no SIGHUP.
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    *(getattr(signal, name) for name in ("SIGHUP",) if hasattr(signal, name)),
+)
 
 
 class Interruption:
-    """While it is open, the first SIGINT or SIGTERM is only noted. Afterwards the handlers are what they were.
+    """While it is open, the first SIGINT, SIGTERM or SIGHUP is only noted. Afterwards the handlers are what they were.
 
     Signals reach the main thread alone: opened in another, it changes nothing.
     """
@@ -31,7 +36,12 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            # What is ignored stays so: `nohup` ignores SIGHUP.
+            self._before = {
+                number: signal.signal(number, self._note)
+                for number in _SIGNALS
+                if signal.getsignal(number) != signal.SIG_IGN
+            }
         return self
 
     def __exit__(

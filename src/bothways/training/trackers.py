@@ -68,7 +68,11 @@ class Tracker(Protocol):
         ...
 
     def evaluating(self, share: float) -> None:
-        """An evaluation is under way, and so much of it is done, from 0 to 1."""
+        """Note the progress of an evaluation, from 0 to 1."""
+        ...
+
+    def message(self, text: str) -> None:
+        """Show a line."""
         ...
 
     def close(self) -> None:
@@ -99,7 +103,10 @@ class JsonLines:
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def evaluating(self, share: float) -> None:
-        """Nothing is recorded before the end."""
+        """Record nothing before the end."""
+
+    def message(self, text: str) -> None:
+        """Record nothing."""
 
     def close(self) -> None:
         """Nothing is held back."""
@@ -154,7 +161,10 @@ class TensorBoard:
         self._file.flush()
 
     def evaluating(self, share: float) -> None:
-        """Nothing is recorded before the end."""
+        """Record nothing before the end."""
+
+    def message(self, text: str) -> None:
+        """Record nothing."""
 
     def close(self) -> None:
         """Close the event file."""
@@ -215,6 +225,10 @@ class Terminal:
     def evaluating(self, share: float) -> None:
         """On a terminal: how far, and the time left, in the place of the last record."""
         self._bar.update(self._task, line=f"evaluating: {self._left.said(share)}")
+
+    def message(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -1,0 +1,177 @@
+"""Where a run keeps its checkpoints: in a folder, with records and signals, or in memory.
+
+A run in a folder can be interrupted and resumed; a run in memory keeps the best weights alone and
+ends with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bothways.core.errors import CheckpointError
+from bothways.core.learner import Learner
+from bothways.training.checkpoint import (
+    Best,
+    Checkpoint,
+    DamagedError,
+    Keep,
+    best,
+    checkpoints,
+    prune,
+    read_checkpoint,
+    save_checkpoint,
+)
+from bothways.training.early_stopping import BEST, WAITED, Metrics
+from bothways.training.optimizers import FusedAdamW
+from bothways.training.parallel import Plan, is_main
+from bothways.training.run_folder import note_settings
+from bothways.training.signals import Interruption
+from bothways.training.state import RunState
+from bothways.training.trackers import JsonLines, TensorBoard, Terminal, Tracker
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """The folder of a run (`run_folder`), seen by all ranks.
+
+    Attributes:
+        config: the resolved configuration, in plain values. A checkpoint with another one is
+            refused, except for settings that change no update (`checkpoint.HARMLESS`).
+        settings: the text of `config.toml`; None to write none.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    settings: str | None = None
+
+    def restore(
+        self, learner: Learner, optimizer: FusedAdamW, plan: Plan
+    ) -> tuple[RunState, Metrics, list[str]]:
+        """Restore the newest whole checkpoint: its progress, its metrics and notes.
+
+        Raises:
+            CheckpointError: a checkpoint is of another run, or all are damaged.
+        """
+        checkpoint, notes = self._newest()
+        if checkpoint is None:
+            state: tuple[RunState, Metrics] = RunState(), {}
+        else:
+            progress = checkpoint.restore(learner, optimizer, plan, self.config)
+            state = progress, checkpoint.metrics
+        if is_main(plan) and self.settings is not None:
+            note_settings(self.folder, self.settings)
+        return *state, notes
+
+    def _newest(self) -> tuple[Checkpoint | None, list[str]]:
+        notes: list[str] = []
+        failures: list[CheckpointError] = []
+        for folder in reversed(checkpoints(self.folder)):
+            try:
+                return read_checkpoint(folder), notes
+            except DamagedError as error:
+                failures.append(error)
+                notes.append(f"note: skipped a damaged checkpoint: {error}")
+        if failures:
+            raise failures[0]
+        return None, notes
+
+    def save(
+        self,
+        learner: Learner,
+        optimizer: FusedAdamW,
+        plan: Plan,
+        progress: RunState,
+        metrics: Metrics,
+        keep: Keep,
+    ) -> None:
+        """Write a checkpoint and delete those that need not stay."""
+        save_checkpoint(
+            self.folder, learner, optimizer, plan, progress, metrics=metrics, config=self.config
+        )
+        if is_main(plan):
+            prune(self.folder, keep, progress.steps)
+
+    def load_best(self, learner: Learner, wanted: Best) -> None:
+        """Give the learner the best weights, if any evaluation has the metric."""
+        if (folder := best(self.folder, wanted)) is not None:
+            read_checkpoint(folder).load_weights(learner)
+
+    @contextlib.contextmanager
+    def session(
+        self, plan: Plan, progress: RunState
+    ) -> Iterator[tuple[list[Tracker], Interruption]]:
+        """Open the trackers of this rank, and note signals instead of dying of them."""
+        with contextlib.ExitStack() as stack:
+            interruption = stack.enter_context(Interruption())
+            trackers: list[Tracker] = []
+            if is_main(plan):
+                trackers = [
+                    JsonLines(self.folder / "metrics.jsonl", progress.steps),
+                    TensorBoard(self.folder / "tensorboard", progress.steps),
+                    Terminal("training"),
+                ]
+                for tracker in trackers:
+                    stack.enter_context(contextlib.closing(tracker))
+            yield trackers, interruption
+
+
+@dataclass
+class MemoryStore:
+    """The best weights of a run of one process, in memory.
+
+    Attributes:
+        history: (epochs, metrics) of every evaluation.
+        metrics: those of the best weights; empty without evaluations.
+    """
+
+    history: list[tuple[float, Metrics]] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def restore(
+        self, learner: Learner, optimizer: FusedAdamW, plan: Plan
+    ) -> tuple[RunState, Metrics, Sequence[str]]:
+        """Return the start of a run."""
+        return RunState(), {}, ()
+
+    def save(
+        self,
+        learner: Learner,
+        optimizer: FusedAdamW,
+        plan: Plan,
+        progress: RunState,
+        metrics: Metrics,
+        keep: Keep,
+    ) -> None:
+        """Keep the weights if their metrics are the best so far."""
+        metrics = {name: value for name, value in metrics.items() if name not in (BEST, WAITED)}
+        if not metrics or keep.best is None:
+            return
+        self.history.append((progress.epochs, metrics))
+        name = keep.best.metric
+        if not self.metrics or keep.best.prefers(metrics[name], self.metrics[name]):
+            self.metrics = metrics
+            self.weights = {
+                name: tensor.clone() for name, tensor in learner.trained_state().items()
+            }
+
+    def load_best(self, learner: Learner, wanted: Best) -> None:
+        """Give the learner the best weights, if there was an evaluation."""
+        if self.weights:
+            learner.load_state_dict(self.weights, strict=False)
+
+    @contextlib.contextmanager
+    def session(
+        self, plan: Plan, progress: RunState
+    ) -> Iterator[tuple[list[Tracker], Interruption]]:
+        """Open nothing: Ctrl-C ends the run at once."""
+        yield [], Interruption()
+
+
+Store = FolderStore | MemoryStore
