@@ -360,9 +360,21 @@ def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(
         pass
     pretrain(settings(corpus, 1), corpus, tmp_path / "run", resume=True)
     noted = (tmp_path / "run" / "config.toml").read_text()
-    with pytest.raises(CheckpointError, match="of another run"):
-        pretrain(settings(corpus, 2), corpus, tmp_path / "run", resume=True)
+    with pytest.raises(CheckpointError, match="of another run: seed was 0, is 1"):
+        pretrain(settings(corpus, 1, seed=1), corpus, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "config.toml").read_text() == noted
+
+
+def test_a_finished_run_is_extended_and_reported_in_another_way(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    pretrain(settings(corpus, 2), corpus, tmp_path / "run")
+    longer = settings(corpus, 4, microbatch_tokens=2048)
+    training = dataclasses.replace(longer.training, report=Steps(1), save=Steps(1))
+    longer = dataclasses.replace(longer, training=training)
+    done = pretrain(longer, corpus, tmp_path / "run", resume=True)
+    assert done.progress.steps == 4
+    assert "4 steps" in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus, tmp_path: Path) -> None:

@@ -403,3 +403,39 @@ def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(be
     over = session(dataclasses.replace(training, until=Hours((seconds + 1e-4) / 3600)), {"m": 0.2})
     assert over.steps == 2
     assert read_checkpoint(checkpoints(tmp_path)[-1]).metrics == (before or {"m": 0.2})
+
+
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_note(whole, tmp_path, capsys):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    first, newest = checkpoints(folder)[-2:]
+    (newest / "model.safetensors").write_bytes(b"cut")
+    assert session(folder).steps == 14
+    assert f"skipped a damaged checkpoint: {newest}" in capsys.readouterr().err
+    then, now = (read_checkpoint(checkpoints(each)[-1]) for each in (whole, folder))
+    assert now.progress.tokens == then.progress.tokens
+    for path in checkpoints(folder):
+        (path / "manifest.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        session(folder)
+
+
+def test_a_closed_terminal_saves(tmp_path):
+    assert session(tmp_path, signal_at=5, number=signal.SIGHUP).steps == 6
+    assert read_checkpoint(checkpoints(tmp_path)[-1]).progress.steps == 6
+
+
+def test_events_are_reported(tmp_path):
+    events = []
+    train(
+        toy(), [TrainingPhase(Steps(2), steps)],
+        dataclasses.replace(TRAINING, until=Steps(2), keep=Keep()),
+        Single(), FolderStore(tmp_path, {}), evaluation=lambda _: {"m": 1.0}, on_event=events.append,
+    )  # fmt: skip
+    assert [event.kind for event in events] == [
+        "step",
+        "step",
+        "report",
+        "evaluation",
+        "checkpoint",
+    ]
+    assert [event.progress.steps for event in events] == [1, 2, 2, 2, 2]
