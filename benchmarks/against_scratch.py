@@ -21,7 +21,7 @@ from bothways.finetuning.data import LabelledData
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import PoolerHead
+from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.optimizers import AdamW

@@ -42,7 +42,7 @@ from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import LabelledData, label, predictions
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model
-from bothways.model.head_config import PoolerHead
+from bothways.model.heads import PoolerHead
 from bothways.tasks.base import Task
 from bothways.tasks.choice.examples import ChoiceColumns
 from bothways.tasks.choice.task import ChoiceTask

@@ -37,7 +37,7 @@ from bothways.data.corpus_source import CorpusSource
 from bothways.data.next_sentence import NextSentence
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import MaskedHead, PoolerHead
+from bothways.model.heads import MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.report.html import write_html
 from bothways.report.sections import Curves, Line, Report, TableSection

@@ -32,7 +32,7 @@ from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import preset
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import MaskedHead
+from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 

@@ -27,7 +27,7 @@ from harness import machine, show
 
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import PoolerHead
+from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 
 CONTENDERS = ("bothways", "recomputed", "transformers")

@@ -25,7 +25,7 @@ from bothways.cli import app
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.core.sequence import Sequence
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task

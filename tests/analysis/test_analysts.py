@@ -26,7 +26,7 @@ from bothways.analysis.scores import DRAWN, ScoreAnalysis
 from bothways.analysis.tags import KINDS, TagAnalysis, paired
 from bothways.core.errors import ConfigError
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import PoolerHead
+from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.report import sections as s

@@ -25,13 +25,14 @@ from bothways.core.config.reader import load, read, to_dict
 from bothways.core.errors import ConfigError
 from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy
 from bothways.model.config import Bias, EncoderConfig, PostNorm, PreNorm
+from bothways.model.disentangled import distances_of, row_of
 from bothways.model.encoder import Encoder
 from bothways.model.flops import forward_flops
-from bothways.model.head_config import Head, LabelHead, MaskedHead, Own, ReplacedHead
+from bothways.model.heads import Head, LabelHead, MaskedHead, ReplacedHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Convolution, Disentangled
-from bothways.model.relative_positions import distances_of, row_of
+from bothways.model.readout import Own
 
 HEADS, SIZE = 2, 5
 
@@ -253,22 +254,12 @@ def shape(seed: int) -> EncoderConfig:
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_the_ledger_counts_every_parameter_by_its_letters(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_every_parameter_is_counted(seed: int) -> None:
     config, heads = shape(seed), (MaskedHead(), LabelHead(3), ReplacedHead())
-    counted = parameter_table(config, heads)
     model = Model(config, heads)
-    assert counted.total == sum(parameter.numel() for parameter in model.parameters())
-    assert isinstance(config.position, Disentangled)
-    letters = dict(
-        V=config.vocab, H=config.width, L=config.depth, I=config.intermediate_size, E=config.embedding_width, S=config.segments, C=3,
-        P=0 if config.position.absolute == "none" else config.position.max_positions, R=config.position.span,
-    )  # fmt: skip
-    for entry in counted.entries:
-        if entry.count:
-            assert (
-                eval(entry.formula.replace("·", "*").replace("²", "**2"), letters) == entry.count
-            ), entry
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert parameter_table(config, heads).total == counted
 
 
 @pytest.mark.parametrize("seed", range(20))

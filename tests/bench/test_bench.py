@@ -17,7 +17,7 @@ from bothways.commands.bench import bench
 from bothways.core.errors import ResourceError
 from bothways.hub.model_folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMLearner
 

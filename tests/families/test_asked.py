@@ -14,10 +14,9 @@ from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.targets import TokenTargets
 from bothways.families.catalogue import FAMILIES
-from bothways.model.config import Dropouts, EncoderConfig, Sharing
+from bothways.model.config import Dropouts, EncoderConfig, LSTMConfig, Sharing
 from bothways.model.flops import forward_flops
-from bothways.model.head_config import LabelHead, MaskedHead, TagHead
-from bothways.model.lstm_config import LSTMConfig
+from bothways.model.heads import LabelHead, MaskedHead, TagHead
 from bothways.model.model import Model, build_encoder
 from bothways.model.positions import Disentangled
 from bothways.objectives.masked_lm import MaskedLMLearner

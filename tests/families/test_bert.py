@@ -18,8 +18,8 @@ from bothways.families import bert
 from bothways.families.catalogue import PRESETS, family_for, family_named, preset
 from bothways.families.config_rules import ACTIVATIONS
 from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
-from bothways.model.head_config import Readout
 from bothways.model.positions import Learned
+from bothways.model.readout import Readout
 
 CLASSES = {"bert": transformers.BertConfig, "megatron-bert": transformers.MegatronBertConfig}
 FAMILIES = {"bert": bert.BERT, "megatron-bert": bert.MEGATRON_BERT}
@@ -78,7 +78,7 @@ def test_unknown_settings_are_left_out() -> None:
 
 @pytest.mark.parametrize(("name", "activation"), sorted(ACTIVATIONS.items()))
 def test_activations_are_the_functions_of_these_names(name: str, activation: str) -> None:
-    from bothways.model.block import activate
+    from bothways.model.activation import activate
 
     x = torch.linspace(-6, 6, 999, dtype=torch.float64)
     torch.testing.assert_close(
@@ -87,7 +87,7 @@ def test_activations_are_the_functions_of_these_names(name: str, activation: str
 
 
 def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
-    from bothways.model.block import activate
+    from bothways.model.activation import activate
 
     x = torch.linspace(-8, 8, 100_001, dtype=torch.float64)
     difference = float((activate("gelu", x) - activate("gelu_tanh", x)).abs().max())

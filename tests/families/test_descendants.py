@@ -18,7 +18,7 @@ from bothways.core.layout import Layout
 from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
 from bothways.families.family import Architecture, Family
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.head_config import ChoiceHead, Head, LabelHead, TagHead
+from bothways.model.heads import ChoiceHead, Head, LabelHead, TagHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from drawn_settings import draw_settings

@@ -23,7 +23,7 @@ from bothways.families.weight_names import (
     to_theirs,
 )
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
-from bothways.model.head_config import (
+from bothways.model.heads import (
     ChoiceHead,
     Head,
     LabelHead,

@@ -27,7 +27,7 @@ from bothways.families.longformer import LONGFORMER
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops, seen
-from bothways.model.head_config import LabelHead, MaskedHead, SpanHead, TagHead
+from bothways.model.heads import LabelHead, MaskedHead, SpanHead, TagHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.training.parallel import Replicated, replicate

@@ -112,7 +112,10 @@ def test_what_theirs_cannot_say_has_no_counterpart(settings: dict[str, Any]) -> 
             {"norm_bias": "no"},
             "norm_bias 'no' has no counterpart here: it must be one of True, False",
         ),
-        ({"num_attention_heads": 256}, "rotary positions turn pairs of features, but a head has 3"),
+        (
+            {"num_attention_heads": 256},
+            "rotary positions need an even head size, but width / heads = 3",
+        ),
         ({"mlp_dropout": 1.5}, "encoder.mlp.dropout: must lie in [0, 1), not 1.5"),
     ],
 )

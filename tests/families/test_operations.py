@@ -13,10 +13,10 @@ from bothways.attention.patterns import Causal, Full, Window
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import FAMILIES
-from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.family import Architecture, Family
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
-from bothways.model.head_config import (
+from bothways.model.heads import (
     ChoiceHead,
     Head,
     LabelHead,
@@ -33,7 +33,7 @@ from drawn_settings import draw_settings
 from family_peers import outputs
 
 LENGTH, COPIES = 12, 3
-HEADS: dict[HeadKind, Head] = {
+HEADS: dict[str, Head] = {
     "masked": MaskedHead(), "pooler": PoolerHead(), "pair": PairHead(), "labels": LabelHead(3), "tags": TagHead(4), "span": SpanHead(),
     "choice": ChoiceHead(), "replaced": ReplacedHead(), "causal": NextTokenHead(),
 }  # fmt: skip

@@ -25,7 +25,7 @@ from bothways.finetuning.data import label
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import Head, LabelHead, MaskedHead, PoolerHead
+from bothways.model.heads import Head, LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.engine import predict

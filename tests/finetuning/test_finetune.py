@@ -26,7 +26,7 @@ from bothways.finetuning.prepare import FinetuneConfig, make_ready, remarks
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_learner, open_task

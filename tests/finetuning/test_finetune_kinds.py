@@ -15,7 +15,7 @@ from bothways.finetuning.prepare import FinetuneConfig
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_learner, open_task

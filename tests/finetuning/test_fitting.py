@@ -16,7 +16,7 @@ from bothways.finetuning.data import ALL, LabelledData, label, loader, score
 from bothways.finetuning.in_memory_run import fit_task, learning_by_rows, start_from
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import LabelHead, MaskedHead, PoolerHead
+from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, Classifier

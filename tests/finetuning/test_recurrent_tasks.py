@@ -27,8 +27,8 @@ from bothways.finetuning.frozen_features import fit_features, prepare_features
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.finetuning.stability import Stability, steady
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.head_config import BiLMHead
-from bothways.model.lstm_config import LSTMConfig
+from bothways.model.config import LSTMConfig
+from bothways.model.heads import BiLMHead
 from bothways.model.model import Model
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_learner, open_task

@@ -22,7 +22,7 @@ from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import Stability, is_pretrained, level, rules, steady
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig, PreNorm
-from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, Classifier

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 import torch
 
-from bothways.model.config import EncoderConfig
-from bothways.model.head_config import Head, MaskedHead
-from bothways.model.lstm_config import ModelConfig
+from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.disentangled import row_of
+from bothways.model.heads import Head, MaskedHead
 from bothways.model.positions import Disentangled
-from bothways.model.relative_positions import row_of
 
 
 def batch_flops(config: ModelConfig, heads: Iterable[Head], longest: int) -> float:

@@ -16,9 +16,10 @@ from bothways.families.bert import BERT, MEGATRON_BERT
 from bothways.families.family import Family
 from bothways.families.weight_names import to_theirs
 from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
-from bothways.model.head_config import Head, Readout
+from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.model.readout import Readout
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 STEMS = {"post": "Bert", "pre": "MegatronBert"}

@@ -16,7 +16,7 @@ from torch import Tensor
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
-from bothways.model.head_config import Head, LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 

@@ -11,8 +11,7 @@ from bothways.attention.patterns import Blocks, Full, Window
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.families.catalogue import PRESETS, preset
-from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.config import Dropouts, EncoderConfig, Gated, LSTMConfig, ModelConfig, Sharing
 from bothways.model.positions import Disentangled, Rotary
 
 LENGTHS = [70, 9, 70, 21, 1]

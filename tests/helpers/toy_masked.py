@@ -11,7 +11,7 @@ import torch
 
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import MaskedHead
+from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, Classifier

@@ -16,7 +16,7 @@ from bothways.hub.load_report import plan_loading
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import read_sentence_config
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import MaskedHead
+from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from model_folders import change_settings, folder_of, peer

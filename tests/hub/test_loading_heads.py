@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.head_config import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from model_folders import VOCAB, WIDTH, change_settings, folder_of, peer, with_decoder
 
 

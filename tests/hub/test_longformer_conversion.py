@@ -15,7 +15,7 @@ from bothways.core.errors import ConfigError, FolderError
 from bothways.families.catalogue import preset
 from bothways.hub.convert.longformer import lengthened
 from bothways.hub.model_folder import load_model
-from bothways.model.head_config import MaskedHead, PoolerHead
+from bothways.model.heads import MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.text.trainers import ByteBPE, train_tokenizer
 

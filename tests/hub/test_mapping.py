@@ -17,7 +17,7 @@ from bothways.core.layout import Layout
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.weight_files import open_weights
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.training.optimizers import AdamW, build_optimizer, update
 

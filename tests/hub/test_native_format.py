@@ -30,30 +30,29 @@ from bothways.model.config import (
     Dropouts,
     EncoderConfig,
     Gated,
+    LSTMConfig,
+    ModelConfig,
     Plain,
     PostNorm,
     PreNorm,
     Sharing,
 )
-from bothways.model.head_config import (
+from bothways.model.heads import (
     BiLMHead,
     ChoiceHead,
-    FromPooler,
     Head,
     LabelHead,
     MaskedHead,
     NextTokenHead,
-    Own,
     PairHead,
     PoolerHead,
-    Readout,
     ReplacedHead,
     SpanHead,
     TagHead,
 )
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned, Rotary, Sinusoidal
+from bothways.model.readout import FromPooler, Own, Readout
 
 VOCAB = 23
 LENGTHS = [4, 1, 6]

@@ -18,7 +18,7 @@ from bothways.core.errors import FolderError, ResourceError
 from bothways.hub.hf_config import format_note
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.head_config import Head, LabelHead, MaskedHead, PoolerHead
+from bothways.model.heads import Head, LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from model_folders import (

@@ -14,7 +14,7 @@ import torch
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import PoolerHead
+from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import predict

@@ -17,7 +17,7 @@ from bothways.core.layout import Layout
 from bothways.kernels import row_buckets as rounding
 from bothways.kernels.row_buckets import on_round_rows, round_rows
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
-from bothways.model.head_config import (
+from bothways.model.heads import (
     Head,
     LabelHead,
     MaskedHead,

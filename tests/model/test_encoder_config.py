@@ -11,9 +11,9 @@ import torch
 from bothways.attention.patterns import Blocks, Full, Window
 from bothways.core.errors import ConfigError
 from bothways.model.config import Dropouts, EncoderConfig, Gated
-from bothways.model.head_config import LabelHead, NextTokenHead, Readout
-from bothways.model.model import build_head
+from bothways.model.heads import LabelHead, NextTokenHead
 from bothways.model.positions import Disentangled, Learned, Rotary
+from bothways.model.readout import Readout
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ from bothways.model.positions import Disentangled, Learned, Rotary
         ({"patterns": ()}, "encoder.patterns: must hold at least one pattern"),
         (
             {"patterns": (Blocks(),), "position": Disentangled()},
-            "encoder.patterns: distances between tokens are scored",
+            "encoder.patterns: disentangled positions cannot be combined",
         ),
         (
             {"patterns": (Window(4, global_attention=True),), "position": Disentangled()},
-            "encoder.patterns: distances between",
+            "encoder.patterns: disentangled positions cannot",
         ),
         (
             {"position": Rotary(), "width": 12, "heads": 4},
-            "encoder.heads: rotary positions turn pairs of features, but a head has 3",
+            "encoder.heads: rotary positions need an even head size, but width / heads = 3",
         ),
     ],
 )
@@ -87,10 +87,12 @@ def test_parts_that_cannot_be_are_refused() -> None:
         Gated(1.0)
     with pytest.raises(
         ConfigError,
-        match=re.escape("encoder.embedding: the head predicts with the embedding, 4 features"),
+        match=re.escape(
+            "encoder.embedding: the next-token head predicts with the token embedding, whose 4 features"
+        ),
     ):
-        build_head(EncoderConfig(50, embedding=4), NextTokenHead())
-    own = build_head(EncoderConfig(50, embedding=4, readout=Readout(output="own")), NextTokenHead())
+        NextTokenHead().build(EncoderConfig(50, embedding=4))
+    own = NextTokenHead().build(EncoderConfig(50, embedding=4, readout=Readout(output="own")))
     assert own(torch.ones(3, 768), torch.ones(50, 4)).shape == (3, 50)
 
 

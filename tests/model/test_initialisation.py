@@ -13,7 +13,7 @@ from torch import nn
 
 from bothways.kernels.dropout import Dropout, dropout, keep_mask
 from bothways.model.config import Dropouts, EncoderConfig, PreNorm
-from bothways.model.head_config import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 
 SIGMA = 0.03
@@ -130,10 +130,10 @@ def test_weights_that_will_be_loaded_are_not_drawn() -> None:
     code = (
         "import sys\n"
         "from bothways.model.config import EncoderConfig\n"
-        "from bothways.model.heads import Labels, Masked, Model\n"
+        "from bothways.model.heads import LabelHead, MaskedHead\nfrom bothways.model.model import Model\n"
         "from bothways.model.init import without_weights\n"
         "with without_weights():\n"
-        "    model = Model(EncoderConfig(9, 4, 1, 1, 8), (Masked(), Labels(2)))\n"
+        "    model = Model(EncoderConfig(9, 4, 1, 1, 8), (MaskedHead(), LabelHead(2)))\n"
         "assert all(parameter.is_meta for parameter in model.parameters())\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )

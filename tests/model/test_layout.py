@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +77,36 @@ def test_a_layout_moves_whole(lengths: list[int]) -> None:
     assert moved.max_seqlen == layout.max_seqlen
     assert torch.equal(moved.sequence_ids, layout.sequence_ids)
     assert torch.equal(moved.positions, layout.positions)
+
+
+def test_moving_a_layout_makes_no_rectangles() -> None:
+    """A GPU that reads packed sequences has no use for them."""
+    layout = Layout.of([7, 3])
+    moved = layout.to(torch.device("meta"))
+    assert "rectangles" not in vars(layout)
+    assert "rectangles" not in vars(moved)
+    (rectangle,) = moved.rectangles  # waits for no value of the device
+    assert rectangle.slots is not None
+    assert rectangle.slots.is_meta
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"cu_seqlens": torch.tensor([0, 2, 5], dtype=torch.int32)}, "vector of int64"),
+        ({"cu_seqlens": torch.tensor([1, 2, 5])}, "rise from 0 to the number of tokens, 5"),
+        ({"cu_seqlens": torch.tensor([0, 2, 9])}, "rise from 0 to the number of tokens, 5"),
+        ({"cu_seqlens": torch.tensor([0, 6, 5])}, "rise from 0 to the number of tokens, 5"),
+        ({"max_seqlen": 2}, "max_seqlen must be 3"),
+    ],
+)
+def test_a_layout_that_contradicts_itself_is_refused(wrong: dict[str, Any], message: str) -> None:
+    """A kernel that trusted it would read and write outside of its memory."""
+    layout = Layout.of([2, 3])
+    names = ("cu_seqlens", "positions", "sequence_ids", "max_seqlen")
+    fields = {name: getattr(layout, name) for name in names}
+    with pytest.raises(ValueError, match=message):
+        Layout(**{**fields, **wrong})
 
 
 def test_predictions_on_a_cpu_pad_nothing() -> None:

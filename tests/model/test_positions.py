@@ -14,7 +14,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig
-from bothways.model.embedding import positions, sinusoids
+from bothways.model.embedding import build_positions, sinusoids
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Learned, Sinusoidal
@@ -35,7 +35,7 @@ def test_sines_and_cosines(width: int, interleaved: bool) -> None:
 
 
 def test_rows_before_the_first_position_are_passed_over() -> None:
-    module = positions(Learned(5, offset=2), 3)
+    module = build_positions(Learned(5, offset=2), 3)
     assert module.weight.shape == (7, 3)
     assert torch.equal(module(torch.tensor([0, 4])), module.weight[[2, 6]])
 

@@ -15,11 +15,12 @@ from bothways.core.layout import Layout
 from bothways.finetuning.mixout import mix_out
 from bothways.model import block
 from bothways.model import flops as operations
-from bothways.model.config import EncoderConfig, Gated
+from bothways.model.config import EncoderConfig, Gated, ModelConfig
 from bothways.model.encoder import Encoder
 from bothways.model.flops import kept_floats
-from bothways.model.lstm_config import ModelConfig
-from bothways.model.model import Model, token_head
+from bothways.model.heads import token_head
+from bothways.model.model import Model
+from bothways.runtime.tuning import TUNING
 from small_models import SHAPES, SMALL, batch_for
 
 
@@ -55,7 +56,7 @@ def test_activations_computed_again_change_nothing(
     model, batch = Model(config, ()).train(), batch_for(config)
     mix_out(model, 0.3)
     usual, size = trained(model, False, square), kept(model, batch)
-    monkeypatch.setattr(block, "KEPT", 0)
+    monkeypatch.setattr(block, "TUNING", replace(TUNING, activation_elements=0))
     again, smaller = trained(model, False, square), kept(model, batch)
     assert size - smaller >= config.depth * config.intermediate_size * batch.layout.tokens
     for name, gradient in usual[1].items():

@@ -18,9 +18,9 @@ from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 from bothways.data.masking import Vocabulary
 from bothways.families.catalogue import family_for, preset
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig, LSTMConfig
 from bothways.model.flops import forward_flops
-from bothways.model.head_config import (
+from bothways.model.heads import (
     BiLMHead,
     ChoiceHead,
     LabelHead,
@@ -31,9 +31,7 @@ from bothways.model.head_config import (
     SpanHead,
     TagHead,
 )
-from bothways.model.lstm import by_time
-from bothways.model.lstm_config import LSTMConfig
-from bothways.model.lstm_encoder import LSTMEncoder
+from bothways.model.lstm import LSTMEncoder, by_time
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.objectives.causal_lm import BiLM, CausalLM, LMLearner
@@ -226,7 +224,7 @@ def test_heads_of_a_transformer_are_refused(
     head: MaskedHead | PoolerHead | ReplacedHead | NextTokenHead,
 ) -> None:
     with pytest.raises(
-        ConfigError, match=f"^heads: the head '{head.kind}' reads one vector that knows both sides"
+        ConfigError, match=f"^heads: the '{head.kind}' head reads vectors that know both sides"
     ):
         Model(SMALL, (head,))
 
@@ -234,7 +232,7 @@ def test_heads_of_a_transformer_are_refused(
 def test_a_transformer_has_no_head_of_both_directions() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^heads: the head 'bilm' reads two directions (.|\n)* with the head 'masked'",
+        match=r"^heads: the 'bilm' head requires a recurrent encoder(.|\n)* with the head 'masked'",
     ):
         Model(EncoderConfig(VOCAB, 8, 1, 2, 8), (BiLMHead(),))
 

@@ -13,8 +13,8 @@ from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import MaskedHead, PairHead, PoolerHead
-from bothways.model.model import Model, token_head
+from bothways.model.heads import MaskedHead, PairHead, PoolerHead, token_head
+from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMLearner
 from small_models import LENGTHS, SHAPES
 

@@ -19,7 +19,7 @@ from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import label
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.head_config import Head, LabelHead, SpanHead
+from bothways.model.heads import Head, LabelHead, SpanHead
 from bothways.prediction.predictor import open_learner
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample

@@ -16,14 +16,7 @@ import torch
 from bothways.cli import app
 from bothways.core.errors import ConfigError, DataError, DivergedError
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.head_config import (
-    ChoiceHead,
-    LabelHead,
-    MaskedHead,
-    PoolerHead,
-    SpanHead,
-    TagHead,
-)
+from bothways.model.heads import ChoiceHead, LabelHead, MaskedHead, PoolerHead, SpanHead, TagHead
 from bothways.model.model import Model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision

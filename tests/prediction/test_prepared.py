@@ -20,10 +20,9 @@ from bothways.kernels import library as native
 from bothways.kernels.library import Feature
 from bothways.kernels.packed_linear import PackedLinear, Prepared
 from bothways.model.block import Block
-from bothways.model.config import EncoderConfig, Gated, PreNorm
+from bothways.model.config import EncoderConfig, Gated, LSTMConfig, PreNorm
 from bothways.model.encoder import Encoder
-from bothways.model.head_config import LabelHead, MaskedHead
-from bothways.model.lstm_config import LSTMConfig
+from bothways.model.heads import LabelHead, MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
 from bothways.prediction import prepared_model as prepared

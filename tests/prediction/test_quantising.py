@@ -15,7 +15,7 @@ from bothways.cli import app
 from bothways.core.errors import ConfigError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.kernels.int8 import Int8Linear
-from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import PredictConfig, predict, predict_encoded, prepare_task
 from bothways.prediction.int8_report import Int8Report, TimedMetrics, measure_int8

@@ -20,7 +20,7 @@ from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.prepare import FinetuneConfig
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
-from bothways.model.head_config import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.preflight import compute as computing
 from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase

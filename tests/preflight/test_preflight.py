@@ -13,7 +13,7 @@ from bothways.core.errors import BothwaysError
 from bothways.core.finding import Finding, places, report_findings
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import kept_floats
-from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
 from bothways.preflight import machine as preflight
 from bothways.preflight.machine import Load, check_machine, forecast

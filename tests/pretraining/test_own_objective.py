@@ -22,9 +22,8 @@ from bothways.data.corpus import Corpus
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
-from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import PairHead, PoolerHead
-from bothways.model.lstm_config import ModelConfig
+from bothways.model.config import Dropouts, EncoderConfig, ModelConfig
+from bothways.model.heads import PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective
 from bothways.pretraining.config import PretrainConfig, PretrainPhase

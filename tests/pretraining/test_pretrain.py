@@ -25,7 +25,7 @@ from bothways.data.documents import Document
 from bothways.data.full_sentences import FullSentences
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import LabelHead, MaskedHead, PairHead
+from bothways.model.heads import LabelHead, MaskedHead, PairHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.build import begin_from, build_models, preflight, vocabulary_of

@@ -9,7 +9,7 @@ import torch
 from bothways.data.corpus import build_corpus
 from bothways.data.documents import Document
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import MaskedHead
+from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import predict

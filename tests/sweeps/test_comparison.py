@@ -17,7 +17,7 @@ from bothways.commands.compare import _table
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import LabelHead, PoolerHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task

@@ -28,7 +28,7 @@ from bothways.core.targets import SpanTargets
 from bothways.finetuning import data as labelled
 from bothways.finetuning.data import examine
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import SpanHead
+from bothways.model.heads import SpanHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import (

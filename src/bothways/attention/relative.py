@@ -58,7 +58,7 @@ def attend_disentangled(
         kernel = choose(call)
         assert isinstance(kernel, Padded)
         q = (q * scale).contiguous()
-        bias = _position_scores(q, k, terms, rows, scale)
+        bias = position_scores(q, k, terms, rows, scale)
         found = _attend_padded(q, k, v, bias, part.mask, rate, kernel.kernel)
         outputs.append(part.rectangle.unpad(found.transpose(1, 2)))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -84,7 +84,7 @@ def _attend_padded(
     return dropped_product(scores.softmax(-1), v.contiguous(), rate)
 
 
-def _position_scores(
+def position_scores(
     q: Float[Tensor, "rows heads n d"],
     k: Float[Tensor, "rows heads n d"],
     terms: PositionTerms,

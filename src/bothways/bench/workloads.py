@@ -24,7 +24,7 @@ from bothways.data.masking import Masking, Vocabulary
 from bothways.finetuning.config import finetune_adam
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
-from bothways.model.head_config import MaskedHead
+from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMLearner, MaskedLMNextSentence
 from bothways.preflight.compute import compute_as

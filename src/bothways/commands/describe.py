@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bothways.hub.load_report import LoadReport
-    from bothways.model.head_config import Head
-    from bothways.model.lstm_config import ModelConfig
+    from bothways.model.config import ModelConfig
+    from bothways.model.heads import Head
 
 
 def describe(model: str, /, *, length: int = 128) -> None:
@@ -77,15 +77,15 @@ def _find(model: str) -> _Found:
 
 def _preset(name: str) -> _Found:
     from bothways.families.catalogue import FAMILIES, family_for, preset
-    from bothways.model.head_config import (
+    from bothways.model.config import LSTMConfig
+    from bothways.model.heads import (
         MaskedHead,
         NextTokenHead,
         PairHead,
         PoolerHead,
         ReplacedHead,
+        token_head,
     )
-    from bothways.model.lstm_config import LSTMConfig
-    from bothways.model.model import token_head
 
     config = preset(name)
     if isinstance(config, LSTMConfig) or family_for(config) is None:
@@ -187,11 +187,11 @@ def _parameters(found: _Found) -> Table:
     sections.append(("encoder", [entry for entry in encoder if not entry.textbook]))
     for head in whole.entries[len(encoder) :]:
         sections.append((f"{sections[-1][0]} + {head.part}", [head]))
-    table, running = _table("Parameters", "part", "formula", "count", "share"), 0
+    table, running = _table("Parameters", "part", "tensors", "count", "share"), 0
     for title, entries in sections:
         for entry in entries:
             table.add_row(
-                entry.part, entry.formula, f"{entry.count:,}", f"{entry.count / whole.total:.2%}"
+                entry.part, entry.tensors, f"{entry.count:,}", f"{entry.count / whole.total:.2%}"
             )
         running += sum(entry.count for entry in entries)
         table.add_row(

@@ -16,7 +16,7 @@ from bothways.families.config_rules import NUMBERS, ConfigRules, read_number
 from bothways.families.family import Family
 from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
-from bothways.model.head_config import Readout
+from bothways.model.readout import Readout
 
 VOCABULARY = 30_000
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from bothways.families.common import classes, masked_rules, output_rules
 from bothways.families.config_rules import ConfigRules
-from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.family import Architecture, Family
 from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.config import EncoderConfig, PreNorm
 
@@ -137,7 +137,7 @@ _COMPUTED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 
 def _architectures(stem: str) -> tuple[Architecture, ...]:
-    pair: frozenset[HeadKind] = frozenset({"pooler", "pair"})
+    pair: frozenset[str] = frozenset({"pooler", "pair"})
     both = classes(stem, pooled={"labels", "choice"}, pretraining={"masked", *pair})
     return (*both, Architecture(f"{stem}ForNextSentencePrediction", pair))
 

@@ -25,11 +25,11 @@ from bothways.families.config_rules import (
     read_flag,
     read_number,
 )
-from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.family import Architecture, Family
 from bothways.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.config import Bias, Dropouts, EncoderConfig
-from bothways.model.head_config import Deep, Own
 from bothways.model.positions import Learned
+from bothways.model.readout import Deep, Own
 
 VOCABULARY = 50_358
 _SEPARATOR = 66
@@ -113,8 +113,8 @@ _RULES: tuple[Rule, ...] = (
         }
     ),
 )
-_POOLER: frozenset[HeadKind] = frozenset({"pooler"})
-_CLASSES: tuple[tuple[str, frozenset[HeadKind], frozenset[HeadKind]], ...] = (
+_POOLER: frozenset[str] = frozenset({"pooler"})
+_CLASSES: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ("ForPreTraining", frozenset({"masked", "pooler", "pair"}), frozenset()),
     ("ForMaskedLM", frozenset({"masked", "pooler"}), _POOLER),
     ("ForSequenceClassification", frozenset({"labels", "pooler"}), _POOLER),

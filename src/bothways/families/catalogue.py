@@ -20,7 +20,7 @@ from bothways.families import (
     transformer,
 )
 from bothways.families.family import Family
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.config import LSTMConfig, ModelConfig
 
 FAMILIES: tuple[Family, ...] = (
     bert.BERT,

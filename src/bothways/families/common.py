@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from bothways.families.family import Architecture, HeadKind
+from bothways.families.family import Architecture
 from bothways.families.weight_names import Rename, Rule, Tie
+from bothways.model.heads import HEADS
 
-_CLASSES: Mapping[str, HeadKind] = {
-    "ForMaskedLM": "masked",
-    "ForSequenceClassification": "labels",
-    "ForTokenClassification": "tags",
-    "ForQuestionAnswering": "span",
-    "ForMultipleChoice": "choice",
+_CLASSES = {
+    head.suffix: kind
+    for kind, head in HEADS.items()
+    if head.suffix is not None and head.suffix.startswith("For")
 }
 _OUTPUTS = {
     # One name for three heads: the class in config.json decides.
@@ -24,7 +23,7 @@ _OUTPUTS = {
 
 
 def classes(
-    stem: str, pooled: Collection[HeadKind] = (), pretraining: Collection[HeadKind] = ()
+    stem: str, pooled: Collection[str] = (), pretraining: Collection[str] = ()
 ) -> tuple[Architecture, ...]:
     """Return a class for pre-training if there is one, one for each head, and the bare model.
 
@@ -38,7 +37,7 @@ def classes(
         Architecture(stem + name, frozenset({head, "pooler"} if head in pooled else {head}))
         for name, head in _CLASSES.items()
     ]
-    pooler = frozenset[HeadKind]({"pooler"} if pooled else ())
+    pooler = frozenset[str]({"pooler"} if pooled else ())
     return (*first, *single, Architecture(f"{stem}Model", pooler, bare=True))
 
 

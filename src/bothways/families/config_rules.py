@@ -15,8 +15,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError, FolderError
 from bothways.model.activation import Activation
-from bothways.model.config import EncoderConfig
-from bothways.model.lstm_config import ModelConfig
+from bothways.model.config import EncoderConfig, ModelConfig
 from bothways.model.positions import Learned
 
 NUMBERS = {

@@ -39,8 +39,8 @@ from bothways.families.family import Architecture, Family
 from bothways.families.weight_names import Interleave, KeyTable, Rename, Rule, Stack
 from bothways.model.activation import Activation
 from bothways.model.config import Bias, EncoderConfig, PostNorm
-from bothways.model.head_config import Own, Readout
 from bothways.model.positions import Convolution, Disentangled, Learned, Term
+from bothways.model.readout import Own, Readout
 
 ENGLISH_BYTES = 50_265
 ENGLISH = 128_100

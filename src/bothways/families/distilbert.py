@@ -17,7 +17,7 @@ from bothways.families.config_rules import ConfigRules, read_number
 from bothways.families.family import Family
 from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.head_config import Own, Readout
+from bothways.model.readout import Own, Readout
 
 _HEAD = Own("relu")
 

@@ -17,7 +17,7 @@ from bothways.families.config_rules import FIXED, NUMBERS, ConfigRules, read_num
 from bothways.families.family import Family
 from bothways.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import Own, Readout
+from bothways.model.readout import Own, Readout
 
 _READOUT = Readout(labels=Own("gelu", dropout_first=True), choice=Own("gelu"), masked="gelu")
 

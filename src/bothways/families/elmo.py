@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bothways.model.lstm_config import LSTMConfig
+from bothways.model.config import LSTMConfig
 
 VOCABULARY = 30_522
 """The vocabulary of BERT, for comparisons on equal tokens."""

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from bothways.families.config_rules import ConfigRules
 from bothways.families.weight_names import KeyTable, untied
 from bothways.model.config import EncoderConfig
 
-HeadKind = Literal[
-    "masked", "pooler", "pair", "labels", "tags", "span", "choice", "replaced", "causal", "bilm"
-]
-
-DROPOUTS: dict[HeadKind, tuple[str, float | None]] = {
+DROPOUTS: dict[str, tuple[str, float | None]] = {
     "labels": ("classifier_dropout", None),
     "tags": ("classifier_dropout", None),
     "choice": ("classifier_dropout", None),
@@ -35,10 +30,10 @@ class Architecture:
     """
 
     name: str
-    heads: frozenset[HeadKind]
+    heads: frozenset[str]
     bare: bool = False
     own: bool = False
-    idle: frozenset[HeadKind] = frozenset()
+    idle: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class Family:
     architectures: tuple[Architecture, ...]
     config_rules: ConfigRules
     vocabulary: str | None = None
-    dropouts: Mapping[HeadKind, tuple[str, float | None]] = field(default_factory=lambda: DROPOUTS)
+    dropouts: Mapping[str, tuple[str, float | None]] = field(default_factory=lambda: DROPOUTS)
     adapted: Callable[[EncoderConfig], KeyTable] | None = None
     seen: Callable[[EncoderConfig, Collection[str]], EncoderConfig] = lambda config, names: config
     otherwise: Mapping[str, str] = field(default_factory=dict)

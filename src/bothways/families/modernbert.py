@@ -25,8 +25,8 @@ from bothways.families.config_rules import (
 from bothways.families.family import Family
 from bothways.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, PreNorm
-from bothways.model.head_config import Own, Readout
 from bothways.model.positions import Rotary
+from bothways.model.readout import Own, Readout
 
 GLOBAL, LOCAL = 160_000.0, 10_000.0
 _PAD = 50_283

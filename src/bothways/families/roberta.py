@@ -19,8 +19,8 @@ from bothways.families.config_rules import ConfigRules
 from bothways.families.family import Family
 from bothways.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import Own, Readout
 from bothways.model.positions import Learned
+from bothways.model.readout import Own, Readout
 
 ENGLISH = 50_265
 MULTILINGUAL = 250_002

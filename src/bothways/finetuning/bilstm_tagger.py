@@ -35,8 +35,7 @@ from bothways.data.loader import in_batches
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.kernels.dropout import Dropout
 from bothways.model.layer_mix import LayerChoice, build_mix, chosen_layers
-from bothways.model.lstm import BiLSTM
-from bothways.model.lstm_encoder import AnyEncoder
+from bothways.model.lstm import AnyEncoder, BiLSTM
 from bothways.tasks.base import EncodedExample
 
 Stored = Literal["float16", "float32"]

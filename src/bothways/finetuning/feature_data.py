@@ -36,7 +36,7 @@ from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
 from bothways.model.flops import BACKWARD
 from bothways.model.layer_mix import LayerChoice, chosen_layers
-from bothways.model.lstm_encoder import AnyEncoder
+from bothways.model.lstm import AnyEncoder
 from bothways.preflight.machine import speed
 from bothways.preflight.model import check_model
 from bothways.runtime.devices import choose_device

@@ -28,8 +28,8 @@ from bothways.finetuning.failed_runs import (
     training_loss,
 )
 from bothways.finetuning.stability import rules, steady
-from bothways.model.head_config import Head
-from bothways.model.lstm_config import ModelConfig
+from bothways.model.config import ModelConfig
+from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.preflight.compute import compute_as
 from bothways.runtime.devices import choose_device

@@ -25,7 +25,7 @@ from bothways.finetuning.stability import steady
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.provenance import digest_of_model, stamp
 from bothways.hub.resolve import resolve_run
-from bothways.model.head_config import Head
+from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.preflight.compute import compute_as
 from bothways.preflight.machine import Load, check_machine, forecast

@@ -23,8 +23,8 @@ from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
 from bothways.core.keyed_rng import rng
 from bothways.finetuning.mixout import mix_out
+from bothways.model.config import LSTMConfig
 from bothways.model.init import initialise
-from bothways.model.lstm_config import LSTMConfig
 from bothways.model.model import Model
 from bothways.training.optimizers import ParameterRule, ParameterRules
 

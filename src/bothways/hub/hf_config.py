@@ -15,7 +15,7 @@ from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.families.catalogue import FAMILIES, family_for, family_named
 from bothways.families.config_rules import read_choice, read_number
-from bothways.families.family import Architecture, Family, HeadKind
+from bothways.families.family import Architecture, Family
 from bothways.families.weight_names import KeyTable
 from bothways.hub.load_report import listed
 from bothways.hub.native_format import (
@@ -25,9 +25,8 @@ from bothways.hub.native_format import (
     native_settings,
     read_native,
 )
-from bothways.model.config import EncoderConfig
-from bothways.model.head_config import ChoiceHead, Head, LabelHead, TagHead
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.heads import ChoiceHead, Head, LabelHead, TagHead
 from bothways.model.model import Model
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ RECORD = "bothways.json"
 DROPOUTS = "dropouts"
 """The key in `bothways.json` for the dropout of a head that transformers has no setting for."""
 MAX_LABELS = 1_000_000
-_WITH_DROPOUT: tuple[HeadKind, ...] = ("labels", "tags", "choice")
+_WITH_DROPOUT: tuple[str, ...] = ("labels", "tags", "choice")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class HFConfig:
     keys: KeyTable
     architecture: Architecture | None
     heads: tuple[Head, ...] | None = None
-    dropouts: Mapping[HeadKind, float | None] = field(default_factory=dict)
+    dropouts: Mapping[str, float | None] = field(default_factory=dict)
     unknown: Mapping[str, Any] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
 
@@ -194,7 +193,7 @@ def read_family_config(family: Family, raw: Mapping[str, Any], where: Path) -> H
     )
 
 
-def _recorded_dropouts(folder: Path) -> dict[HeadKind, float]:
+def _recorded_dropouts(folder: Path) -> dict[str, float]:
     file = folder / RECORD
     rates = read_object(file, FolderError).get(DROPOUTS, {}) if file.is_file() else {}
     if not isinstance(rates, dict):

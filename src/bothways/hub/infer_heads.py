@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from bothways.families.weight_names import Shape
 from bothways.hub.hf_config import HFConfig
 from bothways.hub.load_report import head_of, plan_loading
-from bothways.model.head_config import (
+from bothways.model.heads import (
     BiLMHead,
     ChoiceHead,
     Head,
@@ -19,9 +19,9 @@ from bothways.model.head_config import (
     ReplacedHead,
     SpanHead,
     TagHead,
+    with_pooler,
 )
 from bothways.model.init import without_weights
-from bothways.model.model import build_head, with_pooler
 
 
 def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
@@ -77,5 +77,5 @@ def _shapes(config: HFConfig, head: Head) -> dict[str, Shape]:
         return {
             f"heads.{part.kind}.{name}": tuple(tensor.shape)
             for part in with_pooler(config.encoder, (head,))
-            for name, tensor in build_head(config.encoder, part).state_dict().items()
+            for name, tensor in part.build(config.encoder).state_dict().items()
         }

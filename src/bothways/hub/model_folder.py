@@ -40,9 +40,9 @@ from bothways.hub.load_report import LoadPlan, LoadReport, head_of, listed, plan
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
 from bothways.hub.weight_files import AGAIN, Weights, open_weights
-from bothways.model.head_config import Head, PoolerHead
+from bothways.model.heads import Head, PoolerHead, with_pooler
 from bothways.model.init import without_weights
-from bothways.model.model import Model, build_head, with_pooler
+from bothways.model.model import Model
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
@@ -189,7 +189,7 @@ def build_model(
     state = _read_state(plan, table, model.state_dict(), weights)
     for head in wanted:
         if head.kind in fresh:
-            initial = build_head(config.encoder, head).state_dict()
+            initial = head.build(config.encoder).state_dict()
             state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in initial.items()}
     model.load_state_dict(state, assign=True)
     return model.eval(), plan.report
@@ -362,7 +362,7 @@ def _write_weights(file: Path, model: Model, table: KeyTable, architecture: Arch
         # A seed of its own, so that equal models give equal files.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            pooler = build_head(model.config, PoolerHead()).state_dict()
+            pooler = PoolerHead().build(model.config).state_dict()
         state |= {f"heads.pooler.{name}": tensor for name, tensor in pooler.items()}
     prefix = table.prefix if architecture.bare else ""
     theirs = to_theirs(table, state)

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import join_path
 from bothways.core.errors import ConfigError, FolderError
 from bothways.families.config_rules import LARGEST, check_size
-from bothways.families.family import Architecture, HeadKind
+from bothways.families.family import Architecture
 from bothways.families.weight_names import KeyTable, Rename
-from bothways.model.config import EncoderConfig
-from bothways.model.head_config import Head
+from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.heads import HEADS, Head
 from bothways.model.init import without_weights
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
 from bothways.model.model import Model
 
 NATIVE = "bothways"
@@ -30,7 +29,7 @@ NATIVE_KEYS = KeyTable(
     "",
     (
         Rename("encoder", "encoder"),
-        *(Rename(f"heads.{kind}", f"heads.{kind}") for kind in get_args(HeadKind)),
+        *(Rename(f"heads.{kind}", f"heads.{kind}") for kind in HEADS),
     ),
 )
 

@@ -1,6 +1,6 @@
-"""What an encoder is: one frozen configuration with a closed union for each axis on which the family differs.
+"""The shape of an encoder: one frozen configuration with a closed union for each axis of the family.
 
-A descendant of BERT is a value of this type (see `bothways.families`), never a class of its own.
+A descendant of BERT is a value of these types (see `bothways.families`), never a class of its own.
 """
 
 from __future__ import annotations
@@ -13,45 +13,20 @@ from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
 from bothways.model.activation import Activation
-from bothways.model.head_config import Deep, FromPooler, Own, Readout
-from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
-
-__all__ = [
-    "Activation",
-    "Bias",
-    "Blocks",
-    "Causal",
-    "Deep",
-    "Disentangled",
-    "DropoutPlace",
-    "Dropouts",
-    "EncoderConfig",
-    "FromPooler",
-    "Full",
-    "Gated",
-    "Learned",
-    "Own",
-    "Pattern",
-    "Plain",
-    "PostNorm",
-    "PreNorm",
-    "Readout",
-    "Rotary",
-    "Sharing",
-    "Sinusoidal",
-    "Window",
-]  # fmt: skip
+from bothways.model.positions import Disentangled, Learned, Position, Rotary
+from bothways.model.readout import Own, Readout
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PostNorm:
-    """x ← LayerNorm(x + f(x)): the Transformer's and BERT's order.
+    """x ← LayerNorm(x + f(x)): the order of the Transformer and BERT.
 
     Attributes:
-        embedding: whether a LayerNorm comes after the embeddings, too; GPT has none.
-        projected: whether it comes after the layer that takes narrower embeddings to the width, which then has no bias.
+        embedding: whether a LayerNorm follows the embeddings, too; GPT has none.
+        projected: whether it follows the layer that projects narrower embeddings to the width,
+            which then has no bias.
     """
 
     embedding: bool = True
@@ -61,13 +36,15 @@ class PostNorm:
 
 @dataclass(frozen=True)
 class PreNorm:
-    """x ← x + f(LayerNorm(x)), and a LayerNorm after the last block: trains at higher rates (Xiong et al. 2020).
+    """x ← x + f(LayerNorm(x)), and a LayerNorm after the last block (Xiong et al. 2020).
 
-    With segments and a pooler this is what transformers calls `megatron-bert`.
+    It trains at higher learning rates. With segments and a pooler, transformers calls the result
+    `megatron-bert`.
 
     Attributes:
-        embedding: whether the first LayerNorm comes right after the embeddings, so that the residual path begins with normed
-            vectors, in the place of the one before the first block's attention: ModernBERT's order.
+        embedding: whether the first LayerNorm follows the embeddings, so that the residual path
+            begins with normed vectors, and the first block's attention has none: ModernBERT's
+            order.
     """
 
     embedding: bool = False
@@ -98,16 +75,16 @@ class Gated:
 
 @dataclass(frozen=True)
 class Bias:
-    """Which layers have one.
+    """Which layers have a bias.
 
     Attributes:
         attention: the dense layers of attention.
-        key: of these, those that make keys, of tokens and of relative positions.
-        mlp: those of the feed-forward layer.
-        projections: of attention's, those that make queries, keys and values.
-        norm: LayerNorms, those of heads too.
-        head: the dense layer with an activation, of a head that has one.
-        output: the masked LM head's output, a number for each token of the vocabulary.
+        mlp: the feed-forward layers.
+        projections: among attention's layers, queries, keys and values.
+        norm: LayerNorms, also in heads.
+        head: the dense layer with an activation in a head.
+        output: the masked LM head's output, one number for each token of the vocabulary.
+        key: among `projections`, keys, of tokens and of relative positions.
     """
 
     attention: bool = True
@@ -125,7 +102,7 @@ class Sharing:
 
     Attributes:
         groups: of layers; all layers of a group have the same weights.
-        layers_per_group: blocks that make up one layer of a group.
+        layers_per_group: blocks that make up one layer.
     """
 
     groups: int = 1
@@ -138,17 +115,17 @@ class Sharing:
 
 
 DropoutPlace = Literal["sum", "embedding", "attention", "mlp"]
-"""The sum of embeddings before their LayerNorm; the same after it; the output of attention; that of the feed-forward layer."""
+"""The sum of embeddings before its LayerNorm; after it; the outputs of attention; of the MLP."""
 
 
 @dataclass(frozen=True)
 class Dropouts:
-    """How much dropout there is.
+    """Dropout rates.
 
     Attributes:
-        hidden: the rate on embeddings and on the output of each sub-layer, where `places` says so, and on what heads read.
+        hidden: on embeddings and on the outputs of sub-layers, at `places`, and on what heads read.
         attention: on attention probabilities.
-        embedding: on embeddings, if it is another; none means `hidden`.
+        embedding: on embeddings; None for `hidden`.
         places: where `hidden` applies in the encoder.
     """
 
@@ -168,28 +145,31 @@ class Dropouts:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The shape of an encoder.
+    """The shape of a Transformer encoder.
 
     Attributes:
         vocab: rows of the token embedding.
         width: features of a token, H.
-        depth: layers, L: blocks, unless a layer has several (`sharing.layers_per_group`).
-        heads: attention heads, A; each is width / heads wide.
+        depth: layers, L; a layer is one block, or several (`sharing.layers_per_group`).
+        heads: attention heads, A; each has width / heads features.
         intermediate_size: features inside the feed-forward layer, 4H in BERT.
         segments: rows of the segment embedding; 0 for a family without one.
-        position: how a token knows its place.
-        patterns: which tokens attend to which, one for each layer in turn, over and over.
-        order: where the LayerNorms stand.
+        position: how positions are encoded.
+        patterns: attention patterns, one for each layer in turn, repeated.
+        order: where the LayerNorms are.
         mlp: how the feed-forward layer is built.
         bias: which layers have one.
-        activation: of the feed-forward layer; "gelu" is exact (erf), "gelu_tanh" is Google's approximation.
+        activation: of the feed-forward layer; "gelu" is exact (erf), "gelu_tanh" Google's
+            approximation.
         norm_epsilon: added to the variance in LayerNorm.
-        dropout: how much of what is dropped, and where.
-        initial_range: σ of the truncated normal that weights start from.
-        pad: the id of the padding token, which no packed sequence holds: others need it. None if there is none.
-        embedding: features of the embeddings, E, which a dense layer takes to the width; none if they are as wide.
-        sharing: which layers share weights; none if no two do.
-        readout: how heads read it.
+        dropout: the rates, and where they apply.
+        initial_range: σ of the truncated normal that weights are drawn from.
+        pad: the id of the padding token, which other libraries need; no packed sequence contains
+            it. None without one.
+        embedding: features of the embeddings, E, which a dense layer projects to the width; None
+            if they have the same width.
+        sharing: which layers share weights; None if no two do.
+        readout: how heads read the encoder.
     """
 
     vocab: int
@@ -198,7 +178,7 @@ class EncoderConfig:
     heads: int = 12
     intermediate_size: int = 3072
     segments: int = 2
-    position: Learned | Sinusoidal | Rotary | Disentangled = Learned()
+    position: Position = Learned()
     patterns: tuple[Pattern, ...] = (Full(),)
     order: PostNorm | PreNorm = PostNorm()
     mlp: Plain | Gated = Plain()
@@ -224,69 +204,64 @@ class EncoderConfig:
 
     @property
     def blocks(self) -> int:
-        """How many blocks have weights of their own."""
-        return (
-            self.depth
-            if self.sharing is None
-            else self.sharing.groups * self.sharing.layers_per_group
-        )
+        """The number of blocks with weights of their own."""
+        sharing = self.sharing
+        return self.depth if sharing is None else sharing.groups * sharing.layers_per_group
 
     @property
     def steps(self) -> int:
-        """How many blocks a token goes through."""
+        """The number of blocks that a token goes through."""
         return self.depth * (1 if self.sharing is None else self.sharing.layers_per_group)
 
     @property
     def has_global_attention(self) -> bool:
-        """Whether attention has queries, keys and values for global tokens; if it has them in one layer, in all."""
+        """Whether attention has separate queries, keys and values for global tokens.
+
+        If one layer has them, all have.
+        """
         return any(
             isinstance(pattern, Window) and pattern.global_attention for pattern in self.patterns
         )
 
     @property
+    def is_causal(self) -> bool:
+        """Whether every layer is causal, so that only the last token has seen all others."""
+        return all(isinstance(pattern, Causal) for pattern in self.patterns)
+
+    @property
     def norm_after_projection(self) -> bool:
-        """Whether the LayerNorm of narrow embeddings comes after the layer that takes them to the width."""
+        """Whether the LayerNorm of narrow embeddings follows their projection to the width."""
         order = self.order
-        return (
-            self.embedding is not None
-            and isinstance(order, PostNorm)
-            and order.embedding
-            and order.projected
-        )
+        normed = isinstance(order, PostNorm) and order.embedding and order.projected
+        return normed and self.embedding is not None
 
     @property
     def first_norm(self) -> bool:
-        """Whether the first block has a LayerNorm for its attention; blocks that serve several layers always have it."""
-        return (
-            isinstance(self.order, PostNorm) or not self.order.embedding or self.sharing is not None
-        )
+        """Whether the first block's attention has a LayerNorm; shared blocks always have."""
+        post = isinstance(self.order, PostNorm)
+        return post or not self.order.embedding or self.sharing is not None
 
     @property
     def canonical(self) -> EncoderConfig:
-        """The same encoder with its cycles over layers as short as can be: equal for encoders that compute the same."""
+        """The same encoder with the shortest cycles: equal for encoders that compute the same."""
         position, depth = self.position, self.depth
         if isinstance(position, Rotary):
-            position = replace(
-                position,
-                bases=_shortest([position.bases[i % len(position.bases)] for i in range(depth)]),
-            )
-        return replace(
-            self,
-            position=position,
-            patterns=_shortest([self.pattern(layer) for layer in range(depth)]),
-        )
+            bases = [position.bases[layer % len(position.bases)] for layer in range(depth)]
+            position = replace(position, bases=_shortest(bases))
+        patterns = _shortest([self.pattern(layer) for layer in range(depth)])
+        return replace(self, position=position, patterns=patterns)
 
     def pattern(self, layer: int) -> Pattern:
-        """Which tokens attend to which in this layer."""
+        """Return the attention pattern of a layer."""
         return self.patterns[layer % len(self.patterns)]
 
     def base(self, layer: int) -> float | None:
-        """The base of the rotary angles in this layer; none without them."""
+        """Return the base of a layer's rotary angles; None without them."""
         position = self.position
         return position.bases[layer % len(position.bases)] if isinstance(position, Rotary) else None
 
     def dropout_at(self, place: DropoutPlace) -> float:
-        """The rate at this place."""
+        """Return the rate at a place."""
         rates = self.dropout
         if place not in rates.places:
             return 0.0
@@ -295,7 +270,7 @@ class EncoderConfig:
 
     @property
     def head_dropout(self) -> float:
-        """The rate in heads, unless they have their own."""
+        """The rate in heads without one of their own."""
         return self.dropout.hidden
 
     def __post_init__(self) -> None:
@@ -307,72 +282,157 @@ class EncoderConfig:
             depth=self.depth,
             heads=self.heads,
             intermediate_size=self.intermediate_size,
+            embedding=self.embedding,
         )
+        require_at_least(0, "encoder", segments=self.segments)
+        _require_positive(norm_epsilon=self.norm_epsilon, initial_range=self.initial_range)
         if self.width % self.heads:
             raise ConfigError(
                 f"width {self.width} cannot be divided among {self.heads} heads",
                 where="encoder.heads",
                 fix=f"Use a number of heads that divides {self.width}.",
             )
-        require_at_least(1, "encoder", embedding=self.embedding)
         if self.sharing is not None and self.sharing.groups > self.depth:
-            what = f"{self.sharing.groups} groups cannot share {self.depth} layers"
             raise ConfigError(
-                what, where="encoder.sharing.groups", fix=f"Use at most {self.depth}."
+                f"{self.sharing.groups} groups cannot share {self.depth} layers",
+                where="encoder.sharing.groups",
+                fix=f"Use at most {self.depth}.",
             )
-        require_at_least(0, "encoder", segments=self.segments)
-        for name in ("norm_epsilon", "initial_range"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(
-                    f"must be above 0, not {getattr(self, name)}", where=f"encoder.{name}"
-                )
-        _check_features(self.position, self.width, self.heads)
         if not self.patterns:
             raise ConfigError(
                 "must hold at least one pattern",
                 where="encoder.patterns",
                 fix='Full attention is ["full"].',
             )
-        if isinstance(self.position, Disentangled) and (
-            self.has_global_attention or any(isinstance(p, Blocks) for p in self.patterns)
-        ):
-            what = "distances between tokens are scored for all keys, which blocks and global tokens do not read"
+        self._check_position()
+        _check_pad(self.pad, self.vocab)
+
+    def _check_position(self) -> None:
+        position, heads, width = self.position, self.heads, self.width
+        if isinstance(position, Rotary) and width // heads % 2:
             raise ConfigError(
-                what,
+                f"rotary positions need an even head size, but width / heads = {width // heads}",
+                where="encoder.heads",
+                fix="Use heads of an even width.",
+            )
+        if not isinstance(position, Disentangled):
+            return
+        if position.convolution is not None and width % position.convolution.groups:
+            raise ConfigError(
+                f"width {width} cannot be divided among {position.convolution.groups} groups",
+                where="encoder.position.convolution.groups",
+                fix=f"Use a number that divides {width}.",
+            )
+        if self.has_global_attention or any(isinstance(p, Blocks) for p in self.patterns):
+            raise ConfigError(
+                "disentangled positions cannot be combined with block-sparse patterns or "
+                "global tokens",
                 where="encoder.patterns",
                 fix="Use learned positions, or full attention and windows.",
             )
-        if self.pad is not None and not 0 <= self.pad < self.vocab:
-            raise ConfigError(
-                f"id {self.pad} is not in the vocabulary of {self.vocab}", where="encoder.pad"
-            )
 
 
-def _check_features(
-    position: Learned | Sinusoidal | Rotary | Disentangled, width: int, heads: int
-) -> None:
-    if isinstance(position, Rotary) and width // heads % 2:
-        what = f"rotary positions turn pairs of features, but a head has {width // heads}"
-        raise ConfigError(what, where="encoder.heads", fix="Use heads of an even width.")
-    groups = (
-        position.convolution.groups
-        if isinstance(position, Disentangled) and position.convolution
-        else 1
-    )
-    if width % groups:
-        what = f"width {width} cannot be divided among {groups} groups"
-        raise ConfigError(
-            what,
-            where="encoder.position.convolution.groups",
-            fix=f"Use a number that divides {width}.",
+@dataclass(frozen=True)
+class LSTMConfig:
+    """The shape of two stacks of LSTMs, one per direction, as in ELMo (Devlin et al. 2018, fig. 3).
+
+    Source: Peters et al. 2018, section 3.1.
+
+    Attributes:
+        vocab: rows of the token embedding.
+        projection: features of a token in one direction, and of the token embedding.
+        cells: memory cells of an LSTM; if they exceed its features, a matrix projects them.
+        depth: layers, L.
+        dropout: on what each layer reads, and on what heads read.
+        initial_range: σ of the truncated normal that the embedding and the heads are drawn from.
+        pad: the id of the padding token, which no packed sequence contains; None without one.
+        max_positions: the longest input that is asked of it, in tokens. An LSTM could go on.
+    """
+
+    vocab: int
+    projection: int = 512
+    cells: int = 4096
+    depth: int = 2
+    dropout: float = 0.1
+    initial_range: float = 0.02
+    pad: int | None = 0
+    max_positions: int = 512
+    kind: Literal["recurrent"] = "recurrent"
+
+    @property
+    def head_dropout(self) -> float:
+        """The rate in heads without one of their own."""
+        return self.dropout
+
+    @property
+    def width(self) -> int:
+        """Features of a token: those of the forward direction, then those of the backward one."""
+        return 2 * self.projection
+
+    @property
+    def embedding_width(self) -> int:
+        """Features of a token before the first layer."""
+        return self.projection
+
+    @property
+    def segments(self) -> int:
+        """0: there is no segment embedding."""
+        return 0
+
+    @property
+    def readout(self) -> Readout:
+        """Heads of sequences read the mean: at [CLS] the forward direction has seen nothing yet."""
+        return Readout(labels=Own(reads="mean"), choice=Own(reads="mean"))
+
+    @property
+    def bias(self) -> Bias:
+        """All layers of heads have one."""
+        return Bias()
+
+    @property
+    def norm_epsilon(self) -> float:
+        """Added to the variance in the LayerNorms of heads."""
+        return 1e-12
+
+    def __post_init__(self) -> None:
+        require_at_least(
+            1,
+            "encoder",
+            vocab=self.vocab,
+            projection=self.projection,
+            cells=self.cells,
+            depth=self.depth,
+            max_positions=self.max_positions,
         )
+        if self.cells < self.projection:
+            raise ConfigError(
+                f"{self.cells} cells cannot give {self.projection} features",
+                where="encoder.cells",
+                fix=f"Use {self.projection} or more.",
+            )
+        require_probability("encoder", dropout=self.dropout)
+        _require_positive(initial_range=self.initial_range)
+        _check_pad(self.pad, self.vocab)
+
+
+ModelConfig = EncoderConfig | LSTMConfig
+"""The shape of any encoder."""
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"must be above 0, not {value}", where=f"encoder.{name}")
+
+
+def _check_pad(pad: int | None, vocab: int) -> None:
+    if pad is not None and not 0 <= pad < vocab:
+        raise ConfigError(f"id {pad} is not in the vocabulary of {vocab}", where="encoder.pad")
 
 
 def _shortest(values: Sequence[T]) -> tuple[T, ...]:
-    """The shortest cycle that gives these values."""
-    lengths = range(1, len(values) + 1)
-    return next(
-        tuple(values[:n])
-        for n in lengths
-        if all(value == values[at % n] for at, value in enumerate(values))
-    )
+    """Return the shortest cycle that gives these values: [a, b, a, b, a] → (a, b)."""
+    for n in range(1, len(values) + 1):
+        if all(value == values[at % n] for at, value in enumerate(values)):
+            return tuple(values[:n])
+    return tuple(values)

@@ -16,24 +16,23 @@ from bothways.kernels.dropout import Dropout
 from bothways.kernels.library import traced
 from bothways.kernels.row_buckets import on_round_rows
 from bothways.model.config import EncoderConfig
-from bothways.model.norm import layer_norm
-from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
+from bothways.model.init import layer_norm
+from bothways.model.positions import Disentangled, Learned, Position, Rotary, Sinusoidal
 
 
 class Embedding(nn.Module):
-    """The sum of the vectors of a token, its position and its segment, then LayerNorm where the order has one, then dropout.
+    """The sum of token, position and segment vectors, then LayerNorm if the order has one, dropout.
 
-    Rotary and disentangled positions add nothing here, but for absolute ones that the latter may have at the input.
-
-    Where they are narrower than the encoder, a dense layer takes them to its width (Lan et al. 2019, section 3.1), after
-    the LayerNorm or before it.
+    Rotary and disentangled positions add nothing here, except absolute positions at the input of
+    the latter. Embeddings narrower than the encoder are projected to its width by a dense layer
+    after or before the LayerNorm (Lan et al. 2019, section 3.1).
     """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.embedding_width
         self.token = nn.Embedding(config.vocab, width)
-        self.position = positions(config.position, width)
+        self.position = build_positions(config.position, width)
         self.segment = nn.Embedding(config.segments, width) if config.segments else None
         self.late = config.norm_after_projection
         normed = config.width if self.late else width
@@ -49,9 +48,10 @@ class Embedding(nn.Module):
     def forward(
         self, batch: Batch
     ) -> tuple[Float[Tensor, "tokens width"], Float[Tensor, "vocab embedded"]]:
-        """What enters the first block, and the matrix of tokens as heads shall read it, see `look_up`.
+        """Return the first block's input, and the token embedding for heads (see `look_up`).
 
-        Raises IndexError for an id, segment or position outside its table; the caller checks inputs before.
+        Raises:
+            IndexError: an id, segment or position is outside its table; callers check inputs.
         """
         x, table = look_up(self.token, batch.ids)
         if self.scale != 1.0:
@@ -61,28 +61,23 @@ class Embedding(nn.Module):
         if self.segment is not None:
             x = x + self.segment(batch.segments)
         x = self.sum_dropout(x)
-        x = (
-            self.dropout(self.norm(self._wide(x)))
-            if self.late
-            else self._wide(self.dropout(self.norm(x)))
-        )
-        return x, table
+        if self.late:
+            return self.dropout(self.norm(self._project(x))), table
+        return self._project(self.dropout(self.norm(x))), table
 
-    def _wide(self, x: Float[Tensor, "tokens embedded"]) -> Float[Tensor, "tokens width"]:
+    def _project(self, x: Float[Tensor, "tokens embedded"]) -> Float[Tensor, "tokens width"]:
         return x if isinstance(self.project, nn.Identity) else on_round_rows(self.project, x)
 
 
 def look_up(
     table: nn.Embedding, ids: Int[Tensor, " tokens"]
 ) -> tuple[Float[Tensor, "tokens embedded"], Float[Tensor, "vocab embedded"]]:
-    """The rows of these tokens, and the whole table for matrix products; on a CPU without regard to hooks, and the table in the
-    type that autocast multiplies in.
+    """Return the rows of the tokens, and the whole table for matrix products.
 
-    | device | gradients | gradient of the table |
-    |---|---|---|
-    | CPU | dense | what the product gives, to which those of the rows are added |
-    | the same | sparse, none, or traced; or a module that is more than a plain `nn.Embedding` | torch's |
-    | any other | | torch's: the sum of two tables, of which one is full of zeros |
+    torch's gradient of a table with two uses is the sum of two full tables, one of them nearly all
+    zeros. For a plain `nn.Embedding` with dense gradients on a CPU, the gradients of the rows are
+    added to that of the matrix product instead; hooks of the module are not called, and the table
+    is returned in autocast's type. In all other cases both come from torch.
     """
     weight = table.weight
     plain = type(table) is nn.Embedding and (table.padding_idx, table.max_norm) == (None, None)
@@ -112,7 +107,7 @@ class _LookUp(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         if of_rows is None:
             return None if of_whole is None else of_whole.to(ctx.dtype), None, None
-        # A sum of its own: others may have been given the same gradient.
+        # A copy: autograd may pass the same gradient to others.
         result = (
             of_rows.new_zeros(ctx.shape) if of_whole is None else of_whole.to(ctx.dtype, copy=True)
         )
@@ -120,31 +115,31 @@ class _LookUp(torch.autograd.Function):
 
 
 class LearnedPositions(nn.Embedding):
-    """A row for each position, after `offset` others."""
+    """A row for each position, after `offset` unused rows."""
 
     def __init__(self, config: Learned, width: int) -> None:
         super().__init__(config.max_positions + config.offset, width)
         self.offset = config.offset
 
     def forward(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
-        """The row of each position, after the offset."""
+        """Look up the positions."""
         return super().forward(positions + self.offset if self.offset else positions)
 
 
 class SinusoidalPositions(nn.Module):
-    """sin(p / 10000^(2i/width)) and cos of the same; they cost so little that no table is kept."""
+    """sin(p / 10000^(2i/width)) and cos of the same; too cheap to keep in a table."""
 
     def __init__(self, config: Sinusoidal, width: int) -> None:
         super().__init__()
         self.width, self.interleaved = width, config.interleaved
 
     def forward(self, positions: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens width"]:
-        """The sines and cosines of each position, in fp32."""
+        """Return the sines and cosines of each position, in fp32."""
         return sinusoids(positions, self.width, self.interleaved)
 
 
-def positions(config: Learned | Sinusoidal | Rotary | Disentangled, width: int) -> nn.Module | None:
-    """The module that makes a vector of each position; none where the input has none."""
+def build_positions(config: Position, width: int) -> nn.Module | None:
+    """Return the module of position vectors; None if none are added to the input."""
     match config:
         case Learned():
             return LearnedPositions(config, width)
@@ -158,17 +153,16 @@ def positions(config: Learned | Sinusoidal | Rotary | Disentangled, width: int) 
             assert_never(config)
 
 
-def _scale(position: Learned | Sinusoidal | Rotary | Disentangled, width: int) -> float:
-    """What tokens are multiplied by before positions are added."""
-    return (
-        math.sqrt(width) if isinstance(position, Learned | Sinusoidal) and position.scaled else 1.0
-    )
+def _scale(position: Position, width: int) -> float:
+    """Return the factor of tokens before positions are added."""
+    scaled = isinstance(position, Learned | Sinusoidal) and position.scaled
+    return math.sqrt(width) if scaled else 1.0
 
 
 def sinusoids(
     positions: Int[Tensor, " tokens"], width: int, interleaved: bool
 ) -> Float[Tensor, "tokens width"]:
-    """The vectors of fixed positions (Vaswani et al. 2017, section 3.5); an odd width ends with a sine."""
+    """Return fixed position vectors (Vaswani et al. 2017, section 3.5); odd widths end with a sine."""
     pairs = math.ceil(width / 2)
     steps = torch.arange(pairs, dtype=torch.float64, device=positions.device)
     angles = positions[:, None] * torch.exp(steps * (-2 * math.log(10_000) / width))

@@ -1,9 +1,10 @@
-"""The encoder: embeddings, then blocks, over packed tokens (Devlin et al. 2018, section 3)."""
+"""The Transformer encoder: embeddings, then blocks, over packed tokens (Devlin et al. 2018, §3)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,23 +16,24 @@ from bothways.attention.mask import AttentionView, RotaryTables
 from bothways.attention.patterns import Blocks
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
+from bothways.model.attention import Attention
 from bothways.model.block import Block
 from bothways.model.config import EncoderConfig, PreNorm, Sharing
-from bothways.model.convolution import NgramConvolution
+from bothways.model.disentangled import NgramConvolution, RelativePositions, distances_of
 from bothways.model.embedding import Embedding
-from bothways.model.init import initialise
-from bothways.model.norm import layer_norm
+from bothways.model.init import initialise, layer_norm
 from bothways.model.positions import Disentangled
-from bothways.model.relative_positions import RelativePositions, distances_of
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """Attributes:
-    last: the vector of every token after the last block `(tokens, width)`; 0 for one that nobody asked for.
-    table: the vectors of all tokens at the input, for a head that multiplies by them (`embedding.look_up`).
-    layers: if asked for, the embeddings and then the output of each layer; `layers[-1]` is `last`.
-    before: what the last block made it from; none where there is no such block.
+    """What an encoder returns.
+
+    Attributes:
+        last: each token's vector after the last block; zeros for tokens that nobody asked for.
+        table: the token embedding, for heads that multiply by it (`embedding.look_up`).
+        layers: if asked for, the embeddings and the output of each layer; `layers[-1]` is `last`.
+        before: the input of the last block; None where there is none.
     """
 
     last: Float[Tensor, "tokens width"]
@@ -41,15 +43,15 @@ class Hidden:
 
 
 class Encoder(nn.Module):
-    """A Transformer encoder; bidirectional, unless its attention patterns are not.
+    """A Transformer encoder, bidirectional unless its attention patterns are not.
 
     Args:
-        config: its shape; weights start as Google's do.
+        config: its shape; weights start like Google's.
 
     Attributes:
-        recompute: whether a training step keeps no more of a block than its input, and computes the rest again in the backward
-            pass (Chen et al. 2016, Training deep nets with sublinear memory cost). Not so the last block, whose backward
-            pass comes first.
+        recompute: whether a training step keeps only the input of each block and computes the rest
+            again in the backward pass (Chen et al. 2016, "Training deep nets with sublinear memory
+            cost"); not for the last block, whose backward pass comes first.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -58,24 +60,22 @@ class Encoder(nn.Module):
         self.width = config.width
         self.recompute = False
         self.embedding = Embedding(config)
-        place = config.position if isinstance(config.position, Disentangled) else None
-        self.relative = RelativePositions(config, place) if place else None
-        self.convolution = (
-            NgramConvolution(config, place.convolution) if place and place.convolution else None
-        )
+        position = config.position if isinstance(config.position, Disentangled) else None
+        convolution = position.convolution if position else None
+        self.relative = RelativePositions(config, position) if position else None
+        self.convolution = NgramConvolution(config, convolution) if convolution else None
         self.blocks = nn.ModuleList(_blocks(config, config.sharing))
         final = isinstance(config.order, PreNorm)
         self.norm = layer_norm(config) if final else nn.Identity()
         initialise(self, config.initial_range)
 
     def layer(self, number: int) -> list[nn.Module]:
-        """The blocks of a layer, one after the other: one of its own, or those of its group."""
+        """Return the blocks of a layer in order: one of its own, or those of its group."""
         depth, sharing = self.config.depth, self.config.sharing
         if sharing is None:
             return [self.blocks[number]]
-        group = self.blocks[
-            int(number / (depth / sharing.groups))
-        ]  # in floating point, as ALBERT's code has it
+        # In floating point, like ALBERT's code: for some depths integers would round differently.
+        group = self.blocks[int(number / (depth / sharing.groups))]
         return list(group.children())
 
     def forward(
@@ -85,38 +85,60 @@ class Encoder(nn.Module):
 
         Args:
             batch: the tokens.
-            keep_layers: also return what each layer gave.
-            only: the tokens whose last vectors are asked for, each once; none for all. After the attention of the last block,
-                which reads all, no more is computed than these.
+            keep_layers: whether to return the output of each layer ("hidden states"), too.
+            only: indices of the tokens whose final vectors are needed, each once; None for all.
+                After the last block's attention, which reads all tokens, only these are computed.
         """
         x, table = self.embedding(batch)
         before, layers, tokens, depth = x, [x], len(x), self.config.depth
         end = self.layer(depth - 1)[-1]
         cut = only is not None and not keep_layers and (depth > 1 or self.convolution is None)
-        seen = attention_views(
-            self.config, batch.layout, batch.global_attention_mask, self.training
-        )
-        relative = self._relative(seen[0])
+        views = self._views(batch)
+        relative = self._relative(views[0])
         again = self.recompute and self.training and torch.is_grad_enabled()
-        for layer, view in enumerate(seen):
+        for layer, view in enumerate(views):
             for block in self.layer(layer):
                 before = x
                 if layer == depth - 1 and block is end:
                     x = block(x, view, relative, only=only if cut else None)
+                elif again:
+                    x = checkpoint(block, x, view, relative, use_reentrant=False)
                 else:
-                    x = (
-                        checkpoint(block, x, view, relative, use_reentrant=False)
-                        if again
-                        else block(x, view, relative)
-                    )
+                    x = block(x, view, relative)
             if layer == 0 and self.convolution is not None:
                 x = self.convolution(layers[0], x, batch.layout)
-            if keep_layers:  # else a prediction would hold what every layer gave
+            if keep_layers:  # otherwise a prediction would hold the output of every layer
                 layers.append(x)
         last = self.norm(x)
         if only is not None and cut:
             last = spread(last, only, tokens)
         return Hidden(last, table, (*layers[:-1], last) if keep_layers else (), before)
+
+    @torch.no_grad()
+    def attentions(self, batch: Batch) -> tuple[list[Float[Tensor, "heads _ _"]], ...]:
+        """Return the attention probabilities of each layer: one tensor per sequence.
+
+        A tensor is `(heads, queries, keys)`, in the sequence's own length and without dropout. They
+        are computed for inspection, more slowly than the forward pass, which does not keep them.
+        Where a layer has several blocks, each has its entry.
+
+        Raises:
+            ConfigError: a layer reads random blocks (BigBird) of a long sequence.
+        """
+        result: list[list[Tensor]] = []
+
+        def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            assert isinstance(module, Attention)
+            result.append(module.probabilities(*arguments[:3]))
+
+        modules = [module for module in self.modules() if isinstance(module, Attention)]
+        hooks = [module.register_forward_pre_hook(record) for module in modules]
+        try:
+            self(batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return tuple(result)
 
     def decode(
         self,
@@ -125,24 +147,29 @@ class Encoder(nn.Module):
         queries: Float[Tensor, "tokens width"],
         only: Int[Tensor, " asked"] | None = None,
     ) -> Float[Tensor, "tokens width"]:
-        """The last block applied twice with queries of one's own: the enhanced mask decoder (He et al. 2020, section 3.2).
+        """Apply the last block twice with other queries: the enhanced mask decoder.
+
+        Source: He et al. 2020, section 3.2.
 
         Args:
             batch: as it was encoded.
-            before: what the last block read.
-            queries: what attends to it at first; then, what that gave.
+            before: the input of the last block.
+            queries: what attends to it first; the result attends to it again.
             only: as in `forward`.
         """
-        view = attention_views(
-            self.config, batch.layout, batch.global_attention_mask, self.training
-        )[-1]
+        view = self._views(batch)[-1]
         block, relative = self.layer(self.config.depth - 1)[-1], self._relative(view)
         queries = block(before, view, relative, queries)
         result: Tensor = self.norm(block(before, view, relative, queries, only))
         return result if only is None else spread(result, only, len(before))
 
+    def _views(self, batch: Batch) -> list[AttentionView]:
+        return attention_views(
+            self.config, batch.layout, batch.global_attention_mask, self.training
+        )
+
     def _relative(self, view: AttentionView) -> Float[Tensor, "rows width"] | None:
-        """The vectors of relative positions."""
+        """Return the vectors of relative positions; None without them."""
         if self.relative is None or view.distances is None:
             return None
         result: Tensor = self.relative(view.distances)
@@ -152,7 +179,7 @@ class Encoder(nn.Module):
 def spread(
     x: Float[Tensor, "asked width"], only: Int[Tensor, " asked"], tokens: int
 ) -> Float[Tensor, "tokens width"]:
-    """Vectors in the places of their tokens, 0 in the others."""
+    """Put vectors in the places of their tokens, with zeros elsewhere."""
     return x.new_zeros(tokens, x.shape[1]).index_copy(0, only, x)
 
 
@@ -162,7 +189,7 @@ def attention_views(
     global_attention_mask: Bool[Tensor, " tokens"] | None = None,
     training: bool = False,
 ) -> list[AttentionView]:
-    """Return the view of each layer; equal layers share one. Random blocks are drawn in training."""
+    """Return each layer's view; equal layers share one. Random blocks are drawn in training."""
     position, size = config.position, config.width // config.heads
     distances = distances_of(position, layout) if isinstance(position, Disentangled) else None
     tables: dict[float, RotaryTables] = {}
@@ -186,11 +213,8 @@ def attention_views(
 
 def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Module]:
     if sharing is None:
-        yield from (
-            Block(config, normed=layer > 0 or config.first_norm) for layer in range(config.depth)
-        )
+        for layer in range(config.depth):
+            yield Block(config, normed=layer > 0 or config.first_norm)
     else:
-        yield from (
-            nn.ModuleList(Block(config) for _ in range(sharing.layers_per_group))
-            for _ in range(sharing.groups)
-        )
+        for _ in range(sharing.groups):
+            yield nn.ModuleList(Block(config) for _ in range(sharing.layers_per_group))

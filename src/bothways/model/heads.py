@@ -1,227 +1,390 @@
-"""The modules of heads: what each reads of an encoder's vectors, and the layers of its own.
+"""Heads as frozen values: which heads a model has.
 
-They take packed tokens, and give a row for each token or each sequence.
+A value knows its module (`build`), its cost (`flops`), which vectors it reads, how many outputs it
+has and the suffix of its class in transformers. To add a head, write such a value and its module,
+and add the value to `Head`.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
-from typing_extensions import assert_never
+from torch import nn
 
-from bothways.core.layout import Layout
-from bothways.kernels.dropout import Dropout
-from bothways.kernels.row_buckets import on_round_rows
-from bothways.model.block import activate
-from bothways.model.config import EncoderConfig
-from bothways.model.head_config import Own
-from bothways.model.init import initialise
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
-from bothways.model.norm import layer_norm
-from bothways.model.positions import Disentangled
+from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.errors import ConfigError
+from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.head_modules import (
+    BiLMOutput,
+    DeepOutput,
+    LinearOutput,
+    MaskedOutput,
+    NextTokenOutput,
+    OwnOutput,
+    Pooler,
+    ReplacedOutput,
+)
+from bothways.model.readout import FromPooler, Own
 
 
-class MaskedOutput(nn.Module):
-    """Predicts a token: dense, activation, LayerNorm, then the token embedding transposed plus a bias per token, if it has one.
+class HeadValue:
+    """What a head says of itself; these defaults are for a head that reads every token."""
 
-    Or, in place of the embedding, a matrix of its own (`Readout.output`).
-    With an enhanced mask decoder (He et al. 2020, section 3.2) it holds the absolute positions: see `Model.before_masked`.
+    kind: str
+    title: ClassVar[str]
+    suffix: ClassVar[str | None] = None
+    """The end of its class in transformers; None without one of its own."""
 
-    Source: Devlin et al. 2018, section 3.1, Task #1; the decoder shares the encoder's embedding.
+    @property
+    def outputs(self) -> int | None:
+        """Outputs per row; None for one per token of the vocabulary, and for vectors."""
+        return None
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a new module for an encoder of this shape.
+
+        Raises:
+            ConfigError: the encoder has nothing that the head could read.
+        """
+        raise NotImplementedError
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Return operations per token, where this share of tokens is predicted."""
+        raise NotImplementedError
+
+    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Return the share of tokens whose last vectors it reads."""
+        return 1.0
+
+    def reads_pooler(self, config: ModelConfig) -> bool:
+        """Return whether it reads the pooled vector."""
+        return False
+
+
+@dataclass(frozen=True)
+class MaskedHead(HeadValue):
+    """Predicts the token at a masked position."""
+
+    kind: Literal["masked"] = "masked"
+    title: ClassVar[str] = "masked LM head"
+    suffix: ClassVar[str | None] = "ForMaskedLM"
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `MaskedOutput`."""
+        return MaskedOutput(_transformer(config, self.kind))
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Count both layers, at the predicted tokens."""
+        return predicted * 2 * config.embedding_width * (config.width + config.vocab)
+
+    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Return the predicted share."""
+        return predicted
+
+
+class _PooledValue(HeadValue):
+    """A head of whole sequences."""
+
+    def _source(self, config: ModelConfig) -> FromPooler | Own:
+        return FromPooler()
+
+    def reads_pooler(self, config: ModelConfig) -> bool:
+        """Return whether it has no dense layer of its own."""
+        return isinstance(self._source(config), FromPooler)
+
+    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Return one token per sequence, or all for their mean."""
+        source = self._source(config)
+        return 1.0 if isinstance(source, Own) and source.reads == "mean" else 1 / length
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Count its layers once per sequence."""
+        return _output_flops(self._source(config), config.width, self.outputs or 0) / length
+
+
+@dataclass(frozen=True)
+class PoolerHead(_PooledValue):
+    """Returns one vector per sequence, from [CLS]."""
+
+    kind: Literal["pooler"] = "pooler"
+    title: ClassVar[str] = "pooler"
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `Pooler`."""
+        return Pooler(_transformer(config, self.kind))
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Count its dense layer once per sequence."""
+        return 2 * config.width**2 / length
+
+    def reads_pooler(self, config: ModelConfig) -> bool:
+        """Return False: it is the pooler."""
+        return False
+
+
+@dataclass(frozen=True)
+class PairHead(_PooledValue):
+    """Predicts from the pooled vector whether B follows A (0) or is a random segment (1)."""
+
+    kind: Literal["pair"] = "pair"
+    title: ClassVar[str] = "next sentence head"
+
+    @property
+    def outputs(self) -> int:
+        """Two classes."""
+        return 2
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `LinearOutput`."""
+        shape = _transformer(config, self.kind)
+        return LinearOutput(shape, 2, shape.readout.pair_dropout)
+
+
+@dataclass(frozen=True)
+class LabelHead(_PooledValue):
+    """Returns `count` outputs per sequence: logits of classes, or a score.
+
+    Attributes:
+        dropout: on the pooled vector; None for the encoder's.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.activation = config.readout.masked or config.activation
-        self.dense = nn.Linear(config.width, config.embedding_width, bias=config.bias.head)
-        self.norm = layer_norm(config, config.embedding_width)
-        self.output = own_output(config, config.embedding_width)
-        self.bias = nn.Parameter(torch.zeros(config.vocab)) if config.bias.output else None
-        place = config.position
-        rows = (
-            place.max_positions
-            if isinstance(place, Disentangled) and place.absolute == "decoder"
-            else 0
+    count: int
+    dropout: float | None = None
+    kind: Literal["labels"] = "labels"
+    title: ClassVar[str] = "label head"
+    suffix: ClassVar[str | None] = "ForSequenceClassification"
+
+    def __post_init__(self) -> None:
+        _check_outputs(self.kind, self.count, self.dropout)
+
+    @property
+    def outputs(self) -> int:
+        """The number of labels."""
+        return self.count
+
+    def _source(self, config: ModelConfig) -> FromPooler | Own:
+        return config.readout.labels
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `LinearOutput` or an `OwnOutput`."""
+        return _output(config, self._source(config), self.count, self.dropout)
+
+
+@dataclass(frozen=True)
+class TagHead(HeadValue):
+    """Returns `count` logits for each token.
+
+    Attributes:
+        dropout: on the token's vector; None for the encoder's.
+    """
+
+    count: int
+    dropout: float | None = None
+    kind: Literal["tags"] = "tags"
+    title: ClassVar[str] = "tag head"
+    suffix: ClassVar[str | None] = "ForTokenClassification"
+
+    def __post_init__(self) -> None:
+        _check_outputs(self.kind, self.count, self.dropout)
+
+    @property
+    def outputs(self) -> int:
+        """The number of tags."""
+        return self.count
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `LinearOutput` or an `OwnOutput`."""
+        return _output(config, config.readout.tokens, self.count, self.dropout)
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Count its layers on each token."""
+        return _output_flops(config.readout.tokens, config.width, self.count)
+
+
+@dataclass(frozen=True)
+class SpanHead(HeadValue):
+    """Returns two scores for each token: that an answer begins there, and that it ends there."""
+
+    kind: Literal["span"] = "span"
+    title: ClassVar[str] = "span head"
+    suffix: ClassVar[str | None] = "ForQuestionAnswering"
+
+    @property
+    def outputs(self) -> int:
+        """Start and end."""
+        return 2
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `DeepOutput`, a `LinearOutput` or an `OwnOutput`."""
+        if isinstance(config, EncoderConfig) and config.readout.span is not None:
+            return DeepOutput(config, 2)
+        return _output(config, config.readout.tokens, 2, config.readout.span_dropout)
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Count its layers on each token."""
+        if isinstance(config, EncoderConfig) and config.readout.span is not None:
+            return 4.0 * config.width * (config.intermediate_size + 1)
+        return _output_flops(config.readout.tokens, config.width, 2)
+
+
+@dataclass(frozen=True)
+class ChoiceHead(_PooledValue):
+    """Returns one score per sequence; the choices of one question are compared by it.
+
+    Attributes:
+        dropout: on the pooled vector; None for the encoder's.
+    """
+
+    dropout: float | None = None
+    kind: Literal["choice"] = "choice"
+    title: ClassVar[str] = "choice head"
+    suffix: ClassVar[str | None] = "ForMultipleChoice"
+
+    def __post_init__(self) -> None:
+        _check_outputs(self.kind, 1, self.dropout)
+
+    @property
+    def outputs(self) -> int:
+        """One score."""
+        return 1
+
+    def _source(self, config: ModelConfig) -> FromPooler | Own:
+        return config.readout.choice
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `LinearOutput` or an `OwnOutput`."""
+        return _output(config, self._source(config), 1, self.dropout)
+
+
+@dataclass(frozen=True)
+class ReplacedHead(HeadValue):
+    """Returns one score per token: that it was replaced (Clark et al. 2020, section 2)."""
+
+    kind: Literal["replaced"] = "replaced"
+    title: ClassVar[str] = "replaced-token head"
+
+    @property
+    def outputs(self) -> int:
+        """One score."""
+        return 1
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `ReplacedOutput`."""
+        return ReplacedOutput(_transformer(config, self.kind))
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Count both layers on each token."""
+        return 2.0 * config.width * (config.width + 1)
+
+
+@dataclass(frozen=True)
+class NextTokenHead(HeadValue):
+    """Predicts the next token at each position, for causal attention (Radford et al. 2018)."""
+
+    kind: Literal["causal"] = "causal"
+    title: ClassVar[str] = "next-token head"
+    suffix: ClassVar[str | None] = "LMHeadModel"
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `NextTokenOutput`."""
+        shape = _transformer(config, self.kind)
+        if shape.embedding is not None and shape.readout.output == "embedding":
+            raise ConfigError(
+                f"the next-token head predicts with the token embedding, whose {shape.embedding} "
+                f"features differ from the encoder's {shape.width}",
+                where="encoder.embedding",
+                fix='Leave it out, or give the head its own matrix: readout.output = "own".',
+            )
+        return NextTokenOutput(shape)
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Count the product with the vocabulary on each token."""
+        return 2.0 * config.width * config.vocab
+
+
+@dataclass(frozen=True)
+class BiLMHead(HeadValue):
+    """Predicts the next token from the forward direction and the previous one from the backward.
+
+    For recurrent encoders, whose directions never meet (Peters et al. 2018, section 3.1).
+    """
+
+    kind: Literal["bilm"] = "bilm"
+    title: ClassVar[str] = "LM head of both directions"
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        """Return a `BiLMOutput`."""
+        if not isinstance(config, LSTMConfig):
+            raise ConfigError(
+                "the 'bilm' head requires a recurrent encoder, whose directions never meet",
+                where="heads",
+                fix=f"Predict tokens with the head {token_head(config).kind!r}.",
+            )
+        return BiLMOutput(config)
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Count the products with the vocabulary, each direction with half of the width."""
+        return 2.0 * config.width * config.vocab
+
+
+Head = (
+    MaskedHead
+    | PoolerHead
+    | PairHead
+    | LabelHead
+    | TagHead
+    | SpanHead
+    | ChoiceHead
+    | ReplacedHead
+    | NextTokenHead
+    | BiLMHead
+)
+HEADS: dict[str, type[Head]] = {
+    each.__dataclass_fields__["kind"].default: each for each in get_args(Head)
+}
+"""The heads by kind."""
+
+
+def token_head(config: ModelConfig) -> MaskedHead | NextTokenHead | BiLMHead:
+    """Return the head that predicts tokens that the encoder has not read."""
+    if isinstance(config, LSTMConfig):
+        return BiLMHead()
+    return NextTokenHead() if config.is_causal else MaskedHead()
+
+
+def with_pooler(config: ModelConfig, heads: Iterable[Head]) -> tuple[Head, ...]:
+    """Return these heads, with the pooler in front if one of them reads it."""
+    wanted = tuple(heads)
+    needs = any(head.reads_pooler(config) for head in wanted)
+    return (PoolerHead(), *wanted) if needs and PoolerHead() not in wanted else wanted
+
+
+def _transformer(config: ModelConfig, kind: str) -> EncoderConfig:
+    """Return the shape if it is a Transformer's."""
+    if isinstance(config, LSTMConfig):
+        raise ConfigError(
+            f"the {kind!r} head reads vectors that know both sides; a recurrent encoder has none",
+            where="heads",
+            fix="Predict tokens with the head 'bilm'.",
         )
-        self.position = nn.Embedding(rows, config.width) if rows else None
-        initialise(self, config.initial_range)
-
-    def forward(
-        self, x: Float[Tensor, "targets width"], embedding: Float[Tensor, "vocab embedded"]
-    ) -> Float[Tensor, "targets vocab"]:
-        """Vectors at the masked positions, and the encoder's token embedding → logits."""
-        weight = embedding if self.output is None else self.output.weight
-        return on_round_rows(
-            lambda rows: nn.functional.linear(self._read(rows), weight, self.bias), x
-        )
-
-    def _read(self, x: Float[Tensor, "targets width"]) -> Float[Tensor, "targets embedded"]:
-        result: Tensor = self.norm(activate(self.activation, self.dense(x)))
-        return result
+    return config
 
 
-def own_output(config: EncoderConfig, width: int) -> nn.Linear | None:
-    """The matrix from vectors of this width to the vocabulary, where a head has one of its own; else none."""
-    return nn.Linear(width, config.vocab, bias=False) if config.readout.output == "own" else None
+def _output(
+    config: ModelConfig, source: FromPooler | Own | None, outputs: int, dropout: float | None
+) -> nn.Module:
+    rate = config.head_dropout if dropout is None else dropout
+    if isinstance(source, Own):
+        return OwnOutput(config, source, outputs, rate)
+    return LinearOutput(config, outputs, rate)
 
 
-class Pooler(nn.Module):
-    """tanh of a dense layer on the first token of each sequence, [CLS]."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.width, config.width)
-        initialise(self, config.initial_range)
-
-    def forward(
-        self, x: Float[Tensor, "tokens width"], layout: Layout
-    ) -> Float[Tensor, "sequences width"]:
-        """tanh(W x₀ + b), with x₀ the first vector of each sequence."""
-        return torch.tanh(on_round_rows(self.dense, x[layout.first_tokens]))
+def _output_flops(source: FromPooler | Own | None, width: int, outputs: int) -> float:
+    return 2.0 * width * (outputs + (width if isinstance(source, Own) else 0))
 
 
-class LinearOutput(nn.Module):
-    """Dropout and a dense layer: on pooled vectors (next sentence, with rate 0; classes; choices) or on those of tokens.
-
-    Source: Devlin et al. 2018, section 3.1, Task #2, sections 4.1 to 4.4 and 5.3.
-    """
-
-    def __init__(self, config: ModelConfig, labels: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.dropout = Dropout(dropout)
-        self.dense = nn.Linear(config.width, labels)
-        initialise(self, config.initial_range)
-
-    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
-        """W dropout(x) + b."""
-        return on_round_rows(self.dense, self.dropout(x))
-
-
-class OwnOutput(nn.Module):
-    """A dense layer with an activation, perhaps LayerNorm, then one to the outputs, dropout before both or the second.
-
-    Source: RoBERTa's, ELECTRA's and DistilBERT's classification heads, and all of ModernBERT's.
-    """
-
-    def __init__(self, config: ModelConfig, own: Own, outputs: int, dropout: float) -> None:
-        super().__init__()
-        self.activation, self.reads = own.activation, own.reads
-        self.first = Dropout(dropout if own.dropout_first else own.input_dropout)
-        self.dropout = Dropout(dropout)
-        self.inner = nn.Linear(config.width, config.width, bias=config.bias.head)
-        self.norm = layer_norm(config) if own.norm else nn.Identity()
-        self.dense = nn.Linear(config.width, outputs)
-        initialise(self, config.initial_range)
-
-    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
-        """Of the vectors that `pool` gives, or of tokens."""
-        return on_round_rows(self._outputs, x)
-
-    def _outputs(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
-        result: Tensor = self.dense(
-            self.dropout(self.norm(activate(self.activation, self.inner(self.first(x)))))
-        )
-        return result
-
-    def pool(
-        self, x: Float[Tensor, "tokens width"], layout: Layout
-    ) -> Float[Tensor, "sequences width"]:
-        """What it reads of each sequence."""
-        match self.reads:
-            case "first":
-                return x[layout.first_tokens]
-            case "mean":
-                sums = x.new_zeros(layout.sequences, x.shape[1]).index_add(
-                    0, layout.sequence_ids, x
-                )
-                return sums / layout.cu_seqlens.diff()[:, None].to(x.dtype)
-            case _:
-                assert_never(self.reads)
-
-
-class DeepOutput(nn.Module):
-    """A feed-forward layer as the encoder's, with residual path and LayerNorm, then a dense layer to the outputs.
-
-    Source: transformers' BigBirdForQuestionAnswering.
-    """
-
-    def __init__(self, config: EncoderConfig, outputs: int) -> None:
-        super().__init__()
-        self.activation = config.activation
-        self.first, self.dropout = Dropout(config.head_dropout), Dropout(config.head_dropout)
-        self.up = nn.Linear(config.width, config.intermediate_size)
-        self.down = nn.Linear(config.intermediate_size, config.width)
-        self.norm = layer_norm(config)
-        self.dense = nn.Linear(config.width, outputs)
-        initialise(self, config.initial_range)
-
-    def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
-        """W LayerNorm(x + feed-forward(x)) + b, with dropout before and after the feed-forward layer."""
-        return on_round_rows(self._outputs, x)
-
-    def _outputs(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
-        inner = activate(self.activation, self.up(self.first(x)))
-        result: Tensor = self.dense(self.norm(x + self.dropout(self.down(inner))))
-        return result
-
-
-class ReplacedOutput(nn.Module):
-    """A dense layer with the encoder's activation, then one to a score, on each token.
-
-    DeBERTa's reads the sum of a token's vector and the first one's, after a LayerNorm (He et al. 2021, its code).
-    """
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.activation = config.activation
-        self.norm = layer_norm(config) if config.readout.replaced == "with_first" else None
-        self.inner = nn.Linear(config.width, config.width)
-        self.dense = nn.Linear(config.width, 1)
-        initialise(self, config.initial_range)
-
-    def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, " tokens"]:
-        """The score of each token: above 0, it has been replaced."""
-        if self.norm is not None:
-            x = self.norm(x + x[layout.first_tokens][layout.sequence_ids])
-        return on_round_rows(
-            lambda rows: self.dense(activate(self.activation, self.inner(rows))), x
-        ).squeeze(-1)
-
-
-class NextTokenOutput(nn.Module):
-    """The token embedding transposed, on each token (Radford et al. 2018, equation 2), or a matrix of its own in its place."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.output = own_output(config, config.width)
-        initialise(self, config.initial_range)
-
-    def forward(
-        self, x: Float[Tensor, "tokens width"], embedding: Float[Tensor, "vocab embedded"]
-    ) -> Float[Tensor, "tokens vocab"]:
-        """Vectors and the encoder's token embedding → logits of the token after each."""
-        weight = embedding if self.output is None else self.output.weight
-        return on_round_rows(lambda rows: nn.functional.linear(rows, weight), x)
-
-
-class BiLMOutput(nn.Module):
-    """The token embedding transposed, plus a bias per token: one softmax for both directions (Peters et al. 2018, 3.1)."""
-
-    def __init__(self, config: LSTMConfig) -> None:
-        super().__init__()
-        self.dropout = Dropout(config.head_dropout)
-        self.bias = nn.Parameter(torch.zeros(config.vocab))
-
-    def forward(
-        self,
-        x: Float[Tensor, "tokens width"],
-        embedding: Float[Tensor, "vocab half"],
-        direction: Literal["next", "previous"] = "next",
-    ) -> Float[Tensor, "tokens vocab"]:
-        """Vectors and the encoder's token embedding → logits of the token after each, or of the one before."""
-        ahead, back = x.chunk(2, dim=-1)
-        read = self.dropout(ahead if direction == "next" else back)
-        return on_round_rows(lambda rows: nn.functional.linear(rows, embedding, self.bias), read)
+def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
+    require_at_least(1, f"heads.{kind}", count=count)
+    require_probability(f"heads.{kind}", dropout=dropout)

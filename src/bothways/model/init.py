@@ -1,4 +1,4 @@
-"""Google's initialisation: weights from a normal cut off at 2σ, biases 0, LayerNorms at 1 and 0.
+"""LayerNorms, and Google's initialisation: a normal truncated at 2σ, biases 0, LayerNorms 1 and 0.
 
 Source: Devlin et al. 2018, appendix A.2; the reference code's `truncated_normal_initializer(0.02)`.
 """
@@ -13,18 +13,26 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bothways.model.config import ModelConfig
+
+
+def layer_norm(config: ModelConfig, width: int | None = None) -> nn.LayerNorm:
+    """Return the LayerNorm of a configuration, over `width` or the encoder's features."""
+    return nn.LayerNorm(width or config.width, config.norm_epsilon, bias=config.bias.norm)
+
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Within it, new modules have names and shapes, and no memory for their weights, which are then assigned."""
+    """Let new modules have names and shapes but no memory for weights, to be assigned later."""
     with torch.device("meta"), _Undrawn():
         yield
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves out random draws: for weights without memory, torch would import its compiler to make nothing of them.
+    """Leaves out random draws.
 
-    That took longer than all the rest of loading a small model.
+    For weights without memory, torch would import its compiler to do nothing with them, which takes
+    longer than all the rest of loading a small model.
     """
 
     def __torch_function__(
@@ -41,7 +49,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def initialise(module: nn.Module, initial_range: float) -> None:
-    """Set every Linear, Conv1d, Embedding, LayerNorm and LSTM under `module` to its start, with torch's default generator."""
+    """Initialise all Linear, Conv1d, Embedding, LayerNorm and LSTM layers with torch's generator."""
     for part in module.modules():
         match part:
             case nn.Linear() | nn.Conv1d():
@@ -61,22 +69,21 @@ def initialise(module: nn.Module, initial_range: float) -> None:
 
 @torch.no_grad()
 def _open_forget_gates(lstm: nn.LSTM) -> None:
-    """Biases 0, those of forget gates 1: at the start nothing is forgotten (Jozefowicz et al. 2015, section 2.2)."""
+    """Set biases to 0 and those of forget gates to 1 (Jozefowicz et al. 2015, section 2.2)."""
     cells = lstm.hidden_size
     for name, parameter in lstm.named_parameters():
         if name.startswith("bias"):
             parameter.zero_()
         if name.startswith("bias_ih"):
-            parameter[cells : 2 * cells] = (
-                1.0  # the gates in torch's order: input, forget, cell, output
-            )
+            # torch's order of gates: input, forget, cell, output
+            parameter[cells : 2 * cells] = 1.0
 
 
 @torch.no_grad()
 def truncated_normal(weight: Tensor, sigma: float) -> None:
-    """Fill with draws from N(0, σ²), drawing again what lies outside 2σ.
+    """Fill with draws from N(0, σ²), repeating those outside 2σ.
 
-    torch's own goes through the inverse error function, which takes several seconds for a BERT-base.
+    torch's own version uses the inverse error function, which takes seconds for a BERT-base.
     """
     weight.normal_(0, sigma)
     while weight.device.type != "meta" and (outside := weight.abs() > 2 * sigma).any():

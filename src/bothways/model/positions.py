@@ -1,4 +1,4 @@
-"""How a token knows its place: the values of `EncoderConfig.position`."""
+"""How positions are encoded: the values of `EncoderConfig.position`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Learned:
 
     Attributes:
         max_positions: the longest input, in tokens.
-        offset: rows of the table before that of the first position: RoBERTa has 2.
-        scaled: whether tokens are multiplied by √width before positions are added to them (Vaswani et al. 2017, section 3.4).
+        offset: rows of the table before that of the first position; RoBERTa has 2.
+        scaled: whether token vectors are multiplied by √width before positions are added (Vaswani
+            et al. 2017, section 3.4).
     """
 
     max_positions: int = 512
@@ -31,12 +32,15 @@ class Learned:
 
 @dataclass(frozen=True)
 class Sinusoidal:
-    """Sines and cosines of geometric wavelengths, fixed, added to the tokens (Vaswani et al. 2017, section 3.5).
+    """Fixed sines and cosines of geometric wavelengths, added to the tokens.
+
+    Source: Vaswani et al. 2017, section 3.5.
 
     Attributes:
         max_positions: the longest input, in tokens.
-        interleaved: sine and cosine of one wavelength lie side by side, as in the paper; else all sines come first.
-        scaled: whether tokens are multiplied by √width before positions are added to them (section 3.4 there).
+        interleaved: whether sine and cosine of one wavelength are neighbours, as in the paper;
+            otherwise all sines come first.
+        scaled: as in `Learned`.
     """
 
     max_positions: int = 512
@@ -50,11 +54,13 @@ class Sinusoidal:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Queries and keys turned by an angle that grows with the position, pair of features by pair (Su et al. 2021, section 3).
+    """Queries and keys rotated by an angle that grows with the position, by pairs of features.
+
+    Source: Su et al. 2021, section 3.
 
     Attributes:
         max_positions: the longest input, in tokens.
-        bases: of the angles' wavelengths, one for each layer in turn, over and over, as `patterns` are.
+        bases: of the angles' wavelengths, one for each layer in turn, repeated, like `patterns`.
     """
 
     max_positions: int = 512
@@ -71,11 +77,13 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution over the embeddings, added to what the first layer gives: it sees n-grams (He et al. 2020, appendix A.5).
+    """A convolution over the embeddings, added to the first layer's output: it sees n-grams.
+
+    Source: He et al. 2020, appendix A.5.
 
     Attributes:
         size: tokens that it sees at once, odd.
-        groups: of features that do not mix.
+        groups: of features that are not mixed with each other.
         activation: after it.
     """
 
@@ -96,22 +104,26 @@ Term = Literal["c2p", "p2c"]
 
 @dataclass(frozen=True)
 class Disentangled:
-    """Scores from content and from relative position apart: DeBERTa's attention (He et al. 2020, section 3.1).
+    """Scores from content and from relative position apart: DeBERTa's attention.
 
-    A table has a vector for each relative position, the same in all layers. Each layer makes keys and queries of them.
+    A table shared by all layers has a vector for each relative position. Each layer makes keys and
+    queries from it.
+
+    Source: He et al. 2020, section 3.1.
 
     Attributes:
         max_positions: the longest input, in tokens.
-        terms: what joins the score of content with content: a query with the position of its key (content to position), a
-            key with the position of its query (position to content).
-        max_distance: the largest distance that is told apart; none means `max_positions`.
-        buckets: rows of the table on each side: up to half of them, each distance has one; beyond, they widen with its
-            logarithm, so that `max_distance` has the last. None for a row each.
-        shared: whether positions go through the content's layers for keys and queries, else through their own.
+        terms: what is added to the scores of content: a query with the position of its key (content
+            to position), a key with the position of its query (position to content).
+        max_distance: the largest distance with a vector of its own; None for `max_positions`.
+        buckets: rows of the table on each side: distances up to half of them have one each; beyond,
+            buckets widen with the logarithm, and `max_distance` has the last. None for a row each.
+        shared: whether positions use the content's projections to keys and queries.
         norm: whether a LayerNorm follows the table.
-        absolute: where absolute positions come in: nowhere, at the input, or in the masked LM head, which then applies the
-            last layer twice more (the enhanced mask decoder; section 3.2).
-        convolution: after the first layer; none for none.
+        absolute: where absolute positions are added: nowhere, at the input, or in the masked LM
+            head, which then applies the last layer twice more (the enhanced mask decoder, section
+            3.2).
+        convolution: after the first layer; None for none.
     """
 
     max_positions: int = 512
@@ -126,7 +138,7 @@ class Disentangled:
 
     @property
     def farthest(self) -> int:
-        """The largest distance that is told apart."""
+        """The largest distance with a vector of its own."""
         return self.max_positions if self.max_distance is None else self.max_distance
 
     @property
@@ -136,7 +148,10 @@ class Disentangled:
 
     def __post_init__(self) -> None:
         require_at_least(
-            1, "encoder.position", max_positions=self.max_positions, max_distance=self.max_distance
+            1,
+            "encoder.position",
+            max_positions=self.max_positions,
+            max_distance=self.max_distance,
         )
         require_at_least(2, "encoder.position", buckets=self.buckets)
         if not self.terms or len(set(self.terms)) < len(self.terms):
@@ -144,9 +159,15 @@ class Disentangled:
                 f"must hold c2p, p2c or both, once each, not {self.terms}",
                 where="encoder.position.terms",
             )
-        if self.buckets is not None and 2 * (self.farthest - 1) <= self.buckets < 2 * (
-            self.max_positions - 1
-        ):
-            least = f"at least {2 * (self.max_positions - 1)}, enough for every distance in {self.max_positions} positions"
-            what = f"must be below twice the distance {self.farthest} less 1 or {least}, not {self.buckets}"
-            raise ConfigError(what, where="encoder.position.buckets")
+        # Between these bounds the formula for buckets would divide by a logarithm ≤ 0 and yet be
+        # used; see `model.disentangled.row_of`.
+        low, high = 2 * (self.farthest - 1), 2 * (self.max_positions - 1)
+        if self.buckets is not None and low <= self.buckets < high:
+            raise ConfigError(
+                f"must be below twice the distance {self.farthest} less 1 or at least {high}, "
+                f"enough for every distance in {self.max_positions} positions, not {self.buckets}",
+                where="encoder.position.buckets",
+            )
+
+
+Position = Learned | Sinusoidal | Rotary | Disentangled

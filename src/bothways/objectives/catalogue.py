@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bothways.data.next_sentence import NextSentence
-from bothways.model.lstm_config import ModelConfig
-from bothways.model.model import token_head
+from bothways.model.config import ModelConfig
+from bothways.model.heads import token_head
 from bothways.objectives.causal_lm import BiLM, CausalLM
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective

@@ -27,9 +27,9 @@ from bothways.core.targets import Targets, TokenTargets
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
 from bothways.kernels.cross_entropy import cross_entropy
+from bothways.model.config import ModelConfig
 from bothways.model.encoder import Hidden
-from bothways.model.head_config import BiLMHead, NextTokenHead
-from bothways.model.lstm_config import ModelConfig
+from bothways.model.heads import BiLMHead, NextTokenHead
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 

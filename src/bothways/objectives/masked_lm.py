@@ -25,8 +25,8 @@ from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
 from bothways.data.next_sentence import NextSentence
 from bothways.kernels.cross_entropy import cross_entropy
-from bothways.model.head_config import Head, MaskedHead, PairHead, PoolerHead
-from bothways.model.lstm_config import ModelConfig
+from bothways.model.config import ModelConfig
+from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 

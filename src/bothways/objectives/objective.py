@@ -21,10 +21,10 @@ from bothways.core.sequence import Sequence
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import Segments
+from bothways.model.config import ModelConfig
 from bothways.model.flops import forward_flops
-from bothways.model.head_config import Head
-from bothways.model.lstm_config import ModelConfig
-from bothways.model.model import Model, token_head
+from bothways.model.heads import Head, token_head
+from bothways.model.model import Model
 
 S = TypeVar("S", bound=Segments)
 

@@ -18,7 +18,7 @@ from bothways.finetuning.feature_data import (
 )
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
-from bothways.model.lstm_encoder import AnyEncoder
+from bothways.model.lstm import AnyEncoder
 from bothways.paper.cost import Cost, Size, size_of
 from bothways.paper.experiment import Frozen
 from bothways.paper.frozen import features_folder, frozen_restarts, is_frozen_finished

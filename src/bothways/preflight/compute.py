@@ -7,7 +7,7 @@ import torch
 from bothways.core.errors import ConfigError
 from bothways.model.block import Block
 from bothways.model.flops import BACKWARD
-from bothways.model.lstm_encoder import AnyEncoder
+from bothways.model.lstm import AnyEncoder
 from bothways.runtime.devices import gemm_rate, resolve_precision
 from bothways.training.parallel import Plan
 from bothways.training.run import Training

@@ -18,9 +18,9 @@ from bothways.core.batch import Batch
 from bothways.core.finding import Finding
 from bothways.core.learner import Learner
 from bothways.core.progress import OnShare, untold
+from bothways.model.config import ModelConfig
 from bothways.model.flops import kept_floats
-from bothways.model.head_config import Head
-from bothways.model.lstm_config import ModelConfig
+from bothways.model.heads import Head
 from bothways.model.parameters import parameter_table
 from bothways.runtime.devices import Precision, disk_free, memory_available, resolve_precision
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from bothways.core.finding import Finding
-from bothways.model.lstm_config import ModelConfig
+from bothways.model.config import ModelConfig
 from bothways.preflight.text import SAMPLE, UNKNOWN, unknown_share
 from bothways.text.tokenizer import Tokenizer
 

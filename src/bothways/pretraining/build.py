@@ -20,8 +20,8 @@ from bothways.families.catalogue import family_for
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve
-from bothways.model.head_config import Head
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.preflight.machine import Load, check_machine

@@ -18,7 +18,7 @@ from bothways.data.masking import AnyToken, Masking
 from bothways.data.next_sentence import NextSentence
 from bothways.data.segments import Segments
 from bothways.data.sentence_order import SentenceOrder
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
+from bothways.model.config import LSTMConfig, ModelConfig
 from bothways.objectives.catalogue import AnyObjective, default_objective
 from bothways.objectives.masked_lm import MaskedLMNextSentence, MaskedObjective
 from bothways.objectives.objective import Objective, segments_for

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from bothways.data.corpus import Corpus
 from bothways.hub.model_card import UNSEEN
-from bothways.model.head_config import BiLMHead, MaskedHead, NextTokenHead
-from bothways.model.lstm_config import LSTMConfig, ModelConfig
-from bothways.model.model import token_head
+from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.model.heads import BiLMHead, MaskedHead, NextTokenHead, token_head
 
 _PREDICTS = {
     MaskedHead: "masked tokens",

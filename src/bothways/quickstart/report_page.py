@@ -260,10 +260,10 @@ def _ledger(result: StoryResult) -> s.TableSection:
     entries = parameter_table(
         *result.settings.objective.models(result.settings.encoder)["model"]
     ).entries
-    rows: list[list[s.Cell]] = [[entry.part, entry.formula, entry.count] for entry in entries]
+    rows: list[list[s.Cell]] = [[entry.part, entry.tensors, entry.count] for entry in entries]
     return s.TableSection(
         "Parameters",
-        ["part", "formula", "count"],
+        ["part", "tensors", "count"],
         [*rows, ["total", "", sum(e.count for e in entries)]],
         total=True,
     )

@@ -30,7 +30,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, places
 from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
-from bothways.model.head_config import Head
+from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.errors import DataError
-from bothways.model.head_config import Head, MaskedHead
+from bothways.model.heads import Head, MaskedHead
 from bothways.model.model import Model
 from bothways.tasks.base import P, Reading
 from bothways.tasks.text_examples import TextColumns, TextExample

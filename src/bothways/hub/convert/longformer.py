@@ -17,7 +17,7 @@ from bothways.core.errors import ConfigError
 from bothways.families import roberta
 from bothways.families.longformer import LONGFORMER
 from bothways.model.config import EncoderConfig
-from bothways.model.head_config import MaskedHead, PoolerHead
+from bothways.model.heads import MaskedHead, PoolerHead
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Learned

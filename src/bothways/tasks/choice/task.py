@@ -26,7 +26,7 @@ from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import IGNORED, ChoiceTargets
-from bothways.model.head_config import ChoiceHead, Head
+from bothways.model.heads import ChoiceHead, Head
 from bothways.model.model import Model
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks.base import (

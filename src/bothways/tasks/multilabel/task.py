@@ -23,7 +23,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.targets import MultilabelTargets
-from bothways.model.head_config import Head, LabelHead
+from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
 from bothways.tasks.base import (

@@ -30,8 +30,9 @@ from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import SpanTargets
-from bothways.model.head_config import Deep, Head, SpanHead
+from bothways.model.heads import Head, SpanHead
 from bothways.model.model import Model
+from bothways.model.readout import Deep
 from bothways.objectives.losses import span_loss
 from bothways.tasks.base import (
     Direction,

@@ -23,7 +23,7 @@ from bothways.core.errors import DataError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
 from bothways.core.targets import LabelTargets
-from bothways.model.head_config import Head, LabelHead
+from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.objectives.losses import squared_error
 from bothways.tasks.base import (

@@ -30,7 +30,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 from bothways.model.encoder import Hidden
-from bothways.model.head_config import Head
+from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, TaskLearner
 from bothways.tasks.metrics import TINY

@@ -33,7 +33,7 @@ from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import IGNORED, TokenTargets
 from bothways.kernels.cross_entropy import cross_entropy
-from bothways.model.head_config import Head, TagHead
+from bothways.model.heads import Head, TagHead
 from bothways.model.model import Model
 from bothways.tasks.base import (
     Direction,

@@ -1,0 +1,141 @@
+"""The attention module of a block: projections around `bothways.attention`."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bothways.attention.dispatch import attend
+from bothways.attention.mask import AttentionView
+from bothways.attention.probabilities import attention_probabilities
+from bothways.attention.relative import PositionTerms, attend_disentangled
+from bothways.kernels.dropout import Dropout
+from bothways.kernels.row_buckets import on_round_rows
+from bothways.model.config import EncoderConfig
+from bothways.model.positions import Disentangled
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, with queries, keys and values from one matrix.
+
+    Global tokens may have a matrix of their own (Beltagy et al. 2020, section 3.1). With
+    disentangled positions, keys and queries are also made from positions: by the same matrix, or by
+    layers of their own.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.shape = (3, config.heads, config.width // config.heads)
+        self.rate = config.dropout.attention
+        bias = config.bias.attention and config.bias.projections
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias and config.bias.key)
+        self.bias = (
+            nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None
+        )
+        self.global_qkv = (
+            nn.Linear(config.width, 3 * config.width, bias=bias)
+            if config.has_global_attention
+            else None
+        )
+        self.partial = config.has_global_attention  # a batch may have no global tokens
+        self.out = nn.Linear(config.width, config.width, bias=config.bias.attention)
+        position = config.position
+        self.terms = position.terms if isinstance(position, Disentangled) else ()
+        own = isinstance(position, Disentangled) and not position.shared
+        self.position_key = _dense(config, config.bias.key) if own and "c2p" in self.terms else None
+        self.position_query = _dense(config) if own and "p2c" in self.terms else None
+        self.position_dropout = Dropout(config.dropout_at("attention"))
+
+    def forward(
+        self,
+        x: Float[Tensor, "tokens width"],
+        view: AttentionView,
+        relative: Float[Tensor, "rows width"] | None = None,
+        queries: Float[Tensor, "tokens width"] | None = None,
+        only: Int[Tensor, " asked"] | None = None,
+    ) -> Float[Tensor, "asked width"]:
+        """Return the heads' outputs, concatenated; `Attention.out` projects them.
+
+        Args:
+            x: the vectors that are attended to.
+            view: which tokens see which.
+            relative: the vectors of relative positions; None without them.
+            queries: the vectors that attend; None for `x` itself.
+            only: the tokens whose output is needed; None for all.
+        """
+        rate = self.rate if self.training else 0.0
+        qkv, terms = self._project(x, relative)
+        if queries is not None:
+            qkv = self._with_queries(qkv, queries)
+        if terms is not None:
+            heads = attend_disentangled(qkv, terms, view, rate)
+        else:
+            heads = attend(qkv, view, rate, self._project_global(x, view))
+        return rows_of(heads.flatten(1), only)
+
+    @torch.no_grad()
+    def probabilities(
+        self,
+        x: Float[Tensor, "tokens width"],
+        view: AttentionView,
+        relative: Float[Tensor, "rows width"] | None = None,
+    ) -> list[Float[Tensor, "heads _ _"]]:
+        """Return each sequence's attention probabilities, without dropout."""
+        qkv, terms = self._project(x, relative)
+        return attention_probabilities(qkv, view, terms, self._project_global(x, view))
+
+    def _project_global(
+        self, x: Float[Tensor, "tokens width"], view: AttentionView
+    ) -> Float[Tensor, "tokens 3 heads d"] | None:
+        if self.global_qkv is None or not view.has_global_tokens:
+            return None
+        return on_round_rows(self.global_qkv, x).view(len(x), *self.shape)
+
+    def _with_queries(
+        self, qkv: Float[Tensor, "tokens 3 heads d"], queries: Float[Tensor, "tokens width"]
+    ) -> Float[Tensor, "tokens 3 heads d"]:
+        """Replace the queries by those made from other vectors."""
+        width = queries.shape[-1]
+        bias = self.bias if self.qkv.bias is None else self.qkv.bias
+        first = self.qkv.weight[:width], None if bias is None else bias[:width]
+        q = on_round_rows(lambda rows: nn.functional.linear(rows, *first), queries)
+        return torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
+
+    def _project(
+        self, x: Float[Tensor, "tokens width"], relative: Float[Tensor, "rows width"] | None
+    ) -> tuple[Float[Tensor, "tokens 3 heads d"], PositionTerms | None]:
+        """Return queries, keys and values of tokens; keys and queries of relative positions."""
+        if relative is None:
+            return self._qkv(x), None
+        relative = self.position_dropout(relative).to(x.dtype)
+        if self.position_key is None and self.position_query is None:
+            # The same matrix for both: one product for tokens and positions together.
+            both = self._qkv(torch.cat([x, relative]))
+            positions = both[len(x) :]
+            keys, queries = (
+                positions[:, part] if term in self.terms else None
+                for part, term in ((1, "c2p"), (0, "p2c"))
+            )
+            return both[: len(x)], PositionTerms(keys, queries)
+        layers, shape = (self.position_key, self.position_query), (len(relative), *self.shape[1:])
+        keys, queries = (None if layer is None else layer(relative).view(shape) for layer in layers)
+        return self._qkv(x), PositionTerms(keys, queries)
+
+    def _qkv(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens 3 heads d"]:
+        qkv = on_round_rows(self.qkv, x)
+        if self.bias is not None:  # queries and values have one, keys have none
+            query, value = self.bias.to(qkv.dtype).chunk(2)
+            qkv = qkv + torch.cat([query, torch.zeros_like(query), value])
+        return qkv.view(len(x), *self.shape)
+
+
+def _dense(config: EncoderConfig, bias: bool = True) -> nn.Linear:
+    return nn.Linear(config.width, config.width, bias=config.bias.attention and bias)
+
+
+def rows_of(
+    x: Float[Tensor, "tokens width"], only: Int[Tensor, " asked"] | None
+) -> Float[Tensor, "asked width"]:
+    """Return the rows of the tokens that are needed."""
+    return x if only is None else x.index_select(0, only)

@@ -1,0 +1,102 @@
+"""DeBERTa's relative positions and its convolution.
+
+A query sees the distance query − key alone, so a sequence of n tokens needs 2n − 1 rows of the table
+of relative positions, and no matrix of them.
+
+Source: He et al. 2020, section 3.1 and appendix A.5.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bothways.attention.mask import Distances
+from bothways.core.layout import Layout
+from bothways.kernels.dropout import Dropout
+from bothways.model.activation import activate
+from bothways.model.config import EncoderConfig
+from bothways.model.init import layer_norm
+from bothways.model.positions import Convolution, Disentangled
+
+
+def distances_of(position: Disentangled, layout: Layout) -> Distances:
+    """Return the rows of the table that the sequences of a layout need.
+
+    Rows of shorter sequences are in the middle of those of longer ones.
+    """
+    rows = [
+        row_of(position, torch.arange(part.longest - 1, -part.longest, -1))
+        for part in layout.rectangles
+    ]
+    start, stop = min(int(row[-1]) for row in rows), max(int(row[0]) for row in rows) + 1
+    device = layout.positions.device
+    return Distances(start, stop, tuple((row - start).to(device) for row in rows))
+
+
+def row_of(position: Disentangled, distances: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return the row of the table for each distance query − key.
+
+    Distance 0 has the row `span`; distances beyond the table have the first or the last row.
+    """
+    places = distances
+    if position.buckets is not None:
+        places = _bucket(distances, position.buckets, position.farthest)
+    return (places + position.span).clamp(0, 2 * position.span - 1)
+
+
+def _bucket(distances: Int[Tensor, " n"], buckets: int, farthest: int) -> Int[Tensor, " n"]:
+    """Return signed buckets: with m = buckets / 2, a distance up to m is its own bucket; beyond,
+
+        m + ⌈(m − 1) · log(distance / m) / log((farthest − 1) / m)⌉.
+
+    Example with m = 2 and farthest = 9: distances 1 2 3 4 5 8 have the buckets 1 2 3 3 3 3.
+    """
+    middle = buckets // 2
+    if farthest - 1 <= middle:  # no distance is beyond
+        return distances
+    size = distances.abs()
+    share = torch.log(size.clamp(min=1) / middle) / torch.log(torch.tensor((farthest - 1) / middle))
+    far = (torch.ceil(share * (middle - 1)) + middle).long()
+    return torch.where(size <= middle, distances, far * distances.sign())
+
+
+class RelativePositions(nn.Module):
+    """A vector for each relative position, with LayerNorm if configured; shared by all layers."""
+
+    def __init__(self, config: EncoderConfig, position: Disentangled) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2 * position.span, config.width)
+        self.norm = layer_norm(config) if position.norm else nn.Identity()
+
+    def forward(self, distances: Distances) -> Float[Tensor, "rows width"]:
+        """Return the rows that the batch needs."""
+        result: Tensor = self.norm(self.table.weight[distances.start : distances.stop])
+        return result
+
+
+class NgramConvolution(nn.Module):
+    """y ← LayerNorm(y + f(convolution of x)), with embeddings x and the first layer's output y.
+
+    Sequences are padded with zeros at both ends.
+    """
+
+    def __init__(self, config: EncoderConfig, convolution: Convolution) -> None:
+        super().__init__()
+        self.activation = convolution.activation
+        size, groups = convolution.size, convolution.groups
+        self.conv = nn.Conv1d(config.width, config.width, size, padding=size // 2, groups=groups)
+        self.dropout = Dropout(config.dropout_at("mlp"))
+        self.norm = layer_norm(config)
+
+    def forward(
+        self, x: Float[Tensor, "tokens width"], y: Float[Tensor, "tokens width"], layout: Layout
+    ) -> Float[Tensor, "tokens width"]:
+        """Add the convolution of the embeddings `x` to the first layer's output `y`."""
+        parts = [
+            part.unpad(self.conv(part.pad(x).transpose(1, 2)).transpose(1, 2))
+            for part in layout.rectangles
+        ]
+        result: Tensor = self.norm(y + activate(self.activation, self.dropout(torch.cat(parts))))
+        return result

@@ -1,0 +1,85 @@
+"""Hidden states and attentions by a documented call, against transformers and against the kernels' outputs."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from bert_peers import draw_config, draw_input, ours, peer
+from bothways.attention.dispatch import attend
+from bothways.attention.mask import AttentionView
+from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.attention.probabilities import attention_probabilities
+from bothways.core.errors import ConfigError
+from bothways.core.layout import Layout
+from bothways.model.config import EncoderConfig
+from bothways.model.encoder import Encoder
+from bothways.model.heads import PoolerHead
+from small_models import SHAPES, batch_for
+
+LENGTHS = [9, 3, 40, 1]
+
+
+@pytest.mark.parametrize(
+    "pattern", [Full(), Causal(), Window(3), Window(3, global_attention=True)], ids=repr
+)
+def test_probabilities_times_values_are_the_output(pattern: Pattern) -> None:
+    torch.manual_seed(0)
+    layout = Layout.of(LENGTHS)
+    qkv, other = torch.randn(2, layout.tokens, 3, 2, 4)
+    chosen = torch.rand(layout.tokens) < 0.2
+    view = AttentionView(layout, pattern, global_attention_mask=chosen)
+    global_qkv = other if view.has_global_tokens else None
+    shares = attention_probabilities(qkv, view, global_qkv=global_qkv)
+    assert [tuple(share.shape) for share in shares] == [(2, n, n) for n in LENGTHS]
+    starts = layout.cu_seqlens.tolist()
+    values = [qkv[a:b, 2] for a, b in itertools.pairwise(starts)]
+    outputs = [torch.einsum("hqk,khd->qhd", s, v) for s, v in zip(shares, values, strict=True)]
+    if global_qkv is not None:
+        own = [global_qkv[a:b, 2] for a, b in itertools.pairwise(starts)]
+        theirs = [torch.einsum("hqk,khd->qhd", s, v) for s, v in zip(shares, own, strict=True)]
+        outputs = [torch.where(chosen[:, None, None], torch.cat(theirs), torch.cat(outputs))]
+    found = attend(qkv, view, 0.0, global_qkv)
+    torch.testing.assert_close(torch.cat(outputs), found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, c in SHAPES.items() if isinstance(c, EncoderConfig)]
+)
+def test_every_family_has_attentions(name: str) -> None:
+    config = SHAPES[name]
+    assert isinstance(config, EncoderConfig)
+    encoder, batch = Encoder(config).eval(), batch_for(config)
+    if any(isinstance(pattern, Blocks) for pattern in config.patterns):
+        with pytest.raises(ConfigError, match="block-sparse sequences longer than 44 tokens"):
+            encoder.attentions(batch)
+        return
+    attentions = encoder.attentions(batch)
+    assert len(attentions) == config.steps
+    for layer in attentions:
+        assert [share.shape[-1] for share in layer] == batch.layout.lengths
+        for share in layer:
+            torch.testing.assert_close(share.sum(-1), torch.ones(share.shape[:-1]))
+    assert not any(module._forward_pre_hooks for module in encoder.modules())
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_hidden_states_and_attentions_are_those_of_transformers(order: str) -> None:
+    config = draw_config(5, order)
+    theirs = peer(config, "Model", attn_implementation="eager").eval()
+    model = ours(theirs, config, (PoolerHead(),)).eval()
+    text = draw_input(config, [7, 4, 11])
+    with torch.no_grad():
+        wanted = theirs(**text.padded, output_hidden_states=True, output_attentions=True)
+        layers = model.encoder(text.batch, keep_layers=True).layers
+    assert len(layers) == config.depth + 1
+    for found, reference in zip(layers, wanted.hidden_states, strict=True):
+        torch.testing.assert_close(found, reference[text.kept], rtol=1e-4, atol=1e-5)
+    for layer, reference in zip(
+        model.encoder.attentions(text.batch), wanted.attentions, strict=True
+    ):
+        for share, padded in zip(layer, reference, strict=True):
+            n = share.shape[-1]
+            torch.testing.assert_close(share, padded[:, :n, :n], rtol=1e-4, atol=1e-5)
