@@ -1,7 +1,7 @@
-"""Compiles the library's own kernels (`src/bothways/kernels/csrc`) when the package is installed or a wheel is built.
+"""Compile the kernels when the package is installed or a wheel is built (see `build_kernels.py`).
 
-They are for Linux on x86-64, by the compiler that `CC` names, else `cc`. Where there is none, or it fails, the package is
-installed without them, and works by torch's operators.
+Only on Linux on x86-64. Without a C compiler, or if it fails, the package is installed without them
+and works by PyTorch's operators; `BOTHWAYS_PURE=1` asks for that.
 """
 
 from __future__ import annotations
@@ -9,51 +9,45 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shlex
-import subprocess
+import runpy
 import sysconfig
-import zlib
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-
-SOURCES, MADE = "src/bothways/kernels/csrc", "src/bothways/kernels/libbothways.so"
-# -ffp-contract=off: what torch rounds twice is rounded twice here, so that codes of int8 are the same.
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared")
 
 
 class CompiledKernels(BuildHookInterface[Any]):
     """Hatchling's hook."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compiles; a wheel with kernels is for this platform, and for any Python."""
+        """Compile; a wheel with kernels is for this platform, and for any Python."""
         if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
             return
-        sources, made = Path(self.root, SOURCES), Path(self.root, MADE)
-        unfinished = made.with_suffix(
-            f".{os.getpid()}.part"
-        )  # another build may go on beside this one
-        read = b"".join(file.read_bytes() for file in sorted(sources.iterdir()))
-        source_said = (
-            f"-DSOURCE={zlib.crc32(read)}u"  # by which native.py knows that they belong together
-        )
-        arguments = [*FLAGS, source_said, "-o", str(unfinished), str(sources / "native.c"), "-lm"]
-        try:
-            subprocess.run([*shlex.split(os.environ.get("CC") or "cc"), *arguments], check=True)
-            unfinished.replace(
-                made
-            )  # at once: a process that runs keeps the file that it has loaded
-        except (OSError, ValueError, subprocess.CalledProcessError) as error:
-            self.app.display_warning(
-                f"{SOURCES} is not compiled ({error}): the package works without it, and is slower"
-            )
-            # Where nothing can be written an old file stays, which is not loaded unless it is of these sources.
-            with contextlib.suppress(OSError):
-                made.unlink()
+        build = runpy.run_path(str(Path(self.root, "build_kernels.py")))
+        library = Path(self.root, build["LIBRARY"])
+        if os.environ.get("BOTHWAYS_PURE") == "1":
+            _remove(library)
             return
-        build_data["artifacts"].append(MADE)
+        try:
+            missing = build["build"](Path(self.root), library)
+        except (OSError, build["CompileError"]) as error:
+            self.app.display_warning(
+                f"the kernels are not compiled, everything will be slower: {error}"
+            )
+            _remove(library)
+            return
+        for macro in missing:
+            self.app.display_warning(
+                f"the compiler is too old for {macro.removeprefix('WITH_')} kernels"
+            )
+        build_data["artifacts"].append(build["LIBRARY"])
         build_data["pure_python"] = False
-        build_data["tag"] = (
-            f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        )
+        platform_tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{platform_tag}"
+
+
+def _remove(library: Path) -> None:
+    """Remove a library of an earlier build; where nothing can be written it stays."""
+    with contextlib.suppress(OSError):
+        library.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from hypothesis import settings
 
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
-from bothways.kernels import library as native
-from bothways.kernels.library import EVERY, Feature
+from bothways.kernels import library
+from bothways.kernels.library import ALL_FEATURES, Feature
 from bothways.text.tokenizer import Tokenizer
 from toy_animals import WORDS, document
 
@@ -22,42 +23,42 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("fresh", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
 
-WITHOUT_AMX = EVERY & ~Feature.TILES
+WITHOUT_AMX = ALL_FEATURES & ~Feature.AMX
 compiled = pytest.mark.skipif(
-    not native.multiplies("int8"), reason="no compiled kernels for int8 here"
+    not library.multiplies("int8"), reason="no compiled kernels for int8 here"
 )
-amx = pytest.mark.skipif(Feature.TILES not in native.kernel_features(), reason="no AMX here")
+amx = pytest.mark.skipif(Feature.AMX not in library.available(), reason="no AMX here")
 PROCESSORS = [
     pytest.param(WITHOUT_AMX, marks=(compiled, amx), id="without AMX"),
-    pytest.param(EVERY, marks=compiled, id="compiled"),
+    pytest.param(ALL_FEATURES, marks=compiled, id="compiled"),
 ]
 
 
-def as_with(most: Feature) -> Iterator[None]:
-    """As on a processor that has no more than this."""
-    with pytest.MonkeyPatch.context() as patch:
-        has = native.limit(most)
-        patch.setattr(native, "kernel_features", lambda: has)
-        yield
-    native.limit(EVERY)
+def pytest_configure() -> None:
+    """Fail, instead of skipping the tests of compiled kernels, where these have to be there."""
+    if os.environ.get("BOTHWAYS_EXPECT_KERNELS") == "1" and not library.is_loaded():
+        raise pytest.UsageError(f"BOTHWAYS_EXPECT_KERNELS=1, but {library.describe_kernels()}")
 
 
 @pytest.fixture(scope="module", params=[pytest.param(Feature(0), id="torch"), *PROCESSORS])
 def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything by torch's operators, and by the library's own kernels."""
-    yield from as_with(request.param)
+    """PyTorch's operators, and the compiled kernels."""
+    with library.limit(request.param):
+        yield
 
 
 @pytest.fixture(params=PROCESSORS)
 def processor(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The library's own kernels, as on each kind of processor that this one can stand for."""
-    yield from as_with(request.param)
+    """The compiled kernels, as on each kind of processor that this one can be."""
+    with library.limit(request.param):
+        yield
 
 
-@pytest.fixture(params=[Feature(0), EVERY], ids=["torch", "compiled"])
+@pytest.fixture(params=[Feature(0), ALL_FEATURES], ids=["torch", "compiled"])
 def operators(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One test by torch's operators, and by what there is here."""
-    yield from as_with(request.param)
+    """One test with PyTorch's operators, and with everything available."""
+    with library.limit(request.param):
+        yield
 
 
 @pytest.fixture(scope="session")

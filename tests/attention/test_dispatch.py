@@ -30,7 +30,7 @@ from bothways.attention.mask import AttentionView, RotaryTables, attention_mask
 from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.attention.reference import PaddedKernel
 from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy
-from bothways.kernels import library as native
+from bothways.kernels import library
 from bothways.kernels.library import Feature
 
 
@@ -108,7 +108,7 @@ def features(monkeypatch: pytest.MonkeyPatch) -> Callable[[Feature], None]:
     """A machine whose compiled kernels use these features, with a GPU that has all kernels."""
 
     def use(these: Feature) -> None:
-        monkeypatch.setattr(native, "kernel_features", lambda: these)
+        monkeypatch.setattr(library, "kernel_features", lambda: these)
         monkeypatch.setattr(flash, "has_varlen", lambda device: device.type == "cuda")
         monkeypatch.setattr(kernels, "has_flex", lambda device: device.type == "cuda")
 

@@ -60,7 +60,7 @@ def test_output_and_gradient_are_the_formula_s(
     pattern: Pattern,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dropouts, "KEPT", kept)
+    monkeypatch.setattr(dropouts, "MAX_KEPT", kept)
     torch.manual_seed(3)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE)
     weights = torch.randn(sum(lengths), HEADS, SIZE)

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bothways.kernels import library as native
+from bothways.kernels import library
 from bothways.kernels.add_norm import add_norm
 from bothways.kernels.library import Feature
 
 CPU, TYPES = torch.device("cpu"), [torch.float32, torch.bfloat16]
-compiled = pytest.mark.skipif(not native.serves(CPU), reason="no compiled kernels here")
+compiled = pytest.mark.skipif(not library.runs_on(CPU), reason="no compiled kernels here")
 
 
 def drawn(
@@ -110,7 +110,7 @@ def test_all_else_is_left_to_torch(case: str, monkeypatch: pytest.MonkeyPatch) -
     x, y, norm, _ = drawn(5, 8, torch.float32, True, 0)
     chosen: nn.Module = norm
     if case == "no kernels":
-        monkeypatch.setattr(native, "kernel_features", lambda: Feature(0))
+        monkeypatch.setattr(library, "_limited", Feature(0))
     elif case == "no LayerNorm":
         chosen = nn.Identity()
     else:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bothways.core.errors import ConfigError
-from bothways.kernels import int8 as quantised
-from bothways.kernels.int8 import Int8Linear, quantise_activations, quantise_weights
+from bothways.kernels import int8
+from bothways.kernels.int8 import Int8Linear, quantize_activations, quantize_weights
 from bothways.runtime.devices import has_int8
 
 pytestmark = [
@@ -50,13 +50,13 @@ def test_a_layer_is_its_rounding_in_float64(
     x = drawn(seed + 1, rows, width, spread=spread)
     x[0] = 0
     (q, s), (u, t) = rounded(linear.weight), rounded(x)
-    codes, scales = quantise_activations(x)
+    codes, scales = quantize_activations(x)
     found = codes[:rows].numpy().astype(np.float64) - 128
     edge = np.abs(np.abs(x.double().numpy() / np.maximum(t, 1e-300) - u) - 0.5) < 1e-4
     assert np.array_equal(found[1:][~edge[1:]], u[1:][~edge[1:]])
     np.testing.assert_allclose(scales.numpy(), t, rtol=1e-6)
     found[0] = 0  # the codes of a row of zeros mean nothing
-    weights, their = (part.double().numpy() for part in quantise_weights(linear.weight.detach()))
+    weights, their = (part.double().numpy() for part in quantize_weights(linear.weight.detach()))
     assert np.abs(weights - q).max() <= 1
     np.testing.assert_allclose(their[:, None], s, rtol=1e-6)
     expected = (found @ weights.T) * scales.double().numpy() * their
@@ -90,7 +90,7 @@ def test_a_layer_is_the_exact_one_but_for_half_a_step_each(
 def test_ends_stay_at_their_end() -> None:
     """No number rounds to a code beyond the byte, which would be the other end of it."""
     x = torch.rand(5000, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    codes = quantise_activations(x)[0][:5000]
+    codes = quantize_activations(x)[0][:5000]
     largest = x.abs().argmax(1, keepdim=True)
     expected = torch.where(x.gather(1, largest) > 0, 255, 1)
     assert torch.equal(codes.gather(1, largest).long(), expected)
@@ -101,7 +101,7 @@ def test_many_rows_in_parts_are_what_they_are_alone(monkeypatch: pytest.MonkeyPa
     with torch.no_grad():
         whole = layer(x)
         alone = torch.cat([layer(row[None]) for row in x])
-        monkeypatch.setattr(quantised, "CACHED", 24 * 7)
+        monkeypatch.setattr(int8, "CHUNK_NUMBERS", 24 * 7)
         assert torch.equal(layer(x), whole)
     assert torch.equal(alone, whole)
 

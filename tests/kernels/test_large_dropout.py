@@ -22,7 +22,7 @@ Found = tuple[Tensor, ...]
 
 def product(kept: int, x: Tensor, y: Tensor, mixed: bool, monkeypatch: pytest.MonkeyPatch) -> Found:
     """The output and both gradients, where masks up to so many elements are kept as they are."""
-    monkeypatch.setattr(module, "KEPT", kept)
+    monkeypatch.setattr(module, "MAX_KEPT", kept)
     torch.manual_seed(1)
     x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
@@ -65,7 +65,7 @@ def test_a_rate_of_nearly_1_keeps_next_to_nothing() -> None:
 def test_dropout(dtype: torch.dtype, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for kept in (2**20, 0):
-        monkeypatch.setattr(module, "KEPT", kept)
+        monkeypatch.setattr(module, "MAX_KEPT", kept)
         torch.manual_seed(4)
         x = torch.randn(50, 30, dtype=dtype, requires_grad=True)
         y = dropout(x, rate)
@@ -97,13 +97,13 @@ def held(model: Model, batch: Batch) -> int:
 def test_attention_keeps_its_probabilities_once(
     position: Learned | Disentangled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residual, "serves", lambda device: False)  # the kernel never keeps a mask
+    monkeypatch.setattr(residual, "runs_on", lambda device: False)  # the kernel never keeps a mask
     config = EncoderConfig(50, 32, 2, 4, 64, position=position, dropout=Dropouts(0.1, 0.1))
     model, layout = Model(config, ()).train(), Layout.of([32] * 3)
     batch = Batch(torch.randint(50, (96,)), torch.zeros(96, dtype=torch.int64), layout)
     sizes = []
     for kept in (2**20, 0):
-        monkeypatch.setattr(module, "KEPT", kept)
+        monkeypatch.setattr(module, "MAX_KEPT", kept)
         sizes.append(held(model, batch))
     attended, hidden, layers = 4 * 32 * 96, 32 * 96, 2
     if isinstance(position, Disentangled):

@@ -37,7 +37,7 @@ NAMES = (
 )
 TRACED: tuple[tuple[Any, str], ...] = (
     (block.Block, "rest"), (block.FeedForward, "forward"), (block.FeedForward, "_down"), (block, "activate"),
-    (block, "add_norm"), (residual, "dropout"), (dropout.Dropout, "forward"), (dropout, "dropout"),
+    (block, "add_norm"), (residual, "dropout"), (residual, "_has_kernel"), (dropout.Dropout, "forward"), (dropout, "dropout"),
 )  # fmt: skip
 COMPILED = dataclasses.replace(finetune_adam(), compiled=True)
 
@@ -49,7 +49,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
     for owner, name in TRACED:  # without the checks of types and shapes that tests run with
         monkeypatch.setattr(owner, name, inspect.unwrap(getattr(owner, name)))
     monkeypatch.setattr(
-        residual, "serves", lambda device: False
+        residual, "runs_on", lambda device: False
     )  # what is compiled is made of torch's operators
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(block.Block.rest, dynamic=True, fullgraph=True, backend=counter)

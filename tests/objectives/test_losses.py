@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from bothways.core.targets import IGNORED
 from bothways.kernels import cross_entropy as losses
-from bothways.kernels import library as native
+from bothways.kernels import library
 from bothways.kernels.cross_entropy import cross_entropy
 
 compiled = pytest.mark.skipif(
-    not native.serves(torch.device("cpu")), reason="no compiled kernels here"
+    not library.runs_on(torch.device("cpu")), reason="no compiled kernels here"
 )
 
 
@@ -24,7 +24,7 @@ compiled = pytest.mark.skipif(
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's operators, and by the library's own kernel."""
     if request.param == "torch":
-        monkeypatch.setattr(losses, "serves", lambda device: False)
+        monkeypatch.setattr(losses, "runs_on", lambda device: False)
 
 
 @settings(
@@ -161,6 +161,6 @@ def test_the_factor_of_a_gradient_in_bf16_is_not_rounded_before() -> None:
 @pytest.mark.parametrize("labels", [4, 9])
 def test_as_many_labels_as_rows_are_needed(labels: int) -> None:
     with pytest.raises(
-        ValueError, match=rf"\[8, 5\] need as many labels as rows, not \[{labels}\]"
+        ValueError, match=rf"equal numbers of rows, not shapes \[8, 5\] and \[{labels}\]"
     ):
         inspect.unwrap(cross_entropy)(torch.randn(8, 5), torch.zeros(labels, dtype=torch.int64))

@@ -18,7 +18,7 @@ from bothways.families.catalogue import preset
 from bothways.finetuning.mixout import mix_out
 from bothways.kernels import library as native
 from bothways.kernels.library import Feature
-from bothways.kernels.packed_linear import PackedLinear, Prepared
+from bothways.kernels.linear import InferenceLayer, OneDNNLinear
 from bothways.model.block import Block
 from bothways.model.config import EncoderConfig, Gated, LSTMConfig, PreNorm
 from bothways.model.encoder import Encoder
@@ -52,7 +52,7 @@ def made(precision: str) -> str:
     """The class of a prepared dense layer."""
     if precision == "int8":
         return "Int8Linear"
-    return "PanelLinear" if native.multiplies("fp32") else "PackedLinear"
+    return "PanelLinear" if native.multiplies("fp32") else "OneDNNLinear"
 
 
 def config(**changes: object) -> EncoderConfig:
@@ -64,7 +64,7 @@ def layers(model: nn.Module) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for block in (module for module in model.modules() if isinstance(module, Block)):
         for name, module in block.named_modules():
-            if name and isinstance(module, nn.Linear | Prepared):
+            if name and isinstance(module, nn.Linear | InferenceLayer):
                 found.setdefault(type(module).__name__, []).append(name)
     return found
 
@@ -75,7 +75,7 @@ def layers(model: nn.Module) -> dict[str, list[str]]:
 def test_packed_weights_give_the_product(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(1)
     linear = nn.Linear(37, 23, bias=bias)
-    packed = PackedLinear(linear, dtype)
+    packed = OneDNNLinear(linear, dtype)
     for rows in (0, 1, 17, 300):
         x = torch.randn(rows, 37)
         with torch.no_grad():
@@ -93,7 +93,7 @@ def test_gradients_are_refused() -> None:
         prepared.layer_packer(CPU, torch.float32)(nn.Linear(8, 3)),
         torch.ones(2, 8, requires_grad=True),
     )
-    with pytest.raises(ConfigError, match=f"{made('fp32')} has no gradients"):
+    with pytest.raises(ConfigError, match=f"{made('fp32')} is for inference and has no gradients"):
         layer(x)
     with torch.no_grad():
         assert layer(x).shape == (2, 3)
@@ -101,7 +101,7 @@ def test_gradients_are_refused() -> None:
 
 @BOTH
 def test_saving_is_refused(precision: Precision | Literal["int8"]) -> None:
-    with pytest.raises(ConfigError, match="never saved"):
+    with pytest.raises(ConfigError, match="exist in memory only"):
         prepare_model(Model(config(), ()), precision).state_dict()
 
 
@@ -209,7 +209,7 @@ def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any
 ) -> None:
     model = Model(config(), ())
     gains = (
-        Feature.TILES in native.kernel_features()
+        Feature.AMX in native.kernel_features()
         if dtype is torch.float32
         else native.multiplies("bf16")
     )

@@ -23,7 +23,8 @@ from bothways.attention.reference import (
     attend_in_blocks,
     attend_padded,
 )
-from bothways.kernels import library as native
+from bothways.kernels import library
+from bothways.kernels.attention import packed_attention, supports
 from bothways.kernels.library import Feature
 from bothways.runtime.devices import has_flex
 from bothways.runtime.tuning import TUNING
@@ -101,7 +102,7 @@ def choose(call: AttentionCall) -> Kernel:
     |---|---|---|---|---|---|---|---|
     | 1 | CUDA (`supports_packed`) | bf16, fp16 | full, causal, window | 0 | any | any | Packed |
     | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | Flexible |
-    | 3 | CPU (`native.attends`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
+    | 3 | CPU (`kernels.attention.supports`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
     | 4 | the same | fp32 | all see all | > 0 | any | any | Compiled |
     | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | Compiled |
     | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | Compiled |
@@ -145,13 +146,13 @@ def _is_flexible(call: AttentionCall) -> bool:
 def _is_compiled(call: AttentionCall) -> bool:
     if call.global_qkv or not sees_all(call.pattern, call.max_seqlen):
         return False
-    amx = call.dtype == torch.bfloat16 and Feature.TILES in native.kernel_features()
+    amx = call.dtype == torch.bfloat16 and Feature.AMX in library.kernel_features()
     short = call.max_seqlen <= (TUNING.compiled_amx if amx else TUNING.compiled)
     if call.dtype == torch.float32 or amx:
         allowed = call.dropout > 0 or short  # torch has no fused kernel with dropout on a CPU
     else:
         allowed = call.dropout == 0 and short and not call.learning
-    return allowed and native.attends(call.device, call.dtype, call.head_size)
+    return allowed and supports(call.device, call.dtype, call.head_size)
 
 
 def _is_sparse(call: AttentionCall) -> bool:
@@ -217,10 +218,8 @@ def attend(
             return attend_packed(qkv, view)
         case Flexible():
             return view.flexible(qkv, global_qkv)
-        case Compiled() if rate > 0 or qkv.requires_grad:
-            return native.attend_learning(qkv, view.layout, rate)
         case Compiled():
-            return native.attend(qkv, view.layout)
+            return packed_attention(qkv, view.layout, rate)
         case Gathered():
             return attend_gathered(qkv, view.parts, rate)
         case Blocked() | Padded():

@@ -1,11 +1,15 @@
-"""Dropout from 16-bit random numbers, four to a draw: the same distribution as torch's, several times faster on a CPU.
+"""Dropout from 16-bit random numbers, four to a draw: PyTorch's distribution, several times faster.
 
-torch draws one Bernoulli number per element there, which takes longer than the matrix products of a small encoder. Its own
-generator is slow, too: it gives only the seed of each draw. The rate is rounded to a multiple of 1/65536 below 1; what is
-kept is scaled by the exact inverse, so the expectation is the input itself.
+On a CPU, PyTorch draws one Bernoulli number per element, which takes longer than the matrix
+products of a small encoder; here its generator gives only the seed of each draw. The rate is
+rounded to a multiple of 1/65536 below 1; kept elements are scaled by the exact inverse, so the
+expectation is the input itself.
 
-A large mask is not kept for the backward pass but drawn again there, and of attention probabilities only those before dropout
-are kept.
+| device | elements | gradients | dropout |
+|---|---|---|---|
+| CPU | up to `MAX_KEPT`, or any without gradients | any | a mask, kept for the backward pass |
+| CPU | more | yes | a mask, drawn again in the backward pass from its seed |
+| any other | | | PyTorch's |
 
 Source: Srivastava et al. 2014.
 """
@@ -21,45 +25,60 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from bothways.kernels import abi
+
 STEPS = 2**16
-KEPT = 2**20
-"""Up to so many elements a mask is kept: drawing it again takes as long as the first time, on one core of Cascade Lake 4.3 ms
-for 2,048 × 768, of a step of 11,000 ms with 24 such masks."""
+MAX_KEPT = 2**20
+"""Elements up to which a mask is kept: drawing it again takes as long as the first time, on one
+core of Cascade Lake 4.3 ms for 2,048 × 768, of a step of 11,000 ms with 24 such masks."""
 
 
 def draw_seed() -> int:
-    """Of the next mask; from torch's generator."""
+    """Return a seed for a mask, from PyTorch's generator."""
     return int(torch.randint(2**63 - 1, ()))
 
 
+def _dropped_steps(rate: float) -> int:
+    return min(round(rate * STEPS), STEPS - 1)
+
+
+def draw_dropout(rate: float) -> abi.Dropout:
+    """Return a dropout for compiled kernels, with a new seed; without one for rate 0."""
+    dropped = _dropped_steps(rate)
+    seed = draw_seed() if dropped else 0
+    return abi.Dropout(seed, dropped * (2**32 // STEPS), STEPS / (STEPS - dropped))
+
+
 def keep_mask(x: Tensor, rate: float, seed: int) -> Tensor:
-    """A tensor on the CPU like `x`: 0 with probability `rate`, else 1 / (1 − rate)."""
-    dropped = min(round(rate * STEPS), STEPS - 1)
+    """Return a tensor on the CPU like `x`: 0 with probability `rate`, else 1 / (1 − rate)."""
+    dropped = _dropped_steps(rate)
     draws = np.random.SFC64(seed).random_raw(math.ceil(x.numel() / 4)).view(np.int16)
-    lanes = (
-        torch.from_numpy(draws)[: x.numel()].view(x.shape).float()
-    )  # uniform over [−32768, 32767]
-    # Positive for what is kept, and by at least the scale; a comparison of integers would take five times as long.
+    numbers = torch.from_numpy(draws)[: x.numel()].view(x.shape).float()  # in [−32768, 32767]
+    # Positive for kept elements, and at least the scale; comparing integers takes five times as
+    # long.
     scale = STEPS / (STEPS - dropped)
-    return lanes.add_(STEPS // 2 - dropped + 0.5).mul_(2 * scale).clamp_(0, scale).to(x.dtype)
+    return numbers.add_(STEPS // 2 - dropped + 0.5).mul_(2 * scale).clamp_(0, scale).to(x.dtype)
 
 
 def dropout(x: Tensor, rate: float) -> Tensor:
-    """`x` with each element set to 0 with probability `rate`, the others scaled up; `x` itself for rate 0."""
+    """Return `x` with elements set to 0 with probability `rate`, the others scaled up.
+
+    For rate 0 that is `x` itself.
+    """
     if rate == 0:
         return x
     if x.device.type != "cpu":
         return nn.functional.dropout(x, rate)
     if not _is_large(x):
         return x * keep_mask(x, rate, draw_seed())
-    result: Tensor = _Dropped.apply(x, rate)  # type: ignore[no-untyped-call]
+    result: Tensor = _Dropout.apply(x, rate)  # type: ignore[no-untyped-call]
     return result
 
 
 def dropped_product(
     x: Float[Tensor, "*rows n m"], y: Float[Tensor, "*rows m d"], rate: float
 ) -> Float[Tensor, "*rows n d"]:
-    """`dropout(x, rate) @ y`."""
+    """Return `dropout(x, rate) @ y`."""
     if rate == 0 or x.device.type != "cpu" or not _is_large(x):
         return dropout(x, rate) @ y
     result: Tensor = _DroppedProduct.apply(x, y, rate)  # type: ignore[no-untyped-call]
@@ -67,15 +86,15 @@ def dropped_product(
 
 
 def _is_large(x: Tensor) -> bool:
-    """Whether memory for its mask is worth some time."""
-    return x.numel() > KEPT and x.requires_grad and torch.is_grad_enabled()
+    """Return whether drawing the mask again is worth the memory."""
+    return x.numel() > MAX_KEPT and x.requires_grad and torch.is_grad_enabled()
 
 
 class Mask(NamedTuple):
-    """A dropout, as its backward pass needs it.
+    """A dropout, as a backward pass needs it.
 
     Attributes:
-        factors: by what each element is multiplied; none where that is drawn again, or for rate 0.
+        factors: of each element; None for rate 0, and if they are drawn again.
         rate: of the dropout.
         seed: of the draw.
     """
@@ -85,29 +104,29 @@ class Mask(NamedTuple):
     seed: int
 
     def like(self, x: Tensor) -> Mask:
-        """The same with its factors, which are like `x`."""
+        """Return the same mask with its factors, for elements like `x`."""
         missing = self.factors is None and self.rate > 0
         return self._replace(factors=keep_mask(x, self.rate, self.seed)) if missing else self
 
     def times(self, x: Tensor) -> Tensor:
-        """`x`, dropped; with the factors at hand."""
+        """Return `x` times the factors."""
         return x if self.factors is None else x * self.factors
 
     def times_(self, x: Tensor) -> Tensor:
-        """The same in place."""
+        """Multiply `x` by the factors in place."""
         return x if self.factors is None else x.mul_(self.factors)
 
 
 def drop(x: Tensor, rate: float) -> tuple[Tensor, Mask]:
-    """Dropout on a CPU for a backward pass of one's own: what it gives, and what to keep of it."""
+    """Return `x` after dropout on a CPU, and what a backward pass has to keep of it."""
     if rate == 0:
         return x, Mask(None, rate, 0)
     seeded = Mask(None, rate, draw_seed())
     mask = seeded.like(x)
-    return mask.times(x), mask if x.numel() <= KEPT else seeded
+    return mask.times(x), mask if x.numel() <= MAX_KEPT else seeded
 
 
-class _Dropped(torch.autograd.Function):
+class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
         ctx.rate, ctx.seed = rate, draw_seed()
@@ -115,8 +134,8 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return keep_mask(gradient, ctx.rate, ctx.seed).mul_(gradient), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return keep_mask(grad, ctx.rate, ctx.seed).mul_(grad), None
 
 
 class _DroppedProduct(torch.autograd.Function):
@@ -128,24 +147,26 @@ class _DroppedProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, y = ctx.saved_tensors
-        factors, dtype = (
-            keep_mask(x, ctx.rate, ctx.seed),
-            gradient.dtype,
-        )  # autocast multiplies in a smaller type than x has
-        of_x = (gradient @ y.to(dtype).transpose(-2, -1)).to(x.dtype).mul_(factors)
-        of_y = (factors.mul_(x).to(dtype).transpose(-2, -1) @ gradient).to(y.dtype)
-        return of_x, of_y, None
+        # Autocast multiplies in a smaller dtype than that of x.
+        factors, dtype = keep_mask(x, ctx.rate, ctx.seed), grad.dtype
+        grad_x = (grad @ y.to(dtype).transpose(-2, -1)).to(x.dtype).mul_(factors)
+        grad_y = (factors.mul_(x).to(dtype).transpose(-2, -1) @ grad).to(y.dtype)
+        return grad_x, grad_y, None
 
 
 class Dropout(nn.Module):
-    """`dropout` in training, nothing in evaluation."""
+    """`dropout` in training, nothing in evaluation.
+
+    Args:
+        rate: the probability of each element.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x`, in training with each element dropped at the rate."""
+        """Return `x`, in training after dropout."""
         return dropout(x, self.rate if self.training else 0.0)

@@ -1,234 +1,189 @@
-"""The library's own compiled kernels (`csrc`), for what torch has no operators for on a processor of x86 with AVX-512.
+"""The compiled kernels as a library: loading, what this processor can run, and calls.
 
-They are compiled when the package is installed, where there is a compiler (`hatch_build.py`). Everything works without them, by
-torch's operators: what they give is the same but for rounding.
+They are compiled when the package is installed, where there is a C compiler (`build_kernels.py`).
+Everything works without them, by PyTorch's operators, with the same results up to rounding:
+
+| system | compiled | processor | kernels |
+|---|---|---|---|
+| Linux on x86-64 | yes | AVX-512 | attention, LayerNorm, cross-entropy, linear layers in fp32 |
+| the same | yes | with VNNI | linear layers in int8, too |
+| the same | by gcc 10 or clang 9 | with AVX512-BF16 | linear layers in bf16, too |
+| the same | by gcc 11 or clang 12 | with AMX | tiles for all of these, attention in bf16 |
+| any other | | | none |
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import functools
-import zlib
+import logging
+import os
+import platform
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from bothways.core.layout import Layout
-from bothways.kernels.dropout import STEPS, draw_seed
+from bothways.kernels import abi
 
-FILE, SOURCE = Path(__file__).with_name("libbothways.so"), Path(__file__).with_name("csrc")
-LANES = 16
-"""Features of a head come in steps of it; as in `csrc`."""
-POINTER, INT32, INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+FILE = Path(__file__).with_name("libkernels.so")
+OVERRIDE = "BOTHWAYS_KERNELS"
+"""Environment variable: another library file to load, such as one with sanitizers."""
 
-
-class DropoutFields(ctypes.Structure):
-    """A dropout, as `csrc` has it: of 2³² draws so many are dropped, the rest is scaled."""
-
-    _fields_ = [("seed", ctypes.c_uint64), ("below", ctypes.c_uint32), ("scale", ctypes.c_float)]
-
-
-class BatchFields(ctypes.Structure):
-    """Packed sequences and their heads, as `csrc` has them."""
-
-    _fields_ = [
-        ("qkv", POINTER), ("offsets", POINTER),
-        *((name, INT64) for name in ("sequences", "longest", "heads", "size")), ("drop", DropoutFields), ("bf16", INT32),
-    ]  # fmt: skip
-
-
-_ARGUMENTS = {
-    "bothways_attend": (ctypes.POINTER(BatchFields), POINTER, POINTER, INT32),
-    "bothways_attend_backward": (ctypes.POINTER(BatchFields), *[POINTER] * 4, INT32),
-    "bothways_multiply": (POINTER, POINTER, INT32, INT64, POINTER, INT32, INT32),
-    "bothways_rest": (POINTER, POINTER, POINTER, INT32, INT64, POINTER, INT32),
-    "bothways_layers": (POINTER, INT64, ctypes.POINTER(BatchFields), POINTER, INT32),
-    "bothways_add_norm": (*[POINTER] * 4, INT64, *[POINTER] * 3, INT32),
-    "bothways_add_norm_backward": (*[POINTER] * 3, INT64, *[POINTER] * 4, INT32),
-    "bothways_lose": (*[POINTER] * 4, INT32),
-    "bothways_lose_backward": (*[POINTER] * 4, INT32),
-    "bothways_features": (INT32,),
-}
+logger = logging.getLogger(__name__)
 
 
 class Feature(enum.IntFlag):
-    """What a processor has of what the kernels use, in the bits of `csrc`."""
+    """What the kernels use of a processor; the bits of `csrc`."""
 
     AVX512 = 1
     VNNI = 2
     BF16 = 4
-    TILES = 8
-    """AMX in bf16 and int8, as far as the system lets this process use it."""
+    AMX = 8
+    """AMX in bf16 and int8, if the system lets this process use it."""
 
 
-EVERY = Feature(15)
+ALL_FEATURES = Feature(15)
+
+
+class _Loaded(NamedTuple):
+    library: ctypes.CDLL | None
+    problem: str
+    """Why there is none."""
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
-    """The kernels; none where they are not compiled, not from this source, or the system has no OpenMP for them."""
+def _load() -> _Loaded:
+    """Return the kernels, unless they are missing or belong to another version of the package."""
+    file = Path(os.environ.get(OVERRIDE) or FILE)
+    system = f"{platform.system()} {platform.machine()}"
+    if not file.exists():
+        if system != "Linux x86_64":
+            return _Loaded(None, f"not available for {system}")
+        return _Loaded(None, "missing: install a C compiler, then install bothways again")
     try:
-        library = ctypes.CDLL(str(FILE))
-        library.bothways_source.restype = ctypes.c_uint32
-        if library.bothways_source() != zlib.crc32(
-            b"".join(file.read_bytes() for file in sorted(SOURCE.iterdir()))
-        ):
-            return None
-    except (OSError, AttributeError):
-        return None
-    for name, arguments in _ARGUMENTS.items():
-        getattr(library, name).argtypes = arguments
-    library.bothways_features(EVERY)
-    return library
+        library = ctypes.CDLL(str(file))
+        for name, arguments in abi.SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int32
+    except (OSError, AttributeError) as error:
+        return _Loaded(None, f"cannot be loaded ({error}): install bothways again")
+    sizes = (ctypes.c_int64 * len(abi.STRUCTS))()
+    version = library.bothways_abi(sizes, len(sizes))
+    if version != abi.VERSION or [*sizes] != [ctypes.sizeof(struct) for struct in abi.STRUCTS]:
+        return _Loaded(None, "of another version of bothways: install bothways again")
+    return _Loaded(library, "")
+
+
+def is_loaded() -> bool:
+    """Return whether there are compiled kernels, whatever this processor can run of them."""
+    return _load().library is not None
 
 
 @functools.cache
+def available() -> Feature:
+    """Return what this processor has of what the kernels use; nothing if they are not loaded."""
+    library = _load().library
+    found = Feature(0) if library is None else Feature(library.bothways_available())
+    logger.info(_describe(found))
+    return found
+
+
+_limited: Feature | None = None
+
+
 def kernel_features() -> Feature:
-    """What the kernels use: all that the processor has; nothing where they cannot be loaded."""
-    return limit(EVERY)
+    """Return the features in use: those available, within a `limit`."""
+    return available() if _limited is None else _limited
 
 
-def limit(most: Feature) -> Feature:
-    """Let the kernels use no more than these, as on another processor; what they use."""
-    library = _library()
-    return Feature(0) if library is None else Feature(library.bothways_features(most))
+@contextlib.contextmanager
+def limit(features: Feature) -> Iterator[Feature]:
+    """Let all kernels use only these features meanwhile, as on another processor.
+
+    Other threads are affected, too: for tests and measurements.
+
+    Yields:
+        The features in use.
+    """
+    global _limited  # noqa: PLW0603
+    library, outer = _load().library, _limited
+    before = 0 if library is None else library.bothways_limit(features)
+    _limited = features & available()
+    try:
+        yield _limited
+    finally:
+        _limited = outer
+        if library is not None:
+            library.bothways_limit(before)
 
 
-def traced() -> bool:
-    """Whether torch traces a program now, in which everything has to be its own operators."""
+def is_tracing() -> bool:
+    """Return whether PyTorch traces a program, which has to consist of its operators alone."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined]
 
 
-def serves(device: torch.device) -> bool:
-    """Whether there are kernels in fp32 for this device: a CPU with AVX-512, while nothing is `traced`, and nobody is handed
-    torch's operators, as for fake tensors or a count of operations."""
+def runs_on(device: torch.device) -> bool:
+    """Return whether there are kernels in fp32 for this device now.
+
+    That is a CPU with AVX-512, unless PyTorch's operators are observed: when a program is traced,
+    operations are counted, or tensors are fake.
+    """
     return (
         device.type == "cpu"
         and bool(kernel_features())
-        and not traced()
+        and not is_tracing()
         and not torch._C._len_torch_dispatch_stack()
     )
-
-
-def attends(device: torch.device, dtype: torch.dtype, size: int) -> bool:
-    """Whether `attend` is for heads of `size` features in this type: where it `serves`, in fp32 and bf16, in steps of 16."""
-    return size % LANES == 0 and dtype in {torch.float32, torch.bfloat16} and serves(device)
 
 
 _NEEDED = {"fp32": Feature.AVX512, "bf16": Feature.BF16, "int8": Feature.VNNI}
 
 
 def multiplies(precision: Literal["fp32", "bf16", "int8"]) -> bool:
-    """Whether `Dense` layers are for this processor: AVX-512, for bf16 and int8 with its instructions for them."""
+    """Return whether there is a linear layer in this precision for this processor."""
     return _NEEDED[precision] in kernel_features()
 
 
 def describe_kernels() -> str:
-    """For reports, in a few words."""
-    if _library() is None:
-        return (
-            "own kernels: cannot be loaded, install again"
-            if FILE.exists()
-            else "own kernels: not compiled"
-        )
-    used = [precision for precision, needed in _NEEDED.items() if needed in kernel_features()]
-    in_tiles = " with AMX" if Feature.TILES in kernel_features() else ""
-    return (
-        f"own kernels: {', '.join(used)}{in_tiles}"
-        if used
-        else "own kernels: not for this processor"
-    )
+    """Return one line that says which kernels run, or why none do and what to do about it."""
+    return _describe(kernel_features())
 
 
-def call(name: str, what: str, *arguments: object) -> None:
-    """A kernel, on as many threads as torch has; what it gives is 0, or 1 where it found no memory."""
-    if getattr(_library(), name)(*arguments, torch.get_num_threads()):
-        raise MemoryError(f"no memory for {what}")
+def _describe(features: Feature) -> str:
+    if _load().library is None:
+        return f"compiled kernels: {_load().problem}; PyTorch's operators are used"
+    used = [precision for precision, needed in _NEEDED.items() if needed in features]
+    if not used:
+        return "compiled kernels: not for this processor, which has no AVX-512; PyTorch's operators are used"
+    return f"compiled kernels: {', '.join(used)}{' with AMX' if Feature.AMX in features else ''}"
 
 
-def dropping(rate: float) -> DropoutFields:
-    """A dropout with a new seed, at the rate that `dropout` would have."""
-    dropped = min(round(rate * STEPS), STEPS - 1)
-    return DropoutFields(
-        draw_seed() if dropped else 0, dropped * (2**32 // STEPS), STEPS / (STEPS - dropped)
-    )
+class LabelError(IndexError):
+    """A label is not the number of a class."""
 
 
-def _batch(
-    qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, drop: DropoutFields
-) -> BatchFields:
-    shape = (layout.sequences, layout.max_seqlen, *qkv.shape[2:])
-    return BatchFields(
-        qkv.data_ptr(), layout.cu_seqlens.data_ptr(), *shape, drop, qkv.dtype is torch.bfloat16
-    )
+def call(name: str, *arguments: object) -> None:
+    """Call a kernel with as many threads as PyTorch uses.
 
-
-def attend(
-    qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout
-) -> Float[Tensor, "tokens heads d"]:
-    """softmax(QKᵀ/√d)V of each sequence, where `attends` allows it; computed in fp32, without gradients.
-
-    Nothing is padded, and no scores but those of eight queries are in memory at a time.
+    Raises:
+        LabelError: a label is out of range.
+        MemoryError: there is no memory for its workspaces.
+        RuntimeError: the processor, or a `limit`, does not allow it.
+        ValueError: an argument is invalid.
     """
-    qkv = qkv.contiguous()
-    found = qkv.new_empty(len(qkv), *qkv.shape[2:])
-    batch = _batch(qkv, layout, DropoutFields(0, 0, 1.0))
-    call(
-        "bothways_attend",
-        f"attention over {layout.max_seqlen:,} tokens",
-        batch,
-        found.data_ptr(),
-        None,
-    )
-    return found
-
-
-def attend_learning(
-    qkv: Float[Tensor, "tokens 3 heads d"], layout: Layout, rate: float
-) -> Float[Tensor, "tokens heads d"]:
-    """As `attend`, differentiable once, with dropout of the probabilities; in fp32, and by AMX in bf16.
-
-    The backward pass computes them again from queries, keys and the logarithm of each row's sum, and draws the dropout again
-    from its seed and the number of token and head: so no probability is kept (Dao et al. 2022, algorithm 4).
-    """
-    result: Tensor = _Attention.apply(qkv, layout, rate)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, layout: Layout, rate: float) -> Tensor:
-        qkv, drop = qkv.contiguous(), dropping(rate)
-        found = qkv.new_empty(len(qkv), *qkv.shape[2:])
-        logs = qkv.new_empty(found.shape[:2], dtype=torch.float32)
-        batch = _batch(qkv, layout, drop)
-        call(
-            "bothways_attend",
-            f"attention over {layout.max_seqlen:,} tokens",
-            batch,
-            found.data_ptr(),
-            logs.data_ptr(),
-        )
-        ctx.layout, ctx.drop = layout, drop
-        ctx.save_for_backward(qkv, found, logs)
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        qkv, found, logs = ctx.saved_tensors
-        gradient, result = gradient.to(qkv.dtype).contiguous(), torch.empty_like(qkv)
-        places = (found.data_ptr(), gradient.data_ptr(), logs.data_ptr(), result.data_ptr())
-        batch = _batch(qkv, ctx.layout, ctx.drop)
-        call(
-            "bothways_attend_backward",
-            f"attention over {ctx.layout.max_seqlen:,} tokens",
-            batch,
-            *places,
-        )
-        return result, None, None
+    threads = min(torch.get_num_threads(), abi.MAX_THREADS)
+    match getattr(_load().library, name)(*arguments, threads):
+        case 0:
+            return
+        case 1:
+            raise MemoryError(f"{name}: not enough memory for workspaces")
+        case 3:
+            raise RuntimeError(f"{name} needs instructions that are not available here")
+        case 4:
+            raise LabelError(f"{name}: a label is not the number of a class")
+        case _:
+            raise ValueError(f"{name}: an argument is invalid")

@@ -1,8 +1,14 @@
-"""Numbers of rows that come again.
+"""Numbers of rows that recur, for products in bf16 on a CPU.
 
-oneDNN, which multiplies in bf16 on a CPU, plans every shape anew that it has not met: 1 to 8 ms for each of the three products
-of a dense layer, 20 ms with a vocabulary, longer than they take for some hundred tokens. Packed batches hardly ever have the
-same number of tokens twice; so training gives such layers a round number of rows, of which the last are zeros.
+oneDNN plans every new shape: 1 to 8 ms for each of the three products of a linear layer, 20 ms with
+a vocabulary, longer than the products of some hundred tokens take. Packed batches hardly ever have
+the same number of tokens twice; so in training such layers get a round number of rows, of which the
+last are zeros.
+
+| device | autocast in bf16, with gradients | rows |
+|---|---|---|
+| CPU | yes | filled up to a round number |
+| any other | | as they are |
 """
 
 from __future__ import annotations
@@ -14,11 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from bothways.kernels.library import traced
+from bothways.kernels.library import is_tracing
 
 
 def round_rows(rows: int) -> int:
-    """At most an eighth more, and of any number between n and 2n one of nine."""
+    """Return a number at most an eighth above `rows`, one of nine between any n and 2n."""
     step = 1 << max(0, rows.bit_length() - 4)
     return -(-rows // step) * step
 
@@ -26,13 +32,8 @@ def round_rows(rows: int) -> int:
 def on_round_rows(
     compute: Callable[..., Float[Tensor, "filled outputs"]], *x: Float[Tensor, "rows inputs"]
 ) -> Float[Tensor, "rows outputs"]:
-    """What is computed of rows, each by itself; in round numbers of them where a CPU learns in bf16."""
+    """Return `compute(*x)`, a function of each row by itself, computed for a round number of rows."""
     rows = len(x[0])
-    learns = (
-        x[0].device.type == "cpu"
-        and torch.is_autocast_enabled("cpu")
-        and torch.is_grad_enabled()
-        and not traced()
-    )
-    more = round_rows(rows) - rows if learns else 0
-    return compute(*(F.pad(part, (0, 0, 0, more)) for part in x))[:rows] if more else compute(*x)
+    learns = x[0].is_cpu and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+    extra = round_rows(rows) - rows if learns and not is_tracing() else 0
+    return compute(*(F.pad(part, (0, 0, 0, extra)) for part in x))[:rows] if extra else compute(*x)

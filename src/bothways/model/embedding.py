@@ -13,7 +13,7 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
 from bothways.kernels.dropout import Dropout
-from bothways.kernels.library import traced
+from bothways.kernels.library import is_tracing
 from bothways.kernels.row_buckets import on_round_rows
 from bothways.model.config import EncoderConfig
 from bothways.model.init import layer_norm
@@ -83,7 +83,7 @@ def look_up(
     plain = type(table) is nn.Embedding and (table.padding_idx, table.max_norm) == (None, None)
     plain = plain and not table.sparse and not table.scale_grad_by_freq
     learns = torch.is_grad_enabled() and weight.requires_grad
-    if weight.device.type != "cpu" or not (plain and learns) or traced():
+    if weight.device.type != "cpu" or not (plain and learns) or is_tracing():
         return table(ids), weight
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
     rows, whole = _LookUp.apply(weight, ids, dtype)  # type: ignore[no-untyped-call]

@@ -21,11 +21,11 @@ from bothways.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.attention.patterns import Full
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
-from bothways.kernels import library as native
+from bothways.kernels import library
+from bothways.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.kernels.int8 import Int8Linear
 from bothways.kernels.library import Feature, multiplies
-from bothways.kernels.linear import Dense, Layers, Rest
-from bothways.kernels.packed_linear import PackedLinear, PanelLinear
+from bothways.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
 from bothways.model.block import Block
 from bothways.model.encoder import Encoder, Hidden, attention_views, spread
 from bothways.model.model import Model
@@ -49,8 +49,8 @@ class PreparedBlock(Block):
 
     | order | activation | dense layers | LayerNorms | fused kernel |
     |---|---|---|---|---|
-    | post-norm | GELU, not gated | all int8, by `Dense` | with weights | for any number of rows |
-    | post-norm | GELU, not gated | all `PanelLinear` | with weights | up to their `most` rows |
+    | post-norm | GELU, not gated | all int8, by `CompiledLinear` | with weights | for any number of rows |
+    | post-norm | GELU, not gated | all `PanelLinear` | with weights | up to their `max_rows` rows |
     | any other | | | | never |
 
     Args:
@@ -72,11 +72,13 @@ class PreparedBlock(Block):
         self.max_fused_rows = _max_rows(self.mlp.up)
         self.fused = self._fuse()
 
-    def _fuse(self) -> Rest | None:
+    def _fuse(self) -> CompiledBlockTail | None:
         dense = _kernels((self.attention.out, self.mlp.up, self.mlp.down))
-        norms = [n for n in (self.attention_norm, self.mlp_norm) if isinstance(n, nn.LayerNorm)]
+        norms = (self.attention_norm, self.mlp_norm)
         plain = self.normed_after and self.mlp.activation == "gelu" and not self.mlp.gated
-        return Rest(dense, norms) if plain and dense is not None and len(norms) == 2 else None
+        if not plain or dense is None or not all(isinstance(n, nn.LayerNorm) for n in norms):
+            return None
+        return CompiledBlockTail(dense, cast("tuple[nn.LayerNorm, nn.LayerNorm]", norms))
 
     def rest(
         self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]
@@ -115,7 +117,7 @@ class PreparedEncoder(Encoder):
         self.max_tokens = 0.0
         self.layers = self._fuse_layers()
 
-    def _fuse_layers(self) -> Layers | None:
+    def _fuse_layers(self) -> CompiledLayers | None:
         """Return the kernel of all layers, if each is one fused block and all attend to all."""
         config = self.config
         blocks = [block for layer in range(config.depth) for block in self.layer(layer)]
@@ -132,14 +134,14 @@ class PreparedEncoder(Encoder):
             return None
         # With AMX, attention in bf16 takes a third of the time, and loses less than int8 already has.
         int8 = isinstance(prepared[0].mlp.up, Int8Linear)
-        in_tiles = int8 and Feature.TILES in native.kernel_features()
+        in_tiles = int8 and Feature.AMX in library.kernel_features()
         dtype = torch.bfloat16 if in_tiles else projections[0].dtype
         device = next(self.parameters()).device
         self.max_tokens = prepared[0].max_fused_rows
         self._attention = functools.partial(
             AttentionCall, device, dtype, config.width // config.heads
         )
-        return Layers(projections, fused, config.heads, dtype)
+        return CompiledLayers(projections, fused, config.heads, dtype)
 
     def forward(
         self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
@@ -221,13 +223,13 @@ def layer_packer(device: torch.device, dtype: torch.dtype) -> PackLayer:
     |---|---|---|---|
     | CPU, x86 with AVX-512 | fp32 | yes | `PanelLinear` |
     | the same, with its instructions for bf16 | bf16 | yes | `PanelLinear` |
-    | CPU, if `packs_weights` | any other case | | `PackedLinear` |
+    | CPU, if `packs_weights` | any other case | | `OneDNNLinear` |
     | any other | | | unchanged |
     """
     if not packs_weights(device):
         return lambda linear: linear
     own = multiplies("fp32" if dtype == torch.float32 else "bf16")
-    return functools.partial(PanelLinear if own else PackedLinear, dtype=dtype)
+    return functools.partial(PanelLinear if own else OneDNNLinear, dtype=dtype)
 
 
 def gains_at_bulk(model: Model, dtype: torch.dtype) -> bool:
@@ -236,7 +238,7 @@ def gains_at_bulk(model: Model, dtype: torch.dtype) -> bool:
     They do where the library's kernels are faster than torch's products for any number of rows.
     """
     fp32 = dtype is not torch.bfloat16
-    own = Feature.TILES in native.kernel_features() if fp32 else multiplies("bf16")
+    own = Feature.AMX in library.kernel_features() if fp32 else multiplies("bf16")
     on_cpu = next(model.parameters()).device.type == "cpu"
     return own and on_cpu and not isinstance(model, PreparedModel)
 
@@ -258,12 +260,16 @@ def _pack_layers(module: nn.Module, names: tuple[str, ...], pack: PackLayer) -> 
             setattr(module, name, pack(layer))
 
 
-def _kernels(layers: Sequence[nn.Module]) -> list[Dense] | None:
+def _kernels(layers: Sequence[nn.Module]) -> list[CompiledLinear] | None:
     """Return the kernels of dense layers; None unless all have one."""
     products = [getattr(layer, "product", None) for layer in layers]
-    return cast("list[Dense]", products) if all(isinstance(p, Dense) for p in products) else None
+    return (
+        cast("list[CompiledLinear]", products)
+        if all(isinstance(p, CompiledLinear) for p in products)
+        else None
+    )
 
 
 def _max_rows(layer: nn.Module) -> float:
     """Return the most rows for which a layer has a kernel."""
-    return layer.most if isinstance(layer, PanelLinear) else math.inf
+    return layer.max_rows if isinstance(layer, PanelLinear) else math.inf

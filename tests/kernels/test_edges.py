@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.kernels import library as native
+from bothways.kernels import library
 from bothways.kernels.add_norm import add_norm
-from bothways.kernels.linear import Dense
+from bothways.kernels.attention import packed_attention
+from bothways.kernels.linear import CompiledLinear
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import look_up
 from bothways.model.model import Model
@@ -25,12 +26,12 @@ from bothways.model.positions import Learned
 from bothways.prediction.prepared_model import prepare_model
 
 CPU = torch.device("cpu")
-compiled = pytest.mark.skipif(not native.serves(CPU), reason="no compiled kernels here")
+compiled = pytest.mark.skipif(not library.runs_on(CPU), reason="no compiled kernels here")
 PRECISIONS = [
     pytest.param(
         name,
         marks=pytest.mark.skipif(
-            not native.multiplies(name), reason=f"no compiled kernel for {name} here"
+            not library.multiplies(name), reason=f"no compiled kernel for {name} here"
         ),
     )
     for name in ("fp32", "bf16", "int8")
@@ -61,7 +62,7 @@ def test_numbers_of_every_size_are_multiplied(which: str) -> None:
         torch.randn(64, 96),
     )
     weight, x = (small, plain) if which == "weights" else (plain, small)
-    found = Dense(weight, None, None)(x)
+    found = CompiledLinear(weight, None, None)(x)
     bound = x.double().abs() @ weight.double().abs().T
     assert bool(
         ((found.double() - x.double() @ weight.double().T).abs() <= 2**-20 * bound + 1e-36).all()
@@ -69,7 +70,7 @@ def test_numbers_of_every_size_are_multiplied(which: str) -> None:
     alone = torch.zeros(64, 96)
     alone[:, 5] = 3.76e-37  # of which a part once became 3e38
     other = torch.ones(64, 96)
-    found = Dense(*((alone, None, None) if which == "weights" else (other, None, None)))(
+    found = CompiledLinear(*((alone, None, None) if which == "weights" else (other, None, None)))(
         other if which == "weights" else alone
     )
     torch.testing.assert_close(found, torch.full((64, 64), 3.76e-37), rtol=0.01, atol=0)
@@ -77,13 +78,13 @@ def test_numbers_of_every_size_are_multiplied(which: str) -> None:
 
 SCRIPT = """
 import torch
-from bothways.kernels.linear import Dense
-from test_native_edges import batch, model
+from bothways.kernels.linear import CompiledLinear
+from test_edges import batch, model
 from bothways.prediction.prepared_model import prepare_model
 torch.set_num_threads(3)
 x, weight = torch.randn(200, 64), torch.randn(96, 64)
 for rows in (7, 200):
-    torch.testing.assert_close(Dense(weight, None, None)(x[:rows]), x[:rows] @ weight.T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(CompiledLinear(weight, None, None)(x[:rows]), x[:rows] @ weight.T, rtol=1e-4, atol=1e-4)
 plain = model()
 with torch.no_grad():
     for lengths in ([5, 9], [40] * 12):
@@ -112,7 +113,7 @@ def test_fewer_threads_than_asked_for_do_all_the_work(
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_layers_as_one_kernel_refuse_gradients(precision: str) -> None:
     prepared = prepare_model(model(), precision)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="Layers has no gradients"):
+    with pytest.raises(ConfigError, match="CompiledLayers is for inference"):
         prepared.encoder(batch([5, 9]))
     with torch.no_grad():
         assert not prepared.encoder(batch([5, 9])).last.requires_grad
@@ -237,5 +238,5 @@ def test_scores_may_be_very_large_in_bf16(scale: float) -> None:
     for part in qkv.double().split([23, 17]):
         q, k, v = part.permute(1, 2, 0, 3)
         parts.append(((q @ k.mT / 32**0.5).softmax(-1) @ v).transpose(0, 1))
-    found = native.attend(qkv, Layout.of([23, 17]))
+    found = packed_attention(qkv, Layout.of([23, 17]))
     torch.testing.assert_close(found.double(), torch.cat(parts), rtol=2**-7, atol=2**-7)

@@ -1,0 +1,146 @@
+"""The structs and functions of `csrc/bothways.h`, for `ctypes`.
+
+`library` compares the version and the sizes of the structs when it loads the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+VERSION = 1
+"""BOTHWAYS_ABI: increased with every change of a struct, a signature or their meaning."""
+
+MAX_THREADS = 1024
+
+FORMATS = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
+"""The number of a dtype, which is its number of bytes."""
+
+_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+class Dropout(ctypes.Structure):
+    """Dropout: draws of 32 bits below `threshold` are dropped, the others multiplied by `scale`."""
+
+    _fields_ = [
+        ("seed", ctypes.c_uint64),
+        ("threshold", ctypes.c_uint32),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class AttentionBatch(ctypes.Structure):
+    """Packed sequences with their queries, keys and values."""
+
+    _fields_ = [
+        ("qkv", _POINTER),
+        ("cu_seqlens", _POINTER),
+        ("tokens", _INT64),
+        ("sequences", _INT64),
+        ("heads", _INT64),
+        ("head_size", _INT64),
+        ("drop", Dropout),
+        ("dtype", _INT32),
+    ]
+
+
+class Linear(ctypes.Structure):
+    """A linear layer whose weights lie in panels."""
+
+    _fields_ = [
+        ("panels", _POINTER),
+        ("scales", _POINTER),
+        ("zero_point_sum", _POINTER),
+        ("bias", _POINTER),
+        ("in_features", _INT64),
+        ("out_features", _INT64),
+        ("panel_bytes", _INT64),
+        ("dtype", _INT32),
+    ]
+
+
+class LayerNorm(ctypes.Structure):
+    """A LayerNorm over the last dimension."""
+
+    _fields_ = [
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("width", _INT64),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+class Moments(ctypes.Structure):
+    """Mean and inverse deviation of one row."""
+
+    _fields_ = [("mean", ctypes.c_float), ("inverse_deviation", ctypes.c_float)]
+
+
+class BlockTail(ctypes.Structure):
+    """What follows the attention in a post-norm block."""
+
+    _fields_ = [
+        ("out", Linear),
+        ("up", Linear),
+        ("down", Linear),
+        ("attention_norm", LayerNorm),
+        ("mlp_norm", LayerNorm),
+    ]
+
+
+class EncoderLayer(ctypes.Structure):
+    """A whole post-norm block."""
+
+    _fields_ = [("qkv", Linear), ("tail", BlockTail)]
+
+
+class Classification(ctypes.Structure):
+    """Rows of logits and their labels."""
+
+    _fields_ = [
+        ("logits", _POINTER),
+        ("labels", _POINTER),
+        ("rows", _INT64),
+        ("classes", _INT64),
+        ("ignore_index", _INT64),
+        ("dtype", _INT32),
+    ]
+
+
+class LogNormalizer(ctypes.Structure):
+    """The largest logit of a row, and the logarithm of the sum of the exponentials."""
+
+    _fields_ = [("largest", ctypes.c_float), ("log_sum", ctypes.c_float)]
+
+
+STRUCTS = (
+    Dropout,
+    AttentionBatch,
+    Linear,
+    LayerNorm,
+    Moments,
+    BlockTail,
+    EncoderLayer,
+    Classification,
+    LogNormalizer,
+)
+"""In the order in which `bothways_abi` gives their sizes."""
+
+SIGNATURES = {
+    "bothways_abi": (_POINTER, _INT32),
+    "bothways_available": (),
+    "bothways_limit": (_INT32,),
+    "bothways_attention": (*[_POINTER] * 3, _INT32),
+    "bothways_attention_backward": (*[_POINTER] * 5, _INT32),
+    "bothways_linear": (*[_POINTER] * 2, _INT32, _INT64, _POINTER, _INT32, _INT32),
+    "bothways_block_tail": (*[_POINTER] * 3, _INT32, _INT64, _POINTER, _INT32),
+    "bothways_encoder_layers": (_POINTER, _INT64, *[_POINTER] * 2, _INT32),
+    "bothways_add_norm": (*[_POINTER] * 4, _INT32, _INT64, *[_POINTER] * 3, _INT32),
+    "bothways_add_norm_backward": (
+        *[_POINTER] * 5, _INT64, *[_POINTER] * 2, _INT32, *[_POINTER] * 2, _INT32,
+    ),
+    "bothways_cross_entropy": (*[_POINTER] * 4, _INT32),
+    "bothways_cross_entropy_backward": (*[_POINTER] * 4, _INT32),
+}  # fmt: skip
+"""Argument types of each function; all of them return an int32."""

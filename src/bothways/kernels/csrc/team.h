@@ -1,0 +1,47 @@
+/* Threads that work on the same rows: each does its share of every step, and waits for the others
+ * before the next one. */
+
+#ifndef TEAM_H
+#define TEAM_H
+
+#include "bothways.h"
+#include "memory.h"
+
+#include <stdatomic.h>
+
+/* A barrier whose waiting threads spin for some microseconds and then sleep. Those of OpenMP spin
+ * for milliseconds, which on a busy machine is time in which the thread that they wait for could
+ * have run. */
+typedef struct {
+    _Atomic uint32_t round, sleepers;
+    _Atomic int32_t arrived;
+} barrier;
+
+typedef struct {
+    int64_t rank, size;
+    int32_t features;   /* HAS_… bits that are in use; the same for the whole call */
+    int32_t split_fp32; /* whether fp32 products are made by AMX, from numbers split into bf16 */
+    int32_t small;      /* whether every step takes microseconds, so that a long wait means a busy machine */
+    barrier *sync;      /* NULL in a team that only measures workspaces */
+} team;
+
+typedef struct {
+    int64_t from, to;
+} range;
+
+/* A member's share of `count` things, in whole steps. */
+static inline range partition(const team *t, int64_t count, int64_t step) {
+    int64_t share = round_up((count + t->size - 1) / t->size, step);
+    return (range){minimum(count, t->rank * share), minimum(count, (t->rank + 1) * share)};
+}
+
+/* Wait until `size` threads have called it. Return nanoseconds if it had to sleep, else 0. */
+int64_t barrier_wait(barrier *b, int64_t size);
+
+void team_barrier(const team *t);
+
+/* Whether a small input has waited long for a thread of its team a moment ago: other programs keep
+ * the processors busy, and one thread alone is faster now. */
+int machine_is_busy(void);
+
+#endif

@@ -1,0 +1,114 @@
+"""Whole post-norm blocks for inference, each call one compiled kernel.
+
+What a block computes on the way stays in the cache of a core, and Python does not run between the
+parts. `prediction` decides which models have such blocks; others run layer by layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bothways.core.layout import Layout
+from bothways.kernels import abi
+from bothways.kernels.attention import attention_batch
+from bothways.kernels.library import call
+from bothways.kernels.linear import (
+    Compiled,
+    CompiledLinear,
+    address,
+    as_float,
+    as_fp32,
+    refuse_gradients,
+)
+
+
+class CompiledBlockTail(Compiled):
+    """What follows the attention in a post-norm block with GELU, without dropout.
+
+    Args:
+        linears: the projection of the attention's output, and both layers of the feed-forward part.
+        norms: the LayerNorms after the attention and after the feed-forward part.
+    """
+
+    def __init__(
+        self,
+        linears: Sequence[CompiledLinear],
+        norms: tuple[nn.LayerNorm, nn.LayerNorm],
+    ) -> None:
+        out = linears[0]
+        self.heads_width, self.width = out.in_features, out.out_features
+        self.tensors = [(as_fp32(norm.weight), as_fp32(norm.bias)) for norm in norms]
+        self.linears = linears
+        self.struct = abi.BlockTail(
+            *(linear.struct for linear in self.linears),
+            *(
+                abi.LayerNorm(*map(address, pair), norm.normalized_shape[0], norm.eps)
+                for pair, norm in zip(self.tensors, norms, strict=True)
+            ),
+        )
+
+    def __call__(
+        self, residual: Float[Tensor, "rows width"], heads: Float[Tensor, "rows inputs"]
+    ) -> Float[Tensor, "rows width"]:
+        """Return mlp_norm(y + down(gelu(up(y)))) with y = attention_norm(residual + out(heads)).
+
+        Args:
+            residual: the input of the block.
+            heads: the output of the attention, in fp32 or bf16.
+        """
+        refuse_gradients(self, residual, heads)
+        residual, heads, rows = residual.float().contiguous(), as_float(heads), residual.shape[0]
+        if residual.shape != (rows, self.width) or heads.shape != (rows, self.heads_width):
+            shapes = f"{[*residual.shape]} and {[*heads.shape]}"
+            wanted = f"(rows, {self.width}) and (rows, {self.heads_width})"
+            raise ValueError(f"residual and heads have the shapes {wanted}, not {shapes}")
+        result = torch.empty_like(residual)
+        inputs = (residual.data_ptr(), heads.data_ptr(), abi.FORMATS[heads.dtype])
+        call("bothways_block_tail", ctypes.byref(self.struct), *inputs, rows, result.data_ptr())
+        return result
+
+
+class CompiledLayers(Compiled):
+    """Consecutive post-norm blocks in which all tokens of a sequence attend to each other.
+
+    Args:
+        qkv: the projections to queries, keys and values of each block, all of one dtype.
+        tails: what follows the attention of each.
+        heads: the number of heads.
+        dtype: of the attention.
+    """
+
+    def __init__(
+        self,
+        qkv: Sequence[CompiledLinear],
+        tails: Sequence[CompiledBlockTail],
+        heads: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.parts = qkv, tails
+        self.width, self.dtype = tails[0].width, dtype
+        self.heads, self.head_size = heads, tails[0].heads_width // heads
+        pairs = zip(qkv, tails, strict=True)
+        layers = [abi.EncoderLayer(linear.struct, tail.struct) for linear, tail in pairs]
+        self.layers = (ctypes.POINTER(abi.EncoderLayer) * len(layers))(*map(ctypes.pointer, layers))
+
+    def __call__(
+        self, x: Float[Tensor, "tokens width"], layout: Layout, depth: int
+    ) -> Float[Tensor, "tokens width"]:
+        """Return `x` after the first `depth` blocks, in fp32.
+
+        The kernel takes some sequences at a time through all blocks, as many as fit in the cache.
+        """
+        refuse_gradients(self, x)
+        if x.shape[1:] != (self.width,) or depth > len(self.layers):
+            limits = f"{self.width} features and {len(self.layers)} layers"
+            raise ValueError(f"there are {limits}, not {[*x.shape[1:]]} and {depth}")
+        x = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        batch = attention_batch(layout, len(x), self.heads, self.head_size, self.dtype)
+        call("bothways_encoder_layers", self.layers, depth, ctypes.byref(batch), x.data_ptr())
+        return x

@@ -1,0 +1,50 @@
+"""What tests of compiled kernels share: what they need of the processor, and attention as a formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bothways.kernels import library
+from bothways.kernels.library import Feature
+
+
+def needs(feature: Feature) -> pytest.MarkDecorator:
+    """Skip a test on processors without a feature; `BOTHWAYS_EXPECT_KERNELS` guards the library itself."""
+    reason = f"no compiled kernels for {feature.name} here"
+    return pytest.mark.skipif(feature not in library.available(), reason=reason)
+
+
+NEEDS_AVX512, NEEDS_VNNI = needs(Feature.AVX512), needs(Feature.VNNI)
+NEEDS_BF16, NEEDS_AMX = needs(Feature.BF16), needs(Feature.AMX)
+PRECISIONS = [
+    pytest.param("fp32", marks=NEEDS_AVX512),
+    pytest.param("bf16", marks=NEEDS_BF16),
+    pytest.param("int8", marks=NEEDS_VNNI),
+]
+SAME_PROCESSOR = [HealthCheck.function_scoped_fixture]
+"""The processor is the same for all examples of a test."""
+LENGTHS = st.lists(st.integers(1, 40) | st.integers(41, 150), min_size=1, max_size=6)
+SHAPES = {
+    "heads": st.integers(1, 3),
+    "size": st.sampled_from([16, 32, 48, 64, 80]),
+    "seed": st.integers(0, 2**31),
+}
+
+
+def formula(qkv: Tensor, lengths: list[int]) -> Tensor:
+    parts = []
+    for part in qkv.double().split(lengths):
+        q, k, v = part.permute(1, 2, 0, 3)
+        parts.append(((q @ k.mT / qkv.shape[-1] ** 0.5).softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def draw_qkv(lengths: list[int], heads: int, size: int, seed: int, spread: float = 1.0) -> Tensor:
+    return (
+        torch.randn(sum(lengths), 3, heads, size, generator=torch.Generator().manual_seed(seed))
+        * spread
+    )
