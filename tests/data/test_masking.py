@@ -14,7 +14,7 @@ from scipy import stats
 from bothways.core.errors import ConfigError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
-from bothways.core.targets import LabelTargets
+from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.data.masking import (
     AnyToken,
     Masking,
@@ -313,3 +313,17 @@ def test_settings_that_cannot_be_are_refused(settings, path):
     with pytest.raises(ConfigError) as caught:
         Masking(**settings)
     assert caught.value.where == path
+
+
+def test_a_word_begins_after_a_token_that_ends_one():
+    """Of a sentence without spaces, whose tokens all continue, the share that is asked for."""
+    special = np.zeros(SIZE, dtype=bool)
+    special[[PAD, CLS, SEP, MASK]] = True
+    ends = np.arange(SIZE) >= 40
+    words = Vocabulary(special, np.arange(SIZE) >= 40, MASK, ends)
+    sequence = sequence_of(CLS, *(40 + i % 20 for i in range(98)), SEP)
+    masking = Masking(unit=WholeWords())
+    found = mask_tokens(sequence, masking, words, rng(0, "test"))
+    assert len(found.target("masked", TokenTargets).index) == 15
+    alone = mask_tokens(sequence, masking, vocabulary(), rng(0, "test"))
+    assert len(alone.target("masked", TokenTargets).index) == 0, "one word of 98 tokens"

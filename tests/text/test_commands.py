@@ -107,7 +107,7 @@ def test_an_input_that_cannot_be_read_is_named_and_not_the_output(tmp_path, monk
         pyarrow.table({"text": ["One."] * 99}), source, compression="none", use_dictionary=False
     )
     source.write_bytes(source.read_bytes().replace(b"One.", b"\xff\xff\xff\xff"))
-    with pytest.raises(DataError, match=r"page\.parquet: is not a whole Parquet file"):
+    with pytest.raises(DataError, match=r"page\.parquet: is not a complete Parquet file"):
         run("train", source, "--out", tmp_path / "out")
     for place in ("bothways.data.text_io._check_head", "pathlib.Path.is_file"):
         monkeypatch.setattr(place, fail)
@@ -122,8 +122,9 @@ def test_train_refuses_options_of_another_kind(tmp_path, text):
         ConfigError, match="--prefix-space: is no option of a wordpiece vocabulary"
     ) as caught:
         run("train", text, "--out", tmp_path / "out", "--prefix-space")
-    assert "--alphabet, --cjk, --lowercase, --min-frequency, --size, --strip-accents" in str(
-        caught.value
+    assert (
+        "--alphabet, --cjk, --coverage, --lowercase, --min-frequency, --size, --strip-accents"
+        in str(caught.value)
     )
 
 
@@ -181,7 +182,7 @@ def test_a_hyphen_is_the_standard_input(tmp_path, capsys, monkeypatch):
     for line in (["train", "-", "--out", tmp_path / "out"], ["report", "-", "--tokenizer", folder]):
         with pytest.raises(
             DataError,
-            match=r"^-: the standard input is not read for documents\n  Write it into a file",
+            match=r"^reading documents from standard input is not supported\n  Save it to a file",
         ):
             run(*line)
     with pytest.raises(DataError, match=r"^-: the standard input is not read for documents\n"):

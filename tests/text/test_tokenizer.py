@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
 from bothways.text.special_tokens import Specials
 from bothways.text.tokenizer import Tokenizer, _flaw
+from bothways.text.trainers import ByteBPE, Unigram, train_tokenizer
 from toy_text import (
     BERT_NAMES,
     bert_tokens,
@@ -421,3 +422,37 @@ def test_an_added_token_beyond_the_vocabulary_counts(tmp_path):
     assert ours.size == len(TOKENS) + 1
     assert ours.special[-1]
     assert ours.encode(["a <e1>b"])[0].tolist() == [ours.id("a"), ours.size - 1, ours.id("b")]
+
+
+def test_one_text_gives_one_array(pairs):
+    ours = pairs[0][0]
+    assert ours.encode("hello world").tolist() == ours.encode(["hello world"])[0].tolist()
+    assert [row.tolist() for row in ours.encode(("a", "b"))] == [
+        row.tolist() for row in ours.encode(["a", "b"])
+    ]
+
+
+def _words(tokenizer, text):
+    """The text cut into the words of whole-word masking."""
+    continues, ends = tokenizer.word_pieces
+    ids = tokenizer.encode(text)
+    words = []
+    for place, id in enumerate(ids):
+        if place and continues[id] and not ends[ids[place - 1]]:
+            words[-1].append(id)
+        else:
+            words.append([id])
+    return [tokenizer.decode(word).strip() for word in words]
+
+
+@pytest.mark.parametrize("kind", [ByteBPE(size=400), Unigram(size=120)])
+def test_words_end_at_punctuation_and_in_scripts_without_spaces(kind):
+    text = ["the dog, the house. (a cat) 数学课很有趣。"] * 20
+    tokenizer = train_tokenizer(text, kind)
+    words = _words(tokenizer, text[0])
+    for word in ("the", "dog", "house", "cat", ",", "."):
+        assert word in words
+    assert max(map(len, words)) <= 16
+    chinese = words[words.index(next(w for w in words if "数" in w)) :]
+    assert len(chinese) >= 2
+    assert "".join(words) == text[0].replace(" ", "").replace("。", words[-1][-1])

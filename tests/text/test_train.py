@@ -274,7 +274,9 @@ def test_no_text(kind, texts):
 
 @pytest.mark.parametrize("kind", [WordPiece(), ByteBPE(), Unigram()], ids=str)
 def test_half_a_surrogate_pair(kind):
-    with pytest.raises(DataError, match=r"a text holds U\+DC80, half of a surrogate pair"):
+    with pytest.raises(
+        DataError, match=r"a text holds U\+DC80 at character \d, half of a surrogate pair"
+    ):
         train_tokenizer(["fine", "not \udc80"], kind)
 
 
@@ -330,3 +332,19 @@ def test_training_reads_only_the_sample():
         ["rare"] * 10 + ["common words here"] * 3000, WordPiece(size=60), ceiling=4096
     )
     assert few.size < 60
+
+
+def test_the_alphabet_covers_a_script_of_many_characters():
+    frequent = [chr(0x4E00 + i) for i in range(1500)]
+    text = ["".join(frequent)] * 20 + ["".join(chr(0x6000 + i) for i in range(10))]
+    tokenizer = train_tokenizer(text, WordPiece(size=2000))
+    ids = tokenizer.encode(["".join(frequent)])[0]
+    assert (ids != tokenizer.specials.unknown).all()
+    assert tokenizer.id(chr(0x6000)) is None, "beyond the coverage"
+    small = train_tokenizer(text, WordPiece(size=1300))
+    assert small.size <= 1300
+    assert (
+        len(train_tokenizer(text, WordPiece(size=2000, coverage=1.0)).backend.get_vocab()) == 1515
+    )
+    with pytest.raises(ConfigError, match="coverage: must be between 0 and 1"):
+        WordPiece(coverage=2.0)

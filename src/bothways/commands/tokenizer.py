@@ -51,7 +51,9 @@ class Options:
     cjk
         Make each ideograph a word of its own (yes). wordpiece only.
     alphabet
-        How many characters are known, the most frequent ones (1,000). wordpiece only.
+        The number of characters to keep (1,000, or what coverage needs). wordpiece only.
+    coverage
+        The share of the text's characters to keep (0.9995). wordpiece only.
     prefix_space
         Read the first word of a text as if after a space (yes). bpe only.
     longest
@@ -64,6 +66,7 @@ class Options:
     strip_accents: bool | None = None
     cjk: bool | None = None
     alphabet: int | None = None
+    coverage: float | None = None
     prefix_space: bool | None = None
     longest: int | None = None
 

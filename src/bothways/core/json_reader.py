@@ -54,17 +54,18 @@ def read_json(file: Path, error: type[BothwaysError] = DataError, fix: str = _FI
         BothwaysError: of class `error`: not UTF-8, or as `parse_json`.
         ResourceError: the file cannot be read.
     """
-    return parse_json(_text(file, error, fix), file, error, fix)
+    return parse_json(read_utf8(file, error, fix), file, error, fix)
 
 
 def read_object(
     file: Path, error: type[BothwaysError] = DataError, fix: str = _FIX
 ) -> dict[str, Any]:
     """Return the object in a JSON file; errors as `read_json`, also for any other value."""
-    return parse_object(_text(file, error, fix), file, error, fix)
+    return parse_object(read_utf8(file, error, fix), file, error, fix)
 
 
-def _text(file: Path, error: type[BothwaysError], fix: str) -> str:
+def read_utf8(file: Path, error: type[BothwaysError], fix: str = _FIX) -> str:
+    """Return the text of a file; errors as `read_json`."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as failure:

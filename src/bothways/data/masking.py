@@ -108,11 +108,13 @@ class Vocabulary:
         special: `(V)`, True for control tokens, which are never predicted.
         continues: `(V)`, True where a token continues the word before it.
         mask: the id of [MASK].
+        ends: `(V)`, True for tokens after which a word begins, whatever follows; None for none.
     """
 
     special: NDArray[np.bool_]
     continues: NDArray[np.bool_]
     mask: int
+    ends: NDArray[np.bool_] | None = None
 
     @property
     def size(self) -> int:
@@ -153,6 +155,8 @@ def _choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.G
         case WholeWords():
             opens = ~vocabulary.continues[ids]
             opens[1:] |= special[:-1]
+            if vocabulary.ends is not None:
+                opens[1:] |= vocabulary.ends[ids[:-1]]
             chosen = _whole_words(candidates, opens[candidates], count, rng)
         case _:
             assert_never(masking.unit)

@@ -78,7 +78,8 @@ def build_models(settings: PretrainConfig, start: Model | None = None) -> dict[s
 def vocabulary_of(corpus: Corpus) -> Vocabulary:
     """Return what masking needs of a corpus' vocabulary."""
     tokenizer = corpus.tokenizer
-    return Vocabulary(tokenizer.special, tokenizer.continues, tokenizer.specials.mask)
+    continues, ends = tokenizer.word_pieces
+    return Vocabulary(tokenizer.special, continues, tokenizer.specials.mask, ends)
 
 
 def loader_of(

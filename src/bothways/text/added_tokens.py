@@ -15,8 +15,7 @@ from typing import Any
 import tokenizers
 
 from bothways.core.errors import TokenizerError
-from bothways.text.special_tokens import name_in
-from bothways.text.tokenizer_settings import CONFIG, read_object
+from bothways.text.special_tokens import CONFIG, name_in, read_settings
 
 NUMBERED, OLDER = "added_tokens_decoder", "added_tokens.json"
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
@@ -32,7 +31,7 @@ def add_numbered(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file:
     if config.get(NUMBERED) is None:
         where, known = file.with_name(OLDER), _contents(backend)
         stated = _older(
-            read_object(where), {token.content for token in _special_tokens(config, file)}, where
+            read_settings(where), {token.content for token in _special_tokens(config, file)}, where
         )
     else:
         where, known = file.with_name(CONFIG), set()

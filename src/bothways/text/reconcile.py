@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import TokenizerError
-from bothways.text.tokenizer_settings import CONFIG, flag
+from bothways.text.special_tokens import CONFIG, flag
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """What transformers calls the class that takes `tokenizer.json` as it is."""

@@ -1,15 +1,22 @@
-"""The special tokens that every encoder needs, by their use: what they are called, and which of a vocabulary they are."""
+"""The settings beside a vocabulary, and the special tokens that every encoder needs, by use."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 
 from bothways.core.errors import TokenizerError
+from bothways.core.json_reader import read_object
+from bothways.text.characters import surrogate_in
+
+CONFIG = "tokenizer_config.json"
+
+D = TypeVar("D", bool, None)
 
 NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>"),
@@ -79,3 +86,39 @@ def name_in(config: Mapping[str, Any], setting: str) -> str | None:
             return name
         case _:
             return None
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Return the object in `tokenizer_config.json` or a file like it; empty if there is no file.
+
+    Raises:
+        TokenizerError: it holds something else, or text that is not made of characters.
+        ResourceError: it cannot be read.
+    """
+    if not file.exists():
+        return {}
+    settings = read_object(file, TokenizerError)
+    half = surrogate_in(json.dumps(settings, ensure_ascii=False))
+    if half is not None:
+        raise TokenizerError(f"holds {half}", where=file, fix="Correct or remove it.")
+    return settings
+
+
+def flag(config: Mapping[str, Any], file: Path, key: str, default: D) -> bool | D:
+    """Return a setting of the tokenizer in `file`; null means the default.
+
+    Raises:
+        TokenizerError: it is neither true nor false.
+    """
+    match config.get(key):
+        case None:
+            return default
+        case bool(value):
+            return value
+        case value:
+            where = file.with_name(CONFIG)
+            raise TokenizerError(
+                f"{key!r} is {value!r}",
+                where=where,
+                fix="Set it to true or to false, without quotes.",
+            )

@@ -56,19 +56,18 @@ class Template:
     def flat(self) -> Template:
         """The same with all tokens in segment 0."""
         before, after, first, between, last = (
-            replace(gap, segments=np.zeros_like(gap.segments)) for gap in self._gaps
+            replace(gap, segments=np.zeros_like(gap.segments)) for gap in self.gaps
         )
         return Template(before, after, first, between, last, (0, 0))
 
     @property
-    def most(self) -> int:
-        """The highest segment that a token is of."""
-        return max(
-            *self.segments, *(int(segment) for gap in self._gaps for segment in gap.segments)
-        )
+    def max_segment(self) -> int:
+        """The highest segment of any token."""
+        return max(*self.segments, *(int(segment) for gap in self.gaps for segment in gap.segments))
 
     @property
-    def _gaps(self) -> tuple[Gap, ...]:
+    def gaps(self) -> tuple[Gap, ...]:
+        """All five places."""
         return self.before, self.after, self.first, self.between, self.last
 
     @classmethod

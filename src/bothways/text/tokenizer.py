@@ -1,12 +1,13 @@
-"""A tokenizer: texts → ids, with tables that maskers and models need, over the `tokenizers` library.
+"""A tokenizer: texts → ids, with the tables that maskers and models need.
 
-Ids and offsets are those of the backend, which are those of transformers' BertTokenizer (WordPiece: Wu et al. 2016). They
-differ from google-research/bert in four corners, kept because everyone's models and files have them: a word over 100 characters
-is unknown (Google: 200), the ideographs U+2B820–U+2B91F are not set apart, private-use characters are dropped, and the text
-"[MASK]" in the input is the special token. See docs/guide/tokenizer.md.
+It wraps the `tokenizers` library: ids and offsets are the backend's, which are those of
+transformers' BertTokenizer (WordPiece: Wu et al. 2016). They differ from google-research/bert in
+four corners, kept because everyone's models and files have them: a word over 100 characters is
+unknown (Google: 200), the ideographs U+2B820–U+2B91F are not separated, private-use characters are
+dropped, and the text "[MASK]" in the input is the special token. See docs/guide/tokenizer.md.
 
-Notable choices. Words repeat, so each is tokenized once and then looked up (`pieces`); where that is not proved exact, the
-backend reads the whole text. Special tokens are put around texts by `template.assemble`, not here.
+Words repeat, so each is tokenized once and then looked up (`word_cache`); where that is not proved
+exact, the backend reads the whole text. `template.assemble` puts special tokens around texts.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import functools
 import hashlib
 import json
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bothways.core.errors import DataError, ResourceError, TokenizerError
+from bothways.core.errors import DataError, TokenizerError, os_errors
 from bothways.core.sequence import Ids
+from bothways.text.characters import surrogate_in
 from bothways.text.special_tokens import Specials
 from bothways.text.template import Template
 from bothways.text.tokenizer_files import load_backend, tokenizer_config
@@ -35,6 +38,12 @@ __all__ = ["Encoded", "Specials", "Tokenizer"]
 
 # "Ġ": byte-level BPE's space, then its line feed, tab, carriage return; "▁": SentencePiece's space.
 _SPACE_MARKS = ("Ġ", "Ċ", "ĉ", "č", "▁")
+# Scripts that write no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, ideographs.
+_NO_SPACES = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+_MAX_EXPANSION = 1000
+_MAX_GAPS = 2**20
 
 
 @dataclass(frozen=True)
@@ -76,32 +85,62 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """From a folder, or one of `files.FILES` with the `tokenizer_config.json` beside it if there is one.
+        """Load a tokenizer from a folder, or one of `tokenizer_files.FILES`.
 
-        Where that lists `model_input_names` without segments, all is of one, as transformers has it.
+        The `tokenizer_config.json` of the folder is followed. If its `model_input_names` omit
+        segments, all tokens are of segment 0, as in transformers.
 
         Raises:
-            TokenizerError: no such file, no tokenizer, special tokens missing.
+            TokenizerError: no such file, no tokenizer, missing special tokens, or a file that no
+                trainer writes: ids far beyond the number of tokens, a normaliser that multiplies
+                the text, a template without the text or with unknown ids.
             ResourceError: a file that cannot be read.
         """
-        return cls(*load_backend(Path(path)))
+        tokenizer = cls(*load_backend(Path(path)))
+        tokenizer._check(path)
+        return tokenizer
+
+    def _check(self, where: str | Path) -> None:
+        fix = "Download it again, or train one: bothways tokenizer train FILES --out FOLDER"
+        count = self.backend.get_vocab_size()
+        if self.size > count + _MAX_GAPS:
+            what = f"has ids up to {self.size - 1:,} for {count:,} tokens"
+            raise TokenizerError(what, where=where, fix=fix)
+        # Each step may multiply the text, so a few kilobytes of steps could fill the memory.
+        growth = 1
+        for step in _steps(self._spec["normalizer"]):
+            growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
+        if growth > _MAX_EXPANSION:
+            what = f"its normaliser makes up to {growth:,} characters of one"
+            raise TokenizerError(what, where=where, fix=fix)
+        try:
+            ids = [id for gap in self.template.gaps for id in gap.ids.tolist()]
+        except (ValueError, IndexError) as error:
+            what = "its post-processor does not keep the text between special tokens"
+            raise TokenizerError(what, where=where, fix=fix) from error
+        if any(not 0 <= id < self.size for id in ids):
+            what = f"its post-processor adds the id {max(ids)}, which no token has"
+            raise TokenizerError(what, where=where, fix=fix)
 
     def for_segments(self, count: int) -> Tokenizer:
-        """For a model with so many segments: with fewer than it tells apart, all is of one, as transformers would have it."""
-        return (
-            Tokenizer(self.backend, self.specials, flat=True)
-            if self.template.most >= max(1, count)
-            else self
-        )
+        """Return the tokenizer for a model with `count` segments.
+
+        With fewer than the template uses, all tokens are of segment 0, as in transformers.
+        """
+        if self.template.max_segment < max(1, count):
+            return self
+        return Tokenizer(self.backend, self.specials, flat=True)
 
     def save(
         self, folder: str | Path, *, positions: int | None = None, segments: bool = True
     ) -> None:
-        """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`; transformers opens the folder.
+        """Write `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`.
+
+        transformers opens the folder.
 
         Args:
-            positions: the longest input of the model that it is for, where others shall truncate.
-            segments: whether that model takes segment ids; a flat tokenizer has none to give.
+            positions: the longest input of the model, to which other programs truncate.
+            segments: whether the model takes segment ids; a flat tokenizer has none.
 
         Raises:
             ResourceError: the folder cannot be written.
@@ -109,7 +148,7 @@ class Tokenizer:
         config = tokenizer_config(self.backend, self.specials)
         if positions is not None:
             config["model_max_length"] = positions
-        # Said either way: transformers' AlbertTokenizer leaves them out, and ALBERT was trained with them.
+        # Always explicit: transformers' AlbertTokenizer omits segments, but ALBERT has them.
         types = ["token_type_ids"] if segments and not self.flat else []
         config["model_input_names"] = ["input_ids", *types, "attention_mask"]
         files = {
@@ -118,19 +157,14 @@ class Tokenizer:
         }
         if self.kind == "WordPiece":
             files["vocab.txt"] = "".join(f"{token}\n" for token in self._tokens)
-        try:
+        with os_errors(Path(folder), "Free some space, or choose another folder."):
             Path(folder).mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 (Path(folder) / name).write_text(content, encoding="utf-8", newline="\n")
-        except OSError as error:
-            fix = "Free some room, or choose another folder."
-            raise ResourceError(
-                f"cannot be written: {error.strerror}", where=folder, fix=fix
-            ) from error
 
     @functools.cached_property
     def _tokens(self) -> list[str]:
-        """The token of each id; empty where no token has it."""
+        """The token of each id; empty for an id without a token."""
         tokens = [""] * self.size
         for token, id in self.backend.get_vocab().items():
             tokens[id] = token
@@ -138,17 +172,17 @@ class Tokenizer:
 
     @functools.cached_property
     def size(self) -> int:
-        """Rows that an embedding needs: the largest id, plus one."""
-        return max(self.backend.get_vocab().values()) + 1
+        """The rows of an embedding: the largest id plus one."""
+        return max(self.backend.get_vocab().values(), default=-1) + 1
 
     @functools.cached_property
     def named(self) -> NDArray[np.bool_]:
-        """`(size)`: True where a token has the id; a vocabulary may leave some out."""
+        """`(size)`: True for ids that have a token; a vocabulary may have gaps."""
         return np.array([token != "" for token in self._tokens], dtype=np.bool_)
 
     @functools.cached_property
     def special(self) -> NDArray[np.bool_]:
-        """`(size)`: True for control tokens, which stand for no text: padding, [CLS], [SEP], [MASK] and the like, not [UNK]."""
+        """`(size)`: True for tokens that are not text: padding, [CLS], [SEP], [MASK] …, not [UNK]."""
         table = np.zeros(self.size, dtype=np.bool_)
         table[
             [id for id, token in self.backend.get_added_tokens_decoder().items() if token.special]
@@ -158,10 +192,11 @@ class Tokenizer:
 
     @functools.cached_property
     def continues(self) -> NDArray[np.bool_]:
-        """`(size)`: True where the token goes on with the word before it.
+        """`(size)`: True for tokens that continue the word before them.
 
-        WordPiece marks these ("##ing"). Byte-level BPE and Unigram mark white space instead, so here every token without that
-        mark is True: punctuation after a word, too, and the first word of a text unless it gets a prefix space.
+        WordPiece marks these ("##ing"). Byte-level BPE and Unigram mark white space instead, so
+        every token without that mark is True: punctuation after a word, too, and the first word of
+        a text unless it gets a prefix space. For whole words see `word_pieces`.
         """
         match self._spec["model"]:
             case {"continuing_subword_prefix": str(prefix)} if prefix:
@@ -177,8 +212,31 @@ class Tokenizer:
         return result
 
     @functools.cached_property
+    def word_pieces(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """`(size)` twice: tokens that continue a word, and tokens after which a word begins.
+
+        For whole-word masking. WordPiece marks continuations itself. In byte-level BPE and Unigram a
+        token of punctuation, or of a script without spaces between words, is a word of its own:
+        ▁the ▁dog , ▁数学 课 → the | dog | , | 数学 | 课.
+        """
+        continues, ends = self.continues.copy(), np.zeros(self.size, dtype=np.bool_)
+        if self.kind not in {"BPE", "Unigram"} or self._spec["model"].get(
+            "continuing_subword_prefix"
+        ):
+            return continues, ends
+        bytewise = "Ġ" in self.backend.get_vocab() or self.kind == "BPE"
+        for id in np.flatnonzero(self.named & ~self.special).tolist():
+            text, begins, whole = _characters_of(self._tokens[id], bytewise)
+            letters = any(map(str.isalnum, text))
+            alone = bool(text) and (not letters or bool(_NO_SPACES.search(text)))
+            continues[id] &= not (alone or begins)
+            ends[id] = alone and whole
+        continues[self.specials.unknown] = False
+        return continues, ends
+
+    @functools.cached_property
     def template(self) -> Template:
-        """What stands around a text, and around two."""
+        """The special tokens around one text, and around two."""
         template = Template.of(self.backend, self.specials.cls, self.specials.sep)
         return template.flat() if self.flat else template
 
@@ -189,7 +247,7 @@ class Tokenizer:
 
     @functools.cached_property
     def lowercase(self) -> bool:
-        """Whether texts are lower-cased."""
+        """Whether texts are converted to lower case."""
         return (
             self.backend.normalizer is not None
             and "A" not in self.backend.normalizer.normalize_str("A")
@@ -197,7 +255,7 @@ class Tokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all that decides the ids, in hexadecimal; formatting of the file does not enter."""
+        """The SHA-256 of everything that decides the ids; the file's formatting does not matter."""
         # The last digits of scores change when tokenizers reads what it wrote.
         spec = json.loads(
             json.dumps(self._spec), parse_float=lambda digits: round(float(digits), 6)
@@ -205,16 +263,22 @@ class Tokenizer:
         canonical = json.dumps(spec, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def encode(self, texts: list[str]) -> list[Ids]:
-        """Ids of each text, without special tokens around it.
+    @overload
+    def encode(self, texts: str) -> Ids: ...
+    @overload
+    def encode(self, texts: list[str] | tuple[str, ...]) -> list[Ids]: ...
+    def encode(self, texts: str | list[str] | tuple[str, ...]) -> Ids | list[Ids]:
+        """Return the ids of a text, or a list with the ids of each text, without special tokens.
 
         Raises:
-            DataError: a text that is not a str, or holds half of a surrogate pair, which is no character.
+            DataError: a text that is not a str, or holds half of a surrogate pair.
         """
-        return [np.frombuffer(row, dtype=np.int32).copy() for row in self._rows(texts)]
+        if isinstance(texts, str):
+            return self.encode([texts])[0]
+        return [np.frombuffer(row, dtype=np.int32).copy() for row in self._rows(list(texts))]
 
     def encode_flat(self, texts: list[str]) -> tuple[Ids, NDArray[np.int64]]:
-        """Ids `(tokens)` of all texts end to end, and the number of tokens `(texts)` of each; else as `encode`."""
+        """Return the ids `(tokens)` of all texts end to end, and the length `(texts)` of each."""
         rows = self._rows(texts)
         lengths = (
             np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
@@ -223,7 +287,7 @@ class Tokenizer:
         return np.frombuffer(b"".join(rows), dtype=np.int32).copy(), lengths
 
     def _rows(self, texts: list[str]) -> list[bytes]:
-        """For each text its ids, as bytes of native 32-bit integers."""
+        """Return the ids of each text, as bytes of native 32-bit integers."""
         try:
             return self._rows_of(texts)
         except (TypeError, UnicodeEncodeError) as error:
@@ -234,7 +298,7 @@ class Tokenizer:
         return [np.array(encoding.ids, dtype=np.int32).tobytes() for encoding in encodings]
 
     def encode_with_offsets(self, texts: list[str]) -> list[Encoded]:
-        """Ids, character offsets and words of each text, without special tokens around it; errors as `encode`."""
+        """Return ids, character offsets and words of each text; errors as `encode`."""
         try:
             encodings = self.backend.encode_batch(texts, add_special_tokens=False)
         except TypeError as error:
@@ -249,10 +313,12 @@ class Tokenizer:
         ]
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        """The text that these ids stand for, special tokens by their names. White space is that of the tokenizer.
+        """Return the text of these ids, special tokens by their names.
+
+        White space is that of the tokenizer, not that of the original text.
 
         Raises:
-            TokenizerError: an id that no token has.
+            TokenizerError: an id without a token.
         """
         plain = [int(id) for id in ids]
         for id in set(plain):
@@ -260,11 +326,7 @@ class Tokenizer:
         return self.backend.decode(plain, skip_special_tokens=False)
 
     def token(self, id: SupportsIndex) -> str:
-        """The token of an id.
-
-        Raises:
-            TokenizerError: no token has it.
-        """
+        """Return the token of an id. Raises TokenizerError if it has none."""
         row = operator.index(id)
         token = self._tokens[row] if 0 <= row < self.size else ""
         if token == "":
@@ -273,25 +335,56 @@ class Tokenizer:
         return token
 
     def id(self, token: str) -> int | None:
-        """The id of a token, if it is one."""
+        """Return the id of a token; None if it is not in the vocabulary."""
         found: int | None = self.backend.token_to_id(token)
         return found
 
 
 def _not_text(texts: list[str]) -> DataError:
-    """The error for the first of the texts that is not made of characters."""
-    number, text = next(
-        (number, text) for number, text in enumerate(texts) if _flaw(text) is not None
-    )
-    fix = 'Give str; halves of pairs go with text.encode("utf-8", "ignore").decode("utf-8")'
-    return DataError(f"text {number} {_flaw(text)}", fix=fix)
+    """Return the error for the first of the texts that is not made of characters."""
+    number, flaw = next((at, flaw) for at, text in enumerate(texts) if (flaw := _flaw(text)))
+    fix = 'Give str; remove halves of pairs with text.encode("utf-8", "ignore").decode("utf-8")'
+    return DataError(f"text {number} {flaw}", fix=fix)
 
 
 def _flaw(text: object) -> str | None:
     if not isinstance(text, str):
         return f"is of type {type(text).__name__}, not str"
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return f"holds U+{ord(text[error.start]):04X} at character {error.start}, half of a surrogate pair"
-    return None
+    half = surrogate_in(text)
+    return None if half is None else f"holds {half}"
+
+
+def _steps(normalizer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Return the single steps of a normaliser as `tokenizer.json` has it."""
+    if normalizer is None:
+        return []
+    if normalizer["type"] == "Sequence":
+        return [step for each in normalizer["normalizers"] for step in _steps(each)]
+    return [normalizer]
+
+
+@functools.cache
+def _byte_of() -> dict[str, int]:
+    """Return the byte that each character of byte-level BPE stands for (Radford et al. 2019).
+
+    Visible characters stand for themselves; the others come in order from U+0100 on.
+    """
+    visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
+
+
+def _characters_of(token: str, bytewise: bool) -> tuple[str, bool, bool]:
+    """Return the characters of a token, and whether it begins inside a script without spaces.
+
+    Also whether it is whole: tokens of byte-level BPE may hold a part of a character. The first
+    byte of a three-byte ideograph or kana is 0xE3 to 0xE9.
+    """
+    if not bytewise or not all(character in _byte_of() for character in token):
+        return token.lstrip("▁"), False, True
+    raw = bytes(_byte_of()[character] for character in token)
+    text = raw.decode("utf-8", "ignore")
+    begins = 0xE3 <= raw[0] <= 0xE9 if raw else False
+    return text.strip(), begins, text.encode() == raw

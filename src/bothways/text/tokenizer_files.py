@@ -23,6 +23,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import ResourceError, TokenizerError
+from bothways.core.json_reader import read_utf8
 from bothways.text.added_tokens import add_numbered, add_special
 from bothways.text.hf_pipelines import (
     Albert,
@@ -37,8 +38,16 @@ from bothways.text.hf_pipelines import (
 )
 from bothways.text.reconcile import reconcile
 from bothways.text.sentencepiece import read_sentencepiece
-from bothways.text.special_tokens import NAMES, SETTINGS, Specials, find_specials, name_in
-from bothways.text.tokenizer_settings import CONFIG, flag, read_object, read_text_file
+from bothways.text.special_tokens import (
+    CONFIG,
+    NAMES,
+    SETTINGS,
+    Specials,
+    find_specials,
+    flag,
+    name_in,
+    read_settings,
+)
 
 FILES = (
     "tokenizer.json",
@@ -91,7 +100,7 @@ def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials, bool]:
         ResourceError: a file that cannot be read.
     """
     file = _find(path)
-    config = read_object(file.with_name("special_tokens_map.json")) | read_object(
+    config = read_settings(file.with_name("special_tokens_map.json")) | read_settings(
         file.with_name(CONFIG)
     )
     backend, pipeline = _open(file, config)
@@ -235,7 +244,7 @@ def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, 
 
 
 def _from_json(file: Path) -> tokenizers.Tokenizer:
-    text = read_text_file(file)
+    text = read_utf8(file, TokenizerError)
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises nothing narrower
@@ -251,7 +260,7 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
 
 
 def _from_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    lines = read_text_file(file).removesuffix("\n").split("\n")
+    lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
     bert = Bert(
         lowercase=flag(config, file, "do_lower_case", True),
         strip_accents=flag(config, file, "strip_accents", None),

@@ -25,6 +25,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError
+from bothways.text.characters import surrogate_in
 from bothways.text.hf_pipelines import Roberta
 from bothways.text.sampling import Sample, sample
 from bothways.text.special_tokens import NAMES, find_specials
@@ -37,6 +38,9 @@ ROBERTA = [NAMES[use][1] for use in ("cls", "pad", "sep", "unknown", "mask")]
 """RoBERTa's, in its order; there, <mask> is the last token of all."""
 CEILING = 200_000_000
 """Characters of text that a vocabulary is learnt from at most."""
+
+ALPHABET = 1000
+"""Characters that WordPiece keeps whatever the coverage."""
 
 # Decimals of Unigram's scores, natural logarithms. Between runs they differ by up to 4e-11.
 _DECIMALS = 4
@@ -52,7 +56,9 @@ class WordPiece:
         size: tokens, the special ones included.
         min_frequency: how often a pair of pieces must occur to be joined.
         lowercase, strip_accents, cjk: see `files.Bert`.
-        alphabet: how many characters are kept, the most frequent ones; words with others are unknown.
+        alphabet: the number of characters to keep, the most frequent ones; words with others are
+            unknown. None for 1,000, or as many as `coverage` needs and `size` has room for.
+        coverage: the share of the text's characters to keep, where `alphabet` is None.
     """
 
     size: int = 30_000
@@ -60,10 +66,16 @@ class WordPiece:
     lowercase: bool = True
     strip_accents: bool | None = None
     cjk: bool = True
-    alphabet: int = 1000
+    alphabet: int | None = None
+    coverage: float = 0.9995
 
     def __post_init__(self) -> None:
         _check_positive(self, "size", "min_frequency", "alphabet")
+        if not 0 <= self.coverage <= 1:
+            what = f"must be between 0 and 1, is {self.coverage}"
+            raise ConfigError(
+                what, where="WordPiece.coverage", fix="0.9995 keeps all but rare ones."
+            )
 
 
 @dataclass(frozen=True)
@@ -109,7 +121,7 @@ Reader = Callable[[Sample], Iterator[str]]
 
 def _check_positive(kind: Kind, *names: str) -> None:
     for name in names:
-        if getattr(kind, name) < 1:
+        if getattr(kind, name) is not None and getattr(kind, name) < 1:
             where = f"{type(kind).__name__}.{name}"
             raise ConfigError(
                 f"must be at least 1, is {getattr(kind, name)}",
@@ -137,9 +149,8 @@ def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
     try:
         backend = _learn(texts, kind, read)
     except UnicodeEncodeError as error:
-        what = f"a text holds U+{ord(error.object[error.start]):04X}, half of a surrogate pair, which is no character"
-        fix = 'Mend the source, or drop them: text.encode("utf-8", "ignore").decode("utf-8")'
-        raise DataError(what, fix=fix) from error
+        fix = 'Fix the source, or drop them: text.encode("utf-8", "ignore").decode("utf-8")'
+        raise DataError(f"a text holds {surrogate_in(str(error.object))}", fix=fix) from error
     specials = find_specials(backend, {}, "the vocabulary learnt")
     if isinstance(kind, ByteBPE):
         dress(backend, Roberta(kind.prefix_space), specials)
@@ -161,9 +172,7 @@ def _learn(texts: Sample, kind: Kind, read: Reader) -> tokenizers.Tokenizer:
 def _learn_word_piece(texts: Sample, kind: WordPiece, read: Reader) -> tokenizers.Tokenizer:
     bert = Bert(kind.lowercase, kind.strip_accents, kind.cjk)
     backend = bert_backend({}, bert)
-    letters = sorted(
-        character for character, _ in _ranked(_normal_characters(texts, backend))[: kind.alphabet]
-    )
+    letters = sorted(_alphabet(_normal_characters(texts, backend), kind, backend))
     inner = ["##" + letter for letter in letters if _goes_on(letter, backend)]
     characters = f"{len(letters)} characters, {len(inner)} of them also within words"
     _check_size(kind.size, len(letters) + len(inner), characters, "raise size, or lower alphabet")
@@ -177,6 +186,25 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, read: Reader) -> tokenizer
     )
     backend.train_from_iterator(read(texts), trainer)
     return bert_backend(backend.get_vocab(), bert)
+
+
+def _alphabet(counts: Counter[str], kind: WordPiece, backend: tokenizers.Tokenizer) -> list[str]:
+    """Choose the characters to keep, the most frequent first.
+
+    Example: coverage=0.9 and the counts a 50, b 30, c 15, d 5 → a, b, c, if at least two are kept.
+    """
+    ranked = _ranked(counts)
+    if kind.alphabet is not None:
+        return [letter for letter, _ in ranked[: kind.alphabet]]
+    letters, total, covered = list[str](), sum(counts.values()), 0
+    room = kind.size - len(SPECIALS)
+    for letter, count in ranked:
+        room -= 1 + _goes_on(letter, backend)
+        if len(letters) >= ALPHABET and (covered >= kind.coverage * total or room < 0):
+            break
+        letters.append(letter)
+        covered += count
+    return letters
 
 
 def _goes_on(letter: str, backend: tokenizers.Tokenizer) -> bool:
