@@ -437,7 +437,7 @@ def _words(tokenizer, text):
     continues, ends = tokenizer.word_pieces
     ids = tokenizer.encode(text)
     words = []
-    for place, id in enumerate(ids):
+    for place, id in enumerate(ids.tolist()):
         if place and continues[id] and not ends[ids[place - 1]]:
             words[-1].append(id)
         else:

@@ -115,7 +115,7 @@ class Tokenizer:
             raise TokenizerError(what, where=where, fix=fix)
         try:
             ids = [id for gap in self.template.gaps for id in gap.ids.tolist()]
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, StopIteration) as error:
             what = "its post-processor does not keep the text between special tokens"
             raise TokenizerError(what, where=where, fix=fix) from error
         if any(not 0 <= id < self.size for id in ids):

@@ -251,7 +251,7 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
         what = f"is no tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
         raise TokenizerError(what, where=file, fix="Fetch or train it again.") from error
     unknown = getattr(backend.model, "unk_token", None)
-    if unknown is not None and backend.token_to_id(unknown) is None:
+    if unknown is not None and backend.model.token_to_id(unknown) is None:
         what = f"the model's unknown token {unknown!r} is not in its vocabulary"
         raise TokenizerError(
             what, where=file, fix='Set "unk_token" under "model" to a token that is.'
