@@ -17,6 +17,7 @@ from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.failed_runs import (
     DistinctAnswers,
     Failure,
+    signs_of_little_training,
     signs_of_scores,
     signs_of_training,
     training_loss,
@@ -76,7 +77,8 @@ def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
     assert "for all 60 dev examples; its accuracy on the dev data, 0." in text
     assert "its training loss, " in text
     assert text.endswith(
-        "Try other seeds (--seeds 5), a lower rate (training.optimizer.lr=2e-05) and more epochs (training.until)."
+        "Try other seeds (--seeds 5), more epochs (training.until; it made 10 updates) and a lower rate "
+        "(training.optimizer.lr=2e-05)."
     )
 
 
@@ -254,3 +256,28 @@ def test_nothing_is_advised_that_was_done(
     )
     assert failed.said(several) == f"this run has probably failed: one; two. {said}"
     assert str(failed) == failed.said(several=False)
+
+
+def test_a_short_run_is_advised_to_go_on_and_no_lower_rate() -> None:
+    failed = Failure(("one",), finetune_adam(), updates=3)
+    assert str(failed).endswith(
+        "Try other seeds (--seeds 5) and more epochs (training.until; it made 3 updates)."
+    )
+    assert "a lower rate" in str(Failure(("one",), finetune_adam(), updates=3_000))
+
+
+def test_many_classes_that_are_hardly_learned_are_noticed() -> None:
+    """77 classes at a training loss of 3.9: chance is 4.34, and 41 % are right."""
+    usual = {"loss": math.log(77)}
+    (sign,) = signs_of_little_training(3.9, usual)
+    assert sign == "its training loss, 3.9000, is near that of the best constant answer, 4.3438"
+    assert signs_of_training(3.9, usual) == ()
+    assert signs_of_little_training(2.0, usual) == ()
+    assert signs_of_little_training(0.6, {"loss": math.log(2)}) == ()
+    assert signs_of_little_training(0.6, {}) == ()
+    weak = Failure((sign,), finetune_adam(), 120, unfinished=True)
+    assert weak.failed == ()
+    assert str(weak) == (
+        f"this run could learn more: {sign}. Try more epochs (training.until; it made 120 updates) "
+        "and a higher rate (training.optimizer.lr=0.0001)."
+    )

@@ -8,6 +8,7 @@ signs are looked at after a run. What a constant answer reaches is for the task 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -31,42 +32,69 @@ SAMPLE = 512
 _PERFECT = ("accuracy", "exact", "em", "f1")
 """Metrics that are 1 where all is right."""
 LEARNED = 0.02
-"""The part of the baseline's loss by which a run is at least below it."""
-LOW_RATE, LONG_WARMUP = 2e-5, 0.1
-"""What is advised to runs with a higher rate and a shorter warm-up."""
+"""The part of the baseline's loss by which a run that learns is at least below it."""
+CONVERGED = 0.3
+"""The same for a run with many classes that has learned most of what it can."""
+MANY_CLASSES = math.log(8)
+"""The baseline's loss from which there are many classes: that of eight equally frequent ones."""
+FEW_UPDATES = 100
+"""Updates below which a run that learned nothing was too short, whatever its rate."""
+LOW_RATE, HIGH_RATE, LONG_WARMUP = 2e-5, 1e-3, 0.1
+"""The rate advised to runs with a higher one; the rate that is too high for any model; the warm-up
+advised to runs with a shorter one."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that has learnt nothing, or nothing that shows.
+    """A run that learned nothing, nothing that shows, or little of what it could.
 
     Attributes:
-        reasons: what says so, each as one clause.
-        training: how it was trained, so that nothing is advised that was done.
+        reasons: the signs, each as one clause.
+        training: how it was trained, so that the advice names nothing that was done.
+        updates: the number of them; None if unknown.
+        unfinished: whether the run learned, but was stopped far from convergence.
     """
 
     reasons: tuple[str, ...]
     training: Training
+    updates: int | None = None
+    unfinished: bool = False
 
     def __str__(self) -> str:
         return self.said()
 
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The reasons why the run counts as failed; empty if it is only unfinished."""
+        return () if self.unfinished else self.reasons
+
     def said(self, several: bool = False) -> str:
-        """What says so, and what to try; of one among several runs without other seeds, which the others have."""
-        seeds = () if several else ("other seeds (--seeds 5)",)
-        return f"this run has probably failed: {'; '.join(self.reasons)}. Try {_listed([*seeds, *_advice(self.training)])}."
+        """Return the signs and the advice; other seeds are not advised to one of several runs."""
+        seeds = () if several or self.unfinished else ("other seeds (--seeds 5)",)
+        verdict = "could learn more" if self.unfinished else "has probably failed"
+        advice = _listed([*seeds, *self._advice()])
+        return f"this run {verdict}: {'; '.join(self.reasons)}. Try {advice}."
 
-
-def _advice(training: Training) -> Iterator[str]:
-    """What helps, and was not done."""
-    warmup = training.schedule.warmup
-    if training.optimizer.lr > LOW_RATE:
-        yield f"a lower rate (training.optimizer.lr={LOW_RATE:g})"
-    if isinstance(warmup, int | float) and warmup < LONG_WARMUP:
-        yield f"a longer warm-up (training.schedule.warmup={LONG_WARMUP})"
-    yield "more epochs (training.until)"
-    if isinstance(training.optimizer, BertAdam):
-        yield "the optimizer with bias correction (training.optimizer.kind=adamw)"
+    def _advice(self) -> Iterator[str]:
+        """Yield what helps and was not done."""
+        training, warmup = self.training, self.training.schedule.warmup
+        rate = training.optimizer.lr
+        short = self.updates is not None and self.updates < FEW_UPDATES
+        if short or self.unfinished:
+            made = f"; it made {self.updates:,} updates" if self.updates is not None else ""
+            yield f"more epochs (training.until{made})"
+            if rate > HIGH_RATE:
+                yield f"a lower rate (training.optimizer.lr={LOW_RATE:g})"
+            elif self.unfinished:
+                yield f"a higher rate (training.optimizer.lr={2 * rate:g})"
+            return
+        if rate > LOW_RATE:
+            yield f"a lower rate (training.optimizer.lr={LOW_RATE:g})"
+        if isinstance(warmup, int | float) and warmup < LONG_WARMUP:
+            yield f"a longer warm-up (training.schedule.warmup={LONG_WARMUP})"
+        yield "more epochs (training.until)"
+        if isinstance(training.optimizer, BertAdam):
+            yield "the optimizer with bias correction (training.optimizer.kind=adamw)"
 
 
 def _listed(parts: Many[str]) -> str:
@@ -127,6 +155,16 @@ def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
     below = "hardly" if loss < usual else "not"
     return (
         f"its training loss, {loss:.4f}, is {below} below that of the best constant answer, {usual:.4f}",
+    )
+
+
+def signs_of_little_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
+    """Return what the loss on training data says of a run with many classes that was too short."""
+    usual = baseline.get("loss", 0.0)
+    if usual < MANY_CLASSES or loss < (1 - CONVERGED) * usual:
+        return ()
+    return (
+        f"its training loss, {loss:.4f}, is near that of the best constant answer, {usual:.4f}",
     )
 
 

@@ -23,6 +23,7 @@ from bothways.finetuning.data import LabelledData, check_metric, loader, predict
 from bothways.finetuning.failed_runs import (
     DistinctAnswers,
     Failure,
+    signs_of_little_training,
     signs_of_scores,
     signs_of_training,
     training_loss,
@@ -126,7 +127,7 @@ def fit_task(
         )
         store.load_best(task, best)
     task.eval()
-    metrics, failed = conclude(task, data, method)
+    metrics, failed = conclude(task, data, method, updates=progress.steps)
     return FitResult(task, metrics, tuple(store.history), progress, failed)
 
 
@@ -149,6 +150,7 @@ def conclude(
     data: LabelledData,
     method: FinetuneSettings,
     on_stage: OnStage = unseen,
+    updates: int | None = None,
 ) -> tuple[Metrics, Failure | None]:
     """Tune a trained task on the dev data and score it; metrics, empty without dev data, and whether the run has failed."""
     trained = training_loss(
@@ -158,7 +160,8 @@ def conclude(
         partial(on_stage, "looking at the training loss"),
     )
     baseline = data.definition.baseline
-    reasons = signs_of_training(trained, baseline(data.train_examples, data.train_examples))
+    usual_train = baseline(data.train_examples, data.train_examples)
+    reasons = signs_of_training(trained, usual_train)
     metrics: Metrics = {}
     if data.dev:
         tune(task, data, method.chosen_by, partial(on_stage, "tuning on the dev data"))
@@ -171,7 +174,10 @@ def conclude(
         direction = data.definition.directions(data.labels)[method.chosen_by]
         usual = baseline(data.train_examples, data.dev_examples)
         reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
-    return metrics, Failure(reasons, method.training) if reasons else None
+    if reasons:
+        return metrics, Failure(reasons, method.training, updates)
+    little = signs_of_little_training(trained, usual_train)
+    return metrics, Failure(little, method.training, updates, unfinished=True) if little else None
 
 
 def _best(data: LabelledData, method: FinetuneSettings) -> Best:

@@ -175,7 +175,7 @@ def _concluded(
     if metric is not None:
         FolderStore(folder, {}).load_best(task, metric)
     task.eval()
-    metrics, failed = conclude(task, data, settings, on_stage)
+    metrics, failed = conclude(task, data, settings, on_stage, done.progress.steps)
     done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failed)
     on_stage("saving the model", None)
     _save(done, ready)
@@ -235,7 +235,7 @@ def _record(done: FinetuneResult, ready: PreparedRun) -> dict[str, Any]:
             "direction": definition.directions(ready.data.labels)[chosen],
         },
         "early": done.progress.early,
-        "failure": list(done.failure.reasons) if done.failure else [],
+        "failure": list(done.failure.failed) if done.failure else [],
     }
 
 

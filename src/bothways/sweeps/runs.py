@@ -154,7 +154,7 @@ def run_one(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOut
         return None
     metric, failure = settings.chosen_by, done.failure
     direction = done.task.task.directions(done.task.labels)[metric]
-    return SweepOutcome(name, done.metrics, failure.reasons if failure else (), metric, direction)
+    return SweepOutcome(name, done.metrics, failure.failed if failure else (), metric, direction)
 
 
 def _finished(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOutcome | None:
