@@ -54,3 +54,19 @@ def test_one_who_is_always_right_and_says_so_is_calibrated() -> None:
 def test_a_bin_holds_its_upper_edge() -> None:
     made = filled(np.array([0.0, 0.125, 0.25, 0.5, 1.0]), np.ones(5, bool), 4).bins
     assert [(part.examples, part.confidence) for part in made] == [(3, 0.125), (1, 0.5), (1, 1.0)]
+
+
+def test_predictions_of_similar_confidence_are_not_one_point() -> None:
+    """A model that is nearly always sure has one bin of equal width, and ten groups."""
+    calibration, draw = Calibration(), np.random.default_rng(0)
+    for value in draw.random(500):
+        calibration.add(1 - 0.01 * value, bool(value < 0.5))
+    assert len(calibration.bins) == 1
+    groups = calibration.groups
+    assert len(groups) == 10
+    assert sum(part.examples for part in groups) == 500
+    assert all(40 <= part.examples <= 60 for part in groups)
+    assert [part.confidence for part in groups] == sorted(part.confidence for part in groups)
+    assert groups[0].accuracy < 0.1
+    assert groups[-1].accuracy > 0.9
+    assert Calibration().groups == []

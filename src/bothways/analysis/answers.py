@@ -1,4 +1,4 @@
-"""Analysis of answers from a text: errors by kind, and whether confidence holds."""
+"""Analysis of answers from a text: kinds of errors and calibration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Sequence as Many
 from typing import Literal
 
-from bothways.analysis.base import GUESSES, SURE, Analyst, clip_text, reliability
+from bothways.analysis.base import GUESSES, SURE, TaskAnalysis, clip_text, reliability
 from bothways.analysis.calibration import Calibration
 from bothways.report import sections as s
+from bothways.tasks.base import Metrics
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.examples import Question
-from bothways.tasks.question_answering.metrics import grade_answer
+from bothways.tasks.question_answering.metrics import Grade, grade_answer
 
 QuestionKind = Literal[
     "right",
@@ -30,87 +31,82 @@ KINDS: dict[QuestionKind, str] = {
     "answer though there is none": "there is no answer",
 }
 NONE = "(no answer)"
+AROUND = 200
+"""Number of characters of the context that are shown on each side of an answer."""
 
 
 def kind_of(example: Question, prediction: AnswerPrediction) -> QuestionKind:
-    """What a prediction is; the question is annotated."""
-    result = grade_answer(prediction.text, example)
+    """Return the kind of a prediction; the question is annotated."""
+    grade = grade_answer(prediction.text, example)
     if not example.answers:
         return "right to give none" if not prediction.text else "answer though there is none"
-    if result.exact:
+    if grade.exact:
         return "right"
     if not prediction.text:
         return "no answer given"
-    return "boundary wrong" if result.f1 else "another place"
+    return "boundary wrong" if grade.f1 else "another place"
 
 
-class AnswerAnalysis(Analyst[Question, AnswerPrediction]):
+class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
     """Kinds of errors and calibration."""
 
-    grade, loss = "F1", "confidence × (1 − F1)"
+    grade_name, cost_name = "F1", "confidence × (1 − F1)"
 
     def __init__(self) -> None:
         self.kinds: Counter[QuestionKind] = Counter()
         self.calibration = Calibration()
 
-    def see(self, example: Question, prediction: AnswerPrediction) -> None:
-        """Count it; it is annotated."""
+    def add(self, example: Question, prediction: AnswerPrediction) -> None:
         self.kinds[kind_of(example, prediction)] += 1
-        self.calibration.add(
-            prediction.confidence, bool(grade_answer(prediction.text, example).exact)
-        )
+        self.calibration.add(prediction.confidence, bool(_grade(example, prediction).exact))
 
     def cost(self, example: Question, prediction: AnswerPrediction) -> float:
-        """How sure it is, times how wrong."""
-        return prediction.confidence * (1 - grade_answer(prediction.text, example).f1)
+        return prediction.confidence * (1 - _grade(example, prediction).f1)
 
     def doubt(self, example: Question, prediction: AnswerPrediction) -> float | None:
-        """The confidence of a sure answer that shares no word with a right one."""
-        return (
-            prediction.confidence
-            if prediction.confidence >= SURE and not grade_answer(prediction.text, example).f1
-            else None
-        )
+        """Return the confidence of a sure answer that shares no word with a right one."""
+        sure = prediction.confidence >= SURE and not _grade(example, prediction).f1
+        return prediction.confidence if sure else None
 
-    def shown(self, example: Question, prediction: AnswerPrediction) -> s.ReportExample:
-        """The question, the context around the answer, the right answers and the best spans."""
-        right = {text for text, _ in example.answers}
-        given = s.ReportGuess(
-            prediction.text or NONE,
-            prediction.confidence,
-            bool(grade_answer(prediction.text, example).exact),
-        )
+    def show(self, example: Question, prediction: AnswerPrediction) -> s.ReportExample:
+        """Return the question, the context around the answer, the right answers and best spans."""
+        right = bool(_grade(example, prediction).exact)
+        given = s.ReportGuess(prediction.text or NONE, prediction.confidence, right)
         others = [
             s.ReportGuess(span.text, span.probability, bool(grade_answer(span.text, example).exact))
             for span in prediction.spans
         ]
-        guesses = [given, *(guess for guess in others if guess.answer != given.answer)][:GUESSES]
-        return s.ReportExample(
-            [f"{example.question} ‖ ", *_context(example.context, prediction)],
-            " / ".join(sorted(right)) or NONE,
-            guesses,
-            example.where,
-        )
+        best = [given, *(guess for guess in others if guess.answer != given.answer)][:GUESSES]
+        truth = " / ".join(sorted({text for text, _ in example.answers})) or NONE
+        parts = [f"{example.question} ‖ ", *_context(example.context, prediction)]
+        return s.ReportExample(parts, truth, best, example.where)
+
+    def baseline(self) -> Metrics:
+        """Return the share of questions without an answer, for which giving none is right."""
+        none = self.kinds["right to give none"] + self.kinds["answer though there is none"]
+        share = none / max(1, self.kinds.total())
+        return {"em": share, "f1": share, "f1_best": share} if 0 < share < 1 else {}
 
     def sections(self) -> list[s.Section]:
-        """Kinds, calibration."""
-        total = self.kinds.total()
+        total = max(1, self.kinds.total())
         rows: list[Many[s.Cell]] = [
-            [kind, said, self.kinds[kind], s.percentage(self.kinds[kind] / max(1, total))]
-            for kind, said in KINDS.items()
+            [kind, meaning, self.kinds[kind], s.percentage(self.kinds[kind] / total)]
+            for kind, meaning in KINDS.items()
         ]
-        return [
-            s.TableSection("What becomes of questions", ["kind", "", "questions", "share"], rows),
-            *reliability(self.calibration),
-        ]
+        columns = ["kind", "", "questions", "share"]
+        table = s.TableSection("Answers by kind", columns, rows)
+        return [table, *reliability(self.calibration)]
+
+
+def _grade(example: Question, prediction: AnswerPrediction) -> Grade:
+    return grade_answer(prediction.text, example)
 
 
 def _context(context: str, prediction: AnswerPrediction) -> list[str | s.Marked]:
-    """The context with the answer marked, cut to what is near it."""
+    """Return the context with the answer marked, clipped to its surroundings."""
     if prediction.start is None or prediction.end is None:
         return [clip_text(context)]
-    around = 200
-    first, last = max(0, prediction.start - around), prediction.end + around
+    first, last = max(0, prediction.start - AROUND), prediction.end + AROUND
     before, after = context[first : prediction.start], context[prediction.end : last]
     return [
         ("… " if first else "") + before,

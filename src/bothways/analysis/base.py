@@ -1,7 +1,4 @@
-"""What is looked at in the predictions of one kind of task.
-
-An analyst sees every example once and counts; the few examples that are shown are kept by others (`survey`).
-"""
+"""The base of the analyses: what is counted in the predictions of one kind of task."""
 
 from __future__ import annotations
 
@@ -10,80 +7,91 @@ from typing import ClassVar, Generic
 
 from bothways.analysis.calibration import Calibration
 from bothways.report import sections as s
-from bothways.tasks.base import E, P
+from bothways.tasks.base import E, Metrics, P
 
 SHOWN = 600
-"""Characters of a text that are shown."""
+"""Number of characters of a text that are shown."""
 GUESSES = 3
-"""Answers of the model that are shown for an example."""
-
+"""Number of answers of the model that are shown for an example."""
 SURE = 0.8
-"""From this probability of a wrong answer on, it may be the given one that is wrong."""
+"""Probability of a wrong answer from which the given label may be wrong instead."""
 
 
-class Analyst(Generic[E, P]):
-    """Counts what is worth knowing of the predictions of a task. Subclasses define the methods that raise.
+class TaskAnalysis(Generic[E, P]):
+    """Counts over the predictions of a task. Each example is added once and not kept.
 
     Class attributes:
-        grade: what the task's `grade` of an example is called, when it is averaged; none where its mean is no share.
-        loss: what the analyst's `loss` is called.
+        grade_name: the name of the task's mean `grade`; None where its mean is not a share.
+        cost_name: the name of `cost`.
     """
 
-    grade: ClassVar[str | None]
-    loss: ClassVar[str]
+    grade_name: ClassVar[str | None]
+    cost_name: ClassVar[str]
 
-    def see(self, example: E, prediction: P) -> None:
-        """Count an example; it has its answer."""
+    def add(self, example: E, prediction: P) -> None:
+        """Count an example that has its answer."""
         raise NotImplementedError
 
     def cost(self, example: E, prediction: P) -> float:
-        """How bad the prediction is: the loss, where there is one. The worst are shown."""
+        """Return how bad the prediction is: the loss, where there is one. The worst are shown."""
         raise NotImplementedError
 
     def doubt(self, example: E, prediction: P) -> float | None:
-        """How sure the model is of another answer than the given one, which may then be wrong itself; none if it is not."""
+        """Return how sure the model is that the given answer is wrong; None if it is not."""
         return None
 
-    def shown(self, example: E, prediction: P) -> s.ReportExample:
-        """The example as it is shown."""
+    def show(self, example: E, prediction: P) -> s.ReportExample:
+        """Return the example as it is shown."""
         raise NotImplementedError
 
+    def baseline(self) -> Metrics:
+        """Return the metrics of the best constant answer for the examples that were added."""
+        return {}
+
     def sections(self) -> list[s.Section]:
-        """What all examples come to."""
+        """Return the sections of a report."""
         raise NotImplementedError
 
 
 def clip_text(text: str) -> str:
-    """The beginning of a text that may be long."""
+    """Return the beginning of a text that may be long."""
     return text if len(text) <= SHOWN else text[:SHOWN] + " …"
 
 
+def clip_pair(text: str, text_b: str | None) -> list[str]:
+    """Return a text or two as parts of a shown example."""
+    return [clip_text(text)] + ([] if text_b is None else [" ‖ ", clip_text(text_b)])
+
+
 def guesses(probabilities: Mapping[str, float], truth: str | None) -> list[s.ReportGuess]:
-    """The most probable answers, and the right one if it is not among them."""
+    """Return the most probable answers, and the right one if it is not among them."""
     ordered = sorted(probabilities.items(), key=lambda item: -item[1])
     chosen = [pair for place, pair in enumerate(ordered) if place < GUESSES or pair[0] == truth]
     return [s.ReportGuess(name, probability, name == truth) for name, probability in chosen]
 
 
 def reliability(calibration: Calibration, of: str = "predictions") -> list[s.Section]:
-    """The reliability curve with the expected calibration error, and its figures."""
-    bins = calibration.bins
+    """Return the reliability curve with the expected calibration error, and its numbers.
+
+    The curve has bins of equally many predictions: with bins of equal width, those of a model that
+    is nearly always sure, or never, would be one point.
+    """
+    groups, bins = calibration.groups, calibration.bins
     lines = [
-        s.Line("the model", [part.confidence for part in bins], [part.accuracy for part in bins]),
+        s.Line("the model", [p.confidence for p in groups], [p.accuracy for p in groups]),
         s.Line("perfectly calibrated", [0.0, 1.0], [0.0, 1.0]),
     ]
-    mean = sum(part.examples * (part.confidence - part.accuracy) for part in bins) / max(
-        1, sum(p.examples for p in bins)
-    )
-    lean = "too sure of itself" if mean > 0 else "less sure than it could be"
+    total = sum(part.examples for part in bins)
+    gap = sum(part.examples * (part.confidence - part.accuracy) for part in bins) / max(1, total)
+    lean = "more" if gap > 0 else "less"
     note = (
         f"Expected calibration error (15 bins of equal width): {s.percentage(calibration.error)}. "
-        f"On average the model is {lean}, by {s.percentage(abs(mean))}."
+        f"On average the model is {s.percentage(abs(gap))} {lean} confident than right."
     )
     curve = s.Curves(
-        "Is it right as often as it says?",
+        "Confidence against accuracy",
         "mean probability",
-        f"share of {of} right",
+        f"share of {of} that is right",
         lines,
         percent=True,
         note=note,

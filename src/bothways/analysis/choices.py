@@ -1,4 +1,4 @@
-"""Analysis of choices: which place is taken for which, and whether probabilities hold."""
+"""Analysis of choices: confusion of places, and calibration."""
 
 from __future__ import annotations
 
@@ -6,61 +6,59 @@ from collections import Counter
 
 import numpy as np
 
-from bothways.analysis.base import SURE, Analyst, clip_text, guesses, reliability
+from bothways.analysis.base import SURE, TaskAnalysis, clip_text, guesses, reliability
 from bothways.analysis.calibration import Calibration
-from bothways.analysis.classes import by_class, confusion
+from bothways.analysis.classes import class_table, confusion_sections
 from bothways.report import sections as s
+from bothways.tasks.base import Metrics
 from bothways.tasks.choice.examples import ChoiceExample
+from bothways.tasks.metrics import negative_log
 from bothways.tasks.predictions import ChoicePrediction
 
 
-class ChoiceAnalysis(Analyst[ChoiceExample, ChoicePrediction]):
-    """Confusions of places and calibration."""
+class ChoiceAnalysis(TaskAnalysis[ChoiceExample, ChoicePrediction]):
+    """Confusion of places and calibration."""
 
-    grade, loss = "accuracy", "cross-entropy"
+    grade_name, cost_name = "accuracy", "cross-entropy"
 
     def __init__(self) -> None:
         self.pairs: Counter[tuple[int, int]] = Counter()
         self.calibration = Calibration()
 
-    def see(self, example: ChoiceExample, prediction: ChoicePrediction) -> None:
-        """Count it; it has a label."""
+    def add(self, example: ChoiceExample, prediction: ChoicePrediction) -> None:
         self.pairs[_label(example), prediction.index] += 1
         self.calibration.add(max(prediction.probabilities), prediction.index == example.label)
 
     def cost(self, example: ChoiceExample, prediction: ChoicePrediction) -> float:
-        """The cross-entropy, in nats."""
-        return -float(
-            np.log(max(prediction.probabilities[_label(example)], np.finfo(np.float64).tiny))
-        )
+        return negative_log(prediction.probabilities[_label(example)])
 
     def doubt(self, example: ChoiceExample, prediction: ChoicePrediction) -> float | None:
-        """The lead of another ending over the given one, where the model is sure of it."""
+        """Return the lead of another ending over the given one, where the model is sure of it."""
         top, given = max(prediction.probabilities), prediction.probabilities[_label(example)]
         return top - given if prediction.index != example.label and top >= SURE else None
 
-    def shown(self, example: ChoiceExample, prediction: ChoicePrediction) -> s.ReportExample:
-        """The context, and the most probable endings."""
-        named = dict(zip(_numbered(example), prediction.probabilities, strict=True))
-        truth = _numbered(example)[_label(example)]
+    def show(self, example: ChoiceExample, prediction: ChoicePrediction) -> s.ReportExample:
+        endings = [f"{place}. {clip_text(text)}" for place, text in enumerate(example.endings, 1)]
+        truth = endings[_label(example)]
+        named = dict(zip(endings, prediction.probabilities, strict=True))
         return s.ReportExample(
             [clip_text(example.context)], truth, guesses(named, truth), example.where
         )
 
+    def baseline(self) -> Metrics:
+        truth: Counter[int] = Counter()
+        for (place, _), count in self.pairs.items():
+            truth[place] += count
+        return {"accuracy": max(truth.values()) / truth.total()} if truth else {}
+
     def sections(self) -> list[s.Section]:
-        """Places and calibration."""
-        most = 1 + max(max(pair) for pair in self.pairs)
-        counts, names = (
-            np.zeros((most, most), dtype=np.int64),
-            [f"ending {place + 1}" for place in range(most)],
-        )
-        for (truth, found), count in self.pairs.items():
-            counts[truth, found] = count
-        return [confusion(names, counts), by_class(names, counts), *reliability(self.calibration)]
-
-
-def _numbered(example: ChoiceExample) -> list[str]:
-    return [f"{place}. {clip_text(ending)}" for place, ending in enumerate(example.endings, 1)]
+        size = 1 + max(max(pair) for pair in self.pairs)
+        counts = np.zeros((size, size), dtype=np.int64)
+        for pair, count in self.pairs.items():
+            counts[pair] = count
+        names = [f"ending {place + 1}" for place in range(size)]
+        confusions, table = confusion_sections(names, counts), class_table(names, counts)
+        return [*confusions, table, *reliability(self.calibration)]
 
 
 def _label(example: ChoiceExample) -> int:

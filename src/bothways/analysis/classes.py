@@ -1,4 +1,4 @@
-"""Analysis of one of several classes: confusions, calibration, each class by itself."""
+"""Analysis of one of several classes: confusion, calibration, and each class by itself."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from collections.abc import Sequence as Many
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.analysis.base import SURE, Analyst, clip_text, guesses, reliability
+from bothways.analysis.base import SURE, TaskAnalysis, clip_pair, guesses, reliability
 from bothways.analysis.calibration import Calibration
 from bothways.report import sections as s
+from bothways.tasks.base import Metrics
+from bothways.tasks.metrics import classification_metrics, negative_log
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_examples import TextExample
 
 MOST = 20
-"""Classes that a confusion matrix shows; the rarer ones are taken together."""
-REST = "all others"
+"""Number of classes in a confusion matrix: those with the most errors."""
+PAIRS = 15
+"""Number of confusions in the table of the most frequent ones."""
 
 
-class ClassAnalysis(Analyst[TextExample, ClassPrediction]):
-    """Confusions and calibration.
+class ClassAnalysis(TaskAnalysis[TextExample, ClassPrediction]):
+    """Confusion and calibration.
 
     Args:
         labels: of the model, in order.
     """
 
-    grade, loss = "accuracy", "cross-entropy"
+    grade_name, cost_name = "accuracy", "cross-entropy"
 
     def __init__(self, labels: Many[str]) -> None:
         self.labels = tuple(labels)
@@ -33,85 +36,95 @@ class ClassAnalysis(Analyst[TextExample, ClassPrediction]):
         self.confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
         self._index = {label: place for place, label in enumerate(labels)}
 
-    def see(self, example: TextExample, prediction: ClassPrediction) -> None:
-        """Count it; its label is one of the model's."""
-        assert example.label is not None
-        self.confusion[self._index[example.label], prediction.index] += 1
+    def add(self, example: TextExample, prediction: ClassPrediction) -> None:
+        self.confusion[self._index[_label(example)], prediction.index] += 1
         self.calibration.add(
             prediction.probabilities[prediction.label], prediction.label == example.label
         )
 
     def cost(self, example: TextExample, prediction: ClassPrediction) -> float:
-        """The cross-entropy, in nats."""
-        assert example.label is not None
-        return -float(
-            np.log(max(prediction.probabilities[example.label], np.finfo(np.float64).tiny))
-        )
+        return negative_log(prediction.probabilities[_label(example)])
 
     def doubt(self, example: TextExample, prediction: ClassPrediction) -> float | None:
-        """By how much the predicted class is more probable than the given one, where the model is sure and wrong."""
-        assert example.label is not None
+        """Return the lead of the predicted class over the given one, where the model is sure."""
         top = prediction.probabilities[prediction.label]
-        return (
-            top - prediction.probabilities[example.label]
-            if prediction.label != example.label and top >= SURE
-            else None
-        )
+        wrong = prediction.label != example.label and top >= SURE
+        return top - prediction.probabilities[_label(example)] if wrong else None
 
-    def shown(self, example: TextExample, prediction: ClassPrediction) -> s.ReportExample:
-        """The texts, the label and the most probable classes."""
-        parts = [clip_text(example.text)] + (
-            [] if example.text_b is None else [" ‖ ", clip_text(example.text_b)]
-        )
-        return s.ReportExample(
-            parts,
-            str(example.label),
-            guesses(prediction.probabilities, example.label),
-            example.where,
-        )
+    def show(self, example: TextExample, prediction: ClassPrediction) -> s.ReportExample:
+        best = guesses(prediction.probabilities, example.label)
+        parts = clip_pair(example.text, example.text_b)
+        return s.ReportExample(parts, str(example.label), best, example.where)
+
+    def baseline(self) -> Metrics:
+        """Return the metrics of always answering the most frequent class."""
+        truth = self.confusion.sum(1)
+        constant = np.zeros_like(self.confusion)
+        constant[:, truth.argmax()] = truth
+        return classification_metrics(constant) if truth.any() else {}
 
     def sections(self) -> list[s.Section]:
-        """Confusions, calibration, each class."""
         return [
-            confusion(self.labels, self.confusion),
+            *confusion_sections(self.labels, self.confusion),
             *reliability(self.calibration),
-            by_class(self.labels, self.confusion),
+            class_table(self.labels, self.confusion),
         ]
 
 
-def confusion(labels: Many[str], counts: NDArray[np.int64]) -> s.Confusion:
-    """The confusions of the most frequent classes; the others are one row and one column."""
-    order = np.argsort(-(counts.sum(0) + counts.sum(1)), kind="stable")
-    kept, rest = np.sort(order[:MOST]), order[MOST:]
+def confusion_sections(labels: Many[str], counts: NDArray[np.int64]) -> list[s.Section]:
+    """Return the confusion matrix; with many classes that of the worst, and the worst pairs."""
+    if len(labels) <= MOST:
+        return [s.Confusion("Confusion matrix", list(labels), counts.tolist())]
+    errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
+    kept = np.sort(np.argsort(-errors, kind="stable")[:MOST])
+    note = (
+        f"The {MOST} of {len(labels)} classes with the most errors; confusion with other classes is "
+        "not shown."
+    )
     names = [labels[place] for place in kept]
-    groups = [[place] for place in kept] + ([list(rest)] if len(rest) else [])
-    merged = [[int(counts[np.ix_(rows, columns)].sum()) for columns in groups] for rows in groups]
-    note = f"{len(rest)} rarer classes are taken together." if len(rest) else ""
-    return s.Confusion(
-        "What was taken for what", [*names, REST] if len(rest) else names, merged, note
-    )
+    matrix = s.Confusion("Confusion matrix", names, counts[np.ix_(kept, kept)].tolist(), note)
+    return [matrix, _frequent_confusions(labels, counts)]
 
 
-def by_class(labels: Many[str], counts: NDArray[np.int64]) -> s.TableSection:
-    """Precision, recall and F1 of each class; empty where they have no meaning."""
+def _frequent_confusions(labels: Many[str], counts: NDArray[np.int64]) -> s.TableSection:
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    places = np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]
     rows: list[Many[s.Cell]] = []
-    for place, label in enumerate(labels):
-        hits, true, predicted = (
-            int(counts[place, place]),
-            int(counts[place].sum()),
-            int(counts[:, place].sum()),
-        )
-        rows.append([label, *rates(hits, true, predicted)])
-    return s.TableSection(
-        "Each class", ["class", "examples", "predicted", "precision", "recall", "F1"], rows
-    )
+    for true, predicted in zip(*np.unravel_index(places, wrong.shape), strict=True):
+        count, total = int(wrong[true, predicted]), int(counts[true].sum())
+        if count:
+            rows.append([labels[true], labels[predicted], count, s.percentage(count / total)])
+    columns = ["class", "predicted as", "examples", "share of the class"]
+    return s.TableSection("The most frequent confusions", columns, rows)
 
 
-def rates(hits: int, true: int, predicted: int) -> tuple[s.Cell, ...]:
-    """How many there are and how many were predicted, then precision, recall and F1."""
-    shares = ((hits, predicted), (hits, true), (2 * hits, true + predicted))
-    return (
-        true,
-        predicted,
-        *(s.percentage(part / whole) if whole else None for part, whole in shares),
-    )
+def class_table(labels: Many[str], counts: NDArray[np.int64]) -> s.TableSection:
+    """Return precision, recall and F1 of each class; with many classes the worst F1 first."""
+    columns = (counts.diagonal().tolist(), counts.sum(1).tolist(), counts.sum(0).tolist())
+    return rates_table("Each class", "class", list(zip(labels, *columns, strict=True)))
+
+
+def rates_table(title: str, kind: str, rows: Many[tuple[str, int, int, int]]) -> s.TableSection:
+    """Return precision, recall and F1 by name, where defined; of many names the worst F1 first.
+
+    Args:
+        kind: what the names are, such as "class".
+        rows: name, number of hits, of true and of predicted examples.
+    """
+    note = ""
+    if len(rows) > MOST:
+        rows = sorted(rows, key=lambda row: 2 * row[1] / max(1, row[2] + row[3]))
+        note = "In ascending order of F1."
+    cells: list[Many[s.Cell]] = []
+    for name, hits, true, predicted in rows:
+        shares = ((hits, predicted), (hits, true), (2 * hits, true + predicted))
+        rates = [s.percentage(part / whole) if whole else None for part, whole in shares]
+        cells.append([name, true, predicted, *rates])
+    columns = [kind, "examples", "predicted", "precision", "recall", "F1"]
+    return s.TableSection(title, columns, cells, note=note)
+
+
+def _label(example: TextExample) -> str:
+    assert example.label is not None
+    return example.label

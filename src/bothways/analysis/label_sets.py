@@ -1,4 +1,4 @@
-"""Analysis of any number of labels: each label by itself, and whether probabilities hold."""
+"""Analysis of any number of labels: each label by itself, and calibration."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from collections.abc import Sequence as Many
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.analysis.base import SURE, Analyst, clip_text, reliability
+from bothways.analysis.base import SURE, TaskAnalysis, clip_pair, reliability
 from bothways.analysis.calibration import Calibration
-from bothways.analysis.classes import rates
+from bothways.analysis.classes import rates_table
 from bothways.report import sections as s
+from bothways.tasks.base import Metrics
+from bothways.tasks.metrics import multilabel_metrics
 from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import LEAST, constant_labels
 from bothways.tasks.predictions import MultilabelPrediction
 
-TINY = 1e-16
-"""No probability counts as nearer to 0 or 1."""
 LISTED = 5
-"""Labels that are shown of an example, those that are furthest from the truth."""
+"""Number of labels that are shown of an example: those furthest from the truth."""
 
 
-class LabelSetAnalysis(Analyst[MultilabelExample, MultilabelPrediction]):
+class LabelSetAnalysis(TaskAnalysis[MultilabelExample, MultilabelPrediction]):
     """Counts for each label.
 
     Args:
         labels: of the model, in order.
     """
 
-    grade, loss = "all labels right", "cross-entropy"
+    grade_name, cost_name = "all labels right", "cross-entropy"
 
     def __init__(self, labels: Many[str]) -> None:
         self.labels = tuple(labels)
+        self.examples = 0
         self.hits, self.true, self.given = np.zeros((3, len(labels)), dtype=np.int64)
         self.calibration = Calibration()
 
-    def see(self, example: MultilabelExample, prediction: MultilabelPrediction) -> None:
-        """Count it; its labels are known."""
-        truth = self._held(example.labels)
-        given = self._held(prediction.labels)
+    def add(self, example: MultilabelExample, prediction: MultilabelPrediction) -> None:
+        truth, given = self._held(example.labels), self._held(prediction.labels)
+        self.examples += 1
         self.hits += truth & given
         self.true += truth
         self.given += given
@@ -47,41 +48,34 @@ class LabelSetAnalysis(Analyst[MultilabelExample, MultilabelPrediction]):
             self.calibration.add(probability, held)
 
     def cost(self, example: MultilabelExample, prediction: MultilabelPrediction) -> float:
-        """The mean cross-entropy over labels, in nats."""
-        return -float(np.log(np.maximum(1 - self._misses(example, prediction), TINY)).mean())
+        """Return the mean cross-entropy over labels, in nats."""
+        return -float(np.log(np.maximum(1 - self._misses(example, prediction), LEAST)).mean())
 
     def doubt(self, example: MultilabelExample, prediction: MultilabelPrediction) -> float | None:
-        """How far the worst label is from the truth, where the model is sure."""
+        """Return the distance of the worst label from the truth, where the model is sure."""
         worst = float(self._misses(example, prediction).max())
         return worst if worst >= SURE else None
 
-    def shown(
-        self, example: MultilabelExample, prediction: MultilabelPrediction
-    ) -> s.ReportExample:
-        """The texts, and the labels that are furthest from the truth."""
-        parts = [clip_text(example.text)] + (
-            [] if example.text_b is None else [" ‖ ", clip_text(example.text_b)]
-        )
+    def show(self, example: MultilabelExample, prediction: MultilabelPrediction) -> s.ReportExample:
         furthest = np.argsort(-self._misses(example, prediction), kind="stable")[:LISTED]
         names, held = [self.labels[place] for place in furthest], set(example.labels or ())
-        guesses = [
+        shown = [
             s.ReportGuess(name, prediction.probabilities[name], name in held) for name in names
         ]
-        return s.ReportExample(
-            parts, ", ".join(example.labels or ()) or "no label", guesses, example.where
-        )
+        truth = ", ".join(example.labels or ()) or "no label"
+        parts = clip_pair(example.text, example.text_b)
+        return s.ReportExample(parts, truth, shown, example.where)
+
+    def baseline(self) -> Metrics:
+        """Return F1 of always assigning the most frequent labels."""
+        given = constant_labels(self.true, self.examples)
+        assigned = given * self.examples
+        right = np.where(given, self.true, 0)
+        return multilabel_metrics(right, self.true + assigned - 2 * right)
 
     def sections(self) -> list[s.Section]:
-        """Each label, calibration."""
-        columns = zip(
-            self.labels, self.hits.tolist(), self.true.tolist(), self.given.tolist(), strict=True
-        )
-        rows: list[Many[s.Cell]] = [
-            [name, *rates(hits, true, given)] for name, hits, true, given in columns
-        ]
-        table = s.TableSection(
-            "Each label", ["label", "examples", "predicted", "precision", "recall", "F1"], rows
-        )
+        columns = (self.hits.tolist(), self.true.tolist(), self.given.tolist())
+        table = rates_table("Each label", "label", list(zip(self.labels, *columns, strict=True)))
         return [table, *reliability(self.calibration, "labels")]
 
     def _held(self, labels: tuple[str, ...] | None) -> NDArray[np.bool_]:
@@ -91,6 +85,6 @@ class LabelSetAnalysis(Analyst[MultilabelExample, MultilabelPrediction]):
     def _misses(
         self, example: MultilabelExample, prediction: MultilabelPrediction
     ) -> NDArray[np.float64]:
-        """How far the probability of each label is from 1 where it holds, else from 0."""
+        """Return the distance of each label's probability from 1 where it holds, else from 0."""
         chances = np.array(list(prediction.probabilities.values()), dtype=np.float64)
         return np.where(self._held(example.labels), 1 - chances, chances)

@@ -1,4 +1,4 @@
-"""Which analyst looks at which task: the one place that a new kind of prediction is entered in."""
+"""The analysis of each task: the one place where a new kind of prediction is registered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 from typing_extensions import assert_never
 
 from bothways.analysis.answers import AnswerAnalysis
-from bothways.analysis.base import Analyst
+from bothways.analysis.base import TaskAnalysis
 from bothways.analysis.choices import ChoiceAnalysis
 from bothways.analysis.classes import ClassAnalysis
 from bothways.analysis.label_sets import LabelSetAnalysis
@@ -27,26 +27,29 @@ from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.task import TaggingTask
 
 
-def analyst_of(task: TaskLearner[Any, Any]) -> Analyst[Any, Any]:
-    """The analyst of a task's definition. ConfigError for a task whose answers are neither right nor wrong."""
-    definition = cast(AnyTask, task.task)
-    match definition:
+def analysis_of(learner: TaskLearner[Any, Any]) -> TaskAnalysis[Any, Any]:
+    """Return an empty analysis for a task.
+
+    Raises:
+        ConfigError: the task has no right and wrong answers.
+    """
+    task, labels = cast(AnyTask, learner.task), learner.labels
+    match task:
         case ClassificationTask():
-            return ClassAnalysis(task.labels)
+            return ClassAnalysis(labels)
         case RegressionTask():
             return ScoreAnalysis()
         case MultilabelTask():
-            return LabelSetAnalysis(task.labels)
+            return LabelSetAnalysis(labels)
         case ChoiceTask():
             return ChoiceAnalysis()
         case TaggingTask():
-            return TagAnalysis(definition, task.labels)
+            return TagAnalysis(task, labels)
         case QuestionAnsweringTask():
             return AnswerAnalysis()
         case MaskFillingTask() | LikelihoodTask() | SentenceEmbeddingTask():
-            what = f"there is no report on the task {definition.name}"
-            raise ConfigError(
-                what, where="report", fix="Leave it out; evaluate prints the metrics."
-            )
+            what = f"there is no report on the task {task.name}"
+            fix = "Leave it out; evaluate prints the metrics."
+            raise ConfigError(what, where="report", fix=fix)
         case _:
-            assert_never(definition)
+            assert_never(task)

@@ -1,7 +1,7 @@
-"""An evaluation that looks at each example as it goes by, and the report of what was seen.
+"""An evaluation that analyses each prediction, and its report.
 
-One pass: metrics, what the task's analyst counts, and the examples that are worth a look. Of every example 21 bytes are kept
-(`slices.Traits`); of texts, only those that are shown.
+One pass gives the metrics, the counts of the task's analysis and the examples worth a look. 21 bytes
+are kept of every example (`slices.Traits`); texts only of those that are shown.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-import bothways
-from bothways.analysis.registry import analyst_of
+from bothways._version import __version__
+from bothways.analysis.registry import analysis_of
 from bothways.analysis.slices import Traits
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
@@ -34,22 +34,24 @@ from bothways.runtime.devices import Precision, describe_device, has_bf16
 from bothways.tasks.base import EncodedExample, Metrics, TaskLearner
 
 KEPT = 12
-"""Examples that are shown of a kind."""
+"""Number of examples of a kind that are shown."""
 
 
 @dataclass(frozen=True)
-class Analysis:
-    """What an evaluation found.
+class AnalysisResult:
+    """The result of an evaluation.
 
     Attributes:
-        metrics: as `engine.evaluate_task` gives them.
-        examples: how many.
+        metrics: as of `engine.evaluate_task`.
+        examples: number of examples.
         sections: of the report, without settings.
+        baseline: metrics of the best constant answer for the examples.
     """
 
     metrics: Metrics
     examples: int
     sections: tuple[s.Section, ...]
+    baseline: Metrics = field(default_factory=dict)
 
 
 class Worst:
@@ -60,7 +62,7 @@ class Worst:
         self._heap: list[tuple[float, int, Any]] = []
 
     def add(self, value: float, item: Any) -> None:
-        """Keep it if it is among the greatest; of equals, the first."""
+        """Keep an item if its value is among the greatest; of equal ones, the first."""
         entry = (value, -next(self._number), item)
         if len(self._heap) < self._most:
             heapq.heappush(self._heap, entry)
@@ -69,81 +71,81 @@ class Worst:
 
     @property
     def items(self) -> list[Any]:
-        """The greatest first."""
+        """The items in descending order of their values."""
         return [item for _, _, item in sorted(self._heap, reverse=True)]
 
 
 def analyse(
     task: TaskLearner[Any, Any],
     examples: Iterable[Any],
-    pace: PredictConfig = DEFAULT_PREDICT,
-    tally: PredictionCounts | None = None,
-) -> Analysis:
-    """Evaluate, and look at every prediction; arguments and errors as `engine.evaluate_task`."""
-    return analyse_encoded(task, windows(task, examples, pace), pace, tally)
+    config: PredictConfig = DEFAULT_PREDICT,
+    counts: PredictionCounts | None = None,
+) -> AnalysisResult:
+    """Evaluate a task and analyse its predictions; arguments and errors as `evaluate_task`."""
+    return analyse_encoded(task, windows(task, examples, config), config, counts)
 
 
 def analyse_encoded(
     task: TaskLearner[Any, Any],
     encoded: Iterable[tuple[list[Any], list[EncodedExample]]],
-    pace: PredictConfig = DEFAULT_PREDICT,
-    tally: PredictionCounts | None = None,
-) -> Analysis:
-    """As `analyse`, for windows of examples with what they became."""
-    survey = _Survey(task)
-    metrics = task.score(survey.watch(encoded, pace, tally or PredictionCounts()))
-    return Analysis(metrics, len(survey.traits), tuple(survey.sections()))
+    config: PredictConfig = DEFAULT_PREDICT,
+    counts: PredictionCounts | None = None,
+) -> AnalysisResult:
+    """Evaluate a task on windows of encoded examples and analyse its predictions."""
+    watcher = _Watcher(task)
+    metrics = task.score(watcher.watch(encoded, config, counts or PredictionCounts()))
+    baseline = watcher.analysis.baseline()
+    return AnalysisResult(metrics, len(watcher.traits), tuple(watcher.sections()), baseline)
 
 
-class _Survey:
+class _Watcher:
+    """Analyses predictions while they are scored."""
+
     def __init__(self, task: TaskLearner[Any, Any]) -> None:
-        self._task, self._analyst = task, analyst_of(task)
+        self._task, self.analysis = task, analysis_of(task)
         self.traits, self._hardest, self._doubtful = Traits(), Worst(), Worst()
 
     def watch(
         self,
         encoded: Iterable[tuple[list[Any], list[EncodedExample]]],
-        pace: PredictConfig,
-        tally: PredictionCounts,
+        config: PredictConfig,
+        counts: PredictionCounts,
     ) -> Iterator[tuple[Any, Any]]:
-        """Examples with predictions; each is looked at after the one who reads them has accepted it."""
+        """Yield examples with predictions, and analyse each after its consumer has accepted it."""
         for window, inputs in encoded:
-            tally.add(map(self._task.task.texts, window), inputs)
-            for item, pair in zip(
-                inputs, predict_encoded(self._task, window, inputs, pace, tally.note), strict=True
-            ):
+            counts.add(map(self._task.task.texts, window), inputs)
+            pairs = predict_encoded(self._task, window, inputs, config, counts.note)
+            for item, pair in zip(inputs, pairs, strict=True):
                 yield pair
-                self._see(item, *pair)
+                self._add(item, *pair)
 
-    def _see(self, item: EncodedExample, example: Any, prediction: Any) -> None:
-        task, analyst = self._task, self._analyst
-        cost, grade = analyst.cost(example, prediction), task.grade(example, prediction)
-        self.traits.add(
-            item, task.task.texts(example), task.tokenizer.specials.unknown, cost, grade
-        )
-        analyst.see(example, prediction)
+    def _add(self, item: EncodedExample, example: Any, prediction: Any) -> None:
+        learner, analysis = self._task, self.analysis
+        cost, grade = analysis.cost(example, prediction), learner.grade(example, prediction)
+        unknown = learner.tokenizer.specials.unknown
+        self.traits.add(item, learner.task.texts(example), unknown, cost, grade)
+        analysis.add(example, prediction)
         self._hardest.add(cost, (example, prediction))
-        doubt = analyst.doubt(example, prediction)
+        doubt = analysis.doubt(example, prediction)
         if doubt is not None:
             self._doubtful.add(doubt, (example, prediction))
 
     def sections(self) -> Iterator[s.Section]:
-        """What was seen."""
-        analyst = self._analyst
-        yield from analyst.sections()
-        yield self.traits.table(analyst.grade, analyst.loss)
-        hardest = [analyst.shown(*pair) for pair in self._hardest.items]
-        yield s.ExampleSection(
-            "The hardest examples", hardest, f"Those with the greatest {analyst.loss}."
-        )
-        if doubtful := [analyst.shown(*pair) for pair in self._doubtful.items]:
-            note = "The model is sure of another answer than the given one: look whether the label is right."
+        """Yield the sections of the report."""
+        analysis = self.analysis
+        yield from analysis.sections()
+        yield self.traits.table(analysis.grade_name, analysis.cost_name)
+        hardest = [analysis.show(*pair) for pair in self._hardest.items]
+        note = f"Those with the greatest {analysis.cost_name}."
+        yield s.ExampleSection("The hardest examples", hardest, note)
+        if doubtful := [analysis.show(*pair) for pair in self._doubtful.items]:
+            note = "The model is sure of another answer than the given one: check the label."
             yield s.ExampleSection("Examples that may be mislabelled", doubtful, note)
 
 
 def write_report(
     task: TaskLearner[Any, Any],
-    analysis: Analysis,
+    analysis: AnalysisResult,
     file: Path,
     *,
     model: str,
@@ -151,12 +153,12 @@ def write_report(
     training: Any = None,
     precision: Precision | Literal["int8"] = "fp32",
 ) -> None:
-    """Write an analysis as one HTML page that needs nothing else.
+    """Write an analysis as one self-contained HTML page.
 
     Args:
         model, data: their names.
-        training: the configuration of the run that made the model, if that is known.
-        precision: in which it was evaluated.
+        training: the configuration of the run that trained the model, if known.
+        precision: the precision of the evaluation.
 
     Raises:
         ResourceError: the file cannot be written.
@@ -166,39 +168,44 @@ def write_report(
 
 def analysis_report(
     task: TaskLearner[Any, Any],
-    analysis: Analysis,
+    analysis: AnalysisResult,
     model: str,
     data: str,
     training: Any = None,
     precision: Precision | Literal["int8"] = "fp32",
 ) -> s.Report:
-    """The report of an analysis; see `write_report`."""
+    """Return the report of an analysis; see `write_report`."""
     if precision == "auto":
         precision = "bf16" if has_bf16(_device(task)) else "fp32"
-    metric = task.task.metric
-    whole = {
-        name: value for name, value in analysis.metrics.items() if "/" not in name
-    }  # "f1/PER" is of a part
+    metric, name = task.task.metric, task.task.name
+    # "f1/PER" is of a part: it is in the table of all metrics.
     figures = [
-        s.KeyFigure(name.replace("_", " "), s.readable_number(value))
-        for name, value in whole.items()
+        s.KeyFigure(key.replace("_", " "), s.readable_number(value), _note(analysis, key))
+        for key, value in analysis.metrics.items()
+        if "/" not in key
     ]
     metrics = s.TableSection("Metrics", ["metric", "value"], list(analysis.metrics.items()))
+    settings = _settings(task, model, data, training, precision)
+    headline = f"{metric.replace('_', ' ')} {s.readable_number(analysis.metrics[metric])}"
+    note = _note(analysis, metric)
+    computed = f", computed in {precision}" if precision != "fp32" else ""
     return s.Report(
         f"{model} on {data}",
-        f"{metric.replace('_', ' ')} {s.readable_number(analysis.metrics[metric])} on {analysis.examples:,} examples",
-        f"What a model for the task {task.task.name} does well and badly, example by example"
-        + (f", computed in {precision}." if precision != "fp32" else "."),
+        f"{headline} on {analysis.examples:,} examples" + (f" ({note})" if note else ""),
+        f"What a model for the task {name} does well and badly, example by example{computed}.",
         (
             s.KeyFigures(figures),
             *analysis.sections,
-            s.Details(
-                "All metrics and settings",
-                (metrics, _settings(task, model, data, training, precision)),
-            ),
+            s.Details("All metrics and settings", (metrics, settings)),
         ),
-        f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe_device(_device(task))}",
+        f"bothways {__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, "
+        f"{describe_device(_device(task))}",
     )
+
+
+def _note(analysis: AnalysisResult, metric: str) -> str:
+    value = analysis.baseline.get(metric)
+    return "" if value is None else f"best constant answer: {s.readable_number(value)}"
 
 
 def _device(task: TaskLearner[Any, Any]) -> torch.device:
@@ -208,10 +215,7 @@ def _device(task: TaskLearner[Any, Any]) -> torch.device:
 def _settings(
     task: TaskLearner[Any, Any], model: str, data: str, training: Any, precision: str
 ) -> s.TableSection:
-    tables = {
-        "task": configs.to_dict(task.task),
-        "encoder": configs.to_dict(task.model.config),
-    }
+    tables = {"task": configs.to_dict(task.task), "encoder": configs.to_dict(task.model.config)}
     tables |= {} if training is None else {"run": configs.to_dict(training)}
     rows: list[list[s.Cell]] = [
         ["model", model],

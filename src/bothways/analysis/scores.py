@@ -1,4 +1,4 @@
-"""Analysis of numbers: predicted against true ones, and what is left over."""
+"""Analysis of numbers: predicted against true ones, and the residuals."""
 
 from __future__ import annotations
 
@@ -7,78 +7,70 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.analysis.base import Analyst, clip_text
+from bothways.analysis.base import TaskAnalysis, clip_pair
 from bothways.report import sections as s
+from bothways.tasks.base import Metrics
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.text_examples import TextExample
 
 DRAWN = 1000
-"""Points of a picture; of more examples evenly many are left out."""
+"""Number of points in a picture; of more examples an even sample is drawn."""
 
 
-class ScoreAnalysis(Analyst[TextExample, ScorePrediction]):
+class ScoreAnalysis(TaskAnalysis[TextExample, ScorePrediction]):
     """Pairs of numbers: 16 bytes of each example are kept."""
 
-    grade, loss = None, "squared error"
+    grade_name, cost_name = None, "squared error"
 
     def __init__(self) -> None:
         self._truth, self._predicted = array("d"), array("d")
 
-    def see(self, example: TextExample, prediction: ScorePrediction) -> None:
-        """Remember both numbers; the label is one."""
+    def add(self, example: TextExample, prediction: ScorePrediction) -> None:
         self._truth.append(_number(example))
         self._predicted.append(prediction.score)
 
     def cost(self, example: TextExample, prediction: ScorePrediction) -> float:
-        """The squared error."""
         return (_number(example) - prediction.score) ** 2
 
-    def shown(self, example: TextExample, prediction: ScorePrediction) -> s.ReportExample:
-        """The texts and both numbers."""
-        parts = [clip_text(example.text)] + (
-            [] if example.text_b is None else [" ‖ ", clip_text(example.text_b)]
-        )
-        truth = f"{s.readable_number(_number(example))}, predicted {s.readable_number(prediction.score)}"
-        return s.ReportExample(parts, truth, [], example.where)
+    def show(self, example: TextExample, prediction: ScorePrediction) -> s.ReportExample:
+        true, predicted = map(s.readable_number, (_number(example), prediction.score))
+        parts = clip_pair(example.text, example.text_b)
+        return s.ReportExample(parts, f"{true}, predicted {predicted}", [], example.where)
+
+    def baseline(self) -> Metrics:
+        """Return the metrics of always answering the mean."""
+        error = float(np.var(np.array(self._truth))) if self._truth else 0.0
+        return {"spearman": 0.0, "pearson": 0.0, "mse": error}
 
     def sections(self) -> list[s.Section]:
-        """Two pictures and the residuals in figures."""
         truth, predicted = np.array(self._truth), np.array(self._predicted)
-        rest = predicted - truth
-        ends = float(min(truth.min(), predicted.min())), float(max(truth.max(), predicted.max()))
-        some = slice(None, None, -(-len(truth) // DRAWN))
-        drawn = _picked(truth, some), _picked(predicted, some), _picked(rest, some)
-        line = ((ends[0], ends[0]), (ends[1], ends[1]))
-        level = ((float(truth.min()), 0.0), (float(truth.max()), 0.0))
-        note = (
-            f"{len(drawn[0]):,} of {len(truth):,} examples." if len(drawn[0]) < len(truth) else ""
-        )
+        residuals = predicted - truth
+        low, high = float(truth.min()), float(truth.max())
+        ends = min(low, float(predicted.min())), max(high, float(predicted.max()))
+        sample = slice(None, None, -(-len(truth) // DRAWN))
+        x, y, rest = (values[sample].tolist() for values in (truth, predicted, residuals))
+        line, level = ((ends[0], ends[0]), (ends[1], ends[1])), ((low, 0.0), (high, 0.0))
+        note = f"{len(x):,} of {len(truth):,} examples." if len(x) < len(truth) else ""
         return [
-            s.Scatter(
-                "Predicted against true", "true", "predicted", drawn[0], drawn[1], line, note
-            ),
-            s.Scatter("Residuals", "true", "predicted less true", drawn[0], drawn[2], level, note),
-            _residuals(rest),
+            s.Scatter("Predicted against true", "true", "predicted", x, y, line, note),
+            s.Scatter("Residuals", "true", "predicted − true", x, rest, level, note),
+            _residuals(residuals),
         ]
 
 
 def _residuals(rest: NDArray[np.float64]) -> s.TableSection:
-    low, half, high = (float(value) for value in np.quantile(rest, [0.05, 0.5, 0.95]))
+    low, half, high = np.quantile(rest, [0.05, 0.5, 0.95]).tolist()
     size = np.abs(rest)
     rows: list[list[s.Cell]] = [
         ["mean (bias)", float(rest.mean())],
-        ["mean without sign", float(size.mean())],
-        ["root of the mean square", float(np.sqrt(np.square(rest).mean()))],
-        ["5 % are below", low],
-        ["half are below", half],
-        ["5 % are above", high],
-        ["greatest without sign", float(size.max())],
+        ["mean absolute", float(size.mean())],
+        ["root mean square", float(np.sqrt(np.square(rest).mean()))],
+        ["5th percentile", low],
+        ["median", half],
+        ["95th percentile", high],
+        ["maximum absolute", float(size.max())],
     ]
-    return s.TableSection("Residuals: predicted less true", ["", "value"], rows)
-
-
-def _picked(values: NDArray[np.float64], some: slice) -> list[float]:
-    return [float(value) for value in values[some]]
+    return s.TableSection("Residuals: predicted − true", ["", "value"], rows)
 
 
 def _number(example: TextExample) -> float:

@@ -1,4 +1,4 @@
-"""How good a model is on parts of the data: short and long texts, pairs that share words, unknown tokens, what was cut.
+"""Metrics on parts of the data: by length, by words that a pair shares, by unknown tokens, by truncation.
 
 A few bytes are kept of each example, so that quartiles are exact.
 """
@@ -18,22 +18,26 @@ from bothways.report import sections as s
 from bothways.tasks.base import EncodedExample
 
 NORMAL_95 = 1.96
-"""Standard errors to each side of a mean that hold 95 % of a normal distribution."""
-
-Chosen = NDArray[np.bool_]
+"""Standard errors on each side of a mean that contain 95 % of a normal distribution."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of the examples: by what, which part, and which examples."""
+    """A part of the examples.
+
+    Attributes:
+        by: the criterion.
+        name: the part.
+        chosen: True for the examples in it.
+    """
 
     by: str
     name: str
-    chosen: Chosen
+    chosen: NDArray[np.bool_]
 
 
 class Traits:
-    """What is kept of every example: 21 bytes."""
+    """Properties of examples: 21 bytes each."""
 
     def __init__(self) -> None:
         self._cost, self._grade, self._unknown, self._overlap = (array("f") for _ in range(4))
@@ -45,10 +49,10 @@ class Traits:
     def add(
         self, item: EncodedExample, texts: Many[str], unknown: int, cost: float, grade: float
     ) -> None:
-        """Remember an example.
+        """Add an example.
 
         Args:
-            item: what it became.
+            item: its encoded form.
             texts: of the example.
             unknown: the id of the unknown token.
             cost, grade: of its prediction.
@@ -63,16 +67,16 @@ class Traits:
 
     @property
     def cost(self) -> NDArray[np.float32]:
-        """Of each example."""
+        """The cost of each example."""
         return np.array(self._cost, dtype=np.float32)
 
     @property
     def grade(self) -> NDArray[np.float32]:
-        """Of each example."""
+        """The grade of each example."""
         return np.array(self._grade, dtype=np.float32)
 
     def slices(self) -> Iterator[Slice]:
-        """All slices that hold an example and not all of them; together those of a kind hold each example once."""
+        """Yield the slices that hold some examples and not all; each criterion covers all examples."""
         parts = (*self._by_length(), *self._by_overlap(), *self._by_unknown(), *self._by_cut())
         return (part for part in parts if 0 < part.chosen.sum() < len(self))
 
@@ -90,11 +94,8 @@ class Traits:
         for low, high in ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)):
             last = high == 1.0
             inside = (shared >= low) & ((shared <= high) if last else (shared < high))
-            yield Slice(
-                "words that a pair shares",
-                f"{low:.0%} to {high:.0%}" + ("" if last else " (without)"),
-                inside,
-            )
+            name = f"{low:.0%} to {high:.0%}" + ("" if last else " (exclusive)")
+            yield Slice("words that a pair shares", name, inside)
 
     def _by_unknown(self) -> Iterator[Slice]:
         unknown = np.array(self._unknown, dtype=np.float32)
@@ -104,43 +105,33 @@ class Traits:
 
     def _by_cut(self) -> Iterator[Slice]:
         cut = np.array(self._cut, dtype=np.bool_)
-        yield Slice("read whole or cut", "whole", ~cut)
-        yield Slice("read whole or cut", "cut", cut)
+        yield Slice("truncation", "whole", ~cut)
+        yield Slice("truncation", "truncated", cut)
 
-    def table(self, grade: str | None, loss: str) -> s.TableSection:
-        """Each slice with its mean loss and, unless it has no name, its mean grade; each with a 95 % interval."""
+    def table(self, grade_name: str | None, cost_name: str) -> s.TableSection:
+        """Return the mean cost and, if it has a name, the mean grade of each slice, with 95 % intervals."""
         everything = Slice("all", "", np.ones(len(self), dtype=np.bool_))
-        parts, grades, costs = (everything, *self.slices()), self.grade, self.cost
+        grades, costs = self.grade, self.cost
         rows: list[list[s.Cell]] = []
-        for part in parts:
-            graded = (
-                []
-                if grade is None
-                else [s.percentage(value) for value in _mean(grades[part.chosen])]
-            )
-            rows.append(
-                [part.by, part.name, int(part.chosen.sum()), *graded, *_mean(costs[part.chosen])]
-            )
-        columns = [
-            "by",
-            "part",
-            "examples",
-            *([grade, "±"] if grade is not None else []),
-            loss,
-            "±",
-        ]
-        note = "± is a 95 % interval of the mean. A part with few examples says little."
+        for part in (everything, *self.slices()):
+            row: list[s.Cell] = [part.by, part.name, int(part.chosen.sum())]
+            if grade_name is not None:
+                row += map(s.percentage, _mean(grades[part.chosen]))
+            rows.append([*row, *_mean(costs[part.chosen])])
+        graded = [] if grade_name is None else [grade_name, "±"]
+        columns = ["by", "part", "examples", *graded, cost_name, "±"]
+        note = "± is a 95 % interval of the mean. Parts with few examples say little."
         return s.TableSection("Parts of the data", columns, rows, note=note)
 
 
 def overlap(a: str, b: str) -> float:
-    """The share of two texts' words, in lower case, that are in both (Jaccard); 0 for two empty texts."""
+    """Return the Jaccard index of two texts' words in lower case; 0 for two empty texts."""
     first, second = set(a.lower().split()), set(b.lower().split())
     return len(first & second) / max(1, len(first | second))
 
 
 def _mean(values: NDArray[np.float32]) -> tuple[float, float]:
-    """The mean, and how far its 95 % interval reaches to each side; infinitely far for a single value."""
+    """Return the mean and half of its 95 % interval, which is infinite for a single value."""
     exact = values.astype(np.float64)
     spread = exact.std(ddof=1) / math.sqrt(len(exact)) if len(exact) > 1 else math.inf
     return float(exact.mean()), NORMAL_95 * float(spread)

@@ -1,7 +1,7 @@
-"""Analysis of tags: what becomes of every entity, which tags are taken for which, whether probabilities hold.
+"""Analysis of tags: the outcome of every entity, confusion of tags, and calibration.
 
-What can happen to an entity (the kinds of MUC and SemEval 2013, task 9): right; of another type; with another boundary; both;
-missed; and one that is predicted where there is none (spurious).
+The outcomes of an entity are those of MUC and SemEval 2013, task 9: right; of another type; with
+another boundary; both; missed; and, for a predicted entity where there is none, spurious.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.analysis.base import GUESSES, SURE, Analyst, reliability
+from bothways.analysis.base import GUESSES, SURE, TaskAnalysis, reliability
 from bothways.analysis.calibration import Calibration
-from bothways.analysis.classes import by_class, confusion
+from bothways.analysis.classes import class_table, confusion_sections
 from bothways.report import sections as s
+from bothways.tasks.base import Metrics
+from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Chunk, chunks
 from bothways.tasks.tagging.task import TaggingTask
 
-TagErrorKind = Literal[
+Outcome = Literal[
     "right", "other type", "other boundary", "other type and boundary", "missed", "spurious"
 ]
-KINDS: tuple[TagErrorKind, ...] = (
+OUTCOMES: tuple[Outcome, ...] = (
     "right",
     "other type",
     "other boundary",
@@ -35,120 +37,115 @@ KINDS: tuple[TagErrorKind, ...] = (
 )
 
 
-def paired(truth: Many[Chunk], predicted: Many[Chunk]) -> list[tuple[Chunk, TagErrorKind]]:
-    """What becomes of every entity; spurious ones are predicted, all others are of the truth.
+def outcomes(truth: Many[Chunk], predicted: Many[Chunk]) -> list[tuple[Chunk, Outcome]]:
+    """Return every entity with its outcome; spurious ones are predicted, all others true.
 
-    Each entity is paired at most once: with the same words first, then with words that it shares, of one type before others.
+    Each entity is paired at most once: with the same words first, then with shared words, an entity
+    of the same type before others.
     """
-    result: list[tuple[Chunk, TagErrorKind]] = []
+    result: list[tuple[Chunk, Outcome]] = []
     left, free = list(truth), list(predicted)
-    for kind in KINDS[:4]:
+    for outcome in OUTCOMES[:4]:
         for one in list(left):
-            match = next((other for other in free if _kind(one, other) == kind), None)
+            match = next((other for other in free if _outcome(one, other) == outcome), None)
             if match is not None:
                 left.remove(one)
                 free.remove(match)
-                result.append((one, kind))
+                result.append((one, outcome))
     return [*result, *((one, "missed") for one in left), *((one, "spurious") for one in free)]
 
 
-def _kind(one: Chunk, other: Chunk) -> TagErrorKind | None:
-    """What a predicted entity is to a true one; none for words apart."""
-    if one.begin >= other.end or other.begin >= one.end:
+def _outcome(true: Chunk, predicted: Chunk) -> Outcome | None:
+    """Return the outcome of a true entity by a predicted one; None if they share no word."""
+    if true.begin >= predicted.end or predicted.begin >= true.end:
         return None
-    same = (one.begin, one.end) == (other.begin, other.end)
-    if one.type == other.type:
+    same = (true.begin, true.end) == (predicted.begin, predicted.end)
+    if true.type == predicted.type:
         return "right" if same else "other boundary"
     return "other type" if same else "other type and boundary"
 
 
-class TagAnalysis(Analyst[TagExample, TagPrediction]):
-    """Kinds of errors and confusions of tags.
+class TagAnalysis(TaskAnalysis[TagExample, TagPrediction]):
+    """Outcomes of entities, confusion of tags, and calibration.
 
     Args:
-        definition: of the task.
+        task: the task.
         labels: of the model, in order.
     """
 
-    grade, loss = "F1 of the sentence", "cross-entropy of the sentence"
+    grade_name, cost_name = "F1 of the sentence", "cross-entropy of the sentence"
 
-    def __init__(self, definition: TaggingTask, labels: Many[str]) -> None:
-        self.labels, self._definition = tuple(labels), definition
+    def __init__(self, task: TaggingTask, labels: Many[str]) -> None:
+        self.labels, self._task = tuple(labels), task
+        self._entities = task.spells(labels)
         self._index = {label: place for place, label in enumerate(labels)}
         self.confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
         self.calibration = Calibration()
-        self.kinds: Counter[tuple[str, TagErrorKind]] = Counter()
+        self.outcomes: Counter[tuple[str, Outcome]] = Counter()
 
-    def see(self, example: TagExample, prediction: TagPrediction) -> None:
-        """Count it; it has tags."""
+    def add(self, example: TagExample, prediction: TagPrediction) -> None:
         gold = self._gold(example)
-        truth, found = self._places(gold), self._places(prediction.tags)
-        np.add.at(self.confusion, (truth, found), 1)
-        for confidence, right in zip(
-            prediction.probabilities.max(1).tolist(), (truth == found).tolist(), strict=True
-        ):
+        truth, given = self._places(gold), self._places(prediction.tags)
+        np.add.at(self.confusion, (truth, given), 1)
+        confidences = prediction.probabilities.max(1).tolist()
+        for confidence, right in zip(confidences, (truth == given).tolist(), strict=True):
             self.calibration.add(confidence, right)
-        if self._definition.spells(self.labels):
-            self.kinds.update(
-                (chunk.type, kind) for chunk, kind in paired(chunks(gold), chunks(prediction.tags))
-            )
+        if self._entities:
+            pairs = outcomes(chunks(gold), chunks(prediction.tags))
+            self.outcomes.update((chunk.type, outcome) for chunk, outcome in pairs)
 
     def cost(self, example: TagExample, prediction: TagPrediction) -> float:
-        """The cross-entropy of all words, in nats."""
-        return -float(
-            np.log(np.maximum(self._chances(example, prediction), np.finfo(np.float64).tiny)).sum()
-        )
+        """Return the cross-entropy of all words, in nats."""
+        return -float(np.log(np.maximum(self._chances(example, prediction), TINY)).sum())
 
     def doubt(self, example: TagExample, prediction: TagPrediction) -> float | None:
-        """The greatest lead of a wrong tag over the given one, where the model is sure of it."""
+        """Return the greatest lead of a wrong tag over the given one, where the model is sure."""
         top, given = prediction.probabilities.max(1), self._chances(example, prediction)
         leads = (top - given)[(top >= SURE) & (given < top)]
         return float(leads.max()) if len(leads) else None
 
-    def shown(self, example: TagExample, prediction: TagPrediction) -> s.ReportExample:
-        """The sentence with its wrongly tagged words marked, and the tags of the worst of them."""
-        gold = self._gold(example)
-        wrong = [
-            place for place, (a, b) in enumerate(zip(gold, prediction.tags, strict=True)) if a != b
-        ]
-        worst = sorted(wrong, key=lambda place: -prediction.probabilities[place].max())[:GUESSES]
-        guesses = [
-            s.ReportGuess(
-                f"{example.words[at]}: {prediction.tags[at]}",
-                float(prediction.probabilities[at].max()),
-                False,
-            )
-            for at in worst
-        ]
-        truth = ", ".join(f"{example.words[at]}: {gold[at]}" for at in worst) or "as predicted"
-        return s.ReportExample(_marked(example.words, {*wrong}), truth, guesses, example.where)
+    def show(self, example: TagExample, prediction: TagPrediction) -> s.ReportExample:
+        """Return the sentence with its wrongly tagged words marked, and the tags of the worst."""
+        gold, tags, words = self._gold(example), prediction.tags, example.words
+        top = prediction.probabilities.max(1) if len(words) else np.zeros(0)
+        wrong = [place for place, (a, b) in enumerate(zip(gold, tags, strict=True)) if a != b]
+        worst = sorted(wrong, key=lambda place: -top[place])[:GUESSES]
+        shown = [s.ReportGuess(f"{words[at]}: {tags[at]}", float(top[at]), False) for at in worst]
+        truth = ", ".join(f"{words[at]}: {gold[at]}" for at in worst) or "as predicted"
+        parts: list[str | s.Marked] = []
+        for place, word in enumerate(words):
+            parts += [s.Marked(word) if place in wrong else word, " "]
+        return s.ReportExample(parts, truth, shown, example.where)
+
+    def baseline(self) -> Metrics:
+        """Return the accuracy of the most frequent tag; its F1 is 0 where tags spell entities."""
+        truth = self.confusion.sum(1)
+        accuracy = {"accuracy": float(truth.max() / max(1, truth.sum()))}
+        return accuracy | ({"f1": 0.0} if self._entities else {})
 
     def sections(self) -> list[s.Section]:
-        """Kinds of errors, each tag, what was taken for what, calibration."""
-        kinds: list[s.Section] = [self._by_kind()] if self._definition.spells(self.labels) else []
-        tables: list[s.Section] = [
-            by_class(self.labels, self.confusion),
-            confusion(self.labels, self.confusion),
+        entities: list[s.Section] = [self._outcome_table()] if self._entities else []
+        return [
+            *entities,
+            class_table(self.labels, self.confusion),
+            *confusion_sections(self.labels, self.confusion),
+            *reliability(self.calibration, "tags"),
         ]
-        return [*kinds, *tables, *reliability(self.calibration, "tags")]
 
-    def _by_kind(self) -> s.TableSection:
-        types = sorted({kind for kind, _ in self.kinds})
+    def _outcome_table(self) -> s.TableSection:
+        types = sorted({kind for kind, _ in self.outcomes})
         rows: list[Many[s.Cell]] = [
-            [name, *(self.kinds[name, kind] for kind in KINDS)] for name in types
+            [name, *(self.outcomes[name, outcome] for outcome in OUTCOMES)] for name in types
         ]
-        total = [sum(self.kinds[name, kind] for name in types) for kind in KINDS]
-        note = "An entity is of its true type; a spurious one, predicted where there is none, of the predicted type."
+        total = [sum(self.outcomes[name, outcome] for name in types) for outcome in OUTCOMES]
+        note = "Entities are counted by their true type, spurious ones by the predicted type."
+        columns = ["type", *OUTCOMES]
         return s.TableSection(
-            "What becomes of entities",
-            ["type", *KINDS],
-            [*rows, ["all", *total]],
-            total=True,
-            note=note,
+            "Outcomes of entities", columns, [*rows, ["all", *total]], total=True, note=note
         )
 
     def _gold(self, example: TagExample) -> tuple[str, ...]:
-        gold = self._definition.gold_tags(example, self.labels)
+        gold = self._task.gold_tags(example, self.labels)
         assert gold is not None
         return gold
 
@@ -156,13 +153,6 @@ class TagAnalysis(Analyst[TagExample, TagPrediction]):
         return np.array([self._index[tag] for tag in tags], dtype=np.int64)
 
     def _chances(self, example: TagExample, prediction: TagPrediction) -> NDArray[np.float64]:
-        """The probability of each given tag."""
+        """Return the probability of each given tag."""
         places = self._places(self._gold(example))
         return prediction.probabilities[np.arange(len(places)), places]
-
-
-def _marked(words: Many[str], wrong: set[int]) -> list[str | s.Marked]:
-    parts: list[str | s.Marked] = []
-    for place, word in enumerate(words):
-        parts += [s.Marked(word) if place in wrong else word, " "]
-    return parts

@@ -182,7 +182,7 @@ def _concluded(
     if settings.dev is not None:
         on_count = part_of(partial(on_stage, "looking at each answer"), 0, 1, len(data.dev))
         analysis = analyse_encoded(
-            task, dev_windows(data), tally=PredictionCounts(on_count=on_count)
+            task, dev_windows(data), counts=PredictionCounts(on_count=on_count)
         )
         on_stage("writing the report", None)
         write_report(

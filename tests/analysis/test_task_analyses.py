@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import f1_score, precision_recall_fscore_support
 
 from bothways.analysis.answers import NONE, AnswerAnalysis, kind_of
 from bothways.analysis.base import SHOWN, clip_text, guesses, reliability
 from bothways.analysis.calibration import Calibration
 from bothways.analysis.choices import ChoiceAnalysis
 from bothways.analysis.label_sets import LabelSetAnalysis
-from bothways.analysis.registry import analyst_of
+from bothways.analysis.registry import analysis_of
 from bothways.analysis.report import analyse, write_report
 from bothways.analysis.scores import DRAWN, ScoreAnalysis
-from bothways.analysis.tags import KINDS, TagAnalysis, paired
+from bothways.analysis.tags import OUTCOMES, TagAnalysis, outcomes
 from bothways.core.errors import ConfigError
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import PoolerHead
@@ -66,7 +67,7 @@ def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins() -> None
     assert curve.lines[0].y == [0.0, 1.0]
     assert curve.lines[1] == s.Line("perfectly calibrated", [0.0, 1.0], [0.0, 1.0])
     assert (
-        "equal width): 14.4 %. On average the model is less sure than it could be, by 3.3 %."
+        "equal width): 14.4 %. On average the model is 3.3 % less confident than right."
         in curve.note
     )
     assert isinstance(details, s.Details)
@@ -76,7 +77,7 @@ def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins() -> None
     calibration.add(1.0, False)
     (curve, _) = reliability(calibration)
     assert isinstance(curve, s.Curves)
-    assert "the model is too sure of itself, by 7.0 %." in curve.note
+    assert "the model is 7.0 % more confident than right." in curve.note
 
 
 def test_the_right_answer_is_shown_though_it_is_improbable() -> None:
@@ -114,7 +115,7 @@ def test_of_a_long_text_the_beginning_is_shown() -> None:
 )
 def test_what_becomes_of_entities(truth: list[Any], predicted: list[Any], kinds: list[str]) -> None:
     assert [
-        kind for _, kind in paired([Chunk(*c) for c in truth], [Chunk(*c) for c in predicted])
+        kind for _, kind in outcomes([Chunk(*c) for c in truth], [Chunk(*c) for c in predicted])
     ] == kinds
 
 
@@ -128,7 +129,7 @@ SENTENCES = st.lists(
 @given(SENTENCES)
 def test_kinds_add_up_to_the_counts_of_the_scores(pairs: list[tuple[str, str]]) -> None:
     truth, predicted = (chunks([pair[at] for pair in pairs]) for at in (0, 1))
-    counts, found = EntityCounts(), [kind for _, kind in paired(truth, predicted)]
+    counts, found = EntityCounts(), [kind for _, kind in outcomes(truth, predicted)]
     counts.add(truth, predicted)
     assert found.count("right") == counts.right.total()
     assert len(found) - found.count("spurious") == counts.expected.total()
@@ -146,7 +147,7 @@ def test_tags_are_counted_and_shown() -> None:
     example = TagExample(("Ada", "in", "Oslo"), ("B-PER", "O", "B-LOC"), "made:1")
     right, wrong = tagged(["B-PER", "O", "B-LOC"]), tagged(["B-LOC", "O", "O"])
     for prediction in (right, wrong):
-        tags.see(example, prediction)
+        tags.add(example, prediction)
     kinds, by_tag, confusions, curve, _ = tags.sections()
     assert isinstance(kinds, s.TableSection)
     assert kinds.rows == [
@@ -154,7 +155,7 @@ def test_tags_are_counted_and_shown() -> None:
         ["PER", 1, 1, 0, 0, 0, 0],
         ["all", 2, 1, 0, 0, 1, 0],
     ]
-    assert list(kinds.columns) == ["type", *KINDS]
+    assert list(kinds.columns) == ["type", *OUTCOMES]
     assert isinstance(confusions, s.Confusion)
     assert confusions.counts[1] == [1, 1, 0, 0, 0]
     assert isinstance(by_tag, s.TableSection)
@@ -164,17 +165,17 @@ def test_tags_are_counted_and_shown() -> None:
     assert tags.doubt(example, wrong) == pytest.approx(0.875)
     assert tags.doubt(example, right) is None
     assert tags.doubt(example, tagged(["B-LOC", "O", "O"], 0.6)) is None
-    shown = tags.shown(example, wrong)
+    shown = tags.show(example, wrong)
     assert shown.parts == [s.Marked("Ada"), " ", "in", " ", s.Marked("Oslo"), " "]
     assert shown.truth == "Ada: B-PER, Oslo: B-LOC"
     assert [guess.answer for guess in shown.guesses] == ["Ada: B-LOC", "Oslo: O"]
-    assert tags.shown(example, right).truth == "as predicted"
+    assert tags.show(example, right).truth == "as predicted"
 
 
 def test_of_wrong_tags_the_surest_are_shown_first() -> None:
     words, chances = tuple("abcde"), (0.5, 0.9, 0.99, 0.7, 0.6)
     rows = np.array([[chance, *[(1 - chance) / 4] * 4] for chance in chances])
-    shown = TagAnalysis(TaggingTask(), TAGS).shown(
+    shown = TagAnalysis(TaggingTask(), TAGS).show(
         TagExample(words, ("B-LOC", "B-LOC", "O", "B-LOC", "B-LOC"), "made:2"),
         TagPrediction(words, ("O",) * 5, rows),
     )
@@ -189,9 +190,9 @@ def test_of_wrong_tags_the_surest_are_shown_first() -> None:
 
 def test_plain_tags_have_no_kinds_of_errors() -> None:
     tags = TagAnalysis(TaggingTask(scheme="plain"), TAGS)
-    tags.see(TagExample(("Ada",), ("O",)), tagged(["O"]))
+    tags.add(TagExample(("Ada",), ("O",)), tagged(["O"]))
     assert [type(part).__name__ for part in tags.sections()] == [
-        "Table",
+        "TableSection",
         "Confusion",
         "Curves",
         "Details",
@@ -236,7 +237,7 @@ def test_what_becomes_of_questions(question: Question, text: str, kind: str) -> 
 def test_answers_are_counted_and_shown() -> None:
     answers = AnswerAnalysis()
     for question, text in ((KNOWN, "cat"), (KNOWN, "Oslo"), (KNOWN, "cat sat"), (UNKNOWN, "")):
-        answers.see(question, answered(text))
+        answers.add(question, answered(text))
     table, curve, _ = answers.sections()
     assert isinstance(table, s.TableSection)
     assert [row[2:] for row in table.rows] == [[1, "25.0 %"]] * 4 + [[0, "0.0 %"]] * 2
@@ -247,7 +248,7 @@ def test_answers_are_counted_and_shown() -> None:
     assert answers.doubt(KNOWN, answered("Oslo")) == 0.9
     assert answers.doubt(KNOWN, answered("Oslo", 0.6)) is None
     assert answers.doubt(KNOWN, answered("cat sat")) is None
-    shown = answers.shown(KNOWN, answered("Oslo"))
+    shown = answers.show(KNOWN, answered("Oslo"))
     assert "".join(part if isinstance(part, str) else f"[{part.text}]" for part in shown.parts) == (
         "Who sat? ‖ The big cat sat on a mat in [Oslo]."
     )
@@ -258,9 +259,9 @@ def test_answers_are_counted_and_shown() -> None:
     ]
     assert shown.truth == "big cat / cat"
     named = Question("q", "who", "the Broncos won", (("the Broncos", 0),), False)
-    guesses = answers.shown(named, AnswerPrediction("q", "Broncos", 4, 11, 0.9, 0.0, ())).guesses
+    guesses = answers.show(named, AnswerPrediction("q", "Broncos", 4, 11, 0.9, 0.0, ())).guesses
     assert guesses == [s.ReportGuess("Broncos", 0.9, True)]  # an article does not count
-    best = answers.shown(
+    best = answers.show(
         KNOWN, answered("cat")
     )  # the given answer is the first of the spans, and is shown once
     assert [(g.answer, g.right) for g in best.guesses] == [
@@ -268,16 +269,16 @@ def test_answers_are_counted_and_shown() -> None:
         ("mat", False),
         ("Oslo", False),
     ]
-    nothing = answers.shown(UNKNOWN, answered(""))
+    nothing = answers.show(UNKNOWN, answered(""))
     assert (nothing.truth, nothing.guesses[0]) == (NONE, s.ReportGuess(NONE, 0.9, True))
 
 
 def test_of_a_long_context_what_is_near_the_answer_is_shown() -> None:
     context = "x" * 300 + "cat" + "y" * 300
     question = Question("q", "Who?", context, (("cat", 300),), False)
-    shown = AnswerAnalysis().shown(question, AnswerPrediction("q", "cat", 300, 303, 0.9, 0.0, ()))
+    shown = AnswerAnalysis().show(question, AnswerPrediction("q", "cat", 300, 303, 0.9, 0.0, ()))
     assert shown.parts[1:] == ["… " + "x" * 200, s.Marked("cat"), "y" * 200 + " …"]
-    nowhere = AnswerAnalysis().shown(question, AnswerPrediction("q", "", None, None, 0.9, 0.0, ()))
+    nowhere = AnswerAnalysis().show(question, AnswerPrediction("q", "", None, None, 0.9, 0.0, ()))
     assert nowhere.parts[1:] == [clip_text(context)]
 
 
@@ -286,7 +287,7 @@ def test_residuals_are_numpys() -> None:
     truth, predicted = rng.normal(size=DRAWN + 500), rng.normal(size=DRAWN + 500)
     scores = ScoreAnalysis()
     for a, b in zip(truth.tolist(), predicted.tolist(), strict=True):
-        scores.see(TextExample("x", label=repr(a)), ScorePrediction(b))
+        scores.add(TextExample("x", label=repr(a)), ScorePrediction(b))
     cloud, rest, table = scores.sections()
     assert isinstance(cloud, s.Scatter)
     assert isinstance(rest, s.Scatter)
@@ -308,7 +309,7 @@ def test_residuals_are_numpys() -> None:
     assert [row[1] for row in table.rows] == pytest.approx(expected)
     assert scores.cost(TextExample("x", label="2.5"), ScorePrediction(1.0)) == 2.25
     assert (
-        "2.5, predicted 1" in scores.shown(TextExample("x", "y", "2.5"), ScorePrediction(1.0)).truth
+        "2.5, predicted 1" in scores.show(TextExample("x", "y", "2.5"), ScorePrediction(1.0)).truth
     )
 
 
@@ -322,15 +323,22 @@ def test_each_label_is_scikit_learns() -> None:
             "x", None, tuple(n for n, h in zip(names, held, strict=True) if h)
         )
         given = tuple(n for n, c in zip(names, row, strict=True) if c >= 0.5)
-        labels.see(
+        labels.add(
             example, MultilabelPrediction(given, dict(zip(names, row.tolist(), strict=True)))
         )
     table, curve, _ = labels.sections()
     assert isinstance(table, s.TableSection)
     assert isinstance(curve, s.Curves)
     held, mean = calibration_curve(truth.ravel(), chances.ravel(), n_bins=15)
-    assert curve.lines[0].x == pytest.approx(mean)
-    assert curve.lines[0].y == pytest.approx(held)
+    assert [part.confidence for part in labels.calibration.bins] == pytest.approx(mean)
+    assert [part.accuracy for part in labels.calibration.bins] == pytest.approx(held)
+    assert curve.lines[0].x == [part.confidence for part in labels.calibration.groups]
+    constants = [
+        f1_score(truth, np.broadcast_to(answer, truth.shape), average="micro")
+        for answer in itertools.product((False, True), repeat=3)
+        if any(answer)
+    ]
+    assert labels.baseline()["f1_micro"] == pytest.approx(max(constants))
     scores = np.array(precision_recall_fscore_support(truth, chances >= 0.5)[:3]).T
     assert [list(row[3:]) for row in table.rows] == [
         [s.percentage(value) for value in row] for row in scores
@@ -347,11 +355,11 @@ def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
     assert labels.cost(example, prediction) == pytest.approx(-(np.log(0.1) + np.log(0.7)) / 2)
     assert labels.doubt(example, prediction) == pytest.approx(0.9)
     assert labels.doubt(example, MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})) is None
-    assert labels.shown(example, prediction).guesses == [
+    assert labels.show(example, prediction).guesses == [
         s.ReportGuess("a", 0.9, False),
         s.ReportGuess("b", 0.7, True),
     ]
-    assert labels.shown(MultilabelExample("x", None, ()), prediction).truth == "no label"
+    assert labels.show(MultilabelExample("x", None, ()), prediction).truth == "no label"
 
 
 def test_choices_are_counted_and_shown() -> None:
@@ -362,17 +370,18 @@ def test_choices_are_counted_and_shown() -> None:
         ChoicePrediction(1, "snows", (0.1, 0.8, 0.1)),
     )
     for prediction in (wrong, right, right):
-        choices.see(example, prediction)
+        choices.add(example, prediction)
     confusions, _, curve, _ = choices.sections()
     assert isinstance(confusions, s.Confusion)
     assert confusions.counts == [[0, 0], [1, 2]]
+    assert choices.baseline() == {"accuracy": 1.0}
     assert isinstance(curve, s.Curves)
     assert curve.lines[0].x == pytest.approx([0.8, 0.85])
     assert curve.lines[0].y == [1.0, 0.0]
     assert choices.cost(example, wrong) == pytest.approx(-np.log(0.1))
     assert choices.doubt(example, wrong) == pytest.approx(0.75)
     assert choices.doubt(example, right) is None
-    shown = choices.shown(example, wrong)
+    shown = choices.show(example, wrong)
     assert (shown.truth, shown.guesses[1]) == ("2. snows", s.ReportGuess("2. snows", 0.1, True))
 
 
@@ -397,7 +406,7 @@ WORDS = [
     for e in TEXTS
 ]
 CASES: list[tuple[Task[Any, Any], tuple[str, ...], list[Any], str]] = [
-    (TaggingTask(), ("O", "B-X", "I-X"), WORDS, "What becomes of entities"),
+    (TaggingTask(), ("O", "B-X", "I-X"), WORDS, "Outcomes of entities"),
     (
         RegressionTask(),
         ("score",),
@@ -455,4 +464,4 @@ def test_every_trainable_task_has_a_page(
 
 def test_a_task_without_right_and_wrong_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no report on the task embed"):
-        analyst_of(toy_task(tmp_path, SentenceEmbeddingTask(), ()))
+        analysis_of(toy_task(tmp_path, SentenceEmbeddingTask(), ()))

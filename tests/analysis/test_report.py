@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bothways.analysis import report as survey
 from bothways.analysis.base import SURE
-from bothways.analysis.classes import MOST, REST, ClassAnalysis, by_class, confusion
+from bothways.analysis.calibration import Calibration
+from bothways.analysis.classes import MOST, ClassAnalysis, class_table, confusion_sections
 from bothways.analysis.report import KEPT, Worst, analyse, write_report
 from bothways.analysis.slices import Traits, overlap
 from bothways.cli import app
@@ -37,7 +38,7 @@ from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("analysed")
     bert = load_model(make_folder(folder / "bert", seed=3, initializer_range=0.4))
     model = Model(bert.model.config, (PoolerHead(), LabelHead(2)))
@@ -46,7 +47,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     save_model(
         folder / "model", model, make_tokenizer(folder / "vocabulary"), labels=("neg", "pos")
     )
-    return open_task(str(folder / "model"), device="cpu", length=12)
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def opened(source: Path) -> Predictor:
+    return open_task(str(source), device="cpu", length=12)
 
 
 EXAMPLES = [
@@ -82,7 +88,7 @@ def test_confusions_and_classes_are_scikit_learns(opened: Predictor) -> None:
     truth = [example.label for example in EXAMPLES]
     predicted = [prediction.label for _, prediction in predict(opened.task, EXAMPLES)]
     assert (
-        find(found, s.Confusion, "What was taken for what").counts
+        find(found, s.Confusion, "Confusion matrix").counts
         == confusion_matrix(truth, predicted).tolist()
     )
     scores = np.array(precision_recall_fscore_support(truth, predicted, zero_division=0.0)[:3])
@@ -92,16 +98,17 @@ def test_confusions_and_classes_are_scikit_learns(opened: Predictor) -> None:
         assert row[3:] == [s.percentage(value) for value in expected]
 
 
-def test_the_reliability_curve_is_scikit_learns(opened: Predictor) -> None:
+def test_the_reliability_curve_is_of_equally_many_predictions(opened: Predictor) -> None:
     pairs = list(predict(opened.task, EXAMPLES))
-    right = np.array([prediction.label == example.label for example, prediction in pairs])
-    confidence = np.array([max(prediction.probabilities.values()) for _, prediction in pairs])
-    (line, _) = find(
-        analyse(opened.task, EXAMPLES).sections, s.Curves, "Is it right as often as it says?"
-    ).lines
-    accuracy, mean = calibration_curve(right, confidence, n_bins=15)
-    assert line.x == pytest.approx(mean)
-    assert line.y == pytest.approx(accuracy)
+    calibration = Calibration()
+    for example, prediction in pairs:
+        chance = max(prediction.probabilities.values())
+        calibration.add(chance, prediction.label == example.label)
+    curves = find(analyse(opened.task, EXAMPLES).sections, s.Curves, "Confidence against accuracy")
+    line = curves.lines[0]  # type: ignore[attr-defined]
+    assert line.x == [part.confidence for part in calibration.groups]
+    assert line.y == [part.accuracy for part in calibration.groups]
+    assert len(line.x) > 1
 
 
 def test_slices_hold_what_they_say(opened: Predictor) -> None:
@@ -112,8 +119,8 @@ def test_slices_hold_what_they_say(opened: Predictor) -> None:
     losses = -np.log([prediction.probabilities[example.label] for example, prediction in pairs])
     rows = {(row[0], row[1]): row for row in table.rows}
     cut = np.array([item.cut > 0 for item in inputs])
-    for name, chosen in (("cut", cut), ("whole", ~cut)):
-        row = rows["read whole or cut", name]
+    for name, chosen in (("truncated", cut), ("whole", ~cut)):
+        row = rows["truncation", name]
         assert row[2] == chosen.sum()
         assert row[3] == s.percentage(right[chosen].mean())
         assert row[5] == pytest.approx(losses[chosen].mean(), rel=1e-5)
@@ -180,26 +187,51 @@ def test_only_a_sure_and_wrong_prediction_casts_doubt_on_a_label() -> None:
     assert classes.cost(TextExample("x", label="b"), prediction("a", a=1.0, b=0.0)) > 700
 
 
-def test_rare_classes_are_taken_together() -> None:
-    counts = np.random.default_rng().integers(0, 9, (MOST + 5, MOST + 5))
-    counts[:5] //= 9
-    counts[:, :5] //= 9
-    table = confusion([str(place) for place in range(MOST + 5)], counts)
-    assert table.labels == [*(str(place) for place in range(5, MOST + 5)), REST]
-    assert table.counts[0][0] == counts[5, 5]
-    assert table.counts[-1][-1] == counts[:5, :5].sum()
-    assert sum(map(sum, table.counts)) == counts.sum()
-    assert by_class(["a", "b"], np.array([[0, 0], [3, 0]])).rows[0][3:] == ["0.0 %", None, "0.0 %"]
-
-
-def test_a_class_that_is_often_true_or_often_predicted_is_none_of_the_rare() -> None:
-    counts = np.diag(np.full(MOST + 2, 5))
-    counts[0], counts[:, 1] = 0, 0
-    counts[0, 2], counts[2, 1] = 30, 30  # the first is never predicted, the second never true
-    counts[[7, 9], [7, 9]] = 1
-    assert confusion([str(place) for place in range(MOST + 2)], counts).labels == [
-        *(str(place) for place in range(MOST + 2) if place not in {7, 9}), REST,
+def test_of_many_classes_the_worst_are_shown() -> None:
+    """77 classes of equal size: the rarest are not of interest, the worst are."""
+    size = 77
+    names = [f"class {place}" for place in range(size)]
+    counts = np.diag(np.full(size, 9))
+    counts[40, 50], counts[3, 40], counts[60, 61] = 8, 5, 1
+    matrix, pairs = confusion_sections(names, counts)
+    assert isinstance(matrix, s.Confusion)
+    assert isinstance(pairs, s.TableSection)
+    assert len(matrix.labels) == MOST
+    assert {names[place] for place in (3, 40, 50, 60, 61)} <= {*matrix.labels}
+    at = [*matrix.labels].index
+    assert matrix.counts[at("class 40")][at("class 50")] == 8
+    assert "20 of 77 classes with the most errors" in matrix.note
+    assert pairs.rows == [
+        ["class 40", "class 50", 8, "47.1 %"],
+        ["class 3", "class 40", 5, "35.7 %"],
+        ["class 60", "class 61", 1, "10.0 %"],
+    ]
+    table = class_table(names, counts)
+    assert len(table.rows) == size
+    assert [row[0] for row in table.rows[:2]] == ["class 40", "class 50"]
+    assert class_table(["a", "b"], np.array([[0, 0], [3, 0]])).rows[0][3:] == [
+        "0.0 %", None, "0.0 %",
     ]  # fmt: skip
+
+
+def test_few_classes_are_all_shown() -> None:
+    counts = np.random.default_rng().integers(0, 9, (MOST, MOST))
+    (matrix,) = confusion_sections([str(place) for place in range(MOST)], counts)
+    assert isinstance(matrix, s.Confusion)
+    assert matrix.counts == counts.tolist()
+
+
+def test_the_headline_has_the_best_constant_answer(opened: Predictor) -> None:
+    analysis = analyse(opened.task, EXAMPLES)
+    labels = [example.label for example in EXAMPLES]
+    share = max(labels.count("neg"), labels.count("pos")) / len(labels)
+    assert analysis.baseline["accuracy"] == pytest.approx(share)
+    report = survey.analysis_report(opened.task, analysis, "m", "d")
+    constant = f"best constant answer: {s.readable_number(share)}"
+    assert f"({constant})" in report.headline
+    figures = report.sections[0]
+    assert isinstance(figures, s.KeyFigures)
+    assert {figure.label: figure.note for figure in figures.figures}["accuracy"] == constant
 
 
 def test_unknown_tokens_are_counted_by_their_share() -> None:
@@ -244,7 +276,7 @@ def test_of_a_single_example_no_interval_is_known() -> None:
             EncodedExample((Sequence(ids, ids.astype(np.int8)),), 4 + cut, cut), ("x",), 7, 0.5, 1.0
         )
     rows = {row[1]: row[2:] for row in traits.table(None, "loss").rows}
-    assert rows["cut"] == [1, 0.5, math.inf]
+    assert rows["truncated"] == [1, 0.5, math.inf]
     assert rows["whole"] == [2, 0.5, 0.0]
 
 
@@ -255,7 +287,7 @@ def test_pairs_are_parted_by_the_words_that_they_share() -> None:
         traits.add(EncodedExample((Sequence(ids, ids.astype(np.int8)),), 4, 0), texts, 7, 0.5, 1.0)
     parts = [part for part in traits.slices() if part.by == "words that a pair shares"]
     assert [(part.name, part.chosen.nonzero()[0].tolist()) for part in parts] == [
-        ("0% to 25% (without)", [0]), ("25% to 50% (without)", [1]), ("50% to 75% (without)", [4]), ("75% to 100%", [2]),
+        ("0% to 25% (exclusive)", [0]), ("25% to 50% (exclusive)", [1]), ("50% to 75% (exclusive)", [4]), ("75% to 100%", [2]),
     ]  # fmt: skip
 
 
@@ -280,7 +312,8 @@ def test_the_page_has_it_all(opened: Predictor, tmp_path: Path) -> None:
     )
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf8"))
     expected = [
-        "my model on dev.tsv", "on 202 examples", "What was taken for what", "Is it right as often as it says?",
+        "my model on dev.tsv", "on 202 examples", "Confusion matrix",
+        "Confidence against accuracy",
         "Expected calibration error", "Parts of the data", "length (quartiles)", "The hardest examples", "Each class",
         "Settings", "task.columns.text", "encoder.width",
     ]  # fmt: skip
@@ -299,13 +332,13 @@ def test_the_page_has_it_all(opened: Predictor, tmp_path: Path) -> None:
 
 
 def test_the_command_writes_it(
-    opened: Predictor,
+    source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save_model(tmp_path / "model", opened.task.model, opened.task.tokenizer, labels=("neg", "pos"))
+    shutil.copytree(source, tmp_path / "model")
     write_tsv(tmp_path / "dev.tsv", EXAMPLES[:40])
     words = ["evaluate", "model", "dev.tsv", "--json", "--device", "cpu", "--length", "12"]
     app([*words, "--report", "report.html"], result_action="return_value")
@@ -340,8 +373,8 @@ def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
 ) -> None:
     monkeypatch.setattr("bothways.prediction.predictor.open_task", None)
     for words, said in (
-        (["--report", str(tmp_path)], "is a folder, where a file is to be written"),
-        (["--report", str(tmp_path / "no" / "r.html")], "has no folder to lie in"),
+        (["--report", str(tmp_path)], "is a folder, not a file"),
+        (["--report", str(tmp_path / "no" / "r.html")], "the parent folder does not exist"),
         (["--limit", "1"], "limit: is for what int8 loses, and the precision is fp32"),
     ):
         with pytest.raises(BothwaysError, match=said):
@@ -349,7 +382,7 @@ def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
 
 
 def test_what_stands_in_brackets_is_shown_as_it_is(
-    opened: Predictor,
+    source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -358,8 +391,8 @@ def test_what_stands_in_brackets_is_shown_as_it_is(
     (tmp_path / "[" / "INST]").mkdir(parents=True)
     save_model(
         tmp_path / "[" / "INST]" / "m",
-        opened.task.model,
-        opened.task.tokenizer,
+        load_model(source).model,
+        load_model(source).tokenizer(),
         labels=("[/INST]", "pos"),
     )
     examples = [
