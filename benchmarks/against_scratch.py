@@ -1,9 +1,10 @@
-"""What pre-training is worth: a model folder and the same model from random weights, fine-tuned on the same data.
+"""The gain of pre-training: a model and the same architecture from random weights, fine-tuned.
 
-    python benchmarks/against_scratch.py DATA_FOLDER MODEL_FOLDER CoLA SST-2 [--rates 1e-4 3e-4] [--seeds 3] [--threads 2]
+    python benchmarks/against_scratch.py DATA_FOLDER MODEL_FOLDER CoLA SST-2
+                                         [--rates 1e-4 3e-4] [--seeds 3] [--threads 2]
 
-Each contender gets the best of the rates, by the dev data with the first seed; then all seeds run at that rate. Three epochs,
-32 examples a step, AdamW with a tenth of warm-up.
+Each contender gets its best learning rate on the dev data with the first seed; then all seeds run
+at that rate. Three epochs, 32 examples per step, AdamW with 10 % warm-up.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import statistics
 from pathlib import Path
 
 import torch
+from bothways.model.lstm_config import ModelConfig
 
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import LabelledData
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model
-from bothways.model.config import EncoderConfig
 from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
@@ -29,12 +30,12 @@ from finetuning import DATA, Data, read
 
 
 def score(
-    start: Model | EncoderConfig, data: LabelledData, job: Data, rate: float, seed: int
+    start: Model | ModelConfig, data: LabelledData, job: Data, rate: float, seed: int
 ) -> float:
-    """The dev score at the end of one run."""
+    """Fine-tune once; return the dev score at the end."""
     training = dataclasses.replace(finetune_adam(), optimizer=AdamW(lr=rate), evaluate=None)
     return fit_task(
-        start, data, FinetuneSettings(training, job.length, task=job.definition), seed=seed
+        start, data, FinetuneSettings(training, job.length, task=job.task), seed=seed
     ).metrics[job.metric]
 
 
@@ -64,7 +65,8 @@ def main() -> None:
             tried = ", ".join(f"{rate:g}: {100 * value:.1f}" for rate, value in first.items())
             mean = 100 * statistics.mean(scores)
             print(
-                f"{name:6} {contender:20} {DATA[name].metric} {mean:.1f} ({listed}) at {best:g} (tried {tried})",
+                f"{name:6} {contender:20} {DATA[name].metric} {mean:.1f} ({listed}) "
+                f"at {best:g} (tried {tried})",
                 flush=True,
             )
 

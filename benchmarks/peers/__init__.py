@@ -1,1 +1,1 @@
-"""What transformers' Trainer does with a task, one file per kind of task; `benchmarks/finetuning.py` runs them."""
+"""Training with transformers' Trainer, one file per kind of task."""

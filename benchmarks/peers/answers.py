@@ -50,11 +50,11 @@ def answers(data: LabelledData, plan: Plan) -> Trained:
     owned: list[list[int]] = [[] for _ in data.dev_examples]
     for place in places:
         owned[asked["overflow_to_sample_mapping"][place]].append(place)
-    said = [
+    answers = [
         _best(example.context, asked, own, scores)
         for example, own in zip(data.dev_examples, owned, strict=True)
     ]
-    return Trained(said, seconds, tokens)
+    return Trained(answers, seconds, tokens)
 
 
 def _windows(tokenizer: Any, examples: Many[Question], length: int) -> Any:
@@ -113,12 +113,12 @@ def _most(scores: NDArray[np.float32]) -> list[int]:
     return np.argsort(-scores, kind="stable")[:N_BEST].tolist()  # type: ignore[no-any-return]
 
 
-def score_answers(examples: Many[Question], said: list[Any], metric: str) -> float:
+def score_answers(examples: Many[Question], answers: list[Any], metric: str) -> float:
     """Mean over the questions of the F1, or the exact match, with the nearest right answer."""
     formula = {"f1": _f1, "em": lambda found, right: float(_words(found) == _words(right))}[metric]
     nearest = [
         max(formula(text, right) for right, _ in example.answers)
-        for example, text in zip(examples, said, strict=True)
+        for example, text in zip(examples, answers, strict=True)
     ]
     return float(np.mean(nearest))
 

@@ -44,11 +44,11 @@ def _parts(values: NDArray[Any], lengths: Many[int]) -> list[list[int]]:
     return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])]
 
 
-def score_choices(examples: Many[Any], said: list[Any], metric: str) -> float:
+def score_choices(examples: Many[Any], answers: list[Any], metric: str) -> float:
     """The share that is right."""
     assert metric == "accuracy"
     return float(
-        np.mean([example.label == place for example, place in zip(examples, said, strict=True)])
+        np.mean([example.label == place for example, place in zip(examples, answers, strict=True)])
     )
 
 

@@ -49,22 +49,22 @@ def _rows(inputs: Many[EncodedExample]) -> Rows:
     ]
 
 
-def score_classes(examples: Many[Any], said: list[Any], metric: str) -> float:
+def score_classes(examples: Many[Any], answers: list[Any], metric: str) -> float:
     """By scikit-learn."""
     gold = [example.label for example in examples]
     known: dict[str, Callable[[], Any]] = {
-        "accuracy": lambda: accuracy_score(gold, said),
-        "mcc": lambda: matthews_corrcoef(gold, said),
-        "f1_macro": lambda: f1_score(gold, said, average="macro"),
+        "accuracy": lambda: accuracy_score(gold, answers),
+        "mcc": lambda: matthews_corrcoef(gold, answers),
+        "f1_macro": lambda: f1_score(gold, answers, average="macro"),
     }
     return float(known[metric]())
 
 
-def score_numbers(examples: Many[Any], said: list[Any], metric: str) -> float:
+def score_numbers(examples: Many[Any], answers: list[Any], metric: str) -> float:
     """By scipy."""
     return float(
         {"pearson": pearsonr, "spearman": spearmanr}[metric](
-            [float(e.label) for e in examples], said
+            [float(e.label) for e in examples], answers
         ).statistic
     )
 

@@ -1,4 +1,4 @@
-"""The shared part of all peers: transformers' Trainer with the settings of `benchmarks/finetuning.py`."""
+"""Training with transformers' Trainer and the settings of `benchmarks/finetuning.py`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """How a side is trained.
+    """The settings of a side.
 
     Attributes:
-        folder: of the model.
-        length: of the longest sequence.
-        epochs: how long.
-        seed: of the new head and of the data's order.
-        batch: examples in a step of the Trainer.
-        padded: to how many tokens the Trainer's side pads every sequence; none pads to the longest of the batch.
-        defaults: both sides keep their own defaults: here the precision is what the processor does best.
-        precision: of both sides otherwise.
+        folder: the model folder.
+        length: maximum length of a sequence in tokens.
+        epochs: length of the training.
+        seed: seed of the new head and of the order of the data.
+        batch: examples per step of the Trainer.
+        padded: length in tokens to which the Trainer's side pads every sequence; None pads to
+            the longest sequence of the batch.
+        defaults: both sides keep their own defaults; this library uses the processor's fastest
+            precision.
+        precision: precision of both sides otherwise.
     """
 
     folder: Path
@@ -49,12 +51,12 @@ class Trained:
     """A side after training.
 
     Attributes:
-        said: of each dev example, in the form that the scores of its task compare.
-        seconds: of the training alone.
-        tokens: that were read in training, padding not counted.
+        answers: the prediction for each dev example, in the form that `Peer.score` compares.
+        seconds: duration of training.
+        tokens: number of training tokens without padding.
     """
 
-    said: list[Any]
+    answers: list[Any]
     seconds: float
     tokens: int
 
@@ -64,14 +66,15 @@ class Peer:
     """A kind of task.
 
     Attributes:
-        theirs: train with transformers, and answer the dev examples.
-        said: a prediction of this library in the same form.
-        score: of what was said of dev examples, by a metric; by other code than this library's.
-        padded: to how many tokens transformers' example for the task pads by default; none pads to the longest of the batch.
+        theirs: trains with transformers and predicts the dev examples.
+        answer_of: converts a prediction of this library to the same form.
+        score: scores answers to dev examples by a metric, without code of this library.
+        padded: length in tokens to which transformers' example for the task pads; None pads to
+            the longest sequence of the batch.
     """
 
     theirs: Callable[[LabelledData, Plan], Trained]
-    said: Callable[[Any], Any]
+    answer_of: Callable[[Any], Any]
     score: Callable[[Many[Any], list[Any], str], float]
     padded: int | None = None
 
@@ -79,11 +82,11 @@ class Peer:
 def train(
     model: Callable[[], Any], rows: Rows, asked: Rows, plan: Plan, collator: Callable[..., Any]
 ) -> tuple[Any, float, int]:
-    """What the model says of the rows that are asked, the seconds of training, and its tokens.
+    """Train a model; return its outputs for the rows `asked`, seconds, and training tokens.
 
     Args:
-        model: makes it; called after the seed is set.
-        collator: of the tokenizer; makes a batch of rows.
+        model: builds the model; called after the seed is set.
+        collator: class of transformers that makes a batch of rows.
     """
     padding = {"padding": "max_length", "max_length": plan.padded} if plan.padded else {}
     collate = collator(AutoTokenizer.from_pretrained(plan.folder), **padding)

@@ -54,13 +54,13 @@ def _rows(inputs: Many[EncodedExample]) -> Rows:
     return rows
 
 
-def score_tags(examples: Many[Any], said: list[Any], metric: str) -> float:
+def score_tags(examples: Many[Any], answers: list[Any], metric: str) -> float:
     """F1 of entities by seqeval, as conlleval counts them."""
     assert metric == "f1"
     return float(
         f1_score(
             [list(example.tags) for example in examples],
-            [list(found) for found in said],
+            [list(found) for found in answers],
             zero_division=0,
         )
     )

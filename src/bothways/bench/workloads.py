@@ -1,7 +1,7 @@
-"""Who is compared at a pre-training step, and at what work.
+"""The workloads and contenders of `bothways bench`.
 
-Each step is a whole update: forward, both losses, backward, clipping, AdamW. Ours goes through the library's own loop. On a GPU
-both come once more with the compiler that each offers.
+A step is a whole update: forward, both losses, backward, clipping, AdamW. This library runs it in
+its training loop. On a GPU both libraries are timed again with compiled models.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bothways.core.batch import Batch, pack
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
-from bothways.core.targets import LabelTargets
+from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.data.loader import LoadedStep
 from bothways.data.masking import Masking, Vocabulary
 from bothways.finetuning.config import finetune_adam
@@ -48,18 +48,15 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Of all sequences together."""
+        """Number of tokens of all sequences."""
         return self.rows * self.length
 
     @property
     def operations(self) -> float:
-        """Floating-point operations of one step, as the module counts them."""
+        """Floating-point operations of one step, counted as described in `race`."""
         predicted = Masking().count(self.length) / self.length
-        return (
-            (1 + BACKWARD)
-            * self.tokens
-            * forward_flops(self.encoder, (MaskedHead(),), self.length, predicted)
-        )
+        forward = forward_flops(self.encoder, (MaskedHead(),), self.length, predicted)
+        return (1 + BACKWARD) * self.tokens * forward
 
 
 WORKLOADS = {
@@ -68,13 +65,13 @@ WORKLOADS = {
     "long": Workload("BERT-base", EncoderConfig(30522), 64, 512),
     "large": Workload("BERT-large", EncoderConfig(30522, 1024, 24, 16, 4096), 32, 512),
 }
-USUAL = finetune_adam()
+DEFAULT_TRAINING = finetune_adam()
 SUITED = {"cpu": ("small", "base"), "cuda": ("long", "large", "base")}
-"""The workloads that fill a device and do not take hours; the first one is the usual."""
+"""The workloads that keep a device busy without taking hours, the default first."""
 
 
 def make_batch(work: Workload, seed: int = 0) -> Batch:
-    """Random tokens in pairs of segments, masked."""
+    """Return random masked tokens in pairs of segments."""
     rng = np.random.default_rng(seed)
     special = np.zeros(work.encoder.vocab, dtype=bool)
     special[:5] = True
@@ -93,18 +90,22 @@ def make_batch(work: Workload, seed: int = 0) -> Batch:
 
 
 def ours(
-    work: Workload, batch: Batch, precision: Precision, device: torch.device, how: Training = USUAL
+    work: Workload,
+    batch: Batch,
+    precision: Precision,
+    device: torch.device,
+    training: Training = DEFAULT_TRAINING,
 ) -> Callable[[], None]:
-    """One update of this library, through its own loop."""
+    """Return a function that makes one update with the training loop of this library."""
     model = Model(*MaskedLMNextSentence().models(work.encoder)["model"])
     learner = MaskedLMLearner(model).to(device)
-    compute_as(learner.model.encoder, how, device)
+    compute_as(learner.model.encoder, training, device)
     batch = batch if device.type == "cpu" else batch.pinned()
     optimizer = build_optimizer(AdamW(), learner.named_parameters())
     step = LoadedStep((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
 
     def update() -> None:
-        """A step of the loop."""
+        """Make one step."""
         fit(
             learner, [step], optimizer, lambda _: 1.0, Single(),
             until=Steps(1), progress=RunState(), on_step=lambda *_: False, precision=precision,
@@ -116,26 +117,26 @@ def ours(
 def transformers(
     work: Workload, batch: Batch, precision: Precision, device: torch.device, compiled: bool = False
 ) -> Callable[[], None]:
-    """One update of transformers' BertForPreTraining as its documentation has it, padded rows and labels at all places."""
+    """Return a function that makes one update of BertForPreTraining, written as documented there.
+
+    Rows are padded and every position has a label.
+    """
     from transformers import BertConfig, BertForPreTraining
 
-    c = work.encoder
-    model = BertForPreTraining(
-        BertConfig(
-            vocab_size=c.vocab,
-            hidden_size=c.width,
-            num_hidden_layers=c.depth,
-            num_attention_heads=c.heads,
-            intermediate_size=c.intermediate_size,
-        )
-    ).to(device)
+    config = BertConfig(
+        vocab_size=work.encoder.vocab,
+        hidden_size=work.encoder.width,
+        num_hidden_layers=work.encoder.depth,
+        num_attention_heads=work.encoder.heads,
+        intermediate_size=work.encoder.intermediate_size,
+    )
+    model = BertForPreTraining(config).to(device).train()
     forward = torch.compile(model) if compiled else model
-    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     inputs = {name: x.to(device) for name, x in _padded(batch).items()}
 
     def update() -> None:
-        """A step as it is usually written."""
+        """Make one step."""
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             loss = forward(**inputs).loss
         loss.backward()
@@ -147,10 +148,9 @@ def transformers(
     return update
 
 
-def _padded(batch: Batch) -> dict[str, Any]:
+def _padded(batch: Batch) -> dict[str, Tensor]:
     rows = batch.layout.sequences
-    masked: Any = batch.targets["masked"]
-    pair: Any = batch.targets["pair"]
+    masked = batch.target("masked", TokenTargets)
     labels = torch.full_like(batch.ids, -100)
     labels[masked.index] = masked.ids
     ids = batch.ids.view(rows, -1)
@@ -159,7 +159,7 @@ def _padded(batch: Batch) -> dict[str, Any]:
         "attention_mask": torch.ones_like(ids),
         "token_type_ids": batch.segments.view(rows, -1),
         "labels": labels.view(rows, -1),
-        "next_sentence_label": pair.labels,
+        "next_sentence_label": batch.target("pair", LabelTargets).labels,
     }
 
 
@@ -167,11 +167,13 @@ Contender = Callable[[Workload, Batch, Precision, torch.device], Callable[[], No
 CONTENDERS: Mapping[str, Contender] = {
     "bothways": ours,
     "transformers": transformers,
-    "bothways compiled": partial(ours, how=dataclasses.replace(USUAL, compiled=True)),
+    "bothways compiled": partial(
+        ours, training=dataclasses.replace(DEFAULT_TRAINING, compiled=True)
+    ),
     "transformers compiled": partial(transformers, compiled=True),
 }
 
 
 def contenders(device: torch.device) -> tuple[str, ...]:
-    """Who takes part on a device: on a CPU nobody compiled, which takes longer to begin than all the rest."""
+    """Return the contenders for a device; on a CPU compiling takes longer than the whole race."""
     return tuple(name for name in CONTENDERS if device.type != "cpu" or "compiled" not in name)
