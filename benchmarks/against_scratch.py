@@ -16,12 +16,12 @@ import statistics
 from pathlib import Path
 
 import torch
-from bothways.model.lstm_config import ModelConfig
 
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import LabelledData
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model
+from bothways.model.config import ModelConfig
 from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer

@@ -17,10 +17,10 @@ def programs(file: Path) -> Iterator[ast.Module]:
     """Yield the syntax tree of a script, and those of the programs it holds as strings."""
     tree = ast.parse(file.read_text(encoding="utf8"), str(file))
     yield tree
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if node.value.startswith("\n") and "import " in node.value:
-                yield ast.parse(node.value)
+    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    for text in strings:
+        if isinstance(text, str) and text.startswith("\n") and "import " in text:
+            yield ast.parse(text)
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
