@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bothways.core.batch import Batch, pack
 from bothways.core.sequence import Sequence
@@ -148,11 +148,11 @@ def transformers(
     return update
 
 
-def _padded(batch: Batch) -> dict[str, Tensor]:
+def _padded(batch: Batch) -> dict[str, Any]:
     rows = batch.layout.sequences
     masked = batch.target("masked", TokenTargets)
     labels = torch.full_like(batch.ids, -100)
-    labels[masked.index] = masked.ids
+    labels[masked.index] = torch.as_tensor(masked.ids)
     ids = batch.ids.view(rows, -1)
     return {
         "input_ids": ids,
