@@ -443,18 +443,13 @@ def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(monkeypatch):
 
 
 def tensors(value: object) -> list[Tensor]:
-    """All in a batch, those of its rectangles too."""
+    """All in a batch, as it is moved: rectangles are made where they are needed."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
         return [tensor for part in value.values() for tensor in tensors(part)]
     if isinstance(value, Layout):
-        return [
-            value.cu_seqlens,
-            value.positions,
-            value.sequence_ids,
-            *(t for part in value.rectangles for t in tensors(part)),
-        ]
+        return [value.cu_seqlens, value.positions, value.sequence_ids]
     if dataclasses.is_dataclass(value):
         return [
             tensor
