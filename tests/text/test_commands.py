@@ -185,7 +185,9 @@ def test_a_hyphen_is_the_standard_input(tmp_path, capsys, monkeypatch):
             match=r"^reading documents from standard input is not supported\n  Save it to a file",
         ):
             run(*line)
-    with pytest.raises(DataError, match=r"^reading documents from standard input is not supported\n"):
+    with pytest.raises(
+        DataError, match=r"^reading documents from standard input is not supported\n"
+    ):
         app(
             ["corpus", "build", "-", "--tokenizer", str(folder), "--out", str(tmp_path / "out")],
             result_action="return_value",
