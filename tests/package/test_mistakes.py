@@ -17,8 +17,6 @@ from bothways.data.documents import Document
 from bothways.quickstart.labelled_data import labelled_examples
 from bothways.sweeps.grid import parse_grid
 
-NO_RUN = "typo: --resume is given, but there is no such folder"
-
 
 @pytest.mark.parametrize(
     ("line", "message"),
@@ -27,23 +25,6 @@ NO_RUN = "typo: --resume is given, but there is no such folder"
         (
             ["convert", "nobody/model", "--out", "x", "--window", "512"],
             r"nobody/model: no such folder\n.*hf download",
-        ),
-        (["pretrain", "corpus", "--out", "typo", "--resume"], NO_RUN),
-        (["finetune", "m", "d.tsv", "--out", "typo", "--resume"], NO_RUN),
-        (
-            [
-                "search",
-                "m",
-                "d.tsv",
-                "--dev",
-                "d.tsv",
-                "--grid",
-                "seed=1,2",
-                "--out",
-                "typo",
-                "--resume",
-            ],
-            r"typo: --resume is given, but there is no such folder",
         ),
         (
             ["finetune", "m", "d.tsv", "training.early_stopping=3"],

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bothways.cli import app
 from bothways.core.errors import BothwaysError, CheckpointError, ConfigError, DataError, FolderError
 from bothways.core.finding import Finding
 from bothways.data.batching import ExampleBudget
@@ -28,7 +29,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import LabelHead, MaskedHead, PairHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLM
-from bothways.pretraining.build import begin_from, build_models, preflight, vocabulary_of
+from bothways.pretraining.build import build_models, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern, paper
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.run import pretrain
@@ -166,7 +167,7 @@ def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(
 
 def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> None:
     config = settings(corpus, evaluation_tokens=100)
-    learner = config.objective.learner(build_models(config), vocabulary_of(corpus))
+    learner = config.objective.learner(build_models(config, corpus), vocabulary_of(corpus))
     _, held_out = corpus.split(config.held_out, config.seed)
     scoring = HeldOut(config, corpus, held_out, plan_here(), learner)
     read = sum(batch.layout.tokens for step in scoring._steps for batch in step.microbatches)
@@ -191,8 +192,7 @@ def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(
     done = pretrain(config, corpus, tmp_path / "first")
     assert set(done.model.heads) == {"masked"}
     model = tmp_path / "first" / "model"
-    begun = begin_from(str(model), config, corpus)
-    again = pretrain(config, corpus, tmp_path / "second", start=begun)
+    again = pretrain(dataclasses.replace(config, start=str(model)), corpus, tmp_path / "second")
     first = load_model(model).model.state_dict()
     assert again.metrics["held-out/loss/masked"] < done.metrics["held-out/loss/masked"]
     assert set(first) == set(again.model.state_dict())
@@ -212,7 +212,7 @@ def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(
     with pytest.raises(
         ConfigError, match=r"start: the corpus .* was built with another vocabulary"
     ):
-        begin_from(str(tmp_path / "model"), config, corpus)
+        build_models(dataclasses.replace(config, start=str(tmp_path / "model")), corpus)
 
 
 def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(
@@ -224,8 +224,9 @@ def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(
     )
     save_model(tmp_path / "model", bare, corpus.tokenizer)
     with pytest.raises(FolderError, match=r"fresh=\['masked', 'pair'\]"):
-        begin_from(str(tmp_path / "model"), settings(corpus), corpus)
-    begun = begin_from(str(tmp_path / "model"), config, corpus)
+        build_models(settings(corpus, start=str(tmp_path / "model")), corpus)
+    start = dataclasses.replace(config, start=str(tmp_path / "model"))
+    begun = build_models(start, corpus)["model"]
     assert set(begun.heads) == {"masked", "pair", "pooler"}
     kept = begun.encoder.state_dict()
     assert all(
@@ -238,8 +239,8 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
 ) -> None:
     encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
     save_model(tmp_path / "model", Model(encoder, (MaskedHead(), PairHead())), corpus.tokenizer)
-    run = command(corpus, tmp_path / "run", "--start", str(tmp_path / "model"))
-    assert "encoder: is set, but with --start it is the model's" in run.communicate(timeout=60)[1]
+    run = command(corpus, tmp_path / "run", "--start", str(tmp_path / "model"), "encoder.depth=3")
+    assert "model: only its dropout may differ" in " ".join(run.communicate(timeout=60)[1].split())
 
 
 def test_two_ranks_come_to_the_weights_of_one(corpus: Corpus, tmp_path: Path) -> None:
@@ -377,13 +378,55 @@ def test_a_finished_run_is_extended_and_reported_in_another_way(
     assert "4 steps" in (tmp_path / "run" / "config.toml").read_text()
 
 
+class Messages:
+    """Collects messages."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def stage(self, name: str, total: float | int | None = None) -> None:
+        pass
+
+    def advance(self, done: float | int) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_run_in_memory_learns_the_same_and_writes_nothing(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole, events = pretrain(settings(corpus, 3), corpus, tmp_path / "run"), []
+    done = pretrain(settings(corpus, 3), corpus, on_event=events.append)
+    assert [event.progress.steps for event in events if event.kind == "step"] == [1, 2, 3]
+    assert (done.metrics, done.folder) == (whole.metrics, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_dropout_can_be_set_where_a_model_gives_the_encoder(corpus: Corpus, tmp_path: Path) -> None:
+    encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
+    save_model(tmp_path / "model", Model(encoder, (MaskedHead(), PairHead())), corpus.tokenizer)
+    words = ["--start", str(tmp_path / "model"), "training.until=1 steps", "phases.0.length=32"]
+    words = ["pretrain", str(corpus.folder), *words, "batch.n=512", "evaluation_tokens=400"]
+    for name, more, rate in (("set", ["encoder.dropout.hidden=0.0"], 0.0), ("kept", [], 0.1)):
+        app([*words, *more, "--out", str(tmp_path / name)], result_action="return_value")
+        model = load_model(tmp_path / name / "model").model
+        assert model.config.dropout.hidden == rate
+    shape = ["encoder.width=32", "encoder.heads=2", "encoder.depth=1", "--resume"]
+    more = [word for word in words if "model" not in word and word != "--start"]
+    with pytest.raises(CheckpointError, match=r"start was .*model', is None"):
+        app([*more, *shape, "--out", str(tmp_path / "kept")], result_action="return_value")
+
+
 def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus, tmp_path: Path) -> None:
     said: list[str] = []
     pretrain(
         settings(corpus, 1, phases=(PretrainPhase(8),)),
         corpus,
         tmp_path / "run",
-        on_finding=lambda finding: said.append(str(finding)),
+        progress=Messages(said),
     )
     assert any("longer than 5 tokens and will be cut" in text for text in said), said
 

@@ -13,7 +13,6 @@ from bothways.core.terminal import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bothways.core.finding import Finding
     from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.run import PretrainResult
 
@@ -58,35 +57,26 @@ def pretrain(
     """
     from rich.console import Console
 
+    from bothways.commands.progress import MessageProgress
     from bothways.core.config import reader as configs
-    from bothways.core.errors import ConfigError
     from bothways.data.corpus import Corpus
     from bothways.families.catalogue import preset
     from bothways.pretraining import run as job
-    from bothways.pretraining.build import begin_from, fit_to_corpus
+    from bothways.pretraining.build import fit_to_corpus, start_encoder
     from bothways.pretraining.config import RECIPES, PretrainConfig
 
     if resume:
         check_begun(out)
     text = Corpus.open(corpus)
-    base = RECIPES[recipe](fit_to_corpus(preset(model), text.tokenizer))
+    if start is None:
+        base = RECIPES[recipe](fit_to_corpus(preset(model), text.tokenizer))
+    else:
+        encoder = start_encoder(start)
+        base = dataclasses.replace(RECIPES[recipe](encoder), encoder=encoder, start=start)
     settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
-    begun = None
-    if start is not None:
-        begun = begin_from(start, settings, text)
-        if settings.encoder not in (base.encoder, begun.config):
-            raise ConfigError(
-                "is set, but with --start it is the model's", where="encoder", fix="Leave it out."
-            )
-        settings = dataclasses.replace(settings, encoder=begun.config)
     console = Console(stderr=True)
-
-    def warn(finding: Finding) -> None:
-        """What the preflight warns of."""
-        say(console, f"{finding.severity}: {finding}")
-
     done = job.pretrain(
-        settings, text, out, resume=resume, device=device, start=begun, on_finding=warn
+        settings, text, out, resume=resume, device=device, progress=MessageProgress(console)
     )
     _conclude(done, settings, console)
 

@@ -98,6 +98,23 @@ def terminal_progress(console: Console, *, hidden: bool = False) -> Iterator[Pro
         yield _Bar(bar)
 
 
+class MessageProgress:
+    """A `core.progress.Progress` that prints messages alone, beside another live display."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def stage(self, name: str, total: float | int | None = None) -> None:
+        """Show nothing."""
+
+    def advance(self, done: float | int) -> None:
+        """Show nothing."""
+
+    def message(self, text: str) -> None:
+        """Print a line."""
+        say(self._console, text)
+
+
 class _Bar:
     """A `core.progress.Progress` that draws with rich."""
 

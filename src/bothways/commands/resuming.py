@@ -25,16 +25,9 @@ def keeping(out: Path, console: Console, kept: str = "Finished work") -> Iterato
 
 
 def check_begun(out: Path) -> None:
-    """Check that there is a run to resume.
-
-    Raises:
-        ResourceError: the folder does not exist.
-    """
+    """Print a note if there is no run to resume: a new one starts."""
     if not out.exists():
-        from bothways.core.errors import ResourceError
-
-        fix = "Check --out, or omit --resume to start a run."
-        raise ResourceError("--resume is given, but there is no such folder", where=out, fix=fix)
+        print(f"note: {out} has no run to resume: starting one", file=sys.stderr)
 
 
 def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:

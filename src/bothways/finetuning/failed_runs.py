@@ -77,8 +77,8 @@ class Failure:
 
     def _advice(self) -> Iterator[str]:
         """Yield what helps and was not done."""
-        training, warmup = self.training, self.training.schedule.warmup
-        rate = training.optimizer.lr
+        training, warmup = self.training, getattr(self.training.schedule, "warmup", None)
+        rate = getattr(training.optimizer, "lr", 0.0)
         short = self.updates is not None and self.updates < FEW_UPDATES
         if short or self.unfinished:
             made = f"; it made {self.updates:,} updates" if self.updates is not None else ""

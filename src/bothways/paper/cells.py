@@ -94,13 +94,9 @@ def best_of(results: Iterable[CellResult]) -> CellResult | None:
 
 def cell_folder(out: Path, experiment: Experiment, settings: FinetuneConfig) -> Path:
     """A folder for each cell, named by what cells differ in."""
+    rate = getattr(settings.training.optimizer, "lr", 0.0)
     batch, until = settings.batch.n, str(settings.training.until).replace(" ", "-")
-    return (
-        out
-        / "runs"
-        / experiment.name
-        / f"lr{settings.training.optimizer.lr:g}-batch{batch}-{until}-seed{settings.seed}"
-    )
+    return out / "runs" / experiment.name / f"lr{rate:g}-batch{batch}-{until}-seed{settings.seed}"
 
 
 def cells(experiment: Experiment) -> Iterator[FinetuneConfig]:

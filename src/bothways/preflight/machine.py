@@ -60,9 +60,14 @@ class Load:
         return ADAM_BYTES * self.parameters + 4.0 * kept * self.microbatch
 
 
-def check_machine(load: Load, folder: Path, device: torch.device) -> list[Finding]:
-    """Disk space for checkpoints and the model, and memory for a step by an estimate."""
-    return [*_check_disk(load, folder), *_check_memory(load, device)]
+def check_machine(load: Load, folder: Path | None, device: torch.device) -> list[Finding]:
+    """Check the disk space for checkpoints and model, and estimate the memory of a step.
+
+    Args:
+        folder: of the run; None for a run in memory.
+    """
+    disk = [] if folder is None else _check_disk(load, folder)
+    return [*disk, *_check_memory(load, device)]
 
 
 def forecast(
@@ -111,7 +116,9 @@ def _check_disk(load: Load, folder: Path) -> list[Finding]:
         SAVED_BYTES * load.parameters * load.checkpoints + 4 * load.parameters,
         disk_free(folder),
     )
-    if needed <= free:
+    # What a resumed run has written already is replaced, not added to.
+    written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
+    if needed <= free + sum(file.stat().st_size for file in written if file.is_file()):
         return []
     what = f"{load.checkpoints} checkpoints and the model take {_size(needed)}, but {_size(free)} are free"
     return [

@@ -47,32 +47,52 @@ def fit_to_corpus(encoder: C, tokenizer: Tokenizer) -> C:
     return dataclasses.replace(encoder, vocab=tokenizer.size, pad=pad, position=position)
 
 
-def begin_from(source: str, settings: PretrainConfig, corpus: Corpus) -> Model:
-    """Return a model folder's weights with the heads of the objective.
+def start_encoder(source: str) -> ModelConfig:
+    """Return the configuration of the encoder in a model folder or on the Hub."""
+    return read_hf_config(resolve(source)).encoder
 
-    Heads that the folder lacks must be among `settings.fresh`.
+
+def _load_start(source: str, settings: PretrainConfig, corpus: Corpus) -> Model:
+    """Return the weights of `settings.start` with the heads of the objective and its dropout.
 
     Raises:
-        FolderError: the folder lacks a head, or is no model.
+        FolderError: the folder lacks a head that is not in `settings.fresh`, or is no model.
         TokenizerError: the folder has no tokenizer.
-        ConfigError: the objective does not fit the model, or the corpus has another vocabulary.
+        ConfigError: the encoder is not the folder's, or the corpus has another vocabulary.
     """
     folder = resolve(source)
     if Tokenizer.load(folder).backend.get_vocab() != corpus.tokenizer.backend.get_vocab():
         what = f"the corpus {corpus.folder} was built with another vocabulary than that of {source}"
         fix = f"Build it with that one: bothways corpus build … --tokenizer {source}"
         raise ConfigError(what, where="start", fix=fix)
-    torch.manual_seed(settings.seed)
-    heads = settings.objective.models(read_hf_config(folder).encoder)["model"].heads
-    return load_model(folder, heads, settings.fresh).model
+    heads = settings.objective.models(settings.encoder)["model"].heads
+    model = load_model(folder, heads, settings.fresh).model
+    if model.config == settings.encoder:
+        return model
+    # Every encoder has a field `dropout`, of a type of its own.
+    if dataclasses.replace(model.config, dropout=settings.encoder.dropout) != settings.encoder:  # type: ignore[arg-type]
+        what = f"is not that of {source}: only its dropout may differ"
+        raise ConfigError(what, where="encoder", fix="Leave the other settings out.")
+    changed = Model(settings.encoder, model.specification)
+    changed.load_state_dict(model.state_dict())
+    changed.kept = model.kept
+    return changed
 
 
-def build_models(settings: PretrainConfig, start: Model | None = None) -> dict[str, Model]:
-    """Return the objective's models by role, seeded; "model" is `start` if there is one."""
+def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
+    """Return the objective's models by role, seeded; "model" starts from `settings.start`.
+
+    Raises:
+        ConfigError, FolderError, TokenizerError: `settings.start` cannot be used.
+    """
     torch.manual_seed(settings.seed)
-    specs = settings.objective.models(settings.encoder)
-    given = {} if start is None else {"model": start}
-    return {role: given.get(role) or Model(*spec) for role, spec in specs.items()}
+    models = {}
+    for role, spec in settings.objective.models(settings.encoder).items():
+        if role == "model" and settings.start is not None:
+            models[role] = _load_start(settings.start, settings, corpus)
+        else:
+            models[role] = Model(*spec)
+    return models
 
 
 def vocabulary_of(corpus: Corpus) -> Vocabulary:
@@ -100,7 +120,7 @@ def loader_of(
 
 
 def preflight(
-    settings: PretrainConfig, corpus: Corpus, folder: Path, device: torch.device
+    settings: PretrainConfig, corpus: Corpus, folder: Path | None, device: torch.device
 ) -> list[Finding]:
     """Return the notes and warnings about a run: ids, classes, data, disk and memory.
 

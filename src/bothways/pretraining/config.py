@@ -60,7 +60,10 @@ class PretrainConfig:
         evaluation_tokens: how many tokens of held-out text are scored each time.
         data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none if never.
         seed: of weights, data and dropout.
-        fresh: heads of a model to go on from that start at random; a sentence encoder, say, has none for masked tokens.
+        start: a model folder or Hub id whose weights the run starts from, with `encoder` its
+            configuration, except for dropout; None for random weights.
+        fresh: heads that `start` lacks and that start at random, such as "masked" for a sentence
+            encoder.
     """
 
     encoder: ModelConfig
@@ -73,6 +76,7 @@ class PretrainConfig:
     evaluation_tokens: int = 200_000
     data_copies: int | None = None
     seed: int = 0
+    start: str | None = None
     fresh: tuple[str, ...] = ()
 
     def segments_of(self, phase: PretrainPhase) -> Segments:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
-from bothways.core.finding import Finding
 from bothways.core.learner import Learner
+from bothways.core.progress import SILENT, Progress
 from bothways.core.source import Cursor, TrainingStep
 from bothways.data.corpus import Corpus
 from bothways.data.loader import ahead
@@ -40,7 +40,7 @@ from bothways.training.parallel import Plan, connected, is_main, plan_here, rank
 from bothways.training.run import Training
 from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState
-from bothways.training.store import FolderStore
+from bothways.training.store import FolderStore, MemoryStore
 
 
 @dataclass(frozen=True)
@@ -74,73 +74,75 @@ class PretrainResult:
 def pretrain(
     settings: PretrainConfig,
     corpus: Corpus,
-    folder: Path,
+    folder: Path | None = None,
     *,
     resume: bool = False,
     device: str = "auto",
-    start: Model | None = None,
-    on_finding: Callable[[Finding], object] = lambda _: None,
+    progress: Progress = SILENT,
+    on_event: run.OnEvent = lambda event: None,
 ) -> PretrainResult:
-    """Pre-train on a corpus.
+    """Pre-train on a corpus and save the model in `folder/model`.
 
-    Under `torchrun` each process is a rank. SIGINT and SIGTERM end the run after a step, with a checkpoint.
+    Under `torchrun` each process is a rank. SIGINT, SIGTERM and SIGHUP end the run after a step,
+    with a checkpoint.
 
     Args:
-        folder: of this run: checkpoints, metrics, `config.toml`.
-        resume: go on from the newest checkpoint in the folder; without, it must be new or empty.
-        start: a model to go on from, with the heads of `settings.segments`; none for new weights.
-        on_finding: takes what the preflight warns of.
+        folder: of this run: checkpoints, metrics, `config.toml`, `model/`; None for a run in
+            memory, which ends with its last weights and saves nothing.
+        resume: continue from the newest checkpoint in the folder, if there is one; without it,
+            the folder must be new or empty.
+        progress: receives the notes and warnings of the preflight.
+        on_event: called after each step, report, evaluation and checkpoint.
 
     Raises:
-        ResourceError: another run is in the folder, or has been.
-        BothwaysError: what the preflight and `training.run.train` raise.
+        ResourceError: the folder is in use or holds another run.
+        ConfigError, FolderError, TokenizerError: `settings.start` cannot be used.
+        BothwaysError: the preflight finds errors, or a loss is not finite.
     """
     plan = plan_here()
     where = rank_device(plan, choose_device(device))
     findings = preflight(settings, corpus, folder, where)
     for finding in findings if is_main(plan) else []:
-        on_finding(finding)
-    models = build_models(settings, start)
+        progress.message(f"{finding.severity}: {finding}")
+    models = build_models(settings, corpus)
     learner = settings.objective.learner(models, vocabulary_of(corpus)).to(where)
     for model in models.values():
         compute_as(model.encoder, settings.training, where)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
-    with (
-        run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext(),
-        connected(plan, where),
-    ):
-        peak = peak_of(
-            settings.objective.forward_flops(settings.encoder, settings.phases[0].length),
-            settings.training,
-            where,
-            plan,
-        )
-        torch.manual_seed(
-            settings.seed + 1 + plan.rank
-        )  # after the peak, which draws the first time in a process
+    with contextlib.ExitStack() as stack:
+        if folder is not None and is_main(plan):
+            stack.enter_context(run_folder(folder, resume=resume))
+        stack.enter_context(connected(plan, where))
+        flops = settings.objective.forward_flops(settings.encoder, settings.phases[0].length)
+        peak = peak_of(flops, settings.training, where, plan)
+        # After the peak, which draws the first time in a process.
+        torch.manual_seed(settings.seed + 1 + plan.rank)
         train_ids, held_out_ids = corpus.split(settings.held_out, settings.seed)
         scoring = HeldOut(settings, corpus, held_out_ids, plan, learner)
-        if (
-            settings.training.keep.best
-        ):  # before the first step: at the first evaluation it would be late
+        if settings.training.keep.best:  # now, not at the first evaluation
             settings.training.keep.check(scoring.names())
         config = configs.to_dict(settings) | {"corpus": run_fingerprint(corpus)}
-        progress = run.train(
+        state = run.train(
             learner,
             _phases(settings, corpus, train_ids, plan, learner),
             settings.training,
             plan,
-            FolderStore(folder, config, configs.to_toml(settings)),
+            MemoryStore()
+            if folder is None
+            else FolderStore(folder, config, configs.to_toml(settings)),
             evaluation=scoring,
             peak=peak,
+            on_event=on_event,
         )
-        done = PretrainResult(learner, progress, {})
-        if not progress.finished(settings.training.until):
+        done = PretrainResult(learner, state, {})
+        if not state.finished(settings.training.until):
             return done
-        done = dataclasses.replace(done, metrics=scoring(), folder=folder / "model")
+        done = dataclasses.replace(done, metrics=scoring())
+        if folder is None:
+            return done
         if is_main(plan):
             _save(done, settings, corpus, folder / "model")
-        return done
+        return dataclasses.replace(done, folder=folder / "model")
 
 
 def _phases(

@@ -33,7 +33,6 @@ from bothways.core.errors import CheckpointError, ConfigError, ResourceError
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
 from bothways.runtime.devices import disk_free
-from bothways.training.optimizers import FusedAdamW
 from bothways.training.parallel import Plan, gather, is_main
 from bothways.training.state import RunState
 
@@ -122,7 +121,11 @@ class Checkpoint:
             raise _misfit(self.folder, WEIGHTS, error) from error
 
     def restore(
-        self, learner: Learner, optimizer: FusedAdamW, plan: Plan, config: Mapping[str, Any]
+        self,
+        learner: Learner,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        config: Mapping[str, Any],
     ) -> RunState:
         """Put weights, optimizer and random state back; the progress to go on from.
 
@@ -180,7 +183,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def save_checkpoint(
     run: Path,
     learner: Learner,
-    optimizer: FusedAdamW,
+    optimizer: torch.optim.Optimizer,
     plan: Plan,
     progress: RunState,
     *,

@@ -25,7 +25,7 @@ from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.devices import Precision, resolve_precision
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, Meter, StepReport
-from bothways.training.optimizers import FusedAdamW, set_rate, update
+from bothways.training.optimizers import set_rate, update
 from bothways.training.parallel import Plan, exchanging, is_main, replicate, total
 from bothways.training.state import RunState
 
@@ -35,7 +35,7 @@ _CLOCK, _STOP = "(clock)", "(stop)"
 def fit(  # noqa: PLR0913 – one independent value per question that a run answers
     learner: Learner,
     steps: Iterable[TrainingStep],
-    optimizer: FusedAdamW,
+    optimizer: torch.optim.Optimizer,
     schedule: Callable[[RunState], float],
     plan: Plan,
     *,

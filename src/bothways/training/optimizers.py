@@ -10,23 +10,27 @@ the weights.
 A `Rule` per parameter makes its rate smaller, or pulls it toward the value that it starts from. The pull is decoupled as the
 decay is: before each update w ← w − rate · pull · (w − w₀), so that Adam does not rescale it.
 
+A table with a sparse gradient, an embedding of which the data names a part, is updated by rows: a
+row that has had no gradient yet has moments of 0, so that Adam leaves it alone, but for the decay.
+The result is that of the dense update.
+
 Sources: Kingma & Ba 2014; Loshchilov & Hutter, Decoupled weight decay regularization (2017); Zhang et al. 2020 on what the
 missing correction does to fine-tuning; Li et al. 2018 (L2-SP) for the pull, there a term of the loss.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from typing_extensions import assert_never
+from torch.optim.adamw import adamw
 
 from bothways.core.errors import ConfigError
-from bothways.training.sparse_adamw import update_rows
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.
 _ENDLESS = 1e9
@@ -61,6 +65,11 @@ class BertAdam:
 
 
 OptimizerConfig = AdamW | BertAdam
+OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+"""Parameter groups → an optimizer, such as `torch.optim.SGD` or a `functools.partial` of it. Its own
+learning rate is the peak of the schedule."""
+MAX_RATE = 1e3
+"""No training with a higher rate ends in anything but overflow."""
 
 
 @dataclass(frozen=True)
@@ -105,21 +114,29 @@ class FusedAdamW(torch.optim.AdamW):
 
 
 def _check(config: OptimizerConfig) -> None:
-    for name in ("lr", "eps"):
-        if not getattr(config, name) > 0:
-            raise ConfigError(
-                f"{getattr(config, name)} is too small: it must be above 0",
-                where=f"optimizer.{name}",
-            )
+    if not 0 < config.lr <= MAX_RATE:
+        what = f"must be above 0 and at most {MAX_RATE:g}, not {config.lr}"
+        raise ConfigError(what, where="optimizer.lr")
+    if not 0 < config.eps < math.inf:
+        raise ConfigError(f"must be above 0, not {config.eps}", where="optimizer.eps")
     if not all(0 <= beta < 1 for beta in config.betas):
-        raise ConfigError(
-            f"{config.betas} are no betas: both must be at least 0 and below 1",
-            where="optimizer.betas",
-        )
-    if not config.decay >= 0:
-        raise ConfigError(
-            f"{config.decay} is no weight decay: it must be at least 0", where="optimizer.decay"
-        )
+        what = f"both must be at least 0 and below 1, not {config.betas}"
+        raise ConfigError(what, where="optimizer.betas")
+    if not 0 <= config.decay < math.inf:
+        raise ConfigError(f"must be at least 0, not {config.decay}", where="optimizer.decay")
+
+
+def _by_rule(
+    parameters: Iterable[tuple[str, nn.Parameter]], rules: ParameterRules
+) -> dict[ParameterRule, list[nn.Parameter]]:
+    """Return the parameters that need a gradient by their rule; ConfigError if there are none."""
+    result: dict[ParameterRule, list[nn.Parameter]] = {}
+    for name, parameter in parameters:
+        if parameter.requires_grad:
+            result.setdefault(rules(name), []).append(parameter)
+    if not result:
+        raise ConfigError("the model has no parameter to train", fix="Unfreeze some part of it.")
+    return result
 
 
 def groups(
@@ -127,21 +144,16 @@ def groups(
     config: OptimizerConfig,
     rules: ParameterRules = same_for_all,
 ) -> list[dict[str, Any]]:
-    """Named parameters → groups of one rule and one decay, with the rate's peak; those that need no gradient are left out.
+    """Return groups of one rule and one decay, with the peak of the rate.
 
     Matrices and embedding tables decay; biases and norms, which are of one dimension, do not.
+    Parameters that need no gradient are left out.
 
     Raises:
         ConfigError: no parameter needs a gradient.
     """
-    trained = [
-        (rules(name), parameter) for name, parameter in parameters if parameter.requires_grad
-    ]
-    if not trained:
-        raise ConfigError("the model has no parameter to train", fix="Unfreeze some part of it.")
     result = []
-    for rule in dict.fromkeys(rule for rule, _ in trained):
-        members = [parameter for its, parameter in trained if its == rule]
+    for rule, members in _by_rule(parameters, rules).items():
         decayed = [parameter for parameter in members if parameter.ndim >= 2]
         others = [parameter for parameter in members if parameter.ndim < 2]
         peak = config.lr * rule.factor
@@ -154,17 +166,33 @@ def groups(
 
 
 def build_optimizer(
-    config: OptimizerConfig,
+    config: OptimizerConfig | OptimizerFactory,
     parameters: Iterable[tuple[str, nn.Parameter]],
     rules: ParameterRules = same_for_all,
-) -> FusedAdamW:
-    """The optimizer over a model's `named_parameters()`, as torch knows it: its state can be saved and restored.
+) -> torch.optim.Optimizer:
+    """Return the optimizer over a model's named parameters.
 
-    It is built while the parameters have the values that `rules` pulls them to: before a checkpoint is restored.
+    It is built while the parameters have the values that `rules` pulls them to: before a
+    checkpoint is restored.
+
+    Raises:
+        ConfigError: no parameter needs a gradient, or a pull is asked of a foreign optimizer.
     """
-    optimizer = FusedAdamW(
-        groups(parameters, config, rules), betas=config.betas, eps=config.eps, fused=True
-    )
+    match config:
+        case AdamW() | BertAdam():
+            return _build_adam(config, groups(parameters, config, rules))
+        case _:
+            members = _by_rule(parameters, rules)
+            if any(rule.pull for rule in members):
+                raise ConfigError("needs AdamW or BertAdam", where="stability.pull")
+            optimizer = config([{"params": some} for some in members.values()])
+            for rule, group in zip(members, optimizer.param_groups, strict=True):
+                group["peak"] = group["lr"] * rule.factor
+            return optimizer
+
+
+def _build_adam(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAdamW:
+    optimizer = FusedAdamW(parameters, betas=config.betas, eps=config.eps, fused=True)
     pulled = [
         parameter
         for group in optimizer.param_groups
@@ -173,13 +201,8 @@ def build_optimizer(
     ]
     optimizer.anchors = {parameter: parameter.detach().clone() for parameter in pulled}
     optimizer.seen = {}
-    match config:
-        case AdamW():
-            pass
-        case BertAdam():
-            _leave_uncorrected(optimizer)
-        case _:
-            assert_never(config)
+    if isinstance(config, BertAdam):
+        _leave_uncorrected(optimizer)
     return optimizer
 
 
@@ -198,36 +221,38 @@ def _start(parameter: nn.Parameter, step: float) -> dict[str, Tensor]:
     }
 
 
-def set_rate(optimizer: FusedAdamW, factor: float) -> float:
-    """Set each group's rate to this multiple of its peak; the highest of them."""
+def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """Set each group's rate to this multiple of its peak, and return the highest.
+
+    The peak of an optimizer that was built elsewhere is the rate it has at first.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = group["peak"] * factor
+        group["lr"] = group.setdefault("peak", group["lr"]) * factor
     rates: list[float] = [group["lr"] for group in optimizer.param_groups]
     return max(rates)
 
 
 @torch.no_grad()
-def update(optimizer: FusedAdamW, clip_norm: float | None) -> Float[Tensor, ""]:
-    """Scale the gradients down to this global norm if theirs is higher, change the weights, forget the gradients.
+def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[Tensor, ""]:
+    """Clip the gradients to a global norm, change the weights, forget the gradients.
 
-    Where the norm is not finite, weights and state stay as they are: the caller is to look at it and stop.
+    Where the norm is not finite, weights and state stay as they are: the caller must stop.
 
     Returns:
-        The norm before clipping, on the device; nothing waits for it.
+        The norm before clipping, on the device; `FusedAdamW` does not wait for it.
     """
-    norm = nn.utils.get_total_norm(
-        [
-            _values(p)
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
-    )
-    optimizer.grad_scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
-    optimizer.found_inf = norm.isfinite().logical_not().float()
-    _pull(optimizer)
-    _step_rows(optimizer)
-    optimizer.step()
+    weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = nn.utils.get_total_norm([_values(p) for p in weights])
+    scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
+    if isinstance(optimizer, FusedAdamW):
+        optimizer.grad_scale, optimizer.found_inf = scale, norm.isfinite().logical_not().float()
+        _pull(optimizer)
+        _step_rows(optimizer)
+        optimizer.step()
+    elif norm.isfinite():
+        for weight in weights if scale is not None else ():
+            weight.grad /= scale
+        optimizer.step()
     optimizer.zero_grad()
     return norm
 
@@ -266,3 +291,46 @@ def _pull(optimizer: FusedAdamW) -> None:
             ways = torch._foreach_sub([optimizer.anchors[weight] for weight in weights], weights)
             torch._foreach_mul_(ways, (1 - optimizer.found_inf) * (group["lr"] * group["pull"]))
             torch._foreach_add_(weights, ways)
+
+
+@torch.no_grad()
+def update_rows(
+    group: dict[str, Any],
+    weight: nn.Parameter,
+    state: dict[str, Tensor],
+    seen: Int[Tensor, " seen"],
+    scale: Tensor | None,
+    skip: Tensor,
+) -> Int[Tensor, " now"]:
+    """One step of AdamW on a table by its sparse gradient, which is coalesced.
+
+    Args:
+        group: of the optimizer, with its rate, betas, epsilon and decay.
+        weight: the table `(vocab, width)`.
+        state: its moments, of the whole table, and its step.
+        seen: the rows that have had a gradient before, ascending.
+        scale: what gradients are divided by; none for 1.
+        skip: 1 where nothing is to change.
+
+    Returns:
+        The rows that have had a gradient now.
+    """
+    assert weight.grad is not None
+    rows, gradients = weight.grad.indices()[0], weight.grad.values()
+    now: Tensor = torch.unique(torch.cat([seen, rows]))
+    dense = gradients.new_zeros(len(now), gradients.shape[1]).index_copy(
+        0, torch.searchsorted(now, rows), gradients
+    )
+    whole = [weight.data, state["exp_avg"], state["exp_avg_sq"]]
+    weight.add_(
+        weight, alpha=-(1 - float(skip)) * group["lr"] * group["weight_decay"]
+    )  # 1 − x would lose digits of x
+    parts = [table.index_select(0, now) for table in whole]
+    adamw(
+        [parts[0]], [dense], [parts[1]], [parts[2]], [], [state["step"]],
+        fused=True, grad_scale=scale, found_inf=skip, amsgrad=False, maximize=False,
+        beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=0.0, eps=group["eps"],
+    )  # fmt: skip
+    for table, part in zip(whole, parts, strict=True):
+        table.index_copy_(0, now, part)
+    return now

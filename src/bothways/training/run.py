@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from bothways.core.config.checks import require_at_least
+from bothways.core.config.reader import Members
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.source import Cursor, TrainingStep
@@ -20,12 +21,13 @@ from bothways.training.loop import clock_from, fit
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import (
     OptimizerConfig,
+    OptimizerFactory,
     ParameterRules,
     build_optimizer,
     same_for_all,
 )
 from bothways.training.parallel import Plan
-from bothways.training.schedules import Schedule, factor
+from bothways.training.schedules import Schedule, ScheduleFunction, factor
 from bothways.training.state import RunState
 from bothways.training.store import Store
 from bothways.training.trackers import (
@@ -44,6 +46,8 @@ class Training:
 
     Attributes:
         until: the end of the run.
+        optimizer: in Python also a function that makes any `torch.optim.Optimizer` of groups.
+        schedule: in Python also a function of the share of the run that is done.
         clip_norm: the highest global gradient norm; none for no clipping.
         recompute: whether blocks are computed again in the backward pass, in place of being kept: less memory, more time, the
             same update. Recipes hand it to the encoder.
@@ -56,8 +60,8 @@ class Training:
     """
 
     until: Duration
-    optimizer: OptimizerConfig
-    schedule: Schedule
+    optimizer: Annotated[OptimizerConfig | OptimizerFactory, Members(OptimizerConfig)]
+    schedule: Annotated[Schedule | ScheduleFunction, Members(Schedule)]
     precision: Precision = "auto"
     clip_norm: float | None = 1.0
     recompute: bool = False

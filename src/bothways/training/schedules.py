@@ -58,18 +58,22 @@ class Trapezoid:
 
 
 Schedule = Linear | GoogleLinear | Constant | Trapezoid
+ScheduleFunction = Callable[[float], float]
+"""The share of the run that is done, from 0 to 1 → the multiple of the peak rate."""
 
 
-def factor(schedule: Schedule, run: Duration) -> Callable[[RunState], float]:
+def factor(schedule: Schedule | ScheduleFunction, run: Duration) -> Callable[[RunState], float]:
     """The multiple of the peak rate, from 0 to 1, as a function of the progress before a step.
 
     Args:
-        schedule: the shape.
+        schedule: the shape, or a function of the share that is done.
         run: the duration of the whole run, which may be longer than the phase that is trained now.
 
     Raises:
         ConfigError: a part is no share of the run, of another kind than the run, or as long as it.
     """
+    if not isinstance(schedule, Linear | GoogleLinear | Constant | Trapezoid):
+        return lambda progress: schedule(min(1.0, progress.share(run)))
     total = run.count
     warmup = _amount("warmup", schedule.warmup, run)
     decay = _amount("decay", schedule.decay, run) if isinstance(schedule, Trapezoid) else 0.0

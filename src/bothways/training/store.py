@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bothways.core.errors import CheckpointError
@@ -28,7 +29,6 @@ from bothways.training.checkpoint import (
     save_checkpoint,
 )
 from bothways.training.early_stopping import BEST, WAITED, Metrics
-from bothways.training.optimizers import FusedAdamW
 from bothways.training.parallel import Plan, is_main
 from bothways.training.run_folder import note_settings
 from bothways.training.signals import Interruption
@@ -51,7 +51,7 @@ class FolderStore:
     settings: str | None = None
 
     def restore(
-        self, learner: Learner, optimizer: FusedAdamW, plan: Plan
+        self, learner: Learner, optimizer: torch.optim.Optimizer, plan: Plan
     ) -> tuple[RunState, Metrics, list[str]]:
         """Restore the newest whole checkpoint: its progress, its metrics and notes.
 
@@ -84,7 +84,7 @@ class FolderStore:
     def save(
         self,
         learner: Learner,
-        optimizer: FusedAdamW,
+        optimizer: torch.optim.Optimizer,
         plan: Plan,
         progress: RunState,
         metrics: Metrics,
@@ -135,7 +135,7 @@ class MemoryStore:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def restore(
-        self, learner: Learner, optimizer: FusedAdamW, plan: Plan
+        self, learner: Learner, optimizer: torch.optim.Optimizer, plan: Plan
     ) -> tuple[RunState, Metrics, Sequence[str]]:
         """Return the start of a run."""
         return RunState(), {}, ()
@@ -143,7 +143,7 @@ class MemoryStore:
     def save(
         self,
         learner: Learner,
-        optimizer: FusedAdamW,
+        optimizer: torch.optim.Optimizer,
         plan: Plan,
         progress: RunState,
         metrics: Metrics,

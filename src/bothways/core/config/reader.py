@@ -348,7 +348,8 @@ def _plain(hint: Any, value: Any) -> Any:
         case Path():
             return str(value)
         case _ if callable(value):
-            return f"{value.__module__}.{value.__qualname__}"
+            name = getattr(value, "__qualname__", "")
+            return f"{value.__module__}.{name}" if name else repr(value)
         case _:
             return value
 

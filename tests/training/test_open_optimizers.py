@@ -1,0 +1,99 @@
+"""Optimizers and schedules from outside: any `torch.optim.Optimizer`, any function."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from bothways.core.config import reader as configs
+from bothways.core.errors import ConfigError
+from bothways.core.source import Cursor
+from bothways.training.durations import Steps
+from bothways.training.loop import fit
+from bothways.training.optimizers import AdamW, ParameterRule, build_optimizer
+from bothways.training.run import TrainingPhase, train
+from bothways.training.schedules import factor
+from bothways.training.state import RunState
+from bothways.training.store import FolderStore
+from toy_training import SINGLE, TRAINING, steps, toy
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def test_an_instance_is_fitted_with_its_own_rate_as_the_peak() -> None:
+    learner, rates = toy(), list[float]()
+    optimizer = torch.optim.SGD(learner.parameters(), lr=0.5)
+    fit(
+        learner, steps(Cursor()), optimizer, lambda progress: 1 - progress.steps / 4, SINGLE,
+        until=Steps(2), progress=RunState(), precision="fp32", clip_norm=None,
+        on_step=lambda progress, meter: rates.append(meter.read().rate) or False,
+    )  # fmt: skip
+    assert rates == [0.5, 0.375]
+
+
+def test_a_factory_and_a_function_train_and_resume(tmp_path: Path) -> None:
+    def run(folder: Path, stop: int) -> dict[str, torch.Tensor]:
+        folder.mkdir(exist_ok=True)
+        training = dataclasses.replace(
+            TRAINING, until=Steps(8), optimizer=SGD, schedule=lambda share: 1 - share / 2,
+            evaluate=None, keep=TRAINING.keep.__class__(), save=Steps(1),
+        )  # fmt: skip
+        learner = toy()
+
+        def end(event: object) -> None:
+            if getattr(event, "kind", "") == "checkpoint" and event.progress.steps == stop:  # type: ignore[attr-defined]
+                raise InterruptedError
+
+        train(
+            learner,
+            [TrainingPhase(Steps(8), steps)],
+            training,
+            SINGLE,
+            FolderStore(folder, {}),
+            on_event=end,
+        )
+        return learner.state_dict()
+
+    whole = run(tmp_path / "whole", 0)
+    with pytest.raises(InterruptedError):
+        run(tmp_path / "cut", 4)
+    again = run(tmp_path / "cut", 0)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+
+
+def test_rules_apply_and_a_pull_is_refused() -> None:
+    parameters = [*toy().named_parameters()]
+    optimizer = build_optimizer(
+        SGD, parameters, lambda name: ParameterRule(0.5 if "norm" in name else 1.0)
+    )
+    assert sorted(group["peak"] for group in optimizer.param_groups) == [0.05, 0.1]
+    with pytest.raises(ConfigError, match="needs AdamW or BertAdam"):
+        build_optimizer(SGD, parameters, lambda name: ParameterRule(pull=1.0))
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    from bothways.training.optimizers import update
+
+    learner = toy()
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    optimizer = build_optimizer(SGD, learner.named_parameters())
+    for parameter in learner.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    assert not update(optimizer, 1.0).isfinite()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.state_dict().items())
+
+
+def test_a_function_has_a_name_in_the_record() -> None:
+    training = dataclasses.replace(TRAINING, optimizer=torch.optim.SGD)
+    assert configs.to_dict(training)["optimizer"] == "torch.optim.sgd.SGD"
+    assert factor(lambda share: share, Steps(4))(RunState(steps=3)) == 0.75
+
+
+@pytest.mark.parametrize("lr", [1e308, float("inf"), float("nan"), 0.0])
+def test_rates_that_overflow_are_refused(lr: float) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.lr: must be above 0 and at most 1000"):
+        AdamW(lr=lr)
