@@ -311,7 +311,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "a head for another encoder": (
         at("heads", to=["bilm"]),
-        r"heads: the head 'bilm' reads two directions",
+        r"heads: the 'bilm' head requires a recurrent encoder",
     ),
     "a head without its weights": (
         at("heads", to=["masked", "span"]),
@@ -359,7 +359,7 @@ def test_a_preset_without_a_family_is_described(capsys: pytest.CaptureFixture[st
     assert "a preset without a class in transformers" in " ".join(text.split())
     for said in (
         "LSTMs: gates",
-        "2·L·4·M·(E + E)",
+        "8 × (16,384, 512)",
         "67,108,864",
         "91,255,808",
         "LM head of both directions",

@@ -40,6 +40,7 @@ from bothways.hub.load_report import LoadPlan, LoadReport, head_of, listed, plan
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
 from bothways.hub.weight_files import AGAIN, Weights, open_weights
+from bothways.model.config import LSTMConfig
 from bothways.model.heads import Head, PoolerHead, with_pooler
 from bothways.model.init import without_weights
 from bothways.model.model import Model
@@ -191,6 +192,10 @@ def build_model(
         if head.kind in fresh:
             initial = head.build(config.encoder).state_dict()
             state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in initial.items()}
+    if isinstance(config.encoder, LSTMConfig):
+        # On some processors the products of torch's LSTM depend on the alignment of its weights in
+        # the last bit, and a file aligns them to 8 bytes only.
+        state = {name: tensor.clone() for name, tensor in state.items()}
     model.load_state_dict(state, assign=True)
     return model.eval(), plan.report
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bothways.core.errors import ConfigError
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig, ModelConfig
 from bothways.model.heads import Head
 from bothways.model.init import without_weights
 from bothways.model.model import Model
@@ -92,10 +92,12 @@ def parameter_table(config: ModelConfig, heads: Iterable[Head] = ()) -> Paramete
     for name, parameter in model.named_parameters():
         part = next(part for part, names in parts.items() if re.fullmatch(names, name))
         found[part].append(tuple(parameter.shape))
-    return ParameterTable(tuple(_entry(part, shapes) for part, shapes in found.items() if shapes))
+    textbook = _TEXTBOOK.keys() if isinstance(config, EncoderConfig) else ()
+    entries = (_entry(part, shapes, part in textbook) for part, shapes in found.items() if shapes)
+    return ParameterTable(tuple(entries))
 
 
-def _entry(part: str, shapes: list[tuple[int, ...]]) -> ParameterEntry:
+def _entry(part: str, shapes: list[tuple[int, ...]], textbook: bool) -> ParameterEntry:
     """Sum up a part: equal shapes are written once."""
     sizes = {shape: math.prod(shape) for shape in shapes}
     written = [
@@ -104,4 +106,4 @@ def _entry(part: str, shapes: list[tuple[int, ...]]) -> ParameterEntry:
         for shape in sizes
     ]
     count = sum(sizes[shape] for shape in shapes)
-    return ParameterEntry(part, " + ".join(written), count, part in _TEXTBOOK)
+    return ParameterEntry(part, " + ".join(written), count, textbook)
