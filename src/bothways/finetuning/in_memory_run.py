@@ -9,17 +9,27 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
+from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.core.stages import OnStage, unseen
-from bothways.finetuning.config import USUAL, FinetuneSettings
-from bothways.finetuning.data import LabelledData, check_metric, loader, predictions, score, tune
+from bothways.finetuning.config import RECIPES, USUAL, FinetuneSettings, expand_shorthands
+from bothways.finetuning.data import (
+    LabelledData,
+    check_metric,
+    label,
+    loader,
+    predictions,
+    score,
+    tune,
+)
 from bothways.finetuning.failed_runs import (
     DistinctAnswers,
     Failure,
@@ -29,29 +39,37 @@ from bothways.finetuning.failed_runs import (
     training_loss,
 )
 from bothways.finetuning.stability import rules, steady
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.resolve import resolve_run
 from bothways.model.config import ModelConfig
 from bothways.model.heads import Head
 from bothways.model.model import Model
+from bothways.prediction.predictor import Predictor
+from bothways.prediction.prepared_model import PredictPrecision
 from bothways.preflight.compute import compute_as
 from bothways.runtime.devices import choose_device
-from bothways.tasks.base import Metrics, TaskLearner
+from bothways.tasks.base import Metrics, Reading, TaskLearner
+from bothways.tasks.catalogue import TASKS, Trainable, task_kind
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.parallel import Single
 from bothways.training.run import TrainingPhase, train
 from bothways.training.state import RunState
 from bothways.training.store import MemoryStore
 
+Rows = str | Path | Iterable[Any]
+"""A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""
+
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a run came to.
+    """The result of a run in memory.
 
     Attributes:
-        task: with the weights that were best on the dev data; the last ones, if there is none.
+        task: with the weights that were best on the dev data; with the last ones, if there is none.
         metrics: of these weights on the dev data; empty if there is none.
         history: (epochs, metrics) of every evaluation.
         progress: at the end.
-        failure: why the run is to be thought of as failed; none if nothing says so.
+        failure: why the run probably failed; None if nothing says so.
     """
 
     task: TaskLearner[Any, Any]
@@ -59,6 +77,97 @@ class FitResult:
     history: tuple[tuple[float, Metrics], ...]
     progress: RunState
     failure: Failure | None = None
+
+    def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
+        """Return the model prepared for predictions."""
+        return Predictor(self.task, precision)
+
+    def save(self, folder: str | Path) -> Path:
+        """Save the model as a Hugging Face folder that `open_task` opens; return its path.
+
+        Raises:
+            ResourceError: the folder cannot be written.
+        """
+        definition, place = self.task.task, Path(folder)
+        record = {
+            "task": configs.to_dict(definition),
+            "length": self.task.length,
+            "steps": self.progress.steps,
+            "metrics": dict(self.metrics),
+            "failure": list(self.failure.failed) if self.failure else [],
+        }
+        save_model(
+            place,
+            self.task.model,
+            self.task.tokenizer,
+            labels=self.task.labels,
+            problem=definition.problem,
+            extra=record,
+        )
+        return place
+
+
+def finetune_rows(  # noqa: PLR0913 – one option per question
+    model: str | Path,
+    train: Rows,
+    dev: Rows | None = None,
+    task: str | Trainable = "classify",
+    *,
+    seed: int = 0,
+    order_seed: int | None = None,
+    device: str = "auto",
+    recipe: str = "modern",
+    on_step: Callable[[RunState], None] = lambda progress: None,
+    **settings: Any,
+) -> FitResult:
+    """Fine-tune a model on rows, in memory.
+
+        result = finetune_rows("bert-base-uncased", rows, dev, lr=3e-5, epochs=3)
+        result.metrics["accuracy"], result.predictor()("A wonderful film."), result.save("folder")
+
+    Args:
+        model: a model folder, the folder of a pre-training run, or a Hub id.
+        train, dev: labelled rows; without `dev` the last weights are kept.
+        task: its name, or the task itself.
+        recipe: "modern" or "paper".
+        settings: by common name (`config.SHORTHANDS`) or as nested dicts of the dotted paths.
+
+    Raises:
+        BothwaysError: the data or a setting cannot be used, or a loss is not finite.
+    """
+    definition = TASKS[task_kind(task)]() if isinstance(task, str) else task
+    base = RECIPES[recipe](definition)
+    method = configs.load(FinetuneSettings, base=base, overrides=expand_shorthands(settings))
+    loaded = load_model(resolve_run(str(model)), whole=False)
+    examples, definition = _examples(method.task, train, "train")
+    scored = _examples(definition, dev, "dev")[0] if dev is not None else []
+    data = label(definition, loaded.tokenizer(), examples, scored, method.length)
+    method = dataclasses.replace(method, task=definition)
+    return fit_task(
+        loaded.model,
+        data,
+        method,
+        seed=seed,
+        order_seed=order_seed,
+        device=device,
+        on_step=on_step,
+    )
+
+
+def _examples(definition: Trainable, rows: Rows, name: str) -> tuple[list[Any], Trainable]:
+    """Return the examples in rows, and the task with the columns that were read."""
+    if isinstance(rows, str | Path):
+        columns: Any = definition.columns
+        reading: Reading[Any] = definition.read(str(rows), columns)
+        return list(reading.examples), reading.task  # type: ignore[return-value]
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a DataFrame
+        items: Iterable[Any] = rows.to_dict("records")
+    else:
+        items = cast("Iterable[Any]", rows)
+    return [
+        definition.example(row, where=f"{name} row {number}") if isinstance(row, Mapping) else row
+        for number, row in enumerate(items, 1)
+    ], definition
 
 
 def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> Model:

@@ -33,7 +33,7 @@ from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.preflight.model import check_model
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Reading, Task, TaskLearner
-from bothways.tasks.catalogue import TASKS, AnyTask
+from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.examples import MultilabelExample
 from bothways.tasks.multilabel.task import MultilabelTask
@@ -233,7 +233,7 @@ def open_task(
     """Open a model folder, the folder of a fine-tuning run, or a Hub id for a task.
 
     Args:
-        task: a kind in `tasks.catalogue`; None for the task that the folder was trained for.
+        task: a name or alias in `tasks.catalogue`; None for the task that the folder was trained for.
         length: the longest text in tokens; None as in training, else all positions of the model.
         precision: of matrix products; fp32 gives the same predictions on every machine.
         settings: changed settings of the task: {"pooling": "max"}, or texts such as "pooling=max".
@@ -260,7 +260,7 @@ def open_learner(
 ) -> TaskLearner[Any, Any]:
     """Open a folder as `open_task`, with the model as it is saved, in evaluation mode."""
     loaded = load_model(resolve_run(str(folder)), whole=False)
-    record = _record(loaded, task)
+    record = _record(loaded, None if task is None else task_kind(task))
     definition = configs.load(type(record.task), base=record.task, overrides=settings)
     _check_heads(definition, loaded)
     known = (length, record.length, loaded.model.config.max_positions)
