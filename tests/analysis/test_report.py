@@ -375,7 +375,7 @@ def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
     for words, said in (
         (["--report", str(tmp_path)], "is a folder, not a file"),
         (["--report", str(tmp_path / "no" / "r.html")], "the parent folder does not exist"),
-        (["--limit", "1"], "limit: is for what int8 loses, and the precision is fp32"),
+        (["--limit", "1"], "limit: limits the loss of int8, and the precision is fp32"),
     ):
         with pytest.raises(BothwaysError, match=said):
             app(["evaluate", "model", "dev.tsv", *words], result_action="return_value")

@@ -1,7 +1,7 @@
 """Calibration: confidence against accuracy, and the expected calibration error.
 
-Source: Naeini et al. 2015; Guo et al. 2017, section 2. Only counts are kept, so memory does not grow
-with the examples.
+Source: Naeini et al. 2015; Guo et al. 2017, section 2. Only counts are kept, so memory does not
+grow with the examples.
 """
 
 from __future__ import annotations

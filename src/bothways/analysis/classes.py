@@ -78,8 +78,8 @@ def confusion_sections(labels: Many[str], counts: NDArray[np.int64]) -> list[s.S
     errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
     kept = np.sort(np.argsort(-errors, kind="stable")[:MOST])
     note = (
-        f"The {MOST} of {len(labels)} classes with the most errors; confusion with other classes is "
-        "not shown."
+        f"The {MOST} of {len(labels)} classes with the most errors; confusion with other classes "
+        "is not shown."
     )
     names = [labels[place] for place in kept]
     matrix = s.Confusion("Confusion matrix", names, counts[np.ix_(kept, kept)].tolist(), note)

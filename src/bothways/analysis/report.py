@@ -1,7 +1,7 @@
 """An evaluation that analyses each prediction, and its report.
 
-One pass gives the metrics, the counts of the task's analysis and the examples worth a look. 21 bytes
-are kept of every example (`slices.Traits`); texts only of those that are shown.
+One pass gives the metrics, the counts of the task's analysis and the examples worth a look. 21
+bytes are kept of every example (`slices.Traits`); texts only of those that are shown.
 """
 
 from __future__ import annotations

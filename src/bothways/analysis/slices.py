@@ -1,4 +1,4 @@
-"""Metrics on parts of the data: by length, by words that a pair shares, by unknown tokens, by truncation.
+"""Metrics on parts of the data: by length, shared words, unknown tokens and truncation.
 
 A few bytes are kept of each example, so that quartiles are exact.
 """
@@ -76,7 +76,7 @@ class Traits:
         return np.array(self._grade, dtype=np.float32)
 
     def slices(self) -> Iterator[Slice]:
-        """Yield the slices that hold some examples and not all; each criterion covers all examples."""
+        """Yield the slices that hold some examples and not all of them."""
         parts = (*self._by_length(), *self._by_overlap(), *self._by_unknown(), *self._by_cut())
         return (part for part in parts if 0 < part.chosen.sum() < len(self))
 
@@ -109,7 +109,7 @@ class Traits:
         yield Slice("truncation", "truncated", cut)
 
     def table(self, grade_name: str | None, cost_name: str) -> s.TableSection:
-        """Return the mean cost and, if it has a name, the mean grade of each slice, with 95 % intervals."""
+        """Return the mean cost and the mean grade of each slice, with 95 % intervals."""
         everything = Slice("all", "", np.ones(len(self), dtype=np.bool_))
         grades, costs = self.grade, self.cost
         rows: list[list[s.Cell]] = []

@@ -1,11 +1,11 @@
 """Tasks: how examples become model inputs, and model outputs become scored predictions.
 
-    row → example → encode → sequences → (packed, through the model) → outputs → decode → prediction → score
+    row → example → encode → sequences → model → outputs → decode → prediction → score
 
-A `Task` is a frozen value without a model. It is part of a run's configuration and is saved with the
-model, including tuned thresholds, so that predictions are made as in training. It keeps no state
-between calls, so any number of threads may share one. A `TaskLearner` binds a task to a model, a
-tokenizer, label names and a length: the module that training optimizes.
+A `Task` is a frozen value without a model. It is part of a run's configuration and is saved with
+the model, including tuned thresholds, so that predictions are made as in training. It keeps no
+state between calls, so any number of threads may share one. A `TaskLearner` binds a task to a
+model, a tokenizer, label names and a length: the module that training optimizes.
 
 One example may become several sequences, such as the windows of a long text; `decode` receives the
 outputs of all of them.
@@ -104,8 +104,8 @@ class Task(Generic[E, P]):
 
         Args:
             source: its name.
-            columns: the columns to read, of the same type as `self.columns`. Unnamed columns default
-                to those of the task, if the data has them; else they are guessed.
+            columns: the columns to read, of the same type as `self.columns`. Unnamed columns
+                default to those of the task, if the data has them; else they are guessed.
             labelled: whether to read answers.
 
         Raises:
@@ -200,8 +200,8 @@ class Task(Generic[E, P]):
         """Return the metrics of the best constant answer in `train`, measured on `scored`.
 
         Returns:
-            Metrics named as in `directions`. "loss" is that of the best constant output, in the units
-            of the task's loss. Unknown ones are left out.
+            Metrics named as in `directions`. "loss" is that of the best constant output, in the
+            units of the task's loss. Unknown ones are left out.
         """
         return {}
 

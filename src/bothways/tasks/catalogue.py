@@ -30,7 +30,7 @@ AnyTask = Trainable | MaskFillingTask | LikelihoodTask | SentenceEmbeddingTask
 """Every task; those after the trainable ones need no fine-tuning."""
 
 TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in get_args(Trainable)}
-"""The trainable tasks by kind. A folder without a record is for the first one whose heads it has."""
+"""The trainable tasks by kind. A folder without a record is for the first with its heads."""
 ALL_TASKS: dict[str, type[AnyTask]] = {cls().name: cls for cls in get_args(AnyTask)}
 """Every task by kind."""
 

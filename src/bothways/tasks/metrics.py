@@ -119,10 +119,10 @@ def micro_thresholds(
 ) -> tuple[float, ...]:
     """Return the thresholds with the best F1 of all decisions together (micro-F1).
 
-    Micro-F1 is the quotient 2·Σ right / (Σ assigned + Σ true). At its maximum F, the thresholds also
-    maximize 2·Σ right − F·Σ assigned, which is a sum over labels: each label is solved by itself
-    and F is updated until it no longer grows (Dinkelbach 1967). A label without a useful ranking is
-    assigned to no example, where its own F1 would assign it to all.
+    Micro-F1 is the quotient 2·Σ right / (Σ assigned + Σ true). At its maximum F, the thresholds
+    also maximize 2·Σ right − F·Σ assigned, which is a sum over labels: each label is solved by
+    itself and F is updated until it no longer grows (Dinkelbach 1967). A label without a useful
+    ranking is assigned to no example, where its own F1 would assign it to all.
     """
     columns = [_cuts(*pair) for pair in zip(truth.T, probabilities.T, strict=True)]
     best, total = -1.0, int(truth.sum())

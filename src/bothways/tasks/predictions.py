@@ -1,14 +1,32 @@
-"""What tasks predict: one frozen type per kind of answer, each with its form in JSON."""
+"""Predictions of tasks: one frozen type for each kind of answer, with its form in JSON.
+
+`to_json` returns plain values, as `bothways predict` writes them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def brief(value: float) -> float:
+    """Round a number to six digits, for JSON."""
+    return float(f"{value:.6g}")
+
+
+def _brief_items(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: brief(value) for name, value in values.items()}
+
+
+def _brief_vars(value: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a dataclass instance, those with these names rounded."""
+    rounded = {name: brief(getattr(value, name)) for name in names}
+    return {**vars(value), **rounded}
 
 
 @dataclass(frozen=True)
@@ -18,7 +36,7 @@ class ClassPrediction:
     Attributes:
         label: the most probable.
         index: its place among the labels.
-        probabilities: of every label, in their order; they add up to 1.
+        probabilities: of every label, in their order; they sum to 1.
     """
 
     label: str
@@ -26,11 +44,8 @@ class ClassPrediction:
     probabilities: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways predict` writes them."""
-        return {
-            "label": self.label,
-            "probabilities": {name: brief(value) for name, value in self.probabilities.items()},
-        }
+        """Return plain values."""
+        return {"label": self.label, "probabilities": _brief_items(self.probabilities)}
 
 
 @dataclass(frozen=True)
@@ -39,16 +54,15 @@ class MultilabelPrediction:
 
     Attributes:
         labels: those whose probability reaches their threshold, in the model's order.
-        probabilities: of every label, in their order, each by itself.
+        probabilities: of every label by itself, in their order.
     """
 
     labels: tuple[str, ...]
     probabilities: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways predict` writes them."""
-        rounded = {name: brief(value) for name, value in self.probabilities.items()}
-        return {"labels": list(self.labels), "probabilities": rounded}
+        """Return plain values."""
+        return {"labels": list(self.labels), "probabilities": _brief_items(self.probabilities)}
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class ScorePrediction:
     score: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways predict` writes them."""
+        """Return plain values."""
         return {"score": brief(self.score)}
 
 
@@ -69,7 +83,7 @@ class ChoicePrediction:
     Attributes:
         index: the place of the most probable, from 0.
         ending: its text.
-        probabilities: of each ending; they add up to 1.
+        probabilities: of each ending; they sum to 1.
     """
 
     index: int
@@ -77,17 +91,14 @@ class ChoicePrediction:
     probabilities: tuple[float, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways predict` writes them."""
-        return {
-            "index": self.index,
-            "ending": self.ending,
-            "probabilities": list(map(brief, self.probabilities)),
-        }
+        """Return plain values."""
+        probabilities = list(map(brief, self.probabilities))
+        return {"index": self.index, "ending": self.ending, "probabilities": probabilities}
 
 
 @dataclass(frozen=True)
 class TokenGuess:
-    """A token for a mask: as the vocabulary spells it, and its probability."""
+    """A token for a mask, as the vocabulary spells it, and its probability."""
 
     token: str
     probability: float
@@ -100,7 +111,7 @@ class JointFilling:
     Attributes:
         tokens: as the vocabulary spells them.
         probability: of the first, times that of the second given the first, and so on.
-        text: the text with them in it.
+        text: the text with these tokens.
     """
 
     tokens: tuple[str, ...]
@@ -110,10 +121,11 @@ class JointFilling:
 
 @dataclass(frozen=True)
 class FillPrediction:
-    """What belongs behind the masks of a text.
+    """The tokens behind the masks of a text.
 
     Attributes:
-        masks: for each mask its most probable tokens, given the other masks as masks; the most probable first.
+        masks: for each mask its most probable tokens, given the other masks as masks, the most
+            probable first.
         fillings: the best fillings of all masks together, the most probable first.
     """
 
@@ -122,27 +134,22 @@ class FillPrediction:
 
     @property
     def text(self) -> str:
-        """The text with the best filling in it."""
+        """The text with the best filling."""
         return self.fillings[0].text
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways predict` writes them."""
-        return {
-            "text": self.text,
-            "masks": [
-                [{"token": g.token, "probability": brief(g.probability)} for g in mask]
-                for mask in self.masks
-            ],
-            "fillings": [
-                {"tokens": list(f.tokens), "probability": brief(f.probability), "text": f.text}
-                for f in self.fillings
-            ],
-        }
+        """Return plain values."""
+        masks = [[_brief_vars(guess, ["probability"]) for guess in mask] for mask in self.masks]
+        fillings = [
+            {**_brief_vars(filling, ["probability"]), "tokens": list(filling.tokens)}
+            for filling in self.fillings
+        ]
+        return {"text": self.text, "masks": masks, "fillings": fillings}
 
 
 @dataclass(frozen=True)
 class LikelihoodPrediction:
-    """How likely a text is.
+    """The likelihood of a text.
 
     Attributes:
         tokens: of the text, as the vocabulary spells them.
@@ -159,19 +166,17 @@ class LikelihoodPrediction:
 
     @property
     def pseudo_perplexity(self) -> float | None:
-        """exp of the mean loss of a token; none for an empty text."""
+        """exp of the mean loss of a token; None for an empty text."""
         return math.exp(-self.log_likelihood / len(self.tokens)) if self.tokens else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways predict` writes them."""
+        """Return plain values."""
         perplexity = self.pseudo_perplexity
+        pairs = zip(self.tokens, self.log_likelihoods, strict=True)
         return {
             "log_likelihood": brief(self.log_likelihood),
             "pseudo_perplexity": None if perplexity is None else brief(perplexity),
-            "tokens": [
-                [token, brief(log)]
-                for token, log in zip(self.tokens, self.log_likelihoods, strict=True)
-            ],
+            "tokens": [[token, brief(log)] for token, log in pairs],
         }
 
 
@@ -183,20 +188,18 @@ class VectorPrediction:
 
     @property
     def cosine(self) -> float | None:
-        """Of the angle between two; none for a single one."""
+        """The cosine of the angle between two vectors; None for a single one."""
         if len(self.vectors) < 2:
             return None
         a, b = self.vectors.astype(np.float64)
         return float(a @ b / np.sqrt((a @ a) * (b @ b)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways predict` writes them; digits enough to give the same vector back."""
+        """Return plain values, with enough digits to restore the vector."""
         rows = [[float(str(value)) for value in vector] for vector in self.vectors]
-        return (
-            {"vector": rows[0]}
-            if self.cosine is None
-            else {"vectors": rows, "cosine": brief(self.cosine)}
-        )
+        if self.cosine is None:
+            return {"vector": rows[0]}
+        return {"vectors": rows, "cosine": brief(self.cosine)}
 
 
 @dataclass(frozen=True)
@@ -204,8 +207,8 @@ class Entity:
     """Words that name something.
 
     Attributes:
-        type: what, such as PER.
-        text: as it stands in the text.
+        type: its kind, such as PER.
+        text: a slice of the text.
         start, end: its first character, and the one after its last.
         score: the mean probability of its words' tags.
     """
@@ -217,14 +220,8 @@ class Entity:
     score: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "type": self.type,
-            "text": self.text,
-            "start": self.start,
-            "end": self.end,
-            "score": brief(self.score),
-        }
+        """Return plain values."""
+        return _brief_vars(self, ["score"])
 
 
 @dataclass(frozen=True)
@@ -235,7 +232,7 @@ class TagPrediction:
         words: of the sentence.
         tags: the most probable of each.
         probabilities: of every label for each word `(words, labels)`.
-        entities: what the tags mean; none if they are plain.
+        entities: the entities that the tags spell; None for plain tags.
     """
 
     words: tuple[str, ...]
@@ -244,29 +241,22 @@ class TagPrediction:
     entities: tuple[Entity, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways predict` writes them."""
-        entities = (
-            {}
-            if self.entities is None
-            else {"entities": [entity.to_json() for entity in self.entities]}
-        )
-        return {**entities, "words": list(self.words), "tags": list(self.tags)}
-
-
-def brief(value: float) -> float:
-    """A number with six digits, for JSON."""
-    return float(f"{value:.6g}")
+        """Return plain values."""
+        result: dict[str, Any] = {}
+        if self.entities is not None:
+            result["entities"] = [entity.to_json() for entity in self.entities]
+        return {**result, "words": list(self.words), "tags": list(self.tags)}
 
 
 @dataclass(frozen=True)
 class AnswerSpan:
-    """A span of a text as an answer.
+    """A span of a context as an answer.
 
     Attributes:
-        text: as it stands in the context.
+        text: a slice of the context.
         start, end: its characters `[start, end)` there.
         score: of its first token as a start plus its last as an end.
-        probability: among all that were considered.
+        probability: among all spans that were considered.
     """
 
     text: str
@@ -278,15 +268,17 @@ class AnswerSpan:
 
 @dataclass(frozen=True)
 class AnswerPrediction:
-    """A part of the context, or none.
+    """A part of the context, or no answer.
 
     Attributes:
         id: of the question.
         text: the answer; empty for none.
-        start, end: its characters `[start, end)` in the context; none where there is no answer.
-        confidence: the probability of what is predicted, among the spans and, with a threshold, no answer.
-        null_difference: the score of no answer, less that of the best span; 0 in a context without a token.
-        spans: the best ones, best first, each text once, whatever is predicted.
+        start, end: its characters `[start, end)` in the context; None without an answer.
+        confidence: the probability of the prediction, among the spans and, with a threshold, no
+            answer.
+        null_difference: the score of no answer minus that of the best span; 0 in a context without
+            a token.
+        spans: the best spans, best first, each text once, whatever is predicted.
     """
 
     id: str
@@ -303,20 +295,6 @@ class AnswerPrediction:
         return self.spans[0].text if self.spans else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways predict` writes them."""
-        spans = [
-            {**vars(span), "score": brief(span.score), "probability": brief(span.probability)}
-            for span in self.spans
-        ]
-        numbers = {
-            "confidence": brief(self.confidence),
-            "null_difference": brief(self.null_difference),
-        }
-        return {
-            "id": self.id,
-            "text": self.text,
-            "start": self.start,
-            "end": self.end,
-            **numbers,
-            "spans": spans,
-        }
+        """Return plain values."""
+        spans = [_brief_vars(span, ["score", "probability"]) for span in self.spans]
+        return {**_brief_vars(self, ["confidence", "null_difference"]), "spans": spans}

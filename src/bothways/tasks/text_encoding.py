@@ -132,7 +132,7 @@ def _first(length: int) -> NDArray[np.bool_]:
 
 
 def truncated(a: int, b: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of two texts remain: the longer loses its last one, of equals the second.
+    """Return how many tokens of two texts remain: the longer loses its last, of equals the second.
 
     Source: `_truncate_seq_pair` in google-research/bert run_classifier.py, in closed form.
     """

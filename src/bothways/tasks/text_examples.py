@@ -83,7 +83,8 @@ def choose_columns(
         names: columns of the table.
         where: the table, for messages.
         asked: columns that the user asks for.
-        usual: columns to read where none are asked for, if the table has them; else they are guessed.
+        usual: columns to read where none are asked for, if the table has them; else they are
+            guessed.
         labelled: whether labels are read; None: if their column is clear.
         guesses: usual names of a label column.
 

@@ -2,8 +2,8 @@
 
 Each choice is a pair, [CLS] context [SEP] ending [SEP]. A vector, the only new parameters, scores
 each pair from its pooled vector; a softmax over the choices of a question gives probabilities. The
-choices of a question are one sequence of several parts, so that they share a batch; their number may
-differ between questions.
+choices of a question are one sequence of several parts, so that they share a batch; their number
+may differ between questions.
 """
 
 from __future__ import annotations

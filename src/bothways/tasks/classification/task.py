@@ -1,8 +1,8 @@
 """Classification of texts and of pairs (Devlin et al. 2018, section 4.1 and figure 4a, b).
 
-The pooled vector of [CLS] goes through dropout and one dense layer to the logits of the classes; all
-weights are trained. Examples are `TextExample`s: one or two texts and a label, as in GLUE's CoLA or
-RTE. Optionally, targets are smoothed and classes weighted against their frequency.
+The pooled vector of [CLS] goes through dropout and one dense layer to the logits of the classes;
+all weights are trained. Examples are `TextExample`s: one or two texts and a label, as in GLUE's
+CoLA or RTE. Optionally, targets are smoothed and classes weighted against their frequency.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
     Attributes:
         smoothing: share of each target that is spread evenly over all classes. Reported metrics,
             including the loss, ignore it.
-        weighting: weights of the classes in training: "equal", "balanced", or a number above 0 for each
-            label in order. Balanced weights are counted when training data is read, which is then read
-            twice, and replace "balanced" in the task. For examples in memory, set
+        weighting: weights of the classes in training: "equal", "balanced", or a number above 0 for
+            each label in order. Balanced weights are counted when training data is read, which is
+            then read twice, and replace "balanced" in the task. For examples in memory, set
             `balanced(examples)`.
     """
 
@@ -132,7 +132,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
     def score(
         self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
     ) -> Metrics:
-        """Return accuracy, F1, Matthews correlation and the mean cross-entropy ("loss", in nats)."""
+        """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats)."""
         index = {label: place for place, label in enumerate(labels)}
         confusion, loss = np.zeros((len(index), len(index)), dtype=np.int64), 0.0
         for example, prediction in results:

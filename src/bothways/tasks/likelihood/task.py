@@ -2,13 +2,14 @@
 
 Each token is masked in turn and predicted from all others; the sum of the log probabilities is the
 text's pseudo-log-likelihood (PLL). Masking one piece of a word while its other pieces are visible
-makes long words look likely, so the variant "word_l2r" (Kauf & Ivanova 2023) also masks the pieces of
-the word to the right of the predicted one.
+makes long words look likely, so the variant "word_l2r" (Kauf & Ivanova 2023) also masks the pieces
+of the word to the right of the predicted one.
 
 A text of n tokens is n sequences that share one array of ids: masks are written on the device. The
-head is computed at the predicted token only. A text longer than the model's input is read in pieces,
-one after the other and each by itself, so that no token is left out. The pseudo-perplexity of several
-texts is exp(−ΣPLL / Σtokens); special tokens are visible but not predicted, and do not count.
+head is computed at the predicted token only. A text longer than the model's input is read in
+pieces, one after the other and each by itself, so that no token is left out. The pseudo-perplexity
+of several texts is exp(−ΣPLL / Σtokens); special tokens are visible but not predicted, and do not
+count.
 """
 
 from __future__ import annotations

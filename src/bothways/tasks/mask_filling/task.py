@@ -1,14 +1,14 @@
 """Mask filling: a pre-trained model's guesses for hidden tokens (Devlin et al. 2018, section 3.1).
 
-Each [MASK] gets its most probable tokens, given everything else and the other masks as masks. Several
-masks of one text also get their best joint fillings, because tokens that are likely one by one may
-not go together.
+Each [MASK] gets its most probable tokens, given everything else and the other masks as masks.
+Several masks of one text also get their best joint fillings, because tokens that are likely one by
+one may not go together.
 
-Joint fillings come from a beam search from left to right: the probability of a filling is the product
-p(first) · p(second | first, the rest masked) · … A masked model defines no joint probability, and
-another order gives another number; left to right is fixed and comparable between texts. The beam is
-as wide as `top`. The head is computed at masks only. A text longer than the model's input is cut to
-a window around its masks.
+Joint fillings come from a beam search from left to right: the probability of a filling is the
+product p(first) · p(second | first, the rest masked) · … A masked model defines no joint
+probability, and another order gives another number; left to right is fixed and comparable between
+texts. The beam is as wide as `top`. The head is computed at masks only. A text longer than the
+model's input is cut to a window around its masks.
 """
 
 from __future__ import annotations

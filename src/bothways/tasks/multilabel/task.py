@@ -61,7 +61,8 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 
     Attributes:
         separator: separator of labels in a text.
-        thresholds: for each label, in order, the probability from which it is assigned; empty for 0.5.
+        thresholds: for each label, in order, the probability from which it is assigned; empty for
+            0.5.
     """
 
     metric: ClassVar[str] = "f1_micro"
@@ -264,7 +265,7 @@ def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool
 
 
 def _held(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.float64]:
-    """Return 1 for each label that the example has, else 0; NaN where that is unknown `(labels)`."""
+    """Return 1 for each label of the example, else 0; NaN where unknown `(labels)`."""
     if example.labels is None:
         return np.full(len(index), np.nan)
     held = np.zeros(len(index))

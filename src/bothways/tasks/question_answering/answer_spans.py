@@ -1,11 +1,11 @@
 """From scores of tokens to spans of characters.
 
-Source: google-research/bert run_squad.py (Devlin et al. 2018, section 4.2, defines only the score of a
-span, start plus end). Where windows overlap, a span counts in the window in which its first token has
-the most context. There are two differences, and both only add spans:
+Source: google-research/bert run_squad.py (Devlin et al. 2018, section 4.2, defines only the score
+of a span, start plus end). Where windows overlap, a span counts in the window in which its first
+token has the most context. There are two differences, and both only add spans:
 
-- That code combines the 20 best starts and the 20 best ends of a window. Here every start is combined
-  with every end within the longest answer, so the best spans are the best of all.
+- That code combines the 20 best starts and the 20 best ends of a window. Here every start is
+  combined with every end within the longest answer, so the best spans are the best of all.
 - It drops a span that the window with the most context cuts in two. Here the next window counts.
 """
 

@@ -17,7 +17,7 @@ def check_questions(
     unfound: Literal["skip", "error"],
     threshold: float | None,
 ) -> list[Finding]:
-    """Return the problems of questions; `dev` may be empty, the last two arguments are the task's."""
+    """Return the problems of questions; `dev` may be empty."""
     return [
         *_check_rows(train, dev),
         *_check_places(train, unfound),

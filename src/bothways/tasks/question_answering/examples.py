@@ -3,8 +3,8 @@
 CMRC 2018, DRCD and XQuAD share SQuAD's form. Rows are as on the Hub: {"id", "question", "context",
 "answers": {"text": […], "answer_start": […]}}, where no text means that the context has no answer.
 
-An answer is a text and the character at which it begins, counted in code points. Files are not always
-right about the second: the occurrence nearest to the given place is used (`located`).
+An answer is a text and the character at which it begins, counted in code points. Files are not
+always right about the second: the occurrence nearest to the given place is used (`located`).
 
 Source: Rajpurkar et al. 2016 and 2018.
 """
@@ -47,8 +47,8 @@ class Question:
     Attributes:
         id: the key of its prediction.
         question, context: the texts.
-        answers: right answers with the characters at which they begin; empty where there are none, or
-            none are known.
+        answers: right answers with the characters at which they begin; empty where there are none,
+            or none are known.
         impossible: whether the context does not answer it; None where this is unknown.
         where: file, paragraph and id.
     """
@@ -91,18 +91,20 @@ SQUAD = QuestionColumns()
 def open_questions(
     source: str, columns: QuestionColumns = SQUAD, *, labelled: bool = True
 ) -> tuple[Iterator[Question], Callable[[], float] | None]:
-    """Open a file (.json in SQuAD's form, or a table), a Hub data set, or JSON lines on stdin ("-").
+    """Open a file (.json in SQuAD's form, or a table), a Hub data set or stdin ("-").
 
     Args:
         columns: names in a table.
         labelled: whether answers are read.
 
     Returns:
-        An iterator over the questions, and a function that returns how much has been read, if known.
+        An iterator over the questions, and a function that returns how much has been read, if
+        known.
 
     Raises:
-        DataError: as `open_table`; a .json file that is not in SQuAD's form; a table without a column;
-            while reading, a row without a question or a context, or with values of another type.
+        DataError: as `open_table`; a .json file that is not in SQuAD's form; a table without a
+            column; while reading, a row without a question or a context, or with values of another
+            type.
         ResourceError: no permission to read the file.
     """
     path = Path(source).expanduser()
@@ -119,7 +121,7 @@ def open_questions(
 
 
 def located(context: str, text: str, start: int) -> int | None:
-    """Return the occurrence of an answer that is nearest to `start` (of two, the earlier), if any."""
+    """Return the occurrence of an answer nearest to `start` (of two, the earlier), if any."""
     before = context.rfind(text, 0, max(start, 0) + len(text))
     after = context.find(text, max(start, 0))
     places = [place for place in (before, after) if place >= 0]

@@ -4,11 +4,11 @@ Words: the formulas of SQuAD 2.0's official script (Rajpurkar et al. 2018), whic
 wherever an answer has a word. Lower-cased, without ASCII punctuation and the words a, an, the, two
 answers match exactly or share words (F1); of several right answers the nearest counts.
 
-Characters: in a text without spaces between words these formulas would compare whole sentences. There
-(`unspaced`) the formulas of CMRC 2018's official script apply (Cui et al. 2019): a token is an
-ideograph, and F1 counts the longest run of tokens that both answers have. Differences: kana count as
-ideographs, and words in Latin letters are split at white space and symbols, where that script calls
-NLTK.
+Characters: in a text without spaces between words these formulas would compare whole sentences.
+There (`unspaced`) the formulas of CMRC 2018's official script apply (Cui et al. 2019): a token is
+an ideograph, and F1 counts the longest run of tokens that both answers have. Differences: kana
+count as ideographs, and words in Latin letters are split at white space and symbols, where that
+script calls NLTK.
 
 All values are shares from 0 to 1.
 """
@@ -151,8 +151,8 @@ class AnswerScores:
 
         Returns:
             "em" and "f1" of the predictions, and "f1_best", the F1 at the best threshold. With
-            questions without an answer also "em_best", "threshold_best" (for F1), and the metrics of
-            questions with ("_has") and without an answer ("_no").
+            questions without an answer also "em_best", "threshold_best" (for F1), and the metrics
+            of questions with ("_has") and without an answer ("_no").
         """
         exact, f1, no = np.array(self.exact), np.array(self.f1), np.array(self.impossible) > 0
         threshold, best = best_threshold(self.difference, self.given_f1, self.none)
@@ -174,11 +174,12 @@ def best_threshold(
 
     As SQuAD 2.0's official script searches: from no answer at all, question after question by its
     difference. There are two differences: questions of equal difference change together, since no
-    threshold separates them; and the threshold is halfway to the next difference (beyond the ends, 1
-    away), where rounding does not flip a question. Of equal grades the lowest threshold wins.
+    threshold separates them; and the threshold is halfway to the next difference (beyond the ends,
+    1 away), where rounding does not flip a question. Of equal grades the lowest threshold wins.
 
     Args:
-        differences: score of no answer minus that of the best answer, for each question; at least one.
+        differences: score of no answer minus that of the best answer, for each question; at least
+            one.
         given: the grade of its best answer.
         none: the grade of no answer.
     """

@@ -1,14 +1,14 @@
-"""Extractive question answering: the answer is a span of the context (Devlin et al. 2018, 4.2, 4.3).
+"""Extractive question answering: the answer is a span of the context (Devlin et al. 2018).
 
-[CLS] question [SEP] context [SEP] goes through the encoder, and one dense layer gives each token two
-scores: that the answer begins with it, and that it ends there. No answer is the span of [CLS] alone.
-A context that is too long is read in overlapping windows. Examples are `Question`s.
+[CLS] question [SEP] context [SEP] goes through the encoder, and one dense layer gives each token
+two scores: that the answer begins with it, and that it ends there. No answer is the span of [CLS]
+alone. A context that is too long is read in overlapping windows. Examples are `Question`s.
 
-Source: google-research/bert run_squad.py for all that the paper leaves open: a window without the whole
-answer is trained to give [CLS], in SQuAD 1.1 too; the score of no answer is the minimum over the
-windows. `answer_spans` lists the differences in decoding. The answer is cut from the context at the
-characters of its tokens; Google's code searches the tokens' text among the words of the context, with
-nearly always the same result.
+Source: google-research/bert run_squad.py for all that the paper leaves open: a window without the
+whole answer is trained to give [CLS], in SQuAD 1.1 too; the score of no answer is the minimum over
+the windows. `answer_spans` lists the differences in decoding. The answer is cut from the context at
+the characters of its tokens; Google's code searches the tokens' text among the words of the
+context, with nearly always the same result.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class EncodedQuestion(EncodedExample):
 class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
     """The part of a context that answers a question, or no answer.
 
-    Weights are selected by "f1_best", the F1 at the best threshold: it equals F1 where every question
-    has an answer; where some have none, it needs no threshold beforehand.
+    Weights are selected by "f1_best", the F1 at the best threshold: it equals F1 where every
+    question has an answer; where some have none, it needs no threshold beforehand.
 
     Attributes:
         columns: the columns of a table.
@@ -101,10 +101,11 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
         stride: tokens from one window to the next.
         longest: maximum number of tokens of an answer.
         n_best: number of answers in a prediction.
-        unfound: what to do with a training question whose answer is not in its context: "skip" leaves
-            it out of training.
-        threshold: no answer is given where its score exceeds that of the best span by more than this.
-            None: every question gets an answer. Chosen on dev data that has questions without one.
+        unfound: what to do with a training question whose answer is not in its context: "skip"
+            leaves it out of training.
+        threshold: no answer is given where its score exceeds that of the best span by more than
+            this. None: every question gets an answer. Chosen on dev data that has questions without
+            one.
     """
 
     metric: ClassVar[str] = "f1_best"
@@ -245,12 +246,12 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
         labels: Many[str],
         metric: str,
     ) -> QuestionAnsweringTask:
-        """Return the task with the threshold of the best F1, if questions without an answer exist."""
+        """Return the task with the threshold of the best F1, if some questions have no answer."""
         best = _scored(results).metrics().get("threshold_best")
         return self if best is None else replace(self, threshold=best)
 
     def baseline(self, train: Many[Question], scored: Many[Question]) -> Metrics:
-        """Return the metrics of giving no answer; none where that is right for all or no questions."""
+        """Return the metrics of giving no answer, if that is right for some questions."""
         share = sum(example.impossible is True for example in scored) / max(1, len(scored))
         return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
 
@@ -310,7 +311,7 @@ def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None
 
 
 def _positions(span: tuple[int, int] | None, part: Window, begin: int) -> tuple[int, int]:
-    """Return the positions of a span in a window, or twice 0 ([CLS]) if it is not whole in there."""
+    """Return the positions of a span in a window; twice 0 ([CLS]) if it is not whole there."""
     if span is None or span[0] < part.start or span[1] >= part.stop:
         return 0, 0
     return begin + span[0] - part.start, begin + span[1] - part.start

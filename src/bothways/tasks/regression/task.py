@@ -1,7 +1,7 @@
 """A score for a text or a pair of texts (Devlin et al. 2018, section 4.1, on STS-B).
 
-As in classification, but the dense layer on the pooled vector has one output, trained by its squared
-error.
+As in classification, but the dense layer on the pooled vector has one output, trained by its
+squared error.
 """
 
 from __future__ import annotations

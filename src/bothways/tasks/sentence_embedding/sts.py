@@ -1,9 +1,9 @@
 """Agreement of sentence vectors with human similarity scores.
 
-Correlations are Pearson's and Spearman's, as in the Semantic Textual Similarity benchmarks. Anisotropy
-is the mean cosine of any two texts (Ethayarajh 2019 measures it on words): near 1, all vectors are in
-one narrow cone. It is exact over all pairs of texts and needs constant memory: with unit vectors u,
-Σ_{i≠j} u_i·u_j = |Σ u|² − n.
+Correlations are Pearson's and Spearman's, as in the Semantic Textual Similarity benchmarks.
+Anisotropy is the mean cosine of any two texts (Ethayarajh 2019 measures it on words): near 1, all
+vectors are in one narrow cone. It is exact over all pairs of texts and needs constant memory: with
+unit vectors u, Σ_{i≠j} u_i·u_j = |Σ u|² − n.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Sentence vectors: a text's token vectors pooled into one (Devlin et al. 2018, section 5.3).
 
 One layer or several are combined token by token; then the tokens of a text are pooled: their mean,
-their maximum, or [CLS]. Pairs of texts give two vectors and their cosine, which can be scored against
-a gold similarity.
+their maximum, or [CLS]. Pairs of texts give two vectors and their cosine, which can be scored
+against a gold similarity.
 
-The mean and the maximum include [CLS] and [SEP], as in sentence-transformers. They are computed over
-the segments of the packed batch, so there is no padding to mask. The best layer and pooling depend on
-the model: `prediction.layer_sweep` measures all of them.
+The mean and the maximum include [CLS] and [SEP], as in sentence-transformers. They are computed
+over the segments of the packed batch, so there is no padding to mask. The best layer and pooling
+depend on the model: `prediction.layer_sweep` measures all of them.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class SentenceEmbeddingTask(LongTextTask[VectorPrediction]):
 
     Attributes:
         pooling: how token vectors become one: that of [CLS], the mean, or the maximum by component.
-        layers: the layers that are read: 0 for the embeddings, 1 for the first block, −1 for the last
-            one. (−4, −3, −2, −1) with "concat" is the best choice for frozen features in the paper
-            (table 7).
+        layers: the layers that are read: 0 for the embeddings, 1 for the first block, −1 for the
+            last one. (−4, −3, −2, −1) with "concat" is the best choice for frozen features in the
+            paper (table 7).
         combine: how several layers become one vector for a token, before pooling.
         normalised: whether vectors are scaled to length 1.
         components: number of components to keep, after scaling: the first ones, in which models

@@ -1,8 +1,8 @@
 """Checks of tagged sentences: rows, tags and their scheme, balance, and overlap of train and dev.
 
 Columns of words and tags have no header, so any table of two columns can be read as such: one of
-texts with labels would be learned as one long sentence. Three signs reveal this: blanks in the words,
-a first line of names, and tags that hardly recur.
+texts with labels would be learned as one long sentence. Three signs reveal this: blanks in the
+words, a first line of names, and tags that hardly recur.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Columns of words and tags, as in the CoNLL shared tasks: a word a line, an empty line between sentences.
+"""Columns of words and tags, as in CoNLL: a word a line, empty lines between sentences.
 
 Fields are separated by tabs if the line has one, else by blanks. A line "-DOCSTART-" or "# newdoc"
 begins a document; comments such as "# sent_id = 3" precede a sentence. Any other line that begins

@@ -1,9 +1,9 @@
 """Sentences with a tag for each word: from columns, from tables, or from running text.
 
-Files are read as columns (`conll`), except tables: .jsonl, .parquet and Hub data sets hold a list of
-words and a list of tags in each row. For prediction, .txt files hold a text a line, unless they are
-columns, and tables may hold texts, which `word_splitter` splits. A .tsv is then a table if its first
-line names a column of texts.
+Files are read as columns (`conll`), except tables: .jsonl, .parquet and Hub data sets hold a list
+of words and a list of tags in each row. For prediction, .txt files hold a text a line, unless they
+are columns, and tables may hold texts, which `word_splitter` splits. A .tsv is then a table if its
+first line names a column of texts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HEAD = 100
 """Number of lines from which the content of a file is detected."""
 
 NEIGHBOURS = 512
-"""Number of words before and after a sentence that are kept as its context: BERT's maximum length."""
+"""Number of words of context on each side of a sentence: BERT's maximum length."""
 
 _HOW = "Name the columns: --text NAME --label NAME."
 

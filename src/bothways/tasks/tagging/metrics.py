@@ -1,7 +1,7 @@
 """Scores of tags in one pass: of entities by two rules, and of words.
 
-An entity is right if its type, its first and its last word are. Predicted entities follow one of two
-rules:
+An entity is right if its type, its first and its last word are. Predicted entities follow one of
+two rules:
 
 - conlleval (Tjong Kim Sang and Buchholz 2000): every tag but O belongs to an entity, even in an
   invalid sequence. Papers report this, and it is seqeval's default.
@@ -106,9 +106,9 @@ class TagCounts:
         """Return the metrics.
 
         Returns:
-            For entities "f1", "precision" and "recall" by conlleval's rule, the same with "_strict",
-            and for each type, such as "f1/PER". For plain tags "f1", the mean over the tags. For
-            words "accuracy" and "loss" (mean cross-entropy, in nats).
+            For entities "f1", "precision" and "recall" by conlleval's rule, the same with
+            "_strict", and for each type, such as "f1/PER". For plain tags "f1", the mean over the
+            tags. For words "accuracy" and "loss" (mean cross-entropy, in nats).
         """
         accuracy = float(np.trace(self._confusion)) / self.words
         of_words = {"accuracy": accuracy, "loss": self._loss / self.words}

@@ -2,14 +2,15 @@
 
 A tag is "O", or a prefix and a type, such as B-PER. The prefixes mean:
 
-    IOB1    I inside; B only where an entity directly follows one of its type   (Ramshaw and Marcus 1995)
-    IOB2    B begins every entity, I continues it                               (CoNLL 2002, Devlin 2018)
-    BIOES   as IOB2, with E for the last word and S for the only one; BILOU and BMES use other letters
+    IOB1    I inside; B only where an entity directly follows one of its type (Ramshaw 1995)
+    IOB2    B begins every entity, I continues it (CoNLL 2002, Devlin et al. 2018)
+    BIOES   as IOB2, with E for the last word and S for the only one; BILOU and BMES use
+            other letters
 
-CoNLL's evaluation script, conlleval, finds the entities of all three by one rule: a word continues an
-entity if it is I or E and follows B or I of its own type; else, unless it is O, it begins one. So tags
-are converted to another scheme without knowing their own, and invalid sequences are read as everyone
-scores them. The scheme of data is detected only to report the sequences that break it.
+CoNLL's evaluation script, conlleval, finds the entities of all three by one rule: a word continues
+an entity if it is I or E and follows B or I of its own type; else, unless it is O, it begins one.
+So tags are converted to another scheme without knowing their own, and invalid sequences are read as
+everyone scores them. The scheme of data is detected only to report the sequences that break it.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ def _prefixes(words: int, scheme: Spelling, touches: bool) -> str:
 def scheme_of(labels: Iterable[str]) -> Spelling:
     """Return the scheme that a model with these labels uses.
 
-    BIOES has E or S. In IOB2 every type has B, and the first tag of a type that occurs is B: so a type
-    without B is IOB1's, and so are labels that list the I of every type before its B.
+    BIOES has E or S. In IOB2 every type has B, and the first tag of a type that occurs is B: so a
+    type without B is IOB1's, and so are labels that list the I of every type before its B.
     """
     places = {part: place for place, part in enumerate(map(tag_part, labels)) if part is not None}
     if any(part.prefix in "ES" for part in places):
@@ -131,7 +132,7 @@ def scheme_of(labels: Iterable[str]) -> Spelling:
 
 
 def as_labels(tags: Many[str], labels: Many[str]) -> tuple[str, ...]:
-    """Return the same entities in the scheme and letters of labels; missing tags keep their name."""
+    """Return the same entities in the scheme and letters of labels, where they have them."""
     names = {tag_part(label): label for label in labels}
     return tuple(names.get(tag_part(tag), tag) for tag in respell(tags, scheme_of(labels)))
 

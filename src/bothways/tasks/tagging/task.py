@@ -1,13 +1,13 @@
 """A tag for each word, such as names of persons and places (Devlin et al. 2018, section 5.3).
 
-The vector of a word's first token goes through dropout and one dense layer to the logits of the tags;
-the other tokens of the word are read, but get no output. Examples are `TagExample`s.
+The vector of a word's first token goes through dropout and one dense layer to the logits of the
+tags; the other tokens of the word are read, but get no output. Examples are `TagExample`s.
 
 Tags are learned as IOB2, however the data spells them, and scored in the scheme of the model's
 labels, which differs only for models from elsewhere (`schemes`). A sentence that is longer than the
-model's input is read in windows; every word has one tag and one loss, from the window in which it has
-the most context. A word without a token, such as a lone control character, is read as [UNK], so that
-it has a tag too. There is no CRF: as in the paper, each tag is predicted by itself.
+model's input is read in windows; every word has one tag and one loss, from the window in which it
+has the most context. A word without a token, such as a lone control character, is read as [UNK], so
+that it has a tag too. There is no CRF: as in the paper, each tag is predicted by itself.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class TaggingTask(Task[TagExample, TagPrediction]):
 
     Attributes:
         columns: the columns of words and tags.
-        scheme: how the tags of the data spell entities; "auto" detects it. "plain" tags are those of
-            single words, such as parts of speech.
-        context: what the model reads with a sentence: nothing, or its neighbours in the document, as
-            far as there is room.
+        scheme: how the tags of the data spell entities; "auto" detects it. "plain" tags are those
+            of single words, such as parts of speech.
+        context: what the model reads with a sentence: nothing, or its neighbours in the document,
+            as far as there is room.
         stride: tokens from one window to the next; None for half a window.
         splitter: how raw text is split into words, see `word_splitter`.
         aggregation: the tokens that a word's tag comes from: the first, as in training, or all: the

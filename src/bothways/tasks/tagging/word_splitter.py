@@ -1,9 +1,9 @@
 """Word boundaries of running text. No character is changed or lost: words are slices of the text.
 
-    rules        words as in CoNLL data and spaCy: "U.N.", "O'Neil", "well-known", "1,000" stay whole,
-                 the clitic of "Germany's" and all other punctuation marks are separate
-    punctuation  every punctuation mark is separate: BERT's `BasicTokenizer` (tokenization.py), without
-                 its lower-casing, which is left to the model's tokenizer
+    rules        words as in CoNLL data and spaCy: "U.N.", "O'Neil", "well-known" and "1,000"
+                 stay whole, the clitic of "Germany's" and other marks are separate
+    punctuation  every punctuation mark is separate: BERT's `BasicTokenizer`, without its
+                 lower-casing, which is left to the model's tokenizer
     whitespace   separated by white space only
 
 Ideographs are words of their own, except with "whitespace".
@@ -68,7 +68,7 @@ def _split_by_rules(text: str) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=4096)
 def _kind(character: str) -> str:
-    """Return the shape of a character: a space for white space, a mark itself if it may join words."""
+    """Return the shape of a character; marks that may join words stand for themselves."""
     if character.isspace():
         return " "
     if character in ".,:/&-":
