@@ -265,6 +265,15 @@ def test_the_best_of_equals_is_the_oldest(tmp_path):
     assert best(tmp_path, Best("loss", "lowest")) == tmp_path / "step-1"
 
 
+def test_of_equal_metrics_the_lower_loss_is_better(tmp_path):
+    """Early F1 of many labels is 0 everywhere: the first checkpoint would stay the best."""
+    wanted = Best("dev/f1_micro", "highest")
+    for step, loss in enumerate([0.22, 0.19, 0.17, 0.18], 1):
+        save_at(tmp_path, step, {"dev/f1_micro": 0.0, "dev/loss/label": loss})
+        prune(tmp_path, Keep(1, wanted))
+    assert best(tmp_path, wanted) == tmp_path / "step-3"
+
+
 @pytest.mark.parametrize(("direction", "chosen"), [("lowest", 3), ("highest", 2)])
 def test_no_number_is_worse_than_any_number(tmp_path, direction, chosen):
     wanted = Best("loss", direction)

@@ -75,6 +75,11 @@ class Best:
         """What sorts values, the best first. A value that is no number is worse than any number."""
         return math.isnan(value), -value if self.direction == "highest" else value
 
+    def order(self, metrics: Mapping[str, int | float]) -> tuple[bool, float | int, float | int]:
+        """Return the sort key of an evaluation, the best first; of equal values, the lower loss."""
+        losses = (value for name, value in metrics.items() if "loss" in name.split("/"))
+        return *self.rank(metrics[self.metric]), sum(losses)
+
 
 @dataclass(frozen=True)
 class Keep:
@@ -234,17 +239,19 @@ def latest(run: Path) -> Path | None:
 
 
 def best(run: Path, wanted: Best) -> Path | None:
-    """The checkpoint folder with the best value of a metric, of equals the oldest; none if none has that metric.
+    """Return the checkpoint folder with the best value of a metric, if any has that metric.
+
+    Of equal values, the one with the lower loss; of equal losses, the oldest.
 
     Raises:
         CheckpointError: the metrics of a checkpoint cannot be read.
     """
-    values: dict[Path, float] = {}
+    evaluations: dict[Path, Mapping[str, float]] = {}
     for folder in checkpoints(run):
         metrics = _json(folder, PROGRESS).get("metrics", {})
         if isinstance(metrics, dict) and wanted.metric in metrics:
-            values[folder] = metrics[wanted.metric]
-    return min(values, key=lambda folder: wanted.rank(values[folder]), default=None)
+            evaluations[folder] = metrics
+    return min(evaluations, key=lambda folder: wanted.order(evaluations[folder]), default=None)
 
 
 def prune(run: Path, keep: Keep, newest: int | None = None) -> None:

@@ -154,8 +154,7 @@ class MemoryStore:
         if not metrics or keep.best is None:
             return
         self.history.append((progress.epochs, metrics))
-        name = keep.best.metric
-        if not self.metrics or keep.best.prefers(metrics[name], self.metrics[name]):
+        if not self.metrics or keep.best.order(metrics) < keep.best.order(self.metrics):
             self.metrics = metrics
             self.weights = {
                 name: tensor.clone() for name, tensor in learner.trained_state().items()
