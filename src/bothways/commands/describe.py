@@ -48,9 +48,7 @@ def describe(model: str, /, *, length: int = 128) -> None:
 
 
 _DEFINITION = (
-    "V vocabulary, H width, L blocks with weights of their own, I intermediate size, "
-    "E width of embeddings, P positions, S segments, C labels, M cells of an LSTM, "
-    "R distances to each side. "
+    "V vocabulary, H width, L blocks with weights of their own, I intermediate size. "
     "An operation (FLOP) is a multiplication or an addition in a matrix product; look-ups, norms and "
     "activations are left out. In attention, only visible tokens count. A masked LM head predicts "
     "15 % of the tokens. Training is the forward pass and twice that for the backward pass; AdamW in "
