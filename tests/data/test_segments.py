@@ -479,7 +479,7 @@ def test_a_corpus_that_contradicts_itself_is_refused():
         ("documents", good.documents[:0]),
     ):
         broken = SimpleNamespace(**{**vars(good), name: value})
-        with pytest.raises(DataError, match="contradicts itself"):
+        with pytest.raises(DataError, match="inconsistent corpus"):
             CorpusSource(broken, TEMPLATE, FullSentences(16), np.arange(2), 1)
 
 

@@ -1,8 +1,9 @@
-"""How the sequences of one step are shared out: over ranks, over microbatches, over padded rectangles.
+"""Distribution of the sequences of a step over ranks, microbatches and padded rectangles.
 
-A step is a list of sequences whose size the user sets for all ranks together. Sorted by length and dealt like cards, every
-rank has about the same tokens; cut by a budget of tokens, a microbatch has about the same memory whatever the lengths; and
-neighbours of near-equal length leave next to no padding in the rectangles of `core.layout`.
+The user sets the size of a step for all ranks together. Sequences are sorted by length and dealt
+to the ranks, so that every rank has about the same number of tokens. A token budget cuts them to
+microbatches of about equal memory, and neighbours of similar length leave little padding in the
+rectangles of `core.layout`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExampleBudget:
-    """A step of `n` sequences, over all ranks."""
+    """A step of `n` sequences over all ranks."""
 
     n: int
     kind: Literal["examples"] = "examples"
@@ -32,7 +33,9 @@ class ExampleBudget:
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """A step of as many sequences as fit in `n` tokens, over all ranks, specials included; at least one."""
+    """A step of as many sequences as fit in `n` tokens over all ranks, specials included; at least
+    one.
+    """
 
     n: int
     kind: Literal["tokens"] = "tokens"
@@ -42,7 +45,7 @@ class TokenBudget:
 
 
 def fits(batch: ExampleBudget | TokenBudget, sequences: int, tokens: int) -> bool:
-    """Do so many sequences of so many tokens together fit in one step?"""
+    """Return whether sequences with these totals fit in one step."""
     match batch:
         case ExampleBudget(n):
             return sequences <= n
@@ -53,11 +56,15 @@ def fits(batch: ExampleBudget | TokenBudget, sequences: int, tokens: int) -> boo
 
 
 def deal(lengths: Many[int], world: int, budget: int) -> list[list[list[int]]]:
-    """Sequences of these lengths → for each rank its microbatches, as places in `lengths`.
+    """Assign sequences to ranks and microbatches; return positions in `lengths`.
 
-    Longest first, equal lengths in the order given; rank r takes each world-th from the r-th on. A microbatch has at most
-    `budget` tokens, or is one longer sequence. All ranks have equally many microbatches, because a sharded model works in
-    lockstep; those that a rank has nothing for are empty.
+    Sequences are sorted by length, longest first, ties in the given order; rank r takes every
+    world-th sequence from the r-th on. A microbatch has at most `budget` tokens, or is one longer
+    sequence. All ranks have the same number of microbatches, because a sharded model works in
+    lockstep; some may be empty.
+
+        lengths = [3, 9, 5, 4], world = 2, budget = 9
+        rank 0: 9, 4 → [[1], [3]]        rank 1: 5, 3 → [[2, 0], []]
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     ranks = [_cut(order[rank::world], lengths, budget) for rank in range(world)]
@@ -66,7 +73,7 @@ def deal(lengths: Many[int], world: int, budget: int) -> list[list[list[int]]]:
 
 
 def _cut(places: list[int], lengths: Many[int], budget: int) -> list[list[int]]:
-    """Neighbours together as long as they fit in `budget` tokens."""
+    """Group neighbours that fit in `budget` tokens."""
     groups: list[list[int]] = []
     room = 0
     for place in places:

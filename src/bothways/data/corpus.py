@@ -1,4 +1,5 @@
-"""A corpus: documents as sentences as token ids, in memory-mapped arrays that every objective reads.
+"""A corpus: documents as sentences as token ids, in memory-mapped arrays that every objective
+reads.
 
     manifest.json    describes the rest; written last, so a folder without it is no corpus
     tokens.bin       ids, one document after the other; uint16, or uint32 for more than 65,536 ids
@@ -9,9 +10,9 @@
 Example: the documents "A b. C." and "D." → tokens a b . c . d . | sentences 0 3 5 7 |
 documents 0 2 3.
 
-`build_corpus` works in two stages (`encode_shards`, `merge_shards`). The same documents and settings
-give the same bytes with any number of processes. An interrupted build continues where it was; a
-finished one is not repeated.
+`build_corpus` works in two stages (`encode_shards`, `merge_shards`). The same documents and
+settings give the same bytes with any number of processes. An interrupted build continues where it
+was; a finished one is not repeated.
 """
 
 from __future__ import annotations

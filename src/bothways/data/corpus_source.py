@@ -1,10 +1,11 @@
-"""A corpus as a stream of sequences: planned from offsets, block by block, and read from the memory-mapped tokens one by one.
+"""A corpus as a stream of sequences, planned from offsets and read from memory-mapped tokens.
 
-Nothing is materialised. The documents of an epoch come in a keyed order, the sequences of a block in a keyed order within it,
-and every draw is keyed by (seed, epoch, block): what stands at a cursor depends on nothing that was read before, and a resumed
-run pays for one block. Memory is told in `bothways.data.selection`.
+The documents of an epoch have a keyed order, and so have the sequences of a block; every draw is
+keyed by (seed, epoch, block). The data at a cursor depends on nothing read before it, and a
+resumed run plans one block again. `bothways.data.epoch_order` states the memory.
 
-Static data, as Google's duplicated instances are, is the same stream with a period: `data_copies` epochs, then again from the first.
+Static data, such as Google's duplicated instances, is the same stream with a period of
+`data_copies` epochs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class CorpusSource:
         """
         if data_copies is not None and data_copies < 1:
             raise ConfigError(
-                f"must be at least 1, or absent to plan every epoch anew, not {data_copies}",
+                f"must be at least 1, or absent to plan every epoch on its own, not {data_copies}",
                 where="data_copies",
             )
         self.template, self.segments, self.seed, self.data_copies = (
@@ -68,7 +69,8 @@ class CorpusSource:
         """Yield plans from `cursor` on, each with the cursor of the next.
 
         Raises:
-            DataError: the cursor is of another corpus, or no sequence can be made of these documents.
+            DataError: the cursor is of another corpus, or no sequence can be made of these
+                documents.
         """
         from bothways.core.source import Cursor
 
@@ -90,7 +92,7 @@ class CorpusSource:
             epoch, block = epoch + 1, 0
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
-        """The sequence of a plan; a pair has its label as `targets["pair"]`."""
+        """Return the sequence of a plan; a pair has its label as `targets["pair"]`."""
         from bothways.core.targets import LabelTargets
         from bothways.text.template import assemble
 
@@ -118,7 +120,7 @@ class CorpusSource:
                 assert_never(plan)
 
     def epochs(self, cursor: Cursor) -> float:
-        """Epochs before this cursor; within one, blocks count alike."""
+        """Return the epochs before this cursor; all blocks of an epoch count equally."""
         if cursor.item == 0:
             return cursor.epoch + cursor.block / self._blocks(cursor.epoch)
         done = cursor.item / len(self._plans(self._view(cursor.epoch), cursor.block))
@@ -136,8 +138,9 @@ class CorpusSource:
             cursor.item and cursor.item >= len(self._plans(self._view(cursor.epoch), cursor.block))
         ):
             raise DataError(
-                f"there is nothing at block {cursor.block}, item {cursor.item} of epoch {cursor.epoch} ({blocks} blocks)",
-                fix="Continue with the corpus, the split, the seed and the segments that the run began with.",
+                f"no data at block {cursor.block}, item {cursor.item} of epoch {cursor.epoch} "
+                f"({blocks} blocks)",
+                fix="Continue with the same corpus, split, seed and segments as the run.",
             )
 
     def _slice(self, start: int, stop: int) -> Ids:

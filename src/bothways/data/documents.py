@@ -50,9 +50,9 @@ _KINDS = (
 _WIKI_NAME = re.compile(r"wiki_\d+$")
 _DOC_TITLE = re.compile(r'\btitle="([^"]*)"')
 # A line end inside a sentence: the line does not end the sentence, and the next line begins in
-# lower case, or this one is 50 to 100 characters long, as wrapped lines are. Headings and list items
-# are mostly shorter, and paragraphs on one line longer. The newline comes first in the expression,
-# so that the search is one for a character.
+# lower case, or this one is 50 to 100 characters long, as wrapped lines are. Headings and list
+# items are mostly shorter, and paragraphs on one line longer. The newline comes first in the
+# expression, so that the search is one for a character.
 _WRAP = re.compile(r"\n(?<=[\w,;]\n)(?:(?=[a-z])|(?<=[^\n]{50}\n)(?<![^\n]{101}\n)(?=[A-Z]))")
 
 Lines = Iterator[tuple[int, str]]

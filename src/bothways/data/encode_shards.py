@@ -138,7 +138,7 @@ def encode_shard(recipe: Recipe, job: Job) -> tuple[str, Shard]:
 
 @functools.lru_cache(maxsize=1)
 def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
-    """Load a tokenizer. The fingerprint is part of the cache's key: the folder's may have changed."""
+    """Load a tokenizer; the fingerprint is part of the cache key, since the folder may change."""
     return Tokenizer.load(folder)
 
 

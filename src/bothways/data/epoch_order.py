@@ -1,11 +1,11 @@
-"""Some documents of a corpus, as offsets, and the order in which an epoch goes through them.
+"""The order in which an epoch reads some documents of a corpus, as offsets.
 
-An epoch permutes the documents and cuts the permuted list into blocks of about `BLOCK` sentences. Blocks are opened one at a
-time; nothing else is ever held. Memory, for D chosen documents: 8 bytes each for their ids, 16 for where they begin, how long
-they are and whose they are, 4 for the order of the epoch and 4 for the one before. So 10⁷ documents of 10 sentences each take
-320 MB (measured: 340, and 460 in the second in which the arrays are made). The sentence offsets, 8 bytes each, stay in their
-memory-mapped file. A block takes some 10 MB, whatever the corpus: a document of more than `BLOCK` sentences is gone through in
-several parts.
+An epoch permutes the documents and cuts the permuted list into blocks of about `BLOCK` sentences.
+Only the open block is in memory, besides 32 bytes per chosen document: 8 for its id, 16 for its
+first sentence, its size and its owner, 4 for the order of the epoch and 4 for the previous order.
+10⁷ documents of 10 sentences need 320 MB (measured: 340, and 460 while the arrays are built). The
+sentence offsets, 8 bytes each, remain in their memory-mapped file. A block needs about 10 MB for
+any corpus: a document of more than `BLOCK` sentences is read in several parts.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from bothways.core.errors import DataError
 from bothways.core.keyed_rng import rng
 
 BLOCK = 2**16
-"""Sentences of a block; the last document of a block may go over it."""
+"""Sentences per block; the last document of a block may exceed it."""
 
 CHUNK = 2**18
-"""Documents that are looked at together while the parts are found."""
+"""Documents that are split into parts at a time."""
 
 Whole = NDArray[np.int64]
 
 
 @runtime_checkable
 class Arrays(Protocol):
-    """A corpus of T tokens in S sentences in D documents. No sentence is empty; a document may be."""
+    """Corpus of T tokens in S sentences in D documents. Documents may be empty, sentences not."""
 
     @property
     def tokens(self) -> NDArray[Any]:
@@ -51,12 +51,12 @@ class Arrays(Protocol):
 
 @dataclass(frozen=True)
 class EpochBlock:
-    """The S sentences of N documents, opened.
+    """The S sentences of N documents.
 
     Attributes:
         starts, stops: `(S)`, sentence s is tokens `[starts[s], stops[s])` of the corpus.
         edges: `(N+1)`, document n is sentences `[edges[n], edges[n+1])` of the block.
-        owners: `(N)`, the place of each document among the chosen ones.
+        owners: `(N)`, the position of each document among the chosen ones.
     """
 
     starts: Whole
@@ -69,8 +69,12 @@ class Selection:
     """The chosen documents of a corpus that are not empty."""
 
     def __init__(self, corpus: Arrays, chosen: NDArray[np.integer[Any]]) -> None:
-        """`chosen`: ids of documents. DataError if the offsets contradict each other or nothing but empty documents is left."""
-        # Counts below 2⁶³ look the same as signed numbers, and unsigned ones turn into floats when they meet signed ones.
+        """Select documents by their ids.
+
+        Raises:
+            DataError: the offsets contradict each other, or all documents are empty.
+        """
+        # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
         self.sentences: Whole = np.asarray(corpus.sentences).view(np.int64)
         self.documents: Whole = np.asarray(corpus.documents).view(np.int64)
         _check(corpus, self.sentences, self.documents, chosen)
@@ -94,15 +98,19 @@ class Selection:
         return len(self.chosen)
 
     def bounds(self, documents: Whole) -> tuple[Whole, Whole]:
-        """The sentences `[first, stop)` of these documents, by id."""
+        """Return the sentences `[first, stop)` of these documents."""
         return self.documents[documents], self.documents[documents + 1]
 
     def blocks(self, seed: int, epoch: int) -> int:
-        """How many blocks this epoch has; at least one."""
+        """Return the number of blocks of an epoch, at least one."""
         return len(self._stream(seed, epoch)[1]) - 1
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
-        """A block of an epoch. DataError if a sentence in it is empty."""
+        """Open a block of an epoch.
+
+        Raises:
+            DataError: a sentence in it is empty.
+        """
         order, edges = self._stream(seed, epoch)
         parts = order[edges[block] : edges[block + 1]]
         firsts, sizes = self._firsts[parts], self._sizes[parts].astype(np.int64)
@@ -112,7 +120,7 @@ class Selection:
         if (stops <= starts).any():
             broken = sentences[np.argmax(stops <= starts)]
             raise DataError(
-                f"sentence {broken} of the corpus has no tokens", fix="Build the corpus anew."
+                f"sentence {broken} of the corpus has no tokens", fix="Build the corpus again."
             )
         return EpochBlock(starts, stops, ends, self._owners[parts].astype(np.int64))
 
@@ -126,13 +134,14 @@ def _check(
         or sentences[-1] != len(corpus.tokens)
     ):
         raise DataError(
-            f"the corpus contradicts itself: {len(corpus.tokens)} tokens, {len(sentences) - 1} sentences and "
+            f"inconsistent corpus: {len(corpus.tokens)} tokens, {len(sentences) - 1} sentences and "
             f"{len(documents) - 1} documents do not fit their offsets",
-            fix="Build the corpus anew.",
+            fix="Build the corpus again.",
         )
     if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(documents) - 1:
         raise DataError(
-            f"documents {chosen.min()} to {chosen.max()} were chosen; the corpus has 0 to {len(documents) - 2}",
+            f"documents {chosen.min()} to {chosen.max()} were chosen; "
+            f"the corpus has 0 to {len(documents) - 2}",
             fix="Split the corpus again.",
         )
 
@@ -140,7 +149,11 @@ def _check(
 def _parts(
     at: int, first: Whole, stop: Whole
 ) -> tuple[NDArray[np.uint32], Whole, NDArray[np.uint32]]:
-    """Documents `at`, `at` + 1 … → parts of at most `BLOCK` sentences: the document, first sentence and size of each."""
+    """Split documents `at`, `at` + 1 … into parts of at most `BLOCK` sentences.
+
+    Returns:
+        The document, first sentence and size of each part.
+    """
     counts = -(-(stop - first) // BLOCK)
     document = np.repeat(np.arange(len(first)), counts)
     nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -150,7 +163,7 @@ def _parts(
 
 
 def _permute(sizes: NDArray[np.uint32], seed: int, epoch: int) -> tuple[NDArray[np.uint32], Whole]:
-    """The order of the parts, and the place in it where each block begins, with the end of the last one."""
+    """Return the order of the parts and the starts of the blocks, with the end of the last."""
     order = np.arange(len(sizes), dtype=np.uint32)
     rng(seed, "documents", epoch=epoch).shuffle(order)
     sizes = sizes[order]

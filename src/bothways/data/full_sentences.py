@@ -1,7 +1,8 @@
-"""Sequences of whole sentences that follow each other, as RoBERTa is trained on (Liu et al. 2019, section 4.2).
+"""Sequences of consecutive whole sentences, as in RoBERTa (Liu et al. 2019, section 4.2).
 
-FULL-SENTENCES fills a sequence over the ends of documents, with a further [SEP] between them; DOC-SENTENCES stops at the end
-of a document. A sentence that is longer than a sequence is cut into pieces, none of which is lost.
+FULL-SENTENCES crosses document boundaries, with a further [SEP] between documents; DOC-SENTENCES
+stops at the end of a document. A sentence longer than a sequence is cut into pieces, none of which
+is lost.
 """
 
 from __future__ import annotations
@@ -47,18 +48,21 @@ class FullSentences(Segments):
 def plan_spans(
     block: EpochBlock, length: int, cross: bool, rng: np.random.Generator
 ) -> list[SpanPlan]:
-    """All sequences of a block, shuffled: each sentence lies in exactly one, or is cut at multiples of what fits.
+    """Return all sequences of a block, shuffled.
+
+    Every sentence is in exactly one sequence; longer sentences are cut at multiples of the room.
 
     Args:
-        length: the longest sequence, specials included; at least 3.
-        cross: may a sequence go on with the next document of the block?
+        length: the maximum length of a sequence, specials included; at least 3.
+        cross: whether a sequence may continue with the next document of the block.
     """
     room = length - FullSentences.specials
     pieces = _pieces(block, room)
     opens, closes, document = pieces[0].tolist(), pieces[1].tolist(), pieces[2].tolist()
     heads = np.searchsorted(pieces[2], np.arange(len(block.owners) + 1)).tolist()
     read = np.cumsum(pieces[1] - pieces[0])
-    # The pieces [i, e) take ends[e - 1] − begins[i] tokens: their own, and a [SEP] for each document that ends among them.
+    # The pieces [i, e) take ends[e - 1] − begins[i] tokens: their own, and one [SEP] per document
+    # boundary among them.
     ends = (read + pieces[2]).tolist()
     begins = (read - (pieces[1] - pieces[0]) + pieces[2]).tolist()
     spans, at = [], 0
@@ -72,7 +76,7 @@ def plan_spans(
 
 
 def _pieces(block: EpochBlock, room: int) -> tuple[Whole, Whole, Whole]:
-    """Sentences cut to at most `room` tokens: where each piece starts and stops, and its document."""
+    """Cut sentences to at most `room` tokens; return starts, stops and documents of the pieces."""
     counts = -(-(block.stops - block.starts) // room)
     sentence = np.repeat(np.arange(len(counts)), counts)
     place = np.arange(len(sentence)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""A finite list of sequences as a stream: labelled data for fine-tuning, held-out data for evaluation."""
+"""A finite list of sequences as a stream: data for fine-tuning and evaluation."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Another order in each epoch, keyed by the seed."""
+    """A different order in each epoch, keyed by the seed."""
 
     seed: int
 
 
 @dataclass(frozen=True)
 class InOrder:
-    """The order of the list, in each epoch."""
+    """The order of the list in each epoch."""
 
 
 class ListPlan(NamedTuple):
-    """The sequence at this place in the list."""
+    """The position of a sequence in the list."""
 
     place: int
     length: int
@@ -45,7 +45,7 @@ class ListSource:
     data_copies = None
 
     def __init__(self, sequences: Many[Sequence], order: Shuffled | InOrder) -> None:
-        """DataError if there are no sequences."""
+        """Raise DataError if there are no sequences."""
         if not sequences:
             raise DataError("there are no sequences to read", fix="Give at least one example.")
         self.sequences = sequences
@@ -54,13 +54,17 @@ class ListSource:
         )
 
     def read(self, cursor: Cursor) -> Iterator[tuple[ListPlan, Cursor]]:
-        """Plans from `cursor` on, each with the cursor of the next. DataError for a cursor of a longer list."""
+        """Yield plans from `cursor` on, each with the cursor of the next.
+
+        Raises:
+            DataError: the cursor belongs to a longer list.
+        """
         from bothways.core.source import Cursor
 
         epoch, block, item = cursor
         if block > 0 or item >= len(self.sequences):
             raise DataError(
-                f"there is nothing at block {block}, item {item} of {len(self.sequences)} sequences",
+                f"no data at block {block}, item {item} of {len(self.sequences)} sequences",
                 fix="Continue with the data that the run began with.",
             )
         while True:
@@ -71,11 +75,11 @@ class ListSource:
             epoch, item = epoch + 1, 0
 
     def build(self, plan: ListPlan) -> Sequence:
-        """The sequence itself."""
+        """Return the sequence."""
         return self.sequences[plan.place]
 
     def epochs(self, cursor: Cursor) -> float:
-        """Epochs before this cursor, in sequences."""
+        """Return the epochs before this cursor, counted in sequences."""
         return cursor.epoch + cursor.item / len(self.sequences)
 
 

@@ -1,8 +1,8 @@
-"""From a source to the microbatches of each step, the same for any number of ranks, and ahead of the model in a thread.
+"""Microbatches of each step, equal for any number of ranks, and prepared ahead in a thread.
 
-What a step consists of depends on the source, the batch size and the cursor alone. All ranks plan it, each builds its own
-share. The draws of `prepare` are keyed by the place of a sequence in its source, so that ranks, microbatches and a resumed run
-leave every mask as it is.
+A step depends on the source, the batch size and the cursor only. All ranks plan it, and each
+builds its own share. The draws of `prepare` are keyed by the position of a sequence in its source,
+so that ranks, microbatches and resumed runs get equal masks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 PREFETCHED = 4
-"""Items that are made ahead."""
+"""Number of items prepared ahead."""
 
 T = TypeVar("T")
 P = TypeVar("P", bound=SequencePlan)
@@ -43,7 +43,7 @@ def unchanged(sequence: Sequence, rng: np.random.Generator) -> Sequence:
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of each step is built here: that of rank `rank` out of `world`."""
+    """The part of each step that this process builds: that of rank `rank` out of `world`."""
 
     rank: int = 0
     world: int = 1
@@ -51,12 +51,13 @@ class Share:
 
 @dataclass(frozen=True)
 class LoadedStep:
-    """What one update reads (a `core.learner.Step`).
+    """The data of one update (a `core.source.TrainingStep`).
 
     Attributes:
-        microbatches: this rank's batches, equally many on every rank; a void one where nothing is left for this rank.
-        cursor: where the next step begins.
-        tokens, sequences: of this step, over all ranks.
+        microbatches: batches of this rank, the same number on every rank; a batch without weight
+            where nothing is left for this rank.
+        cursor: the start of the next step.
+        tokens, sequences: totals of this step over all ranks.
         epochs: epochs before `cursor`, with a fraction.
     """
 
@@ -73,11 +74,12 @@ class Loader(Generic[P]):
 
     Attributes:
         source: the sequences.
-        prepare: adds an objective's targets to a sequence, with a generator keyed by its place.
-        batch: the size of a step, over all ranks.
-        microbatch_tokens: the most tokens that go through the model at once, unless a single sequence has more.
-        seed: of the generators for `prepare`.
-        share: which part is this process's.
+        prepare: adds the targets of an objective, with a generator keyed by the sequence's
+            position.
+        batch: the size of a step over all ranks.
+        microbatch_tokens: maximum number of tokens per forward pass, unless one sequence is longer.
+        seed: seed of the generators for `prepare`.
+        share: the part of this process.
     """
 
     source: Source[P]
@@ -91,7 +93,7 @@ class Loader(Generic[P]):
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
 
     def steps(self, cursor: Cursor) -> Iterator[LoadedStep]:
-        """Without end, from `cursor` on. A step never reaches over the end of an epoch: the last of each may be smaller."""
+        """Yield steps from `cursor` on, without end; a step never crosses the end of an epoch."""
         group: list[tuple[P, Cursor]] = []
         tokens = 0
         for plan, after in self.source.read(cursor):
@@ -106,7 +108,7 @@ class Loader(Generic[P]):
             cursor = after
 
     def epoch(self, number: int = 0) -> Iterator[LoadedStep]:
-        """The steps of one epoch, for evaluation; a `batch` of some thousand sequences is cut into tight microbatches."""
+        """Yield the steps of one epoch, for evaluation; large steps make tight microbatches."""
         for step in self.steps(Cursor(number)):
             yield step
             if step.cursor.epoch > number:
@@ -137,7 +139,7 @@ class Loader(Generic[P]):
 
 
 def _void(sequence: Sequence) -> Sequence:
-    """The same input, with targets that carry no weight."""
+    """Return the same input with targets that carry no weight."""
     return dataclasses.replace(
         sequence,
         targets={name: target.without_weight() for name, target in sequence.targets.items()},
@@ -147,10 +149,10 @@ def _void(sequence: Sequence) -> Sequence:
 def in_batches(
     sequences: Many[Sequence], most: int, device: torch.device
 ) -> Iterator[tuple[list[int], Batch]]:
-    """Sequences for predictions, those of like length together: which ones, and their batch on a device.
+    """Batch sequences of similar length for predictions; yield their positions and the batch.
 
     Args:
-        most: tokens of a batch, unless one sequence has more.
+        most: maximum number of tokens per batch, unless one sequence is longer.
     """
     for places in deal([len(sequence) for sequence in sequences], 1, most)[0]:
         yield (
@@ -160,10 +162,10 @@ def in_batches(
 
 
 def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
-    """The same items, up to `depth` of them made ahead in a thread.
+    """Yield the items, up to `depth` of them computed ahead in a thread.
 
-    An error of `items` is raised here, in its place. The thread ends with the iterator: at its end, when it is closed, or when
-    an interrupt comes while it waits.
+    An error of `items` is raised here, at its position. The thread ends with the iterator: at its
+        end, when it is closed, or when an interrupt arrives while it waits.
     """
     assert depth >= 1
     source, end = iter(items), object()
@@ -179,10 +181,11 @@ def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
 
 
 def ahead(steps: Iterable[LoadedStep], device: torch.device) -> Iterable[LoadedStep]:
-    """The same steps, made ahead of a GPU and in memory that it reads by itself; on a CPU in turn with the model.
+    """Prepare steps ahead of a GPU in pinned memory; on a CPU, alternate with the model.
 
-    There a thread would bring a team of torch's threads with it, which wait on the cores that the model computes on: 8,800
-    tokens a second with it, 14,400 without, for a small BERT on two cores. Making the data takes 2 % of the time.
+    On a CPU a thread would start its own team of torch threads, which compete for the cores of the
+    model: 8,800 tokens/s with a thread, 14,400 without, for a small BERT on two cores. Preparing
+    the data takes 2 % of the time.
     """
     return steps if device.type == "cpu" else prefetch(map(_pinned, steps), PREFETCHED)
 

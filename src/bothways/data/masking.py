@@ -1,12 +1,13 @@
-"""Masked tokens: which positions are predicted, and what stands there instead (Devlin et al. 2018, section 3.1, task 1).
+"""Masked tokens: the predicted positions and their replacements (Devlin et al. 2018, section 3.1).
 
-Selection is exact, as in Google's instance builder: a sequence of n tokens, specials included, has
-min(max_predictions, max(1, round(rate · n))) predictions, rounded half to even; never a special token; whole words that would overshoot
-are passed over. One point differs: a piece that opens a segment whose front was cut off is a word of its own here, where
+The number of predictions is exact, as in Google's instance builder: a sequence of n tokens,
+specials included, has min(max_predictions, max(1, round(rate · n))) predictions, rounded half to
+even. Special tokens are never predicted; whole words that exceed the rest are skipped. One point
+differs: a piece that opens a segment whose front was cut off is a word of its own here, where
 Google joins it to the last word before the [SEP].
 
-Masks are a pure function of the sequence and the generator: dynamic masking is a generator keyed by the epoch, static
-masking one keyed by the epoch modulo the number of data copies.
+Masks are a pure function of the sequence and the generator: dynamic masking uses a generator keyed
+by the epoch, static masking one keyed by the epoch modulo the number of data copies.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SingleTokens:
-    """Every token is chosen for itself."""
+    """Each token is chosen on its own."""
 
     kind: Literal["tokens"] = "tokens"
 
@@ -42,29 +43,29 @@ class WholeWords:
 
 @dataclass(frozen=True)
 class AnyToken:
-    """The whole vocabulary, special and unused tokens included, as Google draws."""
+    """The whole vocabulary, special and unused tokens included, as in google-research/bert."""
 
     kind: Literal["any"] = "any"
 
 
 @dataclass(frozen=True)
 class OrdinaryToken:
-    """The vocabulary without its special tokens, as RoBERTa draws."""
+    """The vocabulary without its special tokens, as in RoBERTa."""
 
     kind: Literal["ordinary"] = "ordinary"
 
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are hidden.
+    """Selection and replacement of predicted tokens.
 
     Attributes:
-        rate: predictions per token of the sequence, specials counted.
-        unit: what is chosen together.
+        rate: predictions per token of the sequence, specials included.
+        unit: the unit of selection.
         mask: the share of chosen tokens that become [MASK].
-        random: the share that becomes a random token; the rest stays as it is.
-        max_predictions: the largest number of predictions in a sequence; none for no limit.
-        replacements: what a random token is drawn from.
+        random: the share that becomes a random token; the rest is unchanged.
+        max_predictions: maximum number of predictions per sequence, or `None`.
+        replacements: the distribution of random tokens.
     """
 
     rate: float = 0.15
@@ -95,7 +96,7 @@ class Masking:
             )
 
     def count(self, length: int) -> int:
-        """Predictions in a sequence of so many tokens, if it has enough that are not special."""
+        """Return the number of predictions of a sequence of `length` tokens."""
         wanted = max(1, round(length * self.rate))
         return wanted if self.max_predictions is None else min(self.max_predictions, wanted)
 
@@ -130,9 +131,12 @@ class Vocabulary:
 def mask_tokens(
     sequence: Sequence, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator
 ) -> Sequence:
-    """The sequence with tokens hidden, and what stood there as `targets["masked"]`, by ascending position.
+    """Return the sequence with masked tokens, and their ids as `targets["masked"]`.
 
-    A sequence of special tokens alone has no predictions. The given sequence stays as it is.
+    Positions ascend. A sequence of special tokens only has no predictions. The input is not
+    changed.
+
+        ids [CLS] a b c d [SEP] → [CLS] a [MASK] c d [SEP], targets: index [2], ids [b]
     """
     from bothways.core.targets import TokenTargets
 
@@ -145,7 +149,7 @@ def mask_tokens(
 
 
 def _choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator) -> Places:
-    """The positions to predict, ascending."""
+    """Choose the positions to predict, ascending."""
     special = vocabulary.special[ids]
     candidates = np.flatnonzero(~special)
     count = masking.count(len(ids))
@@ -167,7 +171,7 @@ def _choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.G
 def _whole_words(
     candidates: Places, opens: NDArray[np.bool_], count: int, rng: np.random.Generator
 ) -> Places:
-    """Words in random order, each taken if it still fits in `count`: their positions, unordered."""
+    """Choose random words that fit in `count`; return their positions, unordered."""
     if len(candidates) == 0:
         return candidates
     opens[0] = True
@@ -187,7 +191,7 @@ def _whole_words(
 def _replace(
     hidden: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator
 ) -> Ids:
-    """What stands in the place of the hidden tokens: [MASK], a random token, or the token itself."""
+    """Return the replacements: [MASK], random tokens, or the tokens themselves."""
     fate = rng.random(len(hidden))
     match masking.replacements:
         case AnyToken():

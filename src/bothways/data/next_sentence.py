@@ -1,13 +1,17 @@
 """Pairs of segments for next sentence prediction, by the algorithm of Google's instance builder.
 
-Devlin et al. 2018, appendix A.2, leaves most of it open; google-research/bert, create_pretraining_data.py, is the source of
-what follows, as distributions. A document has a target length: what fits beside [CLS] and two [SEP], or for some documents a
-uniform draw down to 2. Sentences are gathered until the target is reached or the document ends. The first a of them are A, a
-drawn uniformly so that at least one is left. B is the rest, or, in half of the cases and whenever there is no rest, sentences
-from a random place in a random document; the rest is then put back, to open the next chunk. So more than half of the pairs
-are random where documents are short. The longer side is cut, token by token from either end, until the pair fits.
+Devlin et al. 2018, appendix A.2, leaves most of it open; google-research/bert,
+create_pretraining_data.py, is the source of the following, as distributions. A document has a
+target length: the room next to [CLS] and two [SEP], or for a share of documents a uniform draw
+from 2 on. Sentences are gathered to a chunk until the target is reached or the document ends. A is
+the first a sentences of the chunk, a drawn uniformly so that at least one is left. B is the rest,
+or, in half of the cases and whenever there is no rest, sentences from a random position of a
+random document; the rest then opens the next chunk. More than half of the pairs are therefore
+random where documents are short. The longer segment is cut, token by token from either end, until
+the pair fits.
 
-Only the walk over the chunks is a loop; random documents, their bounds and the cuts are found for a whole block at once.
+Only the walk over the chunks is a loop; random documents, their bounds and the cuts are computed
+for a whole block at once.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from bothways.text.template import Template
 
 DRAWS = 10
-"""So often is a random document drawn at most; the last draw counts even if it is the same document."""
+"""Maximum attempts to draw a different document; the last draw counts even if it is the same."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +74,18 @@ class NextSentence(PairSegments):
 def plan_pairs(
     block: EpochBlock, selection: Selection, length: int, short: float, rng: np.random.Generator
 ) -> list[PairPlan]:
-    """All pairs of a block, shuffled.
+    """Return all pairs of a block, shuffled.
 
     Args:
-        selection: where random segments come from.
-        length: the longest sequence, specials included; at least 5.
+        selection: the documents from which random segments come.
+        length: the maximum length of a sequence, specials included; at least 5.
         short: the share of documents whose target length is drawn.
     """
     room = length - PairSegments.specials
     targets = target_lengths(len(block.owners), room, short, rng)
     document, first, middle, stop, label = _walk(block, targets, rng)
     a, a_stop = block.starts[first], block.stops[middle - 1]
-    # A random pair of one sentence has no rest; its `middle` may lie past the block, but is not read in the end.
+    # A random pair of one sentence has no rest; its `middle` may be past the block and is unused.
     b, b_stop = block.starts[np.minimum(middle, len(block.starts) - 1)], block.stops[stop - 1]
     random = np.flatnonzero(label)
     wanted = (targets[document] - (a_stop - a))[random]
@@ -102,7 +106,11 @@ def target_lengths(documents: int, room: int, short: float, rng: np.random.Gener
 
 
 def _walk(block: EpochBlock, targets: Whole, rng: np.random.Generator) -> Whole:
-    """Chunk by chunk through each document: `(5, pairs)`, the rows document, first sentence of A, of B, end, label."""
+    """Cut each document into chunks.
+
+    Returns:
+        `(5, pairs)` with the rows document, first sentence of A, first sentence of B, end, label.
+    """
     bounds = np.concatenate([[0], np.cumsum(block.stops - block.starts)]).tolist()
     edges = block.edges.tolist()
     draws = iter(rng.random(2 * len(block.starts)).tolist())
@@ -126,7 +134,11 @@ def _walk(block: EpochBlock, targets: Whole, rng: np.random.Generator) -> Whole:
 def draw_other_segments(
     own: Whole, wanted: Whole, selection: Selection, rng: np.random.Generator
 ) -> tuple[Whole, Whole]:
-    """For each document a segment of another: tokens `[start, stop)` of at least `wanted` tokens if the other has so many."""
+    """Draw a segment of another document for each document.
+
+    Returns:
+        Tokens `[start, stop)`, at least `wanted` of them if the other document has that many.
+    """
     other = rng.integers(len(selection), size=len(own))
     for _ in range(DRAWS - 1):
         same = np.flatnonzero(other == own)
@@ -142,7 +154,7 @@ def draw_other_segments(
 
 
 def _first_at_least(ascending: Whole, goals: Whole, low: Whole, high: Whole) -> Whole:
-    """For each goal the first index in `[low, high]` whose value reaches it, or else `high`."""
+    """Return for each goal the first index in `[low, high]` whose value reaches it, or `high`."""
     while (low < high).any():
         middle = (low + high) // 2
         reached = ascending[middle] >= goals
@@ -154,7 +166,10 @@ def _first_at_least(ascending: Whole, goals: Whole, low: Whole, high: Whole) -> 
 
 
 def excess(a: Whole, b: Whole, room: int) -> tuple[Whole, Whole]:
-    """Tokens that A and B lose when the longer one, B if equal, gives up one after the other until both fit in `room`."""
+    """Return the number of tokens that A and B lose so that both fit in `room`.
+
+    The longer segment, or B if equal, loses one token at a time.
+    """
     over = np.maximum(a + b - room, 0)
     level = np.minimum(over, np.abs(a - b))
     from_a = np.where(a > b, level, 0) + (over - level) // 2
@@ -164,6 +179,6 @@ def excess(a: Whole, b: Whole, room: int) -> tuple[Whole, Whole]:
 def cut_segment(
     start: Whole, stop: Whole, excess: Whole, rng: np.random.Generator
 ) -> tuple[Whole, Whole]:
-    """The segments without `excess` tokens, each taken from the front or the back with equal chances."""
+    """Remove `excess` tokens of each segment, each from the front or the back at random."""
     front = rng.binomial(excess, 0.5)
     return start + front, stop - (excess - front)

@@ -1,8 +1,8 @@
 """One function over many jobs, in worker processes, with ordered results and bounded memory.
 
 A worker is a fresh interpreter at the end of two pipes. So nothing is forked (other libraries'
-threads do not survive a fork, which makes data pipelines hang), the caller needs no
-`if __name__ == "__main__"`, notebooks work, and a worker ends with its pipe, however its parent died.
+threads do not survive a fork, which makes data pipelines hang), the caller needs no `if __name__
+== "__main__"`, notebooks work, and a worker ends with its pipe, however its parent died.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from bothways.core.errors import ResourceError
 JobT = TypeVar("JobT")
 ResultT = TypeVar("ResultT")
 
-# With -c the current folder comes first in sys.path: a user's random.py there would replace Python's.
+# With -c the current folder comes first in sys.path: a user's random.py there would replace
+# Python's.
 _SERVE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from bothways.data.process_pool import serve; serve()"

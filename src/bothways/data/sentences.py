@@ -1,7 +1,7 @@
-"""Text → sentences: paragraphs first, then the rules of the `sentencex` package, which need no download and know Chinese.
+"""Sentence splitting: paragraphs first, then the rules of the `sentencex` package.
 
-A quotation and a bracket stay in one sentence with what surrounds them. No rule needs a model, so equal text gives equal
-sentences everywhere.
+The rules need no download and support Chinese. A quotation or a bracket stays in the sentence that
+contains it. No rule needs a model, so equal text gives equal sentences everywhere.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sentencex
 from bothways.core.errors import ConfigError
 
 AUTO = "auto"
-"""The language of each document is told from its script."""
+"""Detect the language of each document from its script."""
 
 PIECE = 8192
-"""Characters given to the rules at once: their time grows with the square of a paragraph that is one run of full stops."""
+"""Maximum number of characters per call: the rules are quadratic in runs of full stops."""
 
 _IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _SAMPLE = 1000
@@ -25,24 +25,27 @@ _CODE = re.compile(r"[a-z]{2,3}")
 
 
 def detect_language(text: str) -> str:
-    """`zh` if a fifth or more of the first thousand characters, spaces not counted, are Chinese characters, else `en`."""
+    """Return `zh` if at least a fifth of the first characters are Chinese, else `en`.
+
+    Considers the first thousand characters without spaces.
+    """
     sample = "".join(text[:_SAMPLE].split())
     return "zh" if 5 * len(_IDEOGRAPH.findall(sample)) >= len(sample) > 0 else "en"
 
 
 def check_language(language: str) -> None:
-    """Raises ConfigError unless `language` is "auto" or has the form of an ISO 639 code."""
+    """Raise ConfigError unless `language` is "auto" or has the form of an ISO 639 code."""
     if language != AUTO and not _CODE.fullmatch(language):
         what = f"{language!r} is not a language; it is {AUTO!r} or a code of two or three letters"
         raise ConfigError(what, where="language", fix="Write en, zh, de …")
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
-    """The sentences of a text in order, each with single spaces and none at its ends; empty ones are left out.
+    """Split a text into sentences with single spaces and without empty ones.
 
     Args:
-        text: a newline (or any other line or page break) ends a paragraph, and so a sentence.
-        language: ISO 639 code, or "auto"; a code without rules of its own is split as English.
+        text: a newline, or any other line or page break, ends a paragraph and its sentence.
+        language: ISO 639 code, or "auto"; languages without rules are split as English.
     """
     code = detect_language(text) if language == AUTO else language
     sentences: list[str] = []
@@ -56,7 +59,11 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
 
 
 def _segment_in_pieces(paragraph: str, language: str) -> Iterator[str]:
-    """A sentence that is longer than a piece is cut before the piece's last word, or at its end where words have no spaces."""
+    """Split a paragraph piece by piece.
+
+    A sentence longer than a piece is cut before the last word of the piece, or at its end where
+    words have no spaces.
+    """
     start = 0
     while len(paragraph) - start > PIECE:
         *whole, last = sentencex.segment(language, paragraph[start : start + PIECE])

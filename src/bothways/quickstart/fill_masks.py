@@ -1,4 +1,4 @@
-"""What a pre-trained model makes of hidden words in a corpus: the task `fill`, with the truth beside it."""
+"""Predictions of a pre-trained model for masked words of a corpus, with the true words."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GUESSES = 3
 
 @dataclass(frozen=True)
 class FilledMask:
-    """A sentence with one word hidden, and the model's most probable words with their probabilities.
+    """A sentence with one masked word and the most probable words.
 
     Attributes:
-        before, after: the text around the hidden word.
-        truth: the hidden word.
+        before, after: the text around the masked word.
+        truth: the masked word.
         guesses: (word, probability), the most probable first.
     """
 
@@ -38,7 +38,7 @@ class FilledMask:
 def fill_masks(
     model: Model, corpus: Corpus, documents: Iterable[int], count: int, seed: int
 ) -> list[FilledMask]:
-    """Hide one word in sentences of these documents and let the model, with a masked head, fill it in."""
+    """Mask one word in sentences of these documents and predict it."""
     draws, tokenizer = rng(seed, "filling"), corpus.tokenizer
     fill = MaskFillingTask(top=GUESSES).learner(model, tokenizer, (), model.config.max_positions)
     filled = []
@@ -55,7 +55,7 @@ def fill_masks(
 
 
 def _words(ids: Ids, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
-    """The sentence, and the places of words of four letters or more that are one token."""
+    """Return a sentence and the positions of its words of one token and at least four letters."""
     followed = np.append(tokenizer.continues[ids[1:]], False)
     alone = [
         at

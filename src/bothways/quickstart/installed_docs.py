@@ -98,7 +98,7 @@ class _Module:
 def installed_docstrings(
     *, max_words: int = MAX_WORDS, workers: int | None = None
 ) -> Iterator[DocEntry]:
-    """Iterate over the docstrings of the installation in a fixed order of modules, then source order.
+    """Iterate over the docstrings of the installation in a fixed order.
 
     Args:
         max_words: approximate number of words; source files are left out evenly over the packages.
@@ -162,7 +162,7 @@ def _topics() -> Iterator[DocEntry]:
 
 
 def _built_in() -> Iterator[DocEntry]:
-    """Iterate over the docstrings of modules compiled into the interpreter, the only imported ones."""
+    """Iterate over the docstrings of modules that are compiled into the interpreter."""
     for name in ("builtins", *sorted(set(sys.builtin_module_names) - {"builtins"})):
         with warnings.catch_warnings():  # some are deprecated, such as Debian's spwd
             warnings.simplefilter("ignore", DeprecationWarning)

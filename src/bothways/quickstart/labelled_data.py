@@ -40,7 +40,7 @@ def gather_documents(files: Sequence[str] | None, words: int) -> list[Document]:
 def split_documents(
     documents: Iterable[Document], share: float
 ) -> tuple[list[Document], list[Document]]:
-    """Split documents into those to pre-train on and those set aside, by a hash of name and text."""
+    """Split documents into those to train on and those set aside, by a hash of name and text."""
     kept: list[Document] = []
     aside: list[Document] = []
     for document in documents:
@@ -54,7 +54,8 @@ def split_documents(
 def labelled_examples(
     kept: list[Document], aside: list[Document], file: Path | None, most: int
 ) -> tuple[list[TextExample], list[TextExample]]:
-    """Return examples to train and to test on, from a labelled file or from the documents set aside.
+    """Return examples to train and to test on, from a labelled file or from the documents set
+    aside.
 
     Duplicate texts of the file are used once.
 

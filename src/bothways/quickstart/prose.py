@@ -1,7 +1,7 @@
 """Extraction of prose from docstrings, without code, tables and markup.
 
-It handles reStructuredText, numpydoc and Google sections, Sphinx fields, doctests and Markdown fences.
-A line is classified by its beginning; nothing is parsed in full.
+It handles reStructuredText, numpydoc and Google sections, Sphinx fields, doctests and Markdown
+fences. A line is classified by its beginning; nothing is parsed in full.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _KEPT_DIRECTIVES = {
 }
 _HEADING = re.compile(
     r"(args?|arguments?|(?:keyword )?arguments|(?:other )?parameters|returns?|yields?|raises|warns"
-    r"|attributes|methods|examples?|usage|notes?|references|see also|warnings?|todo|shapes?|inputs?|outputs?|options):{0,2}$",
+    r"|attributes|methods|examples?|usage|notes?|references|see also|warnings?|todo|shapes?"
+    r"|inputs?|outputs?|options):{0,2}$",
     re.IGNORECASE,
 )
 _TYPED = re.compile(r"[*\\]*[\w.]+(?:, [*\\]*[\w.]+)* +:(?: |$)|[*`]*[\w.]+[*`]* \(.*\):$")

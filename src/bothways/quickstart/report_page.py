@@ -24,20 +24,27 @@ from bothways.tasks.text_examples import TextExample
 PRETRAINED, SCRATCH = "pre-trained", "from random weights"
 
 TRIED = (
-    "Task. From a pre-trained model of 2 layers × 128 and 2 million tokens: swapped neighbours 66.4 % "
+    "Task. From a pre-trained model of 2 layers × 128 and 2 million tokens: swapped "
+    "neighbours 66.4 % "
     "against 50.6 % from random weights; matching a summary to the name of its function, 51.5 % "
-    "against 50.7 %, no gain. A task that word counts solve, such as the package of a docstring, gains "
+    "against 50.7 %, no gain. A task that word counts solve, such as the package of a "
+    "docstring, gains "
     "nothing. Both were evaluated on test data.",
-    "Lengths. With pairs of 64 tokens from the start, 2 layers × 128 predicted at most 16 % of masked "
-    "tokens after 5 million tokens. Full sentences of 16 tokens reached 29 % (at that length) after "
+    "Lengths. With pairs of 64 tokens from the start, 2 layers × 128 predicted at most 16 % "
+    "of masked "
+    "tokens after 5 million tokens. Full sentences of 16 tokens reached 29 % (at that "
+    "length) after "
     "1 million; 16 and then 64 reached 27 % at 64 tokens after 2 million.",
-    "Masking rate. At 16 tokens and equal tokens read, 40 % masked gave 29.1 %, 15 % masked 23.6 %.",
+    "Masking rate. At 16 tokens and equal tokens read, 40 % masked gave 29.1 %, 15 % masked "
+    "23.6 %.",
     "Order of the LayerNorms. At 16 tokens, post-norm gave 29.1 %, pre-norm 15.0 %; the rates of "
-    "pre-norm were not searched as thoroughly. An initial range of 0.05 gave 29.1 %, the usual 0.02 "
+    "pre-norm were not searched as thoroughly. An initial range of 0.05 gave 29.1 %, the "
+    "usual 0.02 "
     "gave 25.6 %.",
     "Fine-tuning. From three pre-trained models of 4 layers × 128, four seeds each, on validation "
     "examples: 32 labels per update and five epochs gave 57.3, 64.8 and 60.6 %; 8 labels and three "
-    "epochs, in the same time, 58.3, 67.7 and 64.1 %. The seeds of pre-training, of which a run has "
+    "epochs, in the same time, 58.3, 67.7 and 64.1 %. The seeds of pre-training, of which a "
+    "run has "
     "one, therefore differ more than those of fine-tuning.",
 )
 """Experiments behind the default settings: one run each unless stated, on two cores of a server."""
@@ -52,7 +59,8 @@ def quickstart_report(result: StoryResult) -> s.Report:
         {PRETRAINED: pre, SCRATCH: scratch},
         result.counted | {"always the larger class": _majority(result.labelled.dev_examples)},
         percent=True,
-        note=f"{len(result.labelled.train):,} training and {len(result.labelled.dev):,} test examples; "
+        note=f"{len(result.labelled.train):,} training and "
+        f"{len(result.labelled.dev):,} test examples; "
         "one dot per seed.",
     )
     gain = comparison.mean(PRETRAINED) - comparison.mean(SCRATCH)
@@ -114,8 +122,10 @@ def _lead(result: StoryResult) -> str:
     if _own_labels(result):
         task, which = "", "with your labels"
     return (
-        f"A BERT of {encoder.depth} layers × {encoder.width} was pre-trained on {counts.documents:,} documents "
-        f"({counts.tokens:,} tokens) with masked LM and next sentence prediction, then fine-tuned on a "
+        f"A BERT of {encoder.depth} layers × {encoder.width} was pre-trained on "
+        f"{counts.documents:,} documents "
+        f"({counts.tokens:,} tokens) with masked LM and next sentence prediction, then "
+        "fine-tuned on a "
         f"task {which}, and compared with the same architecture from random weights.{task}"
     )
 
@@ -135,7 +145,8 @@ def _figures(result: StoryResult, gain: float, spread: float) -> s.KeyFigures:
         s.KeyFigure(
             "masked tokens correct",
             s.percentage(metrics["held-out/accuracy/masked"]),
-            f"{s.percentage(metrics['unigram/accuracy/masked'])} for always the most frequent token",
+            f"{s.percentage(metrics['unigram/accuracy/masked'])} for always the most frequent "
+            "token",
         ),
         s.KeyFigure(
             "perplexity of masked tokens",
@@ -248,9 +259,12 @@ def _more_time(result: StoryResult) -> s.Prose:
     drop = half[-1] - points[-1][1] if half else 0.0
     more = progress.seconds / 60
     text = (
-        f"The second half of pre-training lowered the held-out loss by {drop:.2f} nats. The same amount "
-        f"of text again takes {more:.1f} more minutes (--minutes {result.story.minutes + more:.0f}). Part "
-        "of the drop comes from the decay of the learning rate, which happens once per run: expect less "
+        f"The second half of pre-training lowered the held-out loss by {drop:.2f} nats. The "
+        "same amount "
+        f"of text again takes {more:.1f} more minutes (--minutes "
+        f"{result.story.minutes + more:.0f}). Part "
+        "of the drop comes from the decay of the learning rate, which happens once per run: "
+        "expect less "
         "from doubling the time."
     )
     return s.Prose("The value of more time", [text])

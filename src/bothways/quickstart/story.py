@@ -1,15 +1,16 @@
 """BERT's claim on this machine, in minutes: with pre-training, a model learns more from few labels.
 
-Text → vocabulary → corpus → pre-training with masked LM and next sentence prediction → fine-tuning on
-a labelled task, compared with the same architecture fine-tuned from random weights, several seeds
-each. The text is the documentation inside the Python installation, or files of the user; the labelled
-task is made from documents that pre-training never saw (`word_order`), or is a file of the user.
+Text → vocabulary → corpus → pre-training with masked LM and next sentence prediction → fine-tuning
+on a labelled task, compared with the same architecture fine-tuned from random weights, several
+seeds each. The text is the documentation inside the Python installation, or files of the user; the
+labelled task is made from documents that pre-training never saw (`word_order`), or is a file of
+the user.
 
 Two settings let a BERT of this size learn in so little time. Sequences start at 16 tokens without
-pairs: short sequences teach attention to look at neighbours; before it does, a model at full length
-predicts by frequency alone for millions of tokens. And 40 % of the tokens are masked, so that each
-sequence has more targets. On a processor without bf16 the model is narrower: it reads twice the text
-in the same time, which is worth more than the width.
+pairs: short sequences teach attention to look at neighbours; before it does, a model at full
+length predicts by frequency alone for millions of tokens. And 40 % of the tokens are masked, so
+that each sequence has more targets. On a processor without bf16 the model is narrower: it reads
+twice the text in the same time, which is worth more than the width.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ MARK = ".quickstart"
 SHAPES = {True: (256, 1e-3), False: (128, 2e-3)}
 """Width and peak learning rate of pre-training, with and without bf16 in hardware.
 
-On an fp32 core, in equal time, width 128 reads 2.5 times the tokens and reaches a held-out perplexity
-of 167 (at 1e-3: 197); width 256 reaches 574, close to the unigram baseline.
+On an fp32 core, in equal time, width 128 reads 2.5 times the tokens and reaches a held-out
+perplexity of 167 (at 1e-3: 197); width 256 reaches 574, close to the unigram baseline.
 """
 
 FINE_TUNING = 0.45

@@ -2,9 +2,9 @@
 
 Half of the sentences are unchanged; in the other half two neighbouring words are exchanged. Both
 classes contain the same words, so counting words does not help: the task needs word order, which a
-masked language model learns. Each sentence is used once, and no sentence is in the pre-training text.
-Words at either end, words with capitals, digits or punctuation, and equal words are never moved, so
-that only the order reveals the label.
+masked language model learns. Each sentence is used once, and no sentence is in the pre-training
+text. Words at either end, words with capitals, digits or punctuation, and equal words are never
+moved, so that only the order reveals the label.
 
 Source: the bigram-shift probe of Conneau et al. 2018 (What you can cram into a single vector).
 """
