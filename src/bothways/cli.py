@@ -1,10 +1,11 @@
-"""The command line: one verb per job, each a function in `bothways.commands`, imported when it is called.
+"""The command line: one verb per job, each a function in `bothways.commands`, imported when called.
 
-A user's mistake is one message on stderr and exit status 2, never a traceback.
+An error that the user can fix is one message on stderr and exit status 2, never a traceback.
 """
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import sys
@@ -16,125 +17,128 @@ from bothways.core.errors import BothwaysError
 from bothways.runtime.limits import limit_threads
 
 _OUT_OF_MEMORY = (
-    "the GPU has no memory left for this\n  In training, halve microbatch_tokens, then set training.recompute=true, and go on "
-    "with --resume: checkpoints are whole. In predictions, take --device cpu."
+    "out of GPU memory\n"
+    "  In training, halve microbatch_tokens, then set training.recompute=true, and continue with "
+    "--resume: checkpoints are complete. For predictions, use --device cpu."
 )
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C, as in shells."""
+_NARROWEST = 20
+"""Smaller values of COLUMNS are ignored."""
 
 app = App(
     name="bothways",
     version=bothways.__version__,
     help="From raw text to a deployed bidirectional encoder: BERT and its family, end to end.",
-    suppress_keyboard_interrupt=False,  # `main` says what became of it
+    suppress_keyboard_interrupt=False,  # `main` reports it
 )
 tokenizer = App(
     name="tokenizer", help="Train a vocabulary, encode with it, report how well it fits a text."
 )
-corpus = App(name="corpus", help="Build a memory-mapped corpus from text, and look into it.")
+corpus = App(name="corpus", help="Build a memory-mapped corpus from text, and inspect it.")
 app.command(tokenizer)
 app.command(corpus)
 
-for group, name, home, summary in (
-    (
-        app,
-        "quickstart",
+# name: (function in bothways.commands, one line of help)
+_COMMANDS = {
+    "quickstart": (
         "quickstart:quickstart",
-        "See BERT's claim hold on this machine, in five minutes.",
+        "Measure the gain of pre-training on this machine, in five minutes.",
     ),
-    (
-        tokenizer,
-        "train",
-        "tokenizer:train",
-        "Train a WordPiece, byte-level BPE or Unigram vocabulary.",
-    ),
-    (tokenizer, "encode", "tokenizer:encode", "Encode lines of text to ids, tokens and offsets."),
-    (
-        tokenizer,
-        "report",
-        "tokenizer:report",
-        "Report unknown rate, fertility and coverage on a text.",
-    ),
-    (corpus, "build", "corpus:build", "Build a corpus: documents, sentences, token ids."),
-    (corpus, "inspect", "corpus:inspect", "Show a corpus' counts, lengths and some documents."),
-    (
-        app,
-        "pretrain",
+    "pretrain": (
         "pretrain:pretrain",
         "Pre-train with masked LM and next sentence prediction.",
     ),
-    (app, "finetune", "finetune:finetune", "Fine-tune a model folder on labelled data."),
-    (app, "evaluate", "evaluate:evaluate", "Score a fine-tuned model on labelled data."),
-    (app, "predict", "predict:predict", "Predict labels with probabilities, as JSON lines."),
-    (
-        app,
-        "features",
-        "features:features",
-        "Tag words with a BiLSTM on a frozen encoder's vectors.",
-    ),
-    (app, "embed", "embed:embed", "Make a vector of each text, into .npy, .parquet or .jsonl."),
-    (
-        app,
-        "reproduce",
+    "finetune": ("finetune:finetune", "Fine-tune a model folder on labelled data."),
+    "evaluate": ("evaluate:evaluate", "Score a fine-tuned model on labelled data."),
+    "predict": ("predict:predict", "Predict labels with probabilities, as JSON lines."),
+    "features": ("features:features", "Tag words with a BiLSTM on a frozen encoder's vectors."),
+    "embed": ("embed:embed", "Compute a vector per text, into .npy, .parquet or .jsonl."),
+    "reproduce": (
         "reproduce:reproduce",
-        "Run the paper's experiments, measured beside published.",
+        "Run the paper's experiments and compare with the published results.",
     ),
-    (app, "search", "search:search", "Fine-tune over a grid of settings, keep the best model."),
-    (app, "compare", "compare:compare", "Compare two fine-tuned models: is the difference chance?"),
-    (
-        app,
-        "convert",
-        "convert:convert",
-        "Make a model folder of a TensorFlow checkpoint of Google's.",
-    ),
-    (
-        app,
-        "describe",
+    "search": ("search:search", "Fine-tune over a grid of settings, keep the best model."),
+    "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
+    "convert": ("convert:convert", "Convert a TensorFlow checkpoint of Google's."),
+    "describe": (
         "describe:describe",
-        "Show a model's configuration and count its parameters part by part.",
+        "Show a model's configuration and its parameters by part.",
     ),
-    (app, "bench", "bench:bench", "Measure this machine against transformers."),
-):
-    group.command(f"bothways.commands.{home}", name=name, help=summary)
+    "bench": ("bench:bench", "Compare the speed with transformers on this machine."),
+}
+_TOKENIZER = {
+    "train": ("tokenizer:train", "Train a WordPiece, byte-level BPE or Unigram vocabulary."),
+    "encode": ("tokenizer:encode", "Encode lines of text to ids, tokens and offsets."),
+    "report": ("tokenizer:report", "Report unknown rate, fertility and coverage on a text."),
+}
+_CORPUS = {
+    "build": ("corpus:build", "Build a corpus: documents, sentences, token ids."),
+    "inspect": ("corpus:inspect", "Show a corpus' counts, lengths and some documents."),
+}
+for _group, _verbs in ((app, _COMMANDS), (tokenizer, _TOKENIZER), (corpus, _CORPUS)):
+    for _name, (_home, _summary) in _verbs.items():
+        _group.command(f"bothways.commands.{_home}", name=_name, help=_summary)
 app.register_install_completion_command()
 
 
-def _at_home(word: str) -> str:
-    """An argument, with the home folder for the ~ of a path: a shell leaves that of --out=~/run to us."""
+def _expand_home(word: str) -> str:
+    """Replace the ~ of a path by the home folder; shells do not for --out=~/run."""
     option, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
     return option + equals + os.path.expanduser(path) if path.startswith("~/") else word
 
 
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    r"""Write characters that the output's encoding lacks as in JSON: \u00d7, \ud83d\ude00."""
+    assert isinstance(error, UnicodeEncodeError)
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    pairs = (units[at : at + 2].hex() for at in range(0, len(units), 2))
+    return "".join(f"\\u{pair}" for pair in pairs), error.end
+
+
+def _prepare_terminal() -> None:
+    """Make the streams and the width usable: closed streams, other encodings, COLUMNS=0."""
+    codecs.register_error("bothways.escape", _escape)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller, as by `>&-`
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="bothways.escape")
+    for name in ("COLUMNS", "LINES"):  # rich and argument help fail at a width of 0
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value) < _NARROWEST:
+            del os.environ[name]
+
+
 def main() -> None:
-    """Run the command line; exits with 0, 2 (a mistake of the user's) or 130 (interrupted)."""
+    """Run the command line; exit with 0, 2 (an error the user can fix) or 130 (interrupted)."""
+    _prepare_terminal()
     limit_threads()
     try:
-        app([_at_home(word) for word in sys.argv[1:]], result_action="return_value")
-        sys.stdout.flush()  # here, where a refusal is caught
+        app([_expand_home(word) for word in sys.argv[1:]], result_action="return_value")
+        sys.stdout.flush()  # here, where a full disk or a closed pipe is caught
     except BothwaysError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
     except RuntimeError as error:
-        if (
-            type(error).__name__ != "OutOfMemoryError"
-        ):  # torch's; without importing it for every command
+        # torch's error is recognized by name, since importing torch here would slow every command.
+        if type(error).__name__ != "OutOfMemoryError":
             raise
-        print(f"error: {_OUT_OF_MEMORY}", file=sys.stderr)
-        sys.exit(2)
+        _fail(_OUT_OF_MEMORY)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output, `head` say, has what it wanted. Closing quietly is what it expects.
+        # The reader of the output, such as `head`, has finished: end silently.
         sys.stderr.close()
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        print(
-            f"error: the output cannot be written: {error.strerror}\n  Make room where it goes.",
-            file=sys.stderr,
-        )
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for what Python still flushes as it ends
-        sys.exit(2)
+        # Python flushes stdout once more at exit; send that to /dev/null.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
+
+
+def _fail(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)

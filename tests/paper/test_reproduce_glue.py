@@ -127,7 +127,7 @@ def test_rows_without_all_columns_are_left_out_but_in_test(place: Path, tmp_path
     assert left == 3
     (entry,) = glue.glue_plan(request_of(place, tmp_path, tasks=("QQP",))).experiments
     assert isinstance(entry, Experiment)
-    assert entry.notes == ("3 rows of train lack a text or a label, and are left out",)
+    assert entry.notes == ("3 rows of train without a text or a label are left out",)
     assert rows(place, "QQP", "test", tmp_path) == [
         {"text": "good", "text_b": "bad"},
         {"text": "only this", "text_b": ""},
@@ -167,7 +167,7 @@ def test_each_layout_finds_its_columns(place: Path, tmp_path: Path) -> None:
 def test_files_that_are_not_glues_are_refused(place: Path, tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
-        match=r"RTE/train\.tsv:2: 'perhaps' is no label of RTE: entailment, not_entailment",
+        match=r"RTE/train\.tsv:2: unknown label 'perhaps'; RTE has entailment, not_entailment",
     ):
         glue.write_split(GLUE["RTE"], "train", request_of(place, tmp_path))
     with pytest.raises(DataError, match=r"SST-2: has no test\.tsv"):
@@ -181,7 +181,7 @@ def test_files_that_are_not_glues_are_refused(place: Path, tmp_path: Path) -> No
             )
         )
     empty = request_of(place, tmp_path, data=str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"nowhere: holds the data of none of the tasks"):
+    with pytest.raises(DataError, match=r"nowhere: has no data for any of the tasks"):
         reproduce("glue", empty)
 
 
@@ -332,7 +332,9 @@ def test_the_grid_is_the_papers(place: Path, tmp_path: Path) -> None:
         )
         assert setting.training.schedule == GoogleLinear(0.1)
         assert setting.training.evaluate is None
-    with pytest.raises(ConfigError, match=r"tasks: 'cola' is none of its tasks: MNLI, QQP"):
+    with pytest.raises(
+        ConfigError, match=r"tasks: unknown task 'cola'; the benchmark has: MNLI, QQP"
+    ):
         glue.glue_plan(request_of(place, tmp_path, tasks=("cola",)))
     for name in ("seeds", "limit"):
         with pytest.raises(ConfigError, match=f"{name}: must be at least 1, not 0"):
@@ -350,12 +352,10 @@ def test_the_metrics_are_those_of_table_1(place: Path, tmp_path: Path) -> None:
     }
     assert {name: task.metric for name, task in GLUE.items()} == metrics
     (shown,) = plan.measured.values()
-    expected = {
-        name: (name, metric) for name, metric in metrics.items() if name not in {"MNLI", "WNLI"}
-    }
+    expected = {name: (name, metric) for name, metric in metrics.items() if name != "MNLI"}
     expected |= {"MNLI-m": ("MNLI", "accuracy"), "MNLI-mm": ("MNLI", "dev_mismatched/accuracy")}
     assert dict(shown) == expected
-    assert {*shown} == {*published.AVERAGED}
+    assert {*shown} == {*published.AVERAGED, "WNLI"}
 
 
 def test_without_the_grid_the_rate_is_that_of_googles_examples(place: Path, tmp_path: Path) -> None:
@@ -385,6 +385,16 @@ def test_the_report_has_each_figure_under_its_name(place: Path, tmp_path: Path) 
     for row in table.rows:  # type: ignore[union-attr]
         assert row[1] == (25.0 if row[0] == "CoLA" else None)
         assert row[2:] == [theirs.values.get(row[0]) for theirs in published.GLUE]
+
+
+def test_a_comparison_without_measurements_has_only_published_rows(
+    place: Path, tmp_path: Path
+) -> None:
+    request = request_of(place, tmp_path, tasks=("CoLA",))
+    table = results_report(request, glue.glue_plan(request), [], device="cpu").sections[0]
+    cells = [*table.columns, *(row[0] for row in table.rows)]  # type: ignore[union-attr]
+    assert "BERT-Base (Table 1, test)" in cells
+    assert "this run" not in cells
 
 
 def test_the_average_is_the_papers() -> None:
@@ -535,11 +545,11 @@ def test_the_command_says_what_it_would_take_and_stops_there(
     words += ["--tasks", "CoLA", "--limit", "4", "--seeds", "2", "--grid", "none"]
     app([*words, "--dry-run"], result_action="return_value")
     said = capsys.readouterr().err
-    assert "What it would take" in said
+    assert "Estimated cost" in said
     assert [line.split()[:4] for line in said.splitlines() if " CoLA " in line] == [
         ["CoLA", "2", "0", "4"]
     ]
-    assert not (tmp_path / "reproduced" / "runs").exists()
+    assert not (tmp_path / "reproduced").exists()
     app(words, result_action="return_value")
     shown = capsys.readouterr()
     assert "only the first 4 training examples" in " ".join(shown.out.split())

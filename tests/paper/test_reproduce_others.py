@@ -18,10 +18,10 @@ from bothways.finetuning.feature_data import FeatureConfig, read_tagged_sentence
 from bothways.finetuning.frozen_features import feature_based
 from bothways.finetuning.prepare import make_ready
 from bothways.paper import cells as runner
-from bothways.paper import cost, frozen, frozen_cost, ner, squad, swag
+from bothways.paper import cost, frozen, ner, squad, swag
 from bothways.paper import run as benchmarks
 from bothways.paper.cells import CellOutcome, CellResult
-from bothways.paper.experiment import Experiment, Frozen, NotRun, Request, find
+from bothways.paper.experiment import Experiment, Frozen, NotRun, Request, find_file
 from bothways.paper.results_page import measured, results_report, write_results
 from bothways.paper.run import reproduce
 from bothways.prediction.predictor import open_task
@@ -104,16 +104,16 @@ def grid_of(entry: Experiment | Frozen | NotRun) -> list[tuple[float, int, Any, 
 
 
 def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
-    def planned(module: Any, name: str) -> tuple[Experiment | Frozen | NotRun, ...]:
-        return module.plan(request_of(place, name, tmp_path, overrides=())).experiments  # type: ignore[no-any-return]
+    def planned(name: str) -> tuple[Experiment | Frozen | NotRun, ...]:
+        return benchmarks.PLANS[name](request_of(place, name, tmp_path, overrides=())).experiments
 
-    first, second = planned(squad, "squad")
+    first, second = planned("squad")
     assert (grid_of(first), grid_of(second)) == (
         [(5e-5, 32, Epochs(3.0), 384)],
         [(5e-5, 48, Epochs(2.0), 384)],
     )
-    assert grid_of(planned(swag, "swag")[0]) == [(2e-5, 16, Epochs(3.0), 128)]
-    tagged, *by_layers = planned(ner, "ner")
+    assert grid_of(planned("swag")[0]) == [(2e-5, 16, Epochs(3.0), 128)]
+    tagged, *by_layers = planned("ner")
     assert isinstance(tagged, Experiment)
     assert set(grid_of(tagged)) == {
         (rate, batch, Epochs(epochs), 512)
@@ -176,23 +176,23 @@ def test_what_counts_is_the_best_run_and_a_mean_is_over_what_counts(tmp_path: Pa
 def test_absent_data_is_said(
     benchmark: benchmarks.Benchmark, reasons: list[str], tmp_path: Path
 ) -> None:
-    planned = benchmarks.plan_of(benchmark, Request("bert", str(tmp_path), tmp_path))
+    planned = benchmarks.PLANS[benchmark](Request("bert", str(tmp_path), tmp_path))
     assert [entry.reason for entry in planned.experiments if isinstance(entry, NotRun)] == [
         r + str(tmp_path) for r in reasons
     ]
-    with pytest.raises(ConfigError, match=r"tasks: 'other' is none of its tasks: "):
-        benchmarks.plan_of(benchmark, Request("bert", str(tmp_path), tmp_path, ("other",)))
+    with pytest.raises(ConfigError, match=r"tasks: unknown task 'other'; the benchmark has: "):
+        benchmarks.PLANS[benchmark](Request("bert", str(tmp_path), tmp_path, ("other",)))
 
 
 def test_absent_dev_data_is_said(tmp_path: Path) -> None:
     for name in ("train-v1.1.json", "train.csv", "eng.train"):
         (tmp_path / name).touch()
-    for module, reason in (
-        (squad, "no dev-v1.1.json in "),
-        (swag, "no val.csv in "),
-        (ner, "no eng.testa in "),
+    for plan, reason in (
+        (squad.squad_plan, "no dev-v1.1.json in "),
+        (swag.swag_plan, "no val.csv in "),
+        (ner.ner_plan, "no eng.testa in "),
     ):
-        entry = module.plan(Request("bert", str(tmp_path), tmp_path)).experiments[0]
+        entry = plan(Request("bert", str(tmp_path), tmp_path)).experiments[0]
         assert entry == NotRun(entry.name, reason + str(tmp_path))
 
 
@@ -202,9 +202,9 @@ def test_files_may_have_another_name_or_be_compressed(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).touch()
     for name in names:
-        assert find(request, "eng.train", "train.txt") == str(tmp_path / name)
+        assert find_file(request, "eng.train", "train.txt") == str(tmp_path / name)
         (tmp_path / name).unlink()
-    assert find(request, "eng.train", "train.txt") is None
+    assert find_file(request, "eng.train", "train.txt") is None
 
 
 def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_swag_is_run(place: Path, tmp_path: Path) -> None:
 def test_ner_takes_the_mean_of_the_restarts_of_the_best_setting(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = tuple(dataclasses.replace(ner.ALONE, batch=batch) for batch in (1, 2))
+    points = tuple(dataclasses.replace(ner.DEFAULT_POINT, batch=batch) for batch in (1, 2))
     monkeypatch.setattr(ner, "GRID", points)
     heard = Console(file=io.StringIO(), width=200)
     request = request_of(place, "ner", tmp_path, seeds=2, limit=2, tasks=("CoNLL-2003",))
@@ -292,7 +292,7 @@ def test_frozen_features_are_the_mean_of_bilstms(
     assert not (tmp_path / "runs").exists()
     done = reproduce("ner", request, device="cpu", console=heard)
     assert done is not None
-    assert "tokens a second through the encoder" in " ".join(said_by(heard).split())
+    assert "tokens per second in the encoder" in " ".join(said_by(heard).split())
     results = json.loads((tmp_path / "results.json").read_text())
     cells = results["tasks"]["last"]["cells"]
     assert [cell["settings"]["seed"] for cell in cells] == [0, 1]
@@ -320,16 +320,16 @@ def test_frozen_features_cost_a_pass_of_the_encoder_and_every_run_that_is_left(
     first, second = ner.ner_plan(request).experiments
     assert isinstance(first, Frozen)
     assert isinstance(second, Frozen)
-    monkeypatch.setattr(frozen_cost, "encoder_speed", lambda encoder, inputs: 10.0)
-    monkeypatch.setattr(frozen_cost, "tagger_speed", lambda *arguments: 2.0)
+    monkeypatch.setattr(cost, "encoder_speed", lambda encoder, inputs: 10.0)
+    monkeypatch.setattr(cost, "tagger_speed", lambda *arguments: 2.0)
     data = read_tagged_sentences(second.settings, ["last"], "cpu").data
     tokens = sum(len(sequence) for item in data.train for sequence in item.sequences)
     assert tokens > 2 * len(SENTENCES.split("\n\n"))  # with the documents that the sentences are in
     words = 5 * 20 * (1 + 1 / 3)  # those of dev cost a third
 
     def costs() -> list[tuple[int, float]]:
-        found, note = frozen_cost.estimate_frozen([first, second], tmp_path, device="cpu")
-        assert "10 tokens a second through the encoder" in note
+        found, note = cost.estimate_frozen([first, second], tmp_path, device="cpu")
+        assert "10 tokens per second in the encoder" in note
         assert [(cost.name, cost.runs, cost.examples, cost.tokens) for cost in found] == [
             ("embeddings", 3, 3, tokens), ("last", 3, 3, tokens),
         ]  # fmt: skip
@@ -341,19 +341,19 @@ def test_frozen_features_cost_a_pass_of_the_encoder_and_every_run_that_is_left(
     assert costs() == [whole, (0, 3 * words / 2)]
     done = fake(tmp_path, 0.5)
     monkeypatch.setattr(
-        frozen_cost,
+        cost,
         "is_frozen_finished",
         lambda experiment, settings, out: done if settings.seed < 2 else None,
     )
     assert costs() == [(2, 2 * tokens / 10 + words / 2), (2, words / 2)]
-    monkeypatch.setattr(frozen_cost, "is_frozen_finished", lambda *arguments: done)
+    monkeypatch.setattr(cost, "is_frozen_finished", lambda *arguments: done)
     assert costs() == [(3, 0.0), (3, 0.0)]
 
 
 def test_the_cost_is_what_the_runs_will_read(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "_speed", lambda *arguments: 100.0)
+    monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 100.0)
     overrides = (*QUICK, "length=14")
     planned = squad.squad_plan(
         request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)
@@ -373,14 +373,14 @@ def test_the_cost_is_what_the_runs_will_read(
         pytest.approx(data.tokens),
     )
     assert costs.seconds == pytest.approx(3 * (2 * data.tokens + dev / 3) / 100)
-    shown = cost.table(
+    shown = cost.cost_table(
         [dataclasses.replace(costs, seconds=70.0), dataclasses.replace(costs, done=3, seconds=0.0)],
         note,
     )
-    assert shown.note.startswith("At 100 tokens a second in training")
+    assert shown.note.startswith("At 100 training tokens per second")
     assert shown.rows[-1][:3] == ["all", 6, 3]
     assert [row[-1] for row in shown.rows] == ["0:01:10", "0:00:00", "0:01:10"]
-    shown = cost.table(
+    shown = cost.cost_table(
         [dataclasses.replace(costs, seconds=seconds) for seconds in (70.0, 3600.0)], note
     )
     assert [row[-1] for row in shown.rows] == ["0:01:10", "1:00:00", "1:01:10"]
@@ -395,7 +395,7 @@ def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_fo
     ).experiments
     assert isinstance(experiment, Experiment)
     done = fake(tmp_path, 0.5)
-    monkeypatch.setattr(cost, "_speed", lambda *arguments: 1.0)
+    monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
     monkeypatch.setattr(
         cost,
         "is_cell_finished",
@@ -429,7 +429,7 @@ def test_restarts_count_from_the_seed_that_is_set(place: Path, tmp_path: Path) -
 def test_the_cost_of_a_run_that_epochs_do_not_measure_is_that_of_one(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "_speed", lambda *arguments: 1.0)
+    monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
     (experiment,) = squad.squad_plan(
         request_of(place, "squad", tmp_path, tasks=("v1.1",))
     ).experiments

@@ -17,10 +17,10 @@ from bothways.finetuning.bilstm_tagger import BiLSTMTagger
 from bothways.finetuning.feature_data import FeatureConfig, tagger_adam
 from bothways.finetuning.prepare import FinetuneConfig
 from bothways.paper import cells as runner
-from bothways.paper import cost, frozen, glue, ner, squad, swag
+from bothways.paper import cost, frozen, glue
 from bothways.paper.cells import CellResult
 from bothways.paper.experiment import Experiment, Frozen, Request
-from bothways.paper.run import reproduce
+from bothways.paper.run import PLANS, reproduce
 from bothways.training.durations import Steps
 from toy_folder import make_folder
 
@@ -150,7 +150,7 @@ def test_restarts_that_diverge_are_left_out_of_the_mean(
 def test_restarts_that_are_done_are_counted(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "_speed", lambda *arguments: 1.0)
+    monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
     (cola,) = glue.glue_plan(request_of(place, tmp_path, seeds=3)).experiments
     assert isinstance(cola, Experiment)
     mean, out = dataclasses.replace(cola, restarts="mean", grid=cola.grid[:2]), Console(quiet=True)
@@ -166,11 +166,11 @@ def test_numbers_of_runs_that_are_not_the_papers_are_said() -> None:
     departures = {
         seeds: Request("m", "d", Path("o"), seeds=seeds).departures(5) for seeds in (None, 2, 5)
     }
-    assert departures == {None: (), 2: ("2 runs of a setting in place of 5",), 5: ()}
+    assert departures == {None: (), 2: ("2 runs per setting instead of 5",), 5: ()}
     assert Request("m", "d", Path("o"), seeds=2).departures(None) == ()
-    assert [
-        module.plan(Request("m", "d", Path("o"))).seeds for module in (ner, squad, swag, glue)
-    ] == [5, 1, 1, None]
+    names = ("ner", "squad", "swag", "glue")
+    seeds = [PLANS[name](Request("m", "d", Path("o"))).seeds for name in names]
+    assert seeds == [5, 1, 1, None]
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(place: Path, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ compared. Each contender runs in its own process, as it does for its users, so t
 and torch settings of one do not affect another.
 
 Operations count the matrix products that the model needs (a multiply-add is two, a backward pass
-twice the forward pass): 12·H² per token and block, 2·n·H for attention at length n, and the MLM head
-on masked tokens only. A contender that computes the head everywhere gets no credit for it.
+twice the forward pass): 12·H² per token and block, 2·n·H for attention at length n, and the MLM
+head on masked tokens only. A contender that computes the head everywhere gets no credit for it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class ContenderProcess:
             return self._connection.recv()
         except (EOFError, OSError) as error:
             work = f"{self._work.rows} × {self._work.length} tokens of {self._work.name}"
-            what = f"{self.name} in {self.precision} failed on {work}: out of memory, or the error above"
+            name = f"{self.name} in {self.precision}"
+            what = f"{name} failed on {work}: out of memory, or the error above"
             raise ResourceError(
                 what, fix="Choose a smaller workload: bothways bench small."
             ) from error
@@ -126,7 +127,7 @@ def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
     """Time every contender in every precision of the device, in interleaved rounds.
 
     Raises:
-        ResourceError: a contender ended early: out of memory, or an error whose traceback is printed.
+        ResourceError: a contender ended early: out of memory, or an error with its traceback.
     """
     precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
     taken: dict[ContenderProcess, list[tuple[float, int | None]]] = {}

@@ -1,7 +1,9 @@
-"""What experiments would cost, before any is run: examples, tokens, and time at the speed of this model on this machine.
+"""Forecast of experiments before they run: examples, tokens, and time on this machine.
 
-Examples are counted; tokens per example are those of the first ones; the speed is measured once, on a batch of the first task.
-What runs on frozen features is in `frozen_cost`.
+Examples are counted and tokens per example estimated from the first ones. The speed of fine-tuning
+is measured once, on a batch of the first task. For frozen features, the encoder is timed once,
+because it computes all layers whichever are used, and the BiLSTM once per task, because the width
+of its input depends on the layers.
 """
 
 from __future__ import annotations
@@ -15,12 +17,21 @@ from typing import Any
 
 from bothways.core.batch import pack
 from bothways.core.sequence import Sequence
+from bothways.finetuning.feature_data import (
+    FeatureConfig,
+    encoder_speed,
+    tagger_speed,
+    words_in,
+    words_read,
+)
 from bothways.finetuning.prepare import FinetuneConfig, load_for
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
 from bothways.model.flops import BACKWARD
+from bothways.model.lstm import AnyEncoder
 from bothways.paper.cells import cell_restarts, cells, is_cell_finished
-from bothways.paper.experiment import Experiment
+from bothways.paper.experiment import Experiment, Frozen
+from bothways.paper.frozen import features_folder, frozen_restarts, is_frozen_finished
 from bothways.preflight.machine import speed
 from bothways.report.sections import Cell, TableSection
 from bothways.runtime.devices import choose_device
@@ -30,17 +41,19 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs
 
 SAMPLED = 1000
-"""Examples by which the tokens per example are estimated."""
+"""Number of examples from which tokens per example are estimated."""
 BATCH = 1024
-"""Tokens that the speed is measured on."""
+"""Tokens of the batch on which the speed is measured."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Attributes:
-    runs, done: of the experiment, and how many of them are finished already.
-    examples, tokens: of the training data.
-    seconds: of all runs that are left, evaluation included.
+    """The cost of an experiment.
+
+    Attributes:
+        runs, done: number of runs, and of those that are finished.
+        examples, tokens: size of the training data.
+        seconds: duration of the remaining runs, evaluation included.
     """
 
     name: str
@@ -52,121 +65,149 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Size:
-    """Data: how many examples, how many tokens, what the first ones became, and the labels that they have."""
+class DataSize:
+    """Size of a data set: counts, the encoded first examples, and their labels."""
 
     examples: int
     tokens: float
-    inputs: tuple[EncodedExample, ...]
+    encoded: tuple[EncodedExample, ...]
     labels: tuple[str, ...]
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Of the first examples."""
-        return [sequence for item in self.inputs for sequence in item.sequences]
+        """Sequences of the first examples."""
+        return [sequence for item in self.encoded for sequence in item.sequences]
+
+
+def data_size(source: str, task: Trainable, length: int, tokenizer: Tokenizer) -> DataSize:
+    """Count the examples of a source and estimate its tokens from the first ones.
+
+    Raises:
+        DataError: the source cannot be read.
+    """
+    reading = task.read(source, getattr(task, "columns", None))
+    found: Task[Any, Any] = reading.task
+    first = list(itertools.islice(reading.examples, SAMPLED))
+    count = len(first) + sum(1 for _ in reading.examples)
+    labels = found.labels(first)
+    encoded = tuple(found.encode(first, tokenizer, labels, length))
+    tokens = sum(len(sequence) for item in encoded for sequence in item.sequences)
+    return DataSize(count, tokens * count / len(first), encoded, labels)
 
 
 def estimate(experiments: Many[Experiment], out: Path, *, device: str) -> tuple[list[Cost], str]:
-    """The cost of each experiment, and how it was measured. DataError or FolderError for what cannot be read."""
+    """Return the cost of each experiment and a note on the measurement.
+
+    Raises:
+        DataError: the data cannot be read.
+        FolderError: the model cannot be opened.
+    """
     settings = experiments[0].grid[0]
-    loaded = load_model(resolve_run(settings.model), ())
-    tokenizer = loaded.tokenizer()
-    sizes = [_sizes(experiment, tokenizer) for experiment in experiments]
-    rate = _speed(settings, sizes[0]["train"], device)
+    tokenizer = load_model(resolve_run(settings.model), ()).tokenizer()
+    sizes = []
+    for experiment in experiments:
+        run = experiment.grid[0]
+        sources = {"train": run.train, "dev": str(run.dev), **experiment.others}
+        sizes.append(
+            {name: data_size(x, run.task, run.length, tokenizer) for name, x in sources.items()}
+        )
+    rate = _training_speed(settings, sizes[0]["train"], device)
     costs = [
         _cost(experiment, size, rate, out)
         for experiment, size in zip(experiments, sizes, strict=True)
     ]
-    return (
-        costs,
-        f"At {rate:,.0f} tokens a second in training, as measured now; evaluation is included.",
-    )
+    return costs, f"At {rate:,.0f} training tokens per second, as measured; evaluation is included."
 
 
-def _sizes(experiment: Experiment, tokenizer: Tokenizer) -> dict[str, Size]:
-    settings = experiment.grid[0]
-    sources = {"train": settings.train, "dev": str(settings.dev), **experiment.others}
-    return {
-        name: size_of(source, settings.task, settings.length, tokenizer)
-        for name, source in sources.items()
-    }
-
-
-def size_of(source: str, task: Trainable, length: int, tokenizer: Tokenizer) -> Size:
-    """The examples of a source are counted, its tokens estimated by the first ones. DataError for what cannot be read."""
-    reading = task.read(source, getattr(task, "columns", None))
-    definition: Task[Any, Any] = reading.task
-    first = list(itertools.islice(reading.examples, SAMPLED))
-    count = len(first) + sum(1 for _ in reading.examples)
-    labels = definition.labels(first)
-    inputs = tuple(definition.encode(first, tokenizer, labels, length))
-    tokens = sum(len(sequence) for item in inputs for sequence in item.sequences)
-    return Size(count, tokens * count / len(first), inputs, labels)
-
-
-def _cost(experiment: Experiment, sizes: dict[str, Size], rate: float, out: Path) -> Cost:
+def _cost(experiment: Experiment, sizes: dict[str, DataSize], rate: float, out: Path) -> Cost:
     train = sizes["train"]
     known = list(cells(experiment))
-    found = [
-        result
-        for settings in known
-        if (result := is_cell_finished(experiment, settings, out)) is not None
-    ]
-    done = len(found)
-    if done == len(known):
+    results = [is_cell_finished(experiment, settings, out) for settings in known]
+    finished = [result for result in results if result is not None]
+    done = len(finished)
+    if done == len(known):  # only then the best setting, which is restarted, is known
         done += sum(
             is_cell_finished(experiment, settings, out) is not None
-            for settings in cell_restarts(experiment, found)
+            for settings in cell_restarts(experiment, finished)
         )
-    evaluation = sum(size.tokens for name, size in sizes.items() if name != "train") / (
-        1 + BACKWARD
-    )
-    each = [_epochs(settings) * train.tokens + evaluation for settings in known]
+    scored = sum(size.tokens for name, size in sizes.items() if name != "train")
+    each = [_epochs(settings) * train.tokens + scored / (1 + BACKWARD) for settings in known]
     left = sum(each) / len(each) * (experiment.cells - done)
     return Cost(experiment.name, experiment.cells, done, train.examples, train.tokens, left / rate)
 
 
 def _epochs(settings: FinetuneConfig) -> float:
-    """Of a run; a run that is not measured in epochs is taken for one."""
+    """Return the epochs of a run, 1 if it is not measured in epochs."""
     until = settings.training.until
     return until.count if isinstance(until, Epochs) else 1.0
 
 
-def _speed(settings: FinetuneConfig, size: Size, device: str) -> float:
-    definition: Task[Any, Any] = settings.task.read(settings.train).task
-    labels = definition.labels(settings.task.read(settings.train).examples)
-    loaded = load_for(settings, definition.heads(labels, settings.dropout))
-    tokenizer = loaded.tokenizer()
-    task = definition.learner(loaded.model, tokenizer, labels, settings.length)
+def _training_speed(settings: FinetuneConfig, size: DataSize, device: str) -> float:
+    task: Task[Any, Any] = settings.task.read(settings.train).task
+    labels = task.labels(settings.task.read(settings.train).examples)
+    loaded = load_for(settings, task.heads(labels, settings.dropout))
+    learner = task.learner(loaded.model, loaded.tokenizer(), labels, settings.length)
     sequences = sorted(size.sequences, key=len)
     batch = pack(sequences[:: max(1, sum(map(len, sequences)) // BATCH)])
-    return speed(task.to(choose_device(device)), batch, settings.training.precision)
+    return speed(learner.to(choose_device(device)), batch, settings.training.precision)
 
 
-def table(costs: Many[Cost], note: str) -> TableSection:
-    """The costs, one experiment a row, with their sum."""
+def estimate_frozen(experiments: Many[Frozen], out: Path, *, device: str) -> tuple[list[Cost], str]:
+    """Return the cost of experiments that differ only in layers, and a note on the measurement."""
+    settings = experiments[0].settings
+    loaded = load_model(resolve_run(settings.model), ())
+    tokenizer = loaded.tokenizer()
+    length = settings.length or loaded.model.config.max_positions
+    train, dev = (
+        data_size(source, settings.task, length, tokenizer)
+        for source in (settings.train, settings.dev)
+    )
+    encoder = loaded.model.encoder.to(choose_device(device))
+    rate = encoder_speed(encoder, train.encoded)
+    costs = []
+    for experiment in experiments:
+        done = sum(
+            is_frozen_finished(experiment, run, out) is not None
+            for run in frozen_restarts(experiment)
+        )
+        left, seconds = experiment.seeds - done, 0.0
+        if left:
+            seconds = left * _tagger_seconds(experiment.settings, train, dev, encoder)
+            if not (features_folder(experiment, out) / "dev").is_dir():  # written last
+                seconds += (train.tokens + dev.tokens) / rate
+        costs.append(
+            Cost(experiment.name, experiment.seeds, done, train.examples, train.tokens, seconds)
+        )
+    note = (
+        f"Frozen features: {rate:,.0f} tokens per second in the encoder, once per task, "
+        "then BiLSTMs, as measured."
+    )
+    return costs, note
+
+
+def _tagger_seconds(
+    settings: FeatureConfig, train: DataSize, dev: DataSize, encoder: AnyEncoder
+) -> float:
+    """Return the duration of one run; a run not measured in epochs counts as one epoch."""
+    words, dev_words = (
+        size.examples * sum(map(words_in, size.encoded)) / len(size.encoded)
+        for size in (train, dev)
+    )
+    read = words_read(settings, words, dev_words, train.examples) or words
+    return read / tagger_speed(settings, encoder, train.encoded, len(train.labels))
+
+
+def cost_table(costs: Many[Cost], note: str) -> TableSection:
+    """Return the costs as a table, one experiment per row, with their sum."""
     rows: list[list[Cell]] = [
         [cost.name, cost.runs, cost.done, cost.examples, round(cost.tokens), _time(cost.seconds)]
         for cost in costs
     ]
     seconds = sum(cost.seconds for cost in costs)
-    total: list[Cell] = [
-        "all",
-        sum(c.runs for c in costs),
-        sum(c.done for c in costs),
-        None,
-        None,
-        _time(seconds),
-    ]
-    columns = [
-        "task",
-        "runs",
-        "done before",
-        "training examples",
-        "their tokens, about",
-        "time left, about",
-    ]
-    return TableSection("What it would take", columns, [*rows, total], total=True, note=note)
+    runs, done = sum(cost.runs for cost in costs), sum(cost.done for cost in costs)
+    rows.append(["all", runs, done, None, None, _time(seconds)])
+    columns = ["task", "runs", "finished", "training examples", "tokens (≈)", "time left (≈)"]
+    return TableSection("Estimated cost", columns, rows, total=True, note=note)
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""An experiment of the paper: a task, a grid of settings, and restarts; and what was asked of all of them."""
+"""Experiments of the paper as values: a request, a task with its grid of settings, a benchmark."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Restarts = Literal["best", "mean"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """What the user asks for.
 
     Attributes:
         model: a model folder, the folder of a pre-training run, or a Hub id.
-        data: the benchmark's folder as distributed, or its data set on the Hub.
-        out: where runs and results go.
-        tasks: names of those to run; empty for all.
-        seeds: runs of a setting; none for as many as the paper has.
+        data: folder of the benchmark as distributed, or its data set on the Hub.
+        out: folder for runs and results.
+        tasks: names of the tasks to run; empty for all.
+        seeds: runs per setting; None for the paper's number.
         grid: the paper's grid, or one setting of it.
-        limit: training examples, the first ones; none for all, as the paper has it.
-        overrides: settings by dotted path, over the paper's.
+        limit: maximum number of training examples, the first ones; None for all.
+        overrides: settings by dotted path that override the paper's.
     """
 
     model: str
@@ -54,39 +54,46 @@ class Request:
         require_at_least(1, seeds=self.seeds, limit=self.limit)
 
     def chosen(self, known: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the benchmark's tasks that are asked for, in its order. ConfigError for another one."""
+        """Return the requested tasks of a benchmark, in the order of `known`.
+
+        Raises:
+            ConfigError: a requested task is not among them.
+        """
         for name in self.tasks:
             if name not in known:
-                raise ConfigError(
-                    f"{name!r} is none of its tasks: {', '.join(known)}", where="tasks"
-                )
+                what = f"unknown task {name!r}; the benchmark has: {', '.join(known)}"
+                raise ConfigError(what, where="tasks")
         return tuple(name for name in known if not self.tasks or name in self.tasks)
 
     def departures(self, seeds: int | None) -> tuple[str, ...]:
-        """In what a run departs from the paper's protocol, which has so many runs of a setting, if it says how many."""
+        """List the differences from the paper's protocol.
+
+        Args:
+            seeds: runs per setting in the paper; None if the paper does not say.
+        """
         result = [*self.overrides]
         if seeds is not None and self.seeds not in (None, seeds):
-            result.append(f"{self.seeds} runs of a setting in place of {seeds}")
+            result.append(f"{self.seeds} runs per setting instead of {seeds}")
         if self.limit is not None:
             result.append(f"only the first {self.limit:,} training examples")
         if self.grid == "none":
-            result.append("one setting in place of the grid")
+            result.append("one setting instead of the grid")
         return tuple(result)
 
 
-def find(request: Request, *names: str) -> str | None:
-    """The first of these files that the data has, plain or compressed; none for none of them."""
+def find_file(request: Request, *names: str) -> str | None:
+    """Return the first existing file of these names, plain or compressed, in the data folder."""
     folder = Path(request.data).expanduser()
     files = (folder / f"{name}{suffix}" for name in names for suffix in ("", *COMPRESSED))
     return next((str(file) for file in files if file.is_file()), None)
 
 
 def write_rows(place: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """JSON lines, for a run to read."""
+    """Write rows as JSON lines; return the path."""
     place.parent.mkdir(parents=True, exist_ok=True)
 
     def write(file: Path) -> None:
-        """A row a line."""
+        """Write one row per line."""
         with file.open("w", encoding="utf8", newline="\n") as stream:
             stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
@@ -96,16 +103,17 @@ def write_rows(place: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A task that can be run.
+    """A task to fine-tune on.
 
     Attributes:
-        name: of the task.
-        grid: the settings to try, the first seed in each.
-        seeds: runs of a setting.
-        restarts: "best" runs every setting with every seed and takes the best run on dev data; "mean" chooses the setting by
-            its first seed, and takes the mean of that setting's runs.
-        others: data that the best weights are scored on beside dev, by a name that their metrics begin with.
-        notes: what there is to know about its data.
+        name: name of the task.
+        grid: the settings to try, each with its first seed.
+        seeds: runs per setting.
+        restarts: "best" runs every setting with every seed and takes the best run on dev data;
+            "mean" chooses the setting by its first seed and takes the mean of that setting's runs.
+        others: further data that the best weights are scored on; the name is the prefix of the
+            metrics.
+        notes: remarks about the data.
     """
 
     name: str
@@ -117,7 +125,7 @@ class Experiment:
 
     @property
     def cells(self) -> int:
-        """How many runs it takes."""
+        """Number of runs."""
         match self.restarts:
             case "best":
                 return len(self.grid) * self.seeds
@@ -127,10 +135,10 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A task that is run on a frozen encoder's vectors; its result is the mean of its restarts.
+    """A task on the vectors of a frozen encoder; its result is the mean of its restarts.
 
     Attributes:
-        settings: of the run with the first seed.
+        settings: settings of the run with the first seed.
     """
 
     name: str
@@ -141,14 +149,14 @@ class Frozen:
 
 @dataclass(frozen=True)
 class NotRun:
-    """A task that cannot be run, and why."""
+    """A task that cannot be run, with the reason."""
 
     name: str
     reason: str
 
 
 MEASURED = "this run"
-"""The row of the comparison that most benchmarks have alone."""
+"""Name of the measured row of most benchmarks."""
 
 
 @dataclass(frozen=True)
@@ -156,14 +164,14 @@ class BenchmarkPlan:
     """A benchmark that is ready to run.
 
     Attributes:
-        title: of the benchmark, with its section in the paper.
-        experiments: in the order of the paper.
-        columns: of the comparison with the paper.
-        measured: its rows that are measured here, by name: for each column the task and the metric that it shows.
-        averaged: the columns whose mean is a column "average"; empty for none.
+        title: the benchmark with its section in the paper.
+        experiments: the tasks in the order of the paper.
+        columns: columns of the comparison with the paper.
+        measured: the measured rows by name: the task and metric of each column.
         published: the paper's rows.
-        notes: how to read the comparison.
-        seeds: runs of a setting in the paper; none where it does not say how many.
+        averaged: the columns whose mean is the column "average"; empty for none.
+        notes: explanations of the comparison.
+        seeds: runs per setting in the paper; None if the paper does not say.
     """
 
     title: str
@@ -177,8 +185,8 @@ class BenchmarkPlan:
 
 
 @dataclass(frozen=True)
-class Point:
-    """A setting of the paper's grid; `length` in tokens is none for the task's usual one."""
+class GridPoint:
+    """A setting of the paper's grid; `length` is in tokens, None for the task's default."""
 
     rate: float
     batch: int
@@ -186,40 +194,34 @@ class Point:
     length: int | None = None
 
 
-def grid_of(
+def grid_settings(
     request: Request,
     task: Trainable,
-    points: Iterable[Point],
+    points: Iterable[GridPoint],
     train: Path | str,
     dev: Path | str,
     metric: str | None = None,
 ) -> tuple[FinetuneConfig, ...]:
-    """The paper's settings for one run at each of these points; what overrides have made equal is one."""
-    return tuple(
-        dict.fromkeys(_settings(request, task, point, train, dev, metric) for point in points)
-    )
+    """Return the settings of one run per point; points that the overrides make equal are merged.
 
+    A run is scored once, at its end, as in google-research/bert.
+    """
 
-def _settings(
-    request: Request,
-    task: Trainable,
-    point: Point,
-    train: Path | str,
-    dev: Path | str,
-    metric: str | None,
-) -> FinetuneConfig:
-    """Those of one point, scored once, at the end of the run, as google-research/bert does."""
-    method = paper_finetuning(task)
-    training = dataclasses.replace(
-        method.training,
-        until=Epochs(point.epochs),
-        optimizer=BertAdam(lr=point.rate),
-        evaluate=None,
-    )
-    method = dataclasses.replace(
-        method, training=training, batch=ExampleBudget(point.batch), metric=metric
-    )
-    if point.length is not None:
-        method = dataclasses.replace(method, length=point.length)
-    base = FinetuneConfig(model=request.model, train=str(train), dev=str(dev), **vars(method))
-    return configs.load(FinetuneConfig, base=base, overrides=request.overrides)
+    def settings(point: GridPoint) -> FinetuneConfig:
+        """Return the settings of one point."""
+        method = paper_finetuning(task)
+        optimizer = BertAdam(lr=point.rate)
+        training = dataclasses.replace(
+            method.training, until=Epochs(point.epochs), optimizer=optimizer, evaluate=None
+        )
+        method = dataclasses.replace(
+            method,
+            training=training,
+            batch=ExampleBudget(point.batch),
+            metric=metric,
+            length=point.length or method.length,
+        )
+        base = FinetuneConfig(model=request.model, train=str(train), dev=str(dev), **vars(method))
+        return configs.load(FinetuneConfig, base=base, overrides=request.overrides)
+
+    return tuple(dict.fromkeys(map(settings, points)))

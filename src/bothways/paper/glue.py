@@ -1,11 +1,12 @@
-"""GLUE as Devlin et al. 2018 fine-tune on it (section 4.1, table 1): nine tasks as data, and their files as distributed.
+"""GLUE as fine-tuned by Devlin et al. 2018 (section 4.1, table 1): nine tasks as data.
 
-The files are cut at tabs and nothing else: quotes in them are quotes, and unbalanced. Each is written once more as JSON lines
-with the same three names in each, which is what a run reads. A training or dev row that lacks a column or a text is left out
-and counted, as is done for QQP everywhere; a test row never is, since the leaderboard counts rows.
+Distributed files are split at tabs only: quotation marks are part of the text and often unbalanced.
+Each file is rewritten as JSON lines with the same three names for all tasks, which runs read.
+Training and dev rows that lack a column or a text are left out and counted, as is common for QQP;
+test rows never are, because the leaderboard counts rows.
 
-The grid: batch 32, 3 epochs, a rate of 5e-5, 4e-5, 3e-5 or 2e-5, chosen on dev. Large is unstable on small data sets, and
-the paper restarts it several times there: that is `seeds`.
+The grid: batch 32, 3 epochs, a learning rate of 5e-5, 4e-5, 3e-5 or 2e-5, chosen on dev. BERT-Large
+is unstable on small data sets, where the paper restarts it several times: `seeds`.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from bothways.paper.experiment import (
     MEASURED,
     BenchmarkPlan,
     Experiment,
+    GridPoint,
     NotRun,
-    Point,
     Request,
-    grid_of,
+    grid_settings,
     write_rows,
 )
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.text_examples import TextColumns
 
 GlueColumn = str | int
-"""A column: its name in the first line, or its number, from the end if it is below 0."""
+"""A column: its name in the first line, or its index, negative from the end."""
 
 
 @dataclass(frozen=True)
 class GlueFileLayout:
-    """Where a file has its texts and its label; none for what it has not.
+    """The columns of a file; None for a column that it does not have.
 
     Attributes:
-        header: whether its first line names the columns.
+        header: the first line names the columns.
     """
 
     text: GlueColumn
@@ -51,13 +52,10 @@ class GlueFileLayout:
     header: bool = True
 
     def columns(self, labelled: bool) -> dict[str, GlueColumn]:
-        """The columns that are read, by what they hold."""
-        places = {
-            "text": self.text,
-            "text_b": self.text_b,
-            "label": self.label if labelled else None,
-        }
-        return {role: place for role, place in places.items() if place is not None}
+        """Return the columns to read by role, without the label unless `labelled`."""
+        label = self.label if labelled else None
+        columns = {"text": self.text, "text_b": self.text_b, "label": label}
+        return {role: column for role, column in columns.items() if column is not None}
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,13 @@ class GlueTask:
     """A task of GLUE.
 
     Attributes:
-        name: of its folder and of the leaderboard's file.
+        name: name of its folder and of the leaderboard's file.
         hub: its configuration on the Hub.
-        labels: in the files; empty for scores.
-        metric: by which the best run is chosen, the one that table 1 shows.
-        train, test: the layout of labelled files and of test files, as distributed.
-        hub_layout: of every split on the Hub.
-        hub_labels: what the Hub calls `labels`; empty where it calls them the same.
+        labels: labels in the files; empty for scores.
+        metric: the metric of table 1, which chooses the best run.
+        train, test: layout of labelled files and of test files, as distributed.
+        hub_layout: layout of every split on the Hub.
+        hub_labels: the Hub's names of `labels`; empty if they are equal.
         dev: labelled splits to score on; the first one chooses.
         submitted: the test split behind each of the leaderboard's files.
     """
@@ -89,7 +87,7 @@ class GlueTask:
 
     @property
     def kind(self) -> Literal["classify", "regress"]:
-        """The task that it is."""
+        """Name of the fine-tuning task."""
         return "classify" if self.labels else "regress"
 
     @property
@@ -101,67 +99,127 @@ class GlueTask:
 _TWO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 _SENTENCES = GlueFileLayout("sentence1", "sentence2", "label")
+_SENTENCE = GlueFileLayout("sentence", None, "label")
+_QUESTION = GlueFileLayout("question", "sentence", "label")
 _TEST_PAIR = GlueFileLayout("sentence1", "sentence2")
 
 TASKS_OF_GLUE = (
     GlueTask(
-        "MNLI", "mnli", ("contradiction", "entailment", "neutral"), "accuracy",
-        GlueFileLayout("sentence1", "sentence2", "gold_label"), _TEST_PAIR, GlueFileLayout("premise", "hypothesis", "label"),
+        "MNLI",
+        "mnli",
+        ("contradiction", "entailment", "neutral"),
+        "accuracy",
+        train=GlueFileLayout("sentence1", "sentence2", "gold_label"),
+        test=_TEST_PAIR,
+        hub_layout=GlueFileLayout("premise", "hypothesis", "label"),
         dev=("dev_matched", "dev_mismatched"),
-        submitted=(("MNLI-m", "test_matched"), ("MNLI-mm", "test_mismatched"), ("AX", "diagnostic")),
+        submitted=(
+            ("MNLI-m", "test_matched"),
+            ("MNLI-mm", "test_mismatched"),
+            ("AX", "diagnostic"),
+        ),
     ),
     GlueTask(
-        "QQP", "qqp", _TWO, "f1",
-        GlueFileLayout("question1", "question2", "is_duplicate"), GlueFileLayout("question1", "question2"),
-        GlueFileLayout("question1", "question2", "label"), ("not_duplicate", "duplicate"),
+        "QQP",
+        "qqp",
+        _TWO,
+        "f1",
+        train=GlueFileLayout("question1", "question2", "is_duplicate"),
+        test=GlueFileLayout("question1", "question2"),
+        hub_layout=GlueFileLayout("question1", "question2", "label"),
+        hub_labels=("not_duplicate", "duplicate"),
     ),
     GlueTask(
-        "QNLI", "qnli", _ENTAILED, "accuracy",
-        GlueFileLayout("question", "sentence", "label"), GlueFileLayout("question", "sentence"), GlueFileLayout("question", "sentence", "label"),
+        "QNLI",
+        "qnli",
+        _ENTAILED,
+        "accuracy",
+        train=_QUESTION,
+        test=GlueFileLayout("question", "sentence"),
+        hub_layout=_QUESTION,
     ),
     GlueTask(
-        "SST-2", "sst2", _TWO, "accuracy",
-        GlueFileLayout("sentence", None, "label"), GlueFileLayout("sentence"), GlueFileLayout("sentence", None, "label"), ("negative", "positive"),
+        "SST-2",
+        "sst2",
+        _TWO,
+        "accuracy",
+        train=_SENTENCE,
+        test=GlueFileLayout("sentence"),
+        hub_layout=_SENTENCE,
+        hub_labels=("negative", "positive"),
     ),
     GlueTask(
-        "CoLA", "cola", _TWO, "mcc",
-        GlueFileLayout(3, None, 1, header=False), GlueFileLayout("sentence"), GlueFileLayout("sentence", None, "label"),
-        ("unacceptable", "acceptable"),
+        "CoLA",
+        "cola",
+        _TWO,
+        "mcc",
+        train=GlueFileLayout(3, None, 1, header=False),
+        test=GlueFileLayout("sentence"),
+        hub_layout=_SENTENCE,
+        hub_labels=("unacceptable", "acceptable"),
     ),
-    GlueTask("STS-B", "stsb", (), "spearman", GlueFileLayout(-3, -2, -1), GlueFileLayout(-2, -1), _SENTENCES),
     GlueTask(
-        "MRPC", "mrpc", _TWO, "f1", GlueFileLayout("#1 String", "#2 String", "Quality"), GlueFileLayout("#1 String", "#2 String"), _SENTENCES,
-        ("not_equivalent", "equivalent"),
+        "STS-B",
+        "stsb",
+        (),
+        "spearman",
+        train=GlueFileLayout(-3, -2, -1),
+        test=GlueFileLayout(-2, -1),
+        hub_layout=_SENTENCES,
+    ),
+    GlueTask(
+        "MRPC",
+        "mrpc",
+        _TWO,
+        "f1",
+        train=GlueFileLayout("#1 String", "#2 String", "Quality"),
+        test=GlueFileLayout("#1 String", "#2 String"),
+        hub_layout=_SENTENCES,
+        hub_labels=("not_equivalent", "equivalent"),
     ),
     GlueTask("RTE", "rte", _ENTAILED, "accuracy", _SENTENCES, _TEST_PAIR, _SENTENCES),
-    GlueTask("WNLI", "wnli", _TWO, "accuracy", _SENTENCES, _TEST_PAIR, _SENTENCES, ("not_entailment", "entailment")),
-)  # fmt: skip
-"""In the order of table 1."""
+    GlueTask(
+        "WNLI",
+        "wnli",
+        _TWO,
+        "accuracy",
+        train=_SENTENCES,
+        test=_TEST_PAIR,
+        hub_layout=_SENTENCES,
+        hub_labels=("not_entailment", "entailment"),
+    ),
+)
+"""The tasks in the order of table 1, then WNLI."""
 
 RATES = (5e-5, 4e-5, 3e-5, 2e-5)
-ALONE = 2e-5
-"""The rate without a grid: the one of google-research/bert's examples for GLUE."""
+DEFAULT_RATE = 2e-5
+"""The rate without a grid: that of google-research/bert's examples for GLUE."""
 
 COLUMNS = {
-    "MNLI-m": ("MNLI", "accuracy"), "MNLI-mm": ("MNLI", "dev_mismatched/accuracy"), "QQP": ("QQP", "f1"),
-    "QNLI": ("QNLI", "accuracy"), "SST-2": ("SST-2", "accuracy"), "CoLA": ("CoLA", "mcc"), "STS-B": ("STS-B", "spearman"),
-    "MRPC": ("MRPC", "f1"), "RTE": ("RTE", "accuracy"),
-}  # fmt: skip
+    "MNLI-m": ("MNLI", "accuracy"),
+    "MNLI-mm": ("MNLI", "dev_mismatched/accuracy"),
+    **{task.name: (task.name, task.metric) for task in TASKS_OF_GLUE[1:]},
+}
+"""Task and metric of each column of the comparison."""
 
 NOTES = (
-    "Table 1 is on the test sets, whose labels only the leaderboard has; these runs are on dev, where scores are higher by "
-    "chance, since dev has chosen the rate.",
-    "The average is table 1's: the plain mean of its nine columns, without WNLI.",
+    "Table 1 is on the test sets, whose labels only the leaderboard has; these runs are on dev, "
+    "where scores are higher by chance because dev has chosen the learning rate.",
+    "The average is that of table 1: the mean of its nine columns, without WNLI, which the paper "
+    "leaves out.",
 )
 
 
 def glue_plan(request: Request) -> BenchmarkPlan:
-    """GLUE's experiments; the data that they need is written to `out/data`. DataError for a file that is not GLUE's."""
+    """Return the plan; the data that it needs is written to `out/data`.
+
+    Raises:
+        DataError: a file differs from GLUE's.
+    """
     chosen = request.chosen(tuple(task.name for task in TASKS_OF_GLUE))
-    experiments = tuple(_experiment(task, request) for task in TASKS_OF_GLUE if task.name in chosen)
     return BenchmarkPlan(
         "GLUE (section 4.1, table 1)",
-        experiments,
+        tuple(_experiment(task, request) for task in TASKS_OF_GLUE if task.name in chosen),
         tuple(COLUMNS),
         {MEASURED: COLUMNS},
         published.GLUE,
@@ -172,44 +230,42 @@ def glue_plan(request: Request) -> BenchmarkPlan:
 
 
 def _experiment(task: GlueTask, request: Request) -> Experiment | NotRun:
-    absent = [
-        split for split in ("train", *task.dev) if source_of(task, split, request.data) is None
-    ]
-    if absent:
-        return NotRun(
-            task.name,
-            f"no {absent[0]}.tsv (or {absent[0]}.tsv.gz) in {Path(request.data) / task.name}",
-        )
-    written = {split: write_split(task, split, request) for split in ("train", *task.dev)}
-    definition = TASKS[task.kind]().with_columns(columns_of(task))
+    splits = ("train", *task.dev)
+    for split in splits:
+        if source_of(task, split, request.data) is None:
+            place = Path(request.data) / task.name
+            return NotRun(task.name, f"no {split}.tsv (or {split}.tsv.gz) in {place}")
+    written = {split: write_split(task, split, request) for split in splits}
     dev, *others = task.dev
-    rates = RATES if request.grid == "paper" else (ALONE,)
-    points = [Point(rate, 32, 3.0) for rate in rates]
-    grid = grid_of(request, definition, points, written["train"][0], written[dev][0], task.metric)
+    rates = RATES if request.grid == "paper" else (DEFAULT_RATE,)
+    grid = grid_settings(
+        request,
+        TASKS[task.kind]().with_columns(columns_of(task)),
+        [GridPoint(rate, 32, 3.0) for rate in rates],
+        written["train"][0],
+        written[dev][0],
+        task.metric,
+    )
     notes = tuple(
-        f"{left} rows of {split} lack a text or a label, and are left out"
-        for split, (_, left) in written.items()
-        if left
+        f"{skipped} rows of {split} without a text or a label are left out"
+        for split, (_, skipped) in written.items()
+        if skipped
     )
-    return Experiment(
-        task.name, grid, request.seeds or 1, "best", {o: str(written[o][0]) for o in others}, notes
-    )
+    scored = {split: str(written[split][0]) for split in others}
+    return Experiment(task.name, grid, request.seeds or 1, "best", scored, notes)
 
 
 def columns_of(task: GlueTask) -> TextColumns:
-    """The names in the files that runs read."""
+    """Return the column names of the files that runs read."""
     return TextColumns("text", "text_b" if task.train.text_b is not None else None, "label")
 
 
 def source_of(task: GlueTask, split: str, data: str) -> str | None:
-    """Where a split is: a file, or a name on the Hub; none where there is no such file."""
+    """Return the file or Hub name of a split, None if the file does not exist."""
     if data.startswith(HUB):
-        config, name = (
-            ("ax", "test")
-            if split == "diagnostic"
-            else (task.hub, split.replace("dev", "validation"))
-        )
-        return f"{data}:{config}:{name}"
+        if split == "diagnostic":
+            return f"{data}:ax:test"
+        return f"{data}:{task.hub}:{split.replace('dev', 'validation')}"
     folder = Path(data).expanduser()
     places = [folder / task.name, *([folder / "diagnostic"] if split == "diagnostic" else [])]
     files = (place / f"{split}.tsv{suffix}" for place in places for suffix in ("", *COMPRESSED))
@@ -217,25 +273,21 @@ def source_of(task: GlueTask, split: str, data: str) -> str | None:
 
 
 def write_split(task: GlueTask, split: str, request: Request) -> tuple[Path, int]:
-    """A split as JSON lines in `out/data`, and how many of its rows are left out.
+    """Write a split as JSON lines to `out/data`; return the path and the number of skipped rows.
 
     Raises:
-        DataError: the split is not there, or is not as GLUE distributes it.
+        DataError: the split does not exist or differs from GLUE's format.
     """
     labelled = split == "train" or split in task.dev
     source = source_of(task, split, request.data)
     if source is None:
-        raise DataError(
-            f"has no {split}.tsv",
-            where=Path(request.data) / task.name,
-            fix="Get it from gluebenchmark.com.",
-        )
+        where, fix = Path(request.data) / task.name, "Get it from gluebenchmark.com."
+        raise DataError(f"has no {split}.tsv", where=where, fix=fix)
     limit = request.limit if split == "train" else None
-    place = request.out / "data" / task.name / f"{split}{f'-{limit}' if limit else ''}.jsonl"
-    left = _Count()
-    return write_rows(
-        place, itertools.islice(rows_of(task, source, labelled, left), limit)
-    ), left.rows
+    name = f"{split}-{limit}.jsonl" if limit else f"{split}.jsonl"
+    skipped = _Count()
+    rows = itertools.islice(rows_of(task, source, labelled, skipped), limit)
+    return write_rows(request.out / "data" / task.name / name, rows), skipped.rows
 
 
 @dataclass
@@ -243,73 +295,61 @@ class _Count:
     rows: int = 0
 
 
-def rows_of(task: GlueTask, source: str, labelled: bool, left: _Count) -> Iterator[dict[str, str]]:
-    """The rows of a split, streamed, each {"text", "text_b", "label"} as far as it has them.
+def rows_of(
+    task: GlueTask, source: str, labelled: bool, skipped: _Count
+) -> Iterator[dict[str, str]]:
+    """Yield the rows of a split as {"text", "text_b", "label"}, without the absent ones.
 
     Raises:
-        DataError: a column that the file does not have, or a label that the task does not have.
+        DataError: the file lacks a column, or a label is not one of the task's.
     """
-    raw = (
-        _hub_rows(task, source, labelled)
-        if source.startswith(HUB)
-        else _file_rows(task, source, labelled)
-    )
-    for where, row in raw:
-        if not labelled:
-            yield {role: value or "" for role, value in row.items()}
-        elif all(value and value.strip() for value in row.values()):
-            yield {**row, "label": _checked(task, row["label"] or "", where)}  # type: ignore[dict-item]
-        else:
-            left.rows += 1
+    rows = _hub_rows if source.startswith(HUB) else _file_rows
+    for where, row in rows(task, source, labelled):
+        values = {role: value or "" for role, value in row.items()}
+        if labelled and not all(value.strip() for value in values.values()):
+            skipped.rows += 1
+            continue
+        if labelled and task.labels and values["label"] not in task.labels:
+            what = f"unknown label {values['label']!r}; {task.name} has {', '.join(task.labels)}"
+            raise DataError(what, where=where, fix="Give the file as GLUE distributes it.")
+        yield values
 
 
-def _checked(task: GlueTask, label: str, where: str) -> str:
-    if task.labels and label not in task.labels:
-        what = f"{label!r} is no label of {task.name}: {', '.join(task.labels)}"
-        raise DataError(what, where=where, fix="Give the file as GLUE distributes it.")
-    return label
+Rows = Iterator[tuple[str, dict[str, str | None]]]
 
 
-Raw = Iterator[tuple[str, dict[str, str | None]]]
-
-
-def _file_rows(task: GlueTask, source: str, labelled: bool) -> Raw:
+def _file_rows(task: GlueTask, source: str, labelled: bool) -> Rows:
     layout = task.train if labelled else task.test
     lines = read_lines(Path(source))
     names = next(lines, (1, ""))[1].split("\t") if layout.header else []
-    places = {
-        role: _number(place, names, source) for role, place in layout.columns(labelled).items()
-    }
+    columns = layout.columns(labelled).items()
+    places = {role: _index(column, names, source) for role, column in columns}
     for number, line in lines:
         if line:
             cells = line.split("\t")
-            yield (
-                f"{source}:{number}",
-                {role: _cell(cells, place) for role, place in places.items()},
-            )
+            row = {
+                role: cells[at] if -len(cells) <= at < len(cells) else None
+                for role, at in places.items()
+            }
+            yield f"{source}:{number}", row
 
 
-def _number(place: GlueColumn, names: list[str], source: str) -> int:
-    if isinstance(place, int):
-        return place
-    if place not in names:
-        what = f"has no column {place!r}; its first line is {', '.join(names)}"
+def _index(column: GlueColumn, names: list[str], source: str) -> int:
+    if isinstance(column, int):
+        return column
+    if column not in names:
+        what = f"has no column {column!r}; its first line is {', '.join(names)}"
         raise DataError(what, where=source, fix="Give the file as GLUE distributes it.")
-    return names.index(place)
+    return names.index(column)
 
 
-def _cell(cells: list[str], place: int) -> str | None:
-    return cells[place] if -len(cells) <= place < len(cells) else None
-
-
-def _hub_rows(task: GlueTask, source: str, labelled: bool) -> Raw:
+def _hub_rows(task: GlueTask, source: str, labelled: bool) -> Rows:
     names = dict(zip(task.hub_labels, task.labels, strict=False))
-    layout = (
-        GlueFileLayout("premise", "hypothesis") if source.endswith(":ax:test") else task.hub_layout
-    )
+    diagnostic = source.endswith(":ax:test")
+    layout = GlueFileLayout("premise", "hypothesis") if diagnostic else task.hub_layout
     columns = layout.columns(labelled)
     for row in open_table(source).rows:
-        values = {role: _text(row.values[str(place)]) for role, place in columns.items()}
+        values = {role: _text(row.values[str(column)]) for role, column in columns.items()}
         if labelled:
             values["label"] = names.get(values["label"] or "", values["label"])
         yield row.where, values

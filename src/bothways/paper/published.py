@@ -1,4 +1,7 @@
-"""The paper's figures as data: tables 1 to 5 and 7 of Devlin et al. 2018 (arXiv 1810.04805v2), in points of 100, as there."""
+"""Published figures as data: tables 1 to 5 and 7 of Devlin et al. 2018 (arXiv 1810.04805v2).
+
+All values are percentages, as in the paper.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ class Published:
     """A row of one of the paper's tables.
 
     Attributes:
-        table: where it stands, and on which data it was measured: "Table 1, test".
-        values: by column; what the paper leaves out is not there.
+        system: name of the system.
+        table: the table and the data set, such as "Table 1, test".
+        values: values by column, without those that the paper omits.
     """
 
     system: str
@@ -32,7 +36,7 @@ def _rows(
 
 
 AVERAGED = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
-"""The columns of table 1 whose plain mean is its average: MNLI counts twice, WNLI not at all."""
+"""The columns of table 1 whose mean is its average: MNLI counts twice, WNLI is left out."""
 
 GLUE = (
     *_rows(
@@ -46,7 +50,7 @@ GLUE = (
             "BERT-Large": (86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1, 82.1),
         },
     ),
-    # MRPC is accuracy there, which no column here is.
+    # Table 5 gives accuracy for MRPC, which is not one of the columns.
     *_rows("Table 5, dev", ("MNLI-m", "QNLI", "SST-2"), {"BERT-Base": (84.4, 88.4, 92.7)}),
 )
 

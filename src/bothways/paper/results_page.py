@@ -1,4 +1,4 @@
-"""What a benchmark came to, beside what the paper published: `results.json` and a report."""
+"""Measured next to published figures: `results.json` and a report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
 from typing_extensions import assert_never
 
 import bothways
@@ -21,7 +20,7 @@ from bothways.runtime.devices import choose_device, describe_device
 
 
 def measured(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> dict[str, dict[str, float]]:
-    """The comparison's measured rows, in the paper's units; those of tasks that were not run are absent, as is the average."""
+    """Return the measured rows of the comparison in percent, without values of unfinished tasks."""
     metrics = {outcome.experiment.name: outcome.metrics for outcome in outcomes}
     rows = {
         name: {
@@ -35,15 +34,14 @@ def measured(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> dict[str, dict
 
 
 def average(row: dict[str, float], averaged: Many[str]) -> dict[str, float]:
-    """The mean of the averaged columns under "average", if all of them are there."""
+    """Return {"average": mean of the averaged columns}, or {} if one of them is absent."""
     if not averaged or any(column not in row for column in averaged):
         return {}
     return {"average": statistics.fmean(row[column] for column in averaged)}
 
 
 def write_results(request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> Path:
-    """`results.json`: measured and published, every cell, and what was not run."""
-    file = request.out / "results.json"
+    """Write `results.json`: measured and published figures, every run, and tasks not run."""
     done = {outcome.experiment.name: outcome for outcome in outcomes}
     values = {
         "benchmark": plan.title,
@@ -58,12 +56,8 @@ def write_results(request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutc
         "bothways": bothways.__version__,
     }
     request.out.mkdir(parents=True, exist_ok=True)
-    replace_file(
-        file,
-        lambda place: place.write_text(
-            json.dumps(values, indent=1, ensure_ascii=False), encoding="utf8"
-        ),
-    )
+    file, text = request.out / "results.json", json.dumps(values, indent=1, ensure_ascii=False)
+    replace_file(file, lambda place: place.write_text(text, encoding="utf8"))
     return file
 
 
@@ -91,12 +85,12 @@ def _entry(entry: Experiment | Frozen | NotRun, outcome: CellOutcome | None) -> 
 def results_report(
     request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutcome], *, device: str = "auto"
 ) -> s.Report:
-    """The report of what was run."""
+    """Return the report."""
     run, every = len(outcomes), len(plan.experiments)
     headline = f"{plan.title}: {run} of {every} tasks run."
     lead = f"{request.model}, fine-tuned on {request.data}."
     if departures := request.departures(plan.seeds):
-        lead += f" Not the paper's protocol: {'; '.join(departures)}."
+        lead += f" Differences from the paper's protocol: {'; '.join(departures)}."
     return s.Report(
         "The paper's experiments, run again",
         headline,
@@ -106,44 +100,39 @@ def results_report(
             _tasks(plan, outcomes),
             s.Details("Every run", (_cells(outcomes),)),
         ),
-        f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe_device(_device(device))}",
+        f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, "
+        f"{describe_device(choose_device(device))}",
     )
-
-
-def _device(name: str) -> torch.device:
-    return choose_device(name)
 
 
 def _comparison(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> s.TableSection:
     columns = [*plan.columns, *(["average"] if plan.averaged else [])]
-    here = measured(plan, outcomes).items()
+    here = {name: row for name, row in measured(plan, outcomes).items() if row}
+    there = {f"{row.system} ({row.table})": row.values for row in plan.published}
     rows: list[list[s.Cell]] = [
-        [name, *(_points(row.get(c)) for c in columns)] for name, row in here
-    ]
-    rows += [
-        [f"{p.system} ({p.table})", *(_points(p.values.get(c)) for c in columns)]
-        for p in plan.published
+        [name, *(_rounded(row.get(column)) for column in columns)]
+        for name, row in [*here.items(), *there.items()]
     ]
     note = " ".join(plan.notes)
     if len(columns) <= len(rows):
         return s.TableSection("Measured and published", ["", *columns], rows, note=note)
-    # The longer side goes down the page.
-    turned: list[list[s.Cell]] = [
+    # More columns than rows: transpose, because a page has more height than width.
+    transposed: list[list[s.Cell]] = [
         [column, *(row[place] for row in rows)] for place, column in enumerate(columns, 1)
     ]
     return s.TableSection(
-        "Measured and published", ["", *(str(row[0]) for row in rows)], turned, note=note
+        "Measured and published", ["", *(str(row[0]) for row in rows)], transposed, note=note
     )
 
 
-def _points(value: float | None) -> s.Cell:
+def _rounded(value: float | None) -> s.Cell:
     return None if value is None else round(value, 1)
 
 
 def _tasks(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> s.TableSection:
     done = {outcome.experiment.name: outcome for outcome in outcomes}
     rows = [_task(entry, done.get(entry.name)) for entry in plan.experiments]
-    return s.TableSection("Every task", ["task", "result", "from", "remarks"], rows)
+    return s.TableSection("Tasks", ["task", "result", "from", "remarks"], rows)
 
 
 def _task(entry: Experiment | Frozen | NotRun, outcome: CellOutcome | None) -> list[s.Cell]:
@@ -158,7 +147,7 @@ def _task(entry: Experiment | Frozen | NotRun, outcome: CellOutcome | None) -> l
             of = f"mean of {len(outcome.counted)}: " if len(outcome.counted) > 1 else ""
             return [
                 name,
-                _words(outcome.metrics),
+                _listed(outcome.metrics),
                 of + outcome.best.folder.name,
                 "; ".join(entry.notes),
             ]
@@ -166,7 +155,7 @@ def _task(entry: Experiment | Frozen | NotRun, outcome: CellOutcome | None) -> l
             assert_never(entry)
 
 
-def _words(metrics: dict[str, float]) -> str:
+def _listed(metrics: dict[str, float]) -> str:
     return ", ".join(
         f"{name} {value:.4g}" for name, value in metrics.items() if not name.endswith("loss")
     )
@@ -180,5 +169,5 @@ def _cells(outcomes: Many[CellOutcome]) -> s.TableSection:
 
 
 def _cell(outcome: CellOutcome, result: CellResult) -> list[s.Cell]:
-    words = (_words(dict(result.metrics)) or "diverged") + (" (failed)" if result.failure else "")
+    words = (_listed(dict(result.metrics)) or "diverged") + (" (failed)" if result.failure else "")
     return [outcome.experiment.name, result.folder.name, words, result.steps, round(result.seconds)]

@@ -1,7 +1,9 @@
-"""The benchmarks of the paper, and how one of them is run from its plan to its report."""
+"""The benchmarks of the paper, from a request to the report."""
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,14 +12,13 @@ from rich.console import Console
 from typing_extensions import assert_never
 
 from bothways.core.errors import DataError, os_errors
-from bothways.core.stages import OnStage, stages
+from bothways.core.stages import stages
 from bothways.core.terminal import say
 from bothways.paper import glue, ner, squad, swag
 from bothways.paper.cells import CellOutcome, run
-from bothways.paper.cost import Cost, estimate, table
+from bothways.paper.cost import Cost, cost_table, estimate, estimate_frozen
 from bothways.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
 from bothways.paper.frozen import run_frozen
-from bothways.paper.frozen_cost import estimate_frozen
 from bothways.paper.glue_submission import write_submission
 from bothways.paper.results_page import results_report, write_results
 from bothways.report.html import write_html
@@ -25,15 +26,24 @@ from bothways.report.sections import Report
 from bothways.report.terminal import render_report
 
 Benchmark = Literal["glue", "squad", "swag", "ner"]
+PLANS = {
+    "glue": glue.glue_plan,
+    "squad": squad.squad_plan,
+    "swag": swag.swag_plan,
+    "ner": ner.ner_plan,
+}
+"""Plans of the benchmarks."""
+SUBMISSIONS = {"glue": write_submission, "squad": squad.write_squad_predictions}
+"""Writers of the files that leaderboards and official scorers take."""
 
 
 @dataclass(frozen=True)
 class ReproduceResult:
-    """What is left of it.
+    """The result of a benchmark.
 
     Attributes:
-        report: measured beside published.
-        files: what was written beside `results.json` and `report.html`.
+        report: measured next to published figures.
+        files: files written in addition to `results.json` and `report.html`.
     """
 
     report: Report
@@ -48,28 +58,31 @@ def reproduce(
     device: str = "auto",
     console: Console | None = None,
 ) -> ReproduceResult | None:
-    """Run a benchmark as the paper does; what is finished in `request.out` is not run again.
+    """Run a benchmark as in the paper; finished runs in `request.out` are not repeated.
 
     Args:
-        dry_run: only say what it would take; the result is none then.
-        console: where costs and progress are said; none for nowhere.
+        dry_run: only print the cost, without writing to `request.out`; the result is None.
+        console: console for the cost and progress; None for silence.
 
     Raises:
-        ConfigError: a task that the benchmark does not have, or a setting that cannot be.
-        DataError: data that cannot be read, or none for any of the tasks.
-        KeyboardInterrupt: interrupted; the same call goes on.
-        ResourceError: `request.out` holds results of other settings, other data or another model, or cannot be
-            written.
+        ConfigError: an unknown task or an invalid setting.
+        DataError: data that cannot be read, or no data for any of the tasks.
+        KeyboardInterrupt: interrupted; the same call resumes.
+        ResourceError: `request.out` holds results of other settings, other data or another model,
+            or cannot be written.
     """
     console = console or Console(quiet=True)
+    if dry_run:
+        with tempfile.TemporaryDirectory() as scratch:
+            plan = PLANS[benchmark](dataclasses.replace(request, out=Path(scratch)))
+            _print_costs(plan, request, device, console)
+        return None
     with os_errors(request.out, "Choose another --out."):
         request.out.mkdir(parents=True, exist_ok=True)
-    planned = plan_of(benchmark, request)
-    _say_costs(planned, request, device, console)
-    if dry_run:
-        return None
+    plan = PLANS[benchmark](request)
+    _print_costs(plan, request, device, console)
     outcomes: list[CellOutcome] = []
-    for entry in planned.experiments:
+    for entry in plan.experiments:
         match entry:
             case Experiment():
                 outcomes.append(run(entry, request.out, device=device, console=console))
@@ -79,68 +92,31 @@ def reproduce(
                 continue
             case _:
                 assert_never(entry)
-        write_results(request, planned, outcomes)
-    with stages(console) as on_stage:
-        files = _finish(benchmark, request, outcomes, device, on_stage)
-    report = results_report(request, planned, outcomes, device=device)
+        write_results(request, plan, outcomes)
+    files: list[Path] = []
+    if benchmark in SUBMISSIONS:
+        with stages(console) as on_stage:
+            files = SUBMISSIONS[benchmark](request, outcomes, device=device, on_stage=on_stage)
+    report = results_report(request, plan, outcomes, device=device)
     write_html(report, request.out / "report.html")
     return ReproduceResult(report, tuple(files))
 
 
-def _say_costs(plan: BenchmarkPlan, request: Request, device: str, console: Console) -> None:
+def _print_costs(plan: BenchmarkPlan, request: Request, device: str, console: Console) -> None:
     for entry in plan.experiments:
         if isinstance(entry, NotRun):
             say(console, f"{entry.name} is not run: {entry.reason}")
     experiments = [entry for entry in plan.experiments if isinstance(entry, Experiment)]
     frozen = [entry for entry in plan.experiments if isinstance(entry, Frozen)]
     if not experiments and not frozen:
-        raise DataError(
-            "holds the data of none of the tasks",
-            where=request.data,
-            fix="Give the folder as distributed.",
-        )
+        what, fix = "has no data for any of the tasks", "Give the folder as distributed."
+        raise DataError(what, where=request.data, fix=fix)
     costs, notes = list[Cost](), list[str]()
-    with console.status("counting what it would take …"):
+    with console.status("estimating the cost …"):
         if experiments:
             found, note = estimate(experiments, request.out, device=device)
             costs, notes = [*costs, *found], [*notes, note]
         if frozen:
             found, note = estimate_frozen(frozen, request.out, device=device)
             costs, notes = [*costs, *found], [*notes, note]
-    console.print(render_report(table(costs, " ".join(notes))))
-
-
-def plan_of(benchmark: Benchmark, request: Request) -> BenchmarkPlan:
-    """What a benchmark has to run."""
-    match benchmark:
-        case "glue":
-            return glue.glue_plan(request)
-        case "squad":
-            return squad.squad_plan(request)
-        case "swag":
-            return swag.swag_plan(request)
-        case "ner":
-            return ner.ner_plan(request)
-        case _:
-            assert_never(benchmark)
-
-
-def _finish(
-    benchmark: Benchmark,
-    request: Request,
-    outcomes: list[CellOutcome],
-    device: str,
-    on_stage: OnStage,
-) -> list[Path]:
-    """What is handed in elsewhere."""
-    match benchmark:
-        case "glue":
-            return write_submission(request, outcomes, device=device, on_stage=on_stage)
-        case "squad":
-            return squad.write_squad_predictions(
-                request, outcomes, device=device, on_stage=on_stage
-            )
-        case "swag" | "ner":
-            return []
-        case _:
-            assert_never(benchmark)
+    console.print(render_report(cost_table(costs, " ".join(notes))))

@@ -1,4 +1,7 @@
-"""SWAG as Devlin et al. 2018 fine-tune on it (section 4.4, table 4): three epochs, a rate of 2e-5, batch 16."""
+"""SWAG as fine-tuned by Devlin et al. 2018 (section 4.4, table 4).
+
+Three epochs, a learning rate of 2e-5, batch 16.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,23 @@ from bothways.paper.experiment import (
     MEASURED,
     BenchmarkPlan,
     Experiment,
+    GridPoint,
     NotRun,
-    Point,
     Request,
-    find,
-    grid_of,
+    find_file,
+    grid_settings,
     write_rows,
 )
 from bothways.tasks.choice.task import ChoiceTask
 
 NAME = "SWAG"
-POINT = Point(2e-5, 16, 3.0)
+POINT = GridPoint(2e-5, 16, 3.0)
 COLUMNS = {"dev": (NAME, "accuracy")}
-NOTES = ("The labels of the test set are not public; these runs are on dev.",)
+NOTES = ("The labels of the test set are not public; these runs are scored on dev.",)
 
 
 def swag_plan(request: Request) -> BenchmarkPlan:
-    """The one experiment, of files called train.csv and val.csv, as SWAG's authors have them."""
+    """Return the plan for train.csv and val.csv, the file names of SWAG's authors."""
     request.chosen((NAME,))
     return BenchmarkPlan(
         "SWAG (section 4.4, table 4)",
@@ -40,19 +43,17 @@ def swag_plan(request: Request) -> BenchmarkPlan:
 
 
 def _experiment(request: Request) -> Experiment | NotRun:
-    train, dev = find(request, "train.csv", "train.jsonl"), find(request, "val.csv", "val.jsonl")
+    train = find_file(request, "train.csv", "train.jsonl")
+    dev = find_file(request, "val.csv", "val.jsonl")
     if train is None or dev is None:
         return NotRun(NAME, f"no {'train' if train is None else 'val'}.csv in {request.data}")
-    if (
-        request.limit is not None
-    ):  # both are written anew: the columns of dev are read as those of training
-        train = str(
-            write_rows(
-                request.out / "data" / f"train-{request.limit}.jsonl", _rows(train, request.limit)
-            )
-        )
-        dev = str(write_rows(request.out / "data" / "val.jsonl", _rows(dev)))
-    return Experiment(NAME, grid_of(request, ChoiceTask(), [POINT], train, dev), request.seeds or 1)
+    if request.limit is not None:
+        # Both are rewritten: the columns of dev are read like those of training.
+        data, limit = request.out / "data", request.limit
+        train = str(write_rows(data / f"train-{limit}.jsonl", _rows(train, limit)))
+        dev = str(write_rows(data / "val.jsonl", _rows(dev)))
+    grid = grid_settings(request, ChoiceTask(), [POINT], train, dev)
+    return Experiment(NAME, grid, request.seeds or 1)
 
 
 def _rows(source: str, limit: int | None = None) -> Iterator[dict[str, Any]]:

@@ -115,7 +115,7 @@ def _draw_curves(axes: Axes, chart: Curves) -> None:
 
 
 def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
-    """Draw one row per contender: runs as dots, the mean as a bar, ± one standard deviation as a band."""
+    """Draw one row per contender: runs as dots, the mean as a bar, ± one σ as a band."""
     number = functools.partial(readable_number, percent=chart.percent)
     for row, name in enumerate(chart.groups):
         colour, mean, spread = SERIES[row % len(SERIES)], chart.mean(name), chart.spread(name)

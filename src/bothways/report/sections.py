@@ -89,7 +89,7 @@ class ComparisonChart:
         return statistics.fmean(self.groups[name])
 
     def spread(self, name: str) -> float:
-        """Return the sample standard deviation (n − 1) over the runs of a contender; 0 for one run."""
+        """Return the sample standard deviation over a contender's runs; 0 for one run."""
         values = self.groups[name]
         return statistics.stdev(values) if len(values) > 1 else 0.0
 

@@ -167,7 +167,7 @@ def _curves(section: Curves) -> Grid:
 
 
 def sparkline(line: Line, columns: int = _COLUMNS) -> str:
-    """Draw a curve in one line of text: the means of equal parts of it, as bars of eight heights."""
+    """Draw a curve in one line of text: means of equal parts as bars of eight heights."""
     count = min(columns, len(line.y))
     edges = [part * len(line.y) // count for part in range(count + 1)]
     means = [sum(line.y[i:j]) / (j - i) for i, j in itertools.pairwise(edges)]

@@ -1,0 +1,55 @@
+"""The command line with closed streams, other encodings and widths that terminals never have."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bothways import cli
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "shown"),
+    [
+        (["describe", "bert-base"], {"PYTHONIOENCODING": "ascii"}, r"\u00d7"),
+        (["--help"], {"COLUMNS": "0"}, "quickstart"),
+        (["--help"], {"PYTHONIOENCODING": "latin-1", "COLUMNS": "1"}, "quickstart"),
+    ],
+)
+def test_output_is_written_in_any_encoding_and_width(
+    words: list[str], environment: dict[str, str], shown: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bothways", *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert shown in done.stdout.decode("latin-1")
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
+def test_a_closed_stream_is_replaced(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    monkeypatch.setattr(cli, "app", lambda words, **_: print("result"))
+    cli.main()
+    replaced = getattr(sys, stream)
+    assert replaced.name == os.devnull
+    replaced.close()
+
+
+def test_characters_that_the_encoding_lacks_stay_valid_json(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.BytesIO()
+    text = 'é × 中 😀 "quoted"'
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(cli, "app", lambda *_, **__: print(json.dumps(text, ensure_ascii=False)))
+    cli.main()
+    assert json.loads(written.getvalue()) == text
