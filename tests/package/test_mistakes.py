@@ -30,7 +30,10 @@ from bothways.sweeps.grid import parse_grid
             ["finetune", "m", "d.tsv", "training.early_stopping=3"],
             r"training\.early_stopping: early stopping needs dev data",
         ),
-        (["embed", "m", "d.tsv", "--out", "none/v.npy"], r"none/v\.npy: the parent folder does not exist"),
+        (
+            ["embed", "m", "d.tsv", "--out", "none/v.npy"],
+            r"none/v\.npy: the parent folder does not exist",
+        ),
         (
             ["evaluate", "model", "data.tsv", "--report", "none/x.html"],
             r"none/x\.html: the parent folder does not exist",
@@ -73,7 +76,9 @@ def test_no_input_is_written_over(
     (tmp_path / "sub").mkdir()
     (tmp_path / "mine.txt").write_text("dear to me")
     (tmp_path / "link.txt").symlink_to("mine.txt")
-    with pytest.raises(ResourceError, match="the output is also an input, which would be overwritten"):
+    with pytest.raises(
+        ResourceError, match="the output is also an input, which would be overwritten"
+    ):
         cli.app(line, result_action="return_value")
     assert (tmp_path / "mine.txt").read_text() == "dear to me"
 
@@ -96,9 +101,7 @@ def test_a_gpu_without_memory_is_no_traceback(
         cli.main()
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert said.startswith(
-        "error: out of GPU memory\n  In training, halve microbatch_tokens"
-    )
+    assert said.startswith("error: out of GPU memory\n  In training, halve microbatch_tokens")
 
 
 def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
