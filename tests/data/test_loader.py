@@ -300,7 +300,7 @@ def test_lists_that_cannot_be_read_are_refused():
     with pytest.raises(DataError, match="no sequences"):
         ListSource([], InOrder())
     for cursor in (Cursor(0, 0, 2), Cursor(0, 1, 0)):
-        with pytest.raises(DataError, match="there is nothing at"):
+        with pytest.raises(DataError, match="no data at"):
             next(list_source([3, 4], InOrder()).read(cursor))
 
 

@@ -493,5 +493,5 @@ def test_a_place_of_another_corpus_is_refused():
     source = source_of([[3], [4]], NextSentence(16))
     assert len(taken(source, Cursor(5, 0, 1), 3)) == 3
     for cursor in (Cursor(0, 1, 0), Cursor(0, 0, 2)):
-        with pytest.raises(DataError, match="there is nothing at"):
+        with pytest.raises(DataError, match="no data at"):
             next(source.read(cursor))
