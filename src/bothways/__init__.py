@@ -1,6 +1,12 @@
 """bothways: from raw text to a deployed bidirectional encoder.
 
-The names below are imported when they are first used, so that `import bothways` costs nothing.
+    import bothways
+
+    classify = bothways.load("my-classifier")
+    classify("A wonderful film.").label
+
+The public names are imported at first use, so that `import bothways` is fast and changes nothing in
+the process.
 """
 
 from __future__ import annotations
@@ -17,31 +23,39 @@ _HOME = {
     "EncoderConfig": "model.config",
     "FinetuneConfig": "finetuning.prepare",
     "Model": "model.model",
+    "Predictor": "prediction.predictor",
     "PretrainConfig": "pretraining.config",
     "Tokenizer": "text.tokenizer",
-    "finetune": "finetuning.run",
+    "build_corpus": "api",
+    "finetune": "api",
+    "load": "api",
     "load_model": "hub.model_folder",
-    "open_task": "prediction.predictor",
     "preset": "families.catalogue",
-    "pretrain": "pretraining.run",
+    "pretrain": "api",
+    "push_to_hub": "hub.publish",
     "save_model": "hub.model_folder",
+    "train_tokenizer": "api",
 }
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from bothways.api import build_corpus as build_corpus
+    from bothways.api import finetune as finetune
+    from bothways.api import load as load
+    from bothways.api import pretrain as pretrain
+    from bothways.api import train_tokenizer as train_tokenizer
     from bothways.core.errors import BothwaysError as BothwaysError
     from bothways.data.corpus import Corpus as Corpus
     from bothways.families.catalogue import preset as preset
     from bothways.finetuning.prepare import FinetuneConfig as FinetuneConfig
-    from bothways.finetuning.run import finetune as finetune
     from bothways.hub.model_folder import load_model as load_model
     from bothways.hub.model_folder import save_model as save_model
+    from bothways.hub.publish import push_to_hub as push_to_hub
     from bothways.model.config import EncoderConfig as EncoderConfig
     from bothways.model.encoder import Encoder as Encoder
     from bothways.model.model import Model as Model
-    from bothways.prediction.predictor import open_task as open_task
+    from bothways.prediction.predictor import Predictor as Predictor
     from bothways.pretraining.config import PretrainConfig as PretrainConfig
-    from bothways.pretraining.run import pretrain as pretrain
     from bothways.text.tokenizer import Tokenizer as Tokenizer
 
 

@@ -1,0 +1,321 @@
+"""The public functions: the steps from text to predictions, one function each.
+
+They accept what users have (paths, strings, rows, DataFrames, data sets) and call the packages that do
+the work. Whatever a command does, one of these functions does in Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from bothways.data.corpus import Corpus
+    from bothways.data.documents import Document
+    from bothways.finetuning.in_memory_run import FitResult, Rows
+    from bothways.finetuning.run import FinetuneResult
+    from bothways.model.config import ModelConfig
+    from bothways.objectives.objective import Objective
+    from bothways.prediction.predictor import Predictor
+    from bothways.prediction.prepared_model import PredictPrecision
+    from bothways.pretraining.run import PretrainResult
+    from bothways.tasks.catalogue import Trainable
+    from bothways.text.tokenizer import Tokenizer
+    from bothways.training.run import Event
+
+
+def load(
+    folder: str | Path,
+    task: str | None = None,
+    *,
+    precision: PredictPrecision = "fp32",
+    device: str = "auto",
+    length: int | None = None,
+    **settings: Any,
+) -> Predictor:
+    """Load a model for predictions; call the result with a text, a pair, a row or a list.
+
+    Args:
+        folder: a model folder, the folder of a run, or a Hub id.
+        task: a name such as "classify", "ner", "qa", "fill" or "embed"; `None` for the task that the
+            model was trained for.
+        precision: precision of matrix products: "fp32", "bf16", "int8" or "auto".
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        length: maximum length of a text in tokens; `None` as in training.
+        settings: settings of the task, such as `pooling="cls"` or `top=3`.
+
+    Raises:
+        FolderError: the folder cannot be read, or lacks the heads of the task.
+        ConfigError: an unknown task, setting or device.
+
+    Example:
+        >>> classify = bothways.load("my-classifier")
+        >>> classify("a good film").label
+        'positive'
+        >>> [prediction.label for prediction in classify(["a good film", "a bad play"])]
+        ['positive', 'negative']
+        >>> embed = bothways.load("my-bert", task="embed")
+        >>> embed.encode(["a good film", "a bad play"]).shape
+        (2, 32)
+    """
+    from bothways.prediction.predictor import open_task
+
+    return open_task(
+        folder, task, precision=precision, device=device, length=length, settings=settings
+    )
+
+
+def train_tokenizer(
+    texts: str | Path | Iterable[str],
+    size: int = 30_000,
+    *,
+    kind: str = "wordpiece",
+    out: str | Path | None = None,
+    **settings: Any,
+) -> Tokenizer:
+    """Train a vocabulary.
+
+    Args:
+        texts: a file, folder or pattern with text, or an iterable of texts.
+        size: number of tokens, special tokens included.
+        kind: "wordpiece" (BERT), "bpe" (RoBERTa) or "unigram" (ALBERT).
+        out: folder to save the tokenizer in.
+        settings: fields of `WordPiece`, `ByteBPE` or `Unigram`, such as `lowercase=False`.
+
+    Raises:
+        ConfigError: an unknown kind or setting.
+        DataError: a file cannot be read.
+
+    Example:
+        >>> tokenizer = bothways.train_tokenizer("text.txt", size=80, out="new-tokenizer")
+        >>> tokenizer.size
+        80
+    """
+    from bothways.text import trainers
+
+    kinds = {
+        "wordpiece": trainers.WordPiece,
+        "bpe": trainers.ByteBPE,
+        "unigram": trainers.Unigram,
+    }
+    if kind not in kinds:
+        fix = f"Choose one of {', '.join(kinds)}."
+        raise ConfigError(f"unknown kind of tokenizer {kind!r}", where="kind", fix=fix)
+    trainer = _build(kinds[kind], "tokenizer", size=size, **settings)
+    tokenizer = trainers.train_tokenizer((document.text for document in _documents(texts)), trainer)
+    if out is not None:
+        tokenizer.save(Path(out))
+    return tokenizer
+
+
+def build_corpus(
+    texts: str | Path | Iterable[str | Path | Document],
+    tokenizer: str | Path | Tokenizer,
+    out: str | Path,
+    *,
+    language: str = "auto",
+    workers: int | None = None,
+    progress: Progress = SILENT,
+) -> Corpus:
+    """Build a corpus for pre-training, continue an interrupted build, or open the existing corpus.
+
+    Args:
+        texts: a file, folder or pattern, several of them, or documents.
+        tokenizer: a tokenizer, or its folder.
+        out: folder of the corpus.
+        language: language for splitting sentences; "auto" detects it per document.
+        workers: number of processes; `None` for one per core.
+        progress: receives stages and messages.
+
+    Raises:
+        DataError: a file cannot be read.
+
+    Example:
+        >>> corpus = bothways.build_corpus("text.txt", "tokenizer", "new-corpus", workers=1)
+        >>> len(corpus)
+        60
+    """
+    from bothways.data import corpus
+    from bothways.text.tokenizer import Tokenizer
+
+    known = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
+    documents = _documents(texts, of_paths=True)
+    return corpus.build_corpus(
+        documents, known, out, language=language, workers=workers, progress=progress
+    )
+
+
+def pretrain(  # noqa: PLR0913 – one option per question
+    corpus: str | Path | Corpus,
+    model: str | ModelConfig = "bert-mini",
+    objective: str | Objective | None = None,
+    *,
+    until: str | None = None,
+    out: str | Path | None = None,
+    start: str | Path | None = None,
+    recipe: str = "modern",
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress = SILENT,
+    on_event: Callable[[Event], object] = lambda event: None,
+    **settings: Any,
+) -> PretrainResult:
+    """Pre-train an encoder on a corpus; with `out`, save it in `out/model`.
+
+    Args:
+        corpus: a corpus, or its folder.
+        model: a preset such as "bert-base", or an encoder configuration; vocabulary and padding are
+            those of the corpus.
+        objective: a name such as "masked-lm", or an objective; `None` for the usual one of the model.
+        until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
+        out: folder of the run with checkpoints and metrics; `None` trains in memory.
+        start: a model folder whose weights to continue from.
+        recipe: "modern" or "paper".
+        resume: continue from the newest checkpoint in `out`.
+        settings: further settings as nested dicts of dotted paths, such as
+            `training={"optimizer": {"lr": 1e-3}}`.
+
+    Raises:
+        BothwaysError: a setting, the corpus or the machine is not suitable, or a loss is not finite.
+
+    Example:
+        >>> tiny = bothways.EncoderConfig(vocab=0, width=32, depth=1, heads=2, intermediate_size=64)
+        >>> result = bothways.pretrain("corpus", tiny, "masked-lm", until="2 steps", out="new-run")
+        >>> result.folder.name, result.progress.steps
+        ('model', 2)
+    """
+    from bothways.core.config import reader
+    from bothways.data.corpus import Corpus
+    from bothways.families.catalogue import preset
+    from bothways.pretraining import run
+    from bothways.pretraining.build import fit_to_corpus, start_encoder
+    from bothways.pretraining.config import RECIPES, PretrainConfig
+
+    text = corpus if isinstance(corpus, Corpus) else Corpus.open(Path(corpus))
+    make = _choice(recipe, RECIPES, "recipe")
+    if start is None:
+        shape = preset(model) if isinstance(model, str) else model
+        base = make(fit_to_corpus(shape, text.tokenizer))
+    else:
+        encoder = start_encoder(str(start))
+        base = dataclasses.replace(make(encoder), encoder=encoder, start=str(start))
+    overrides: dict[str, Any] = dict(settings)
+    if isinstance(objective, str):
+        overrides["objective"] = objective.replace("-", "_")
+    elif objective is not None:
+        base = dataclasses.replace(base, objective=objective)
+    if until is not None:
+        overrides["training"] = {"until": until, **overrides.get("training", {})}
+    config = reader.load(PretrainConfig, base=base, overrides=overrides)
+    folder = None if out is None else Path(out)
+    return run.pretrain(
+        config, text, folder, resume=resume, device=device, progress=progress, on_event=on_event
+    )
+
+
+def finetune(  # noqa: PLR0913 – one option per question
+    model: str | Path,
+    train: Rows,
+    dev: Rows | None = None,
+    task: str | Trainable = "classify",
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    recipe: str = "modern",
+    device: str = "auto",
+    **settings: Any,
+) -> FinetuneResult | FitResult:
+    """Fine-tune a model on labelled data.
+
+    With files and `out`, the run has a folder with checkpoints that can be resumed; otherwise it runs in
+    memory, and `out` receives the model.
+
+    Args:
+        model: a model folder, the folder of a run, or a Hub id.
+        train, dev: a file, a Hub data set, a DataFrame, a `datasets.Dataset`, or a list of dicts.
+        task: a name such as "classify", "ner" or "qa", or a task.
+        out: folder of the run.
+        resume: continue the run in `out`.
+        seed: seed of new heads and of the order of the data.
+        recipe: "modern" or "paper".
+        settings: common names such as `lr`, `epochs`, `batch_size`, `max_length`, or nested dicts of
+            dotted paths.
+
+    Raises:
+        BothwaysError: the data, a setting or the machine is not suitable, or a loss is not finite.
+
+    Example:
+        >>> rows = [{"text": "a good film", "label": "yes"}, {"text": "a bad play", "label": "no"}]
+        >>> result = bothways.finetune("my-bert", rows * 8, dev=rows, epochs=2, lr=1e-3)
+        >>> sorted(result.metrics)[:2]
+        ['accuracy', 'f1']
+        >>> result.predictor()("a good film").label in {"yes", "no"}
+        True
+        >>> result.save("new-classifier").name
+        'new-classifier'
+    """
+    from bothways.finetuning import run
+    from bothways.finetuning.config import RECIPES
+    from bothways.finetuning.in_memory_run import finetune_rows
+    from bothways.finetuning.prepare import FinetuneConfig, load_config
+    from bothways.tasks.catalogue import TASKS, task_kind
+
+    files = isinstance(train, str | Path) and isinstance(dev, str | Path | None)
+    make = _choice(recipe, RECIPES, "recipe")
+    if files and out is not None:
+        value = TASKS[task_kind(task)]() if isinstance(task, str) else task
+        base = FinetuneConfig(
+            model=str(model),
+            train=str(train),
+            dev=None if dev is None else str(dev),
+            seed=seed,
+            **vars(make(value)),
+        )
+        return run.finetune(load_config(base, settings), Path(out), resume=resume, device=device)
+    result = finetune_rows(
+        model, train, dev, task, seed=seed, recipe=recipe, device=device, **settings
+    )
+    if out is not None:
+        result.save(Path(out) / "model")
+    return result
+
+
+def _choice(name: str, known: Mapping[str, Any], where: str) -> Any:
+    if name not in known:
+        raise ConfigError(
+            f"unknown {where} {name!r}", where=where, fix=f"Choose one of {', '.join(known)}."
+        )
+    return known[name]
+
+
+def _build(cls: type[Any], where: str, **values: Any) -> Any:
+    """Build a dataclass; unknown fields are a ConfigError."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    for name in values.keys() - known:
+        fix = f"Known here: {', '.join(sorted(known))}."
+        raise ConfigError(f"unknown setting {name!r}", where=f"{where}.{name}", fix=fix)
+    return cls(**values)
+
+
+def _documents(texts: Any, *, of_paths: bool = False) -> Iterable[Document]:
+    """Return the documents of files, or of texts; strings in a list are paths if `of_paths`."""
+    from bothways.data.documents import Document, read_documents
+
+    if isinstance(texts, str | Path):
+        return read_documents([str(texts)])
+    if not isinstance(texts, Iterable):
+        what = f"is a {type(texts).__name__}: give a path, texts or documents"
+        raise DataError(what, where="texts")
+    items = list(texts) if of_paths else texts
+    if of_paths and all(isinstance(item, str | Path) for item in items):
+        return read_documents([str(item) for item in items])
+    return (
+        item if isinstance(item, Document) else Document(str(item), f"text {number}")
+        for number, item in enumerate(items, 1)
+    )

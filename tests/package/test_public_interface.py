@@ -1,0 +1,80 @@
+"""Every public name has a docstring with an example, and the examples run."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bothways
+from bothways.core.errors import BothwaysError
+from toy_animals import WORDS, document
+from toy_folder import BAD, GOOD, make_folder
+
+NAMES = [name for name in bothways.__all__ if name != "__version__"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the examples name: text, a tokenizer, a corpus, two models, data."""
+    folder, rng = tmp_path_factory.mktemp("examples"), np.random.default_rng(0)
+    (folder / "text.txt").write_text("\n\n".join(document(rng) for _ in range(60)) + "\n", "utf8")
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "vocab.txt").write_text("\n".join(WORDS) + "\n", "utf8")
+    bothways.build_corpus(folder / "text.txt", folder / "tokenizer", folder / "corpus", workers=1)
+    make_folder(folder / "my-bert", dropout=0.0, max_position_embeddings=128)
+    rows = [{"text": f"a {word} film", "label": "positive"} for word in GOOD]
+    rows += [{"text": f"a {word} play", "label": "negative"} for word in BAD]
+    tuned = bothways.finetune(folder / "my-bert", rows * 10, epochs=4, lr=1e-2, batch_size=4)
+    tuned.save(folder / "my-classifier")  # type: ignore[union-attr]
+    lines = "".join(f"{row['text']}\t{row['label']}\n" for row in rows * 4)
+    for name in ("train.tsv", "dev.tsv"):
+        (folder / name).write_text(f"text\tlabel\n{lines}", "utf8")
+    return folder
+
+
+def examples(name: str) -> Iterator[doctest.DocTest]:
+    value = getattr(bothways, name)
+    parser = doctest.DocTestParser()
+    yield parser.get_doctest(
+        value.__doc__ or "", {"bothways": bothways, name: value}, name, None, 0
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_examples_of_a_public_name_run(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in examples(name):
+        assert test.examples, f"{name} has no example"
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def test_a_run_with_files_has_a_folder(place: Path, tmp_path: Path) -> None:
+    model, train, dev = place / "my-bert", place / "train.tsv", place / "dev.tsv"
+    result = bothways.finetune(model, train, dev, out=tmp_path / "run", epochs=1)
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+    assert result.metrics
+    assert bothways.load(tmp_path / "run")("a good film").label in {"positive", "negative"}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: bothways.train_tokenizer(["a"], kind="words"),
+            r"unknown kind of tokenizer 'words'",
+        ),
+        (lambda: bothways.train_tokenizer(["a"], colour=1), r"tokenizer\.colour: unknown setting"),
+        (lambda: bothways.finetune("x", [], recipe="old"), r"recipe: unknown recipe 'old'"),
+    ],
+)
+def test_a_wrong_argument_is_one_message(call: object, message: str) -> None:
+    with pytest.raises(BothwaysError, match=message):
+        call()  # type: ignore[operator]
