@@ -184,7 +184,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
         BothwaysError: a setting, the corpus or the machine is not suitable, or a loss is not finite.
 
     Example:
-        >>> tiny = bothways.EncoderConfig(vocab=0, width=32, depth=1, heads=2, intermediate_size=64)
+        >>> tiny = bothways.EncoderConfig(vocab=5, width=32, depth=1, heads=2, intermediate_size=64)
         >>> result = bothways.pretrain("corpus", tiny, "masked-lm", until="2 steps", out="new-run")
         >>> result.folder.name, result.progress.steps
         ('model', 2)

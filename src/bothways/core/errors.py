@@ -29,6 +29,13 @@ class BothwaysError(Exception):
         what: the value given and what is allowed, as one sentence.
         where: the dotted path of a setting, a file, or `file:line`.
         fix: what to change, as one sentence.
+
+    Example:
+        >>> try:
+        ...     bothways.load("my-classifier", task="fly")
+        ... except bothways.BothwaysError as error:
+        ...     print(error.where)
+        task
     """
 
     def __init__(

@@ -85,6 +85,11 @@ class Corpus:
         tokens: `(T)` ids, memory-mapped.
         sentences: `(S+1)`, sentence s is tokens `[sentences[s], sentences[s+1])`; none is empty.
         documents: `(D+1)`, document d is sentences `[documents[d], documents[d+1])`; none is empty.
+
+    Example:
+        >>> corpus = bothways.Corpus.open("corpus")
+        >>> len(corpus), corpus.tokenizer.size > 5
+        (60, True)
     """
 
     folder: Path

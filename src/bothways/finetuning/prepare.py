@@ -53,6 +53,11 @@ class FinetuneConfig(FinetuneSettings):
         fresh: heads that start at random beside the task's own: "pooler", for a model that was trained without one.
         seed: of the fresh heads and of what else starts at random.
         order_seed: of the order of the data, dropout and mixout; none for the same one.
+
+    Example:
+        >>> config = bothways.FinetuneConfig(model="my-bert", train="train.tsv", dev="dev.tsv")
+        >>> config.task.name
+        'classify'
     """
 
     model: str

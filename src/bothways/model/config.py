@@ -170,6 +170,11 @@ class EncoderConfig:
             if they have the same width.
         sharing: which layers share weights; None if no two do.
         readout: how heads read the encoder.
+
+    Example:
+        >>> config = bothways.EncoderConfig(vocab=30522, width=256, depth=4, heads=4)
+        >>> config.max_positions
+        512
     """
 
     vocab: int

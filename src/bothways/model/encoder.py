@@ -52,6 +52,11 @@ class Encoder(nn.Module):
         recompute: whether a training step keeps only the input of each block and computes the rest
             again in the backward pass (Chen et al. 2016, "Training deep nets with sublinear memory
             cost"); not for the last block, whose backward pass comes first.
+
+    Example:
+        >>> model = bothways.load_model("my-bert").model
+        >>> isinstance(model.encoder, bothways.Encoder)
+        True
     """
 
     def __init__(self, config: EncoderConfig) -> None:

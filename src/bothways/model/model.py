@@ -27,6 +27,11 @@ class Model(nn.Module):
 
     Attributes:
         kept: settings of the model folder that only other programs use, by file.
+
+    Example:
+        >>> model = bothways.load_model("my-bert").model
+        >>> sorted(model.heads)
+        ['masked', 'pair', 'pooler']
     """
 
     kept: Mapping[str, Mapping[str, Any]] = MappingProxyType({})

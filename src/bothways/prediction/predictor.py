@@ -67,6 +67,11 @@ class Predictor:
 
     Attributes:
         task: the task in evaluation mode, with the prepared model.
+
+    Example:
+        >>> classify = bothways.load("my-classifier")
+        >>> isinstance(classify, bothways.Predictor), classify("a good film").label
+        (True, 'positive')
     """
 
     def __init__(self, task: TaskLearner[Any, Any], precision: PredictPrecision = "fp32") -> None:

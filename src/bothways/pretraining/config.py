@@ -64,6 +64,12 @@ class PretrainConfig:
             configuration, except for dropout; None for random weights.
         fresh: heads that `start` lacks and that start at random, such as "masked" for a sentence
             encoder.
+
+    Example:
+        >>> from bothways.pretraining.config import modern
+        >>> config = modern(bothways.preset("bert-mini"))
+        >>> isinstance(config, bothways.PretrainConfig), config.objective.kind
+        (True, 'masked_lm_nsp')
     """
 
     encoder: ModelConfig

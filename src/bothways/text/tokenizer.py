@@ -68,6 +68,11 @@ class Tokenizer:
         backend: the `tokenizers.Tokenizer`.
         specials: ids of the special tokens.
         flat: whether all tokens are of one segment, whatever the backend's post-processor says.
+
+    Example:
+        >>> tokenizer = bothways.Tokenizer.load("tokenizer")
+        >>> tokenizer.encode("the dog").shape
+        (2,)
     """
 
     def __init__(
