@@ -306,7 +306,7 @@ def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
         in message
     )
     assert f"1 examples have an empty text: {tmp_path}/train.csv:3" in message
-    assert f"1 examples have no label (it is empty, null or NaN): {tmp_path}/train.csv:4" in message
+    assert f"1 examples have no label (empty, null or NaN): {tmp_path}/train.csv:4" in message
     assert (
         f"1 dev examples have labels that no training example has: {tmp_path}/dev.csv:2 ('odd')"
         in message
@@ -356,7 +356,7 @@ def test_f1_of_three_classes_is_refused_before_training(files: Files, tmp_path: 
         (
             (MaskedHead(), PoolerHead(), PairHead()),
             None,
-            r"is for no task that is known: its heads are masked, pooler, pair",
+            r"is for no known task: its heads are masked, pooler, pair",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import unicodedata
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bothways.tasks.tagging.word_splitter import split_words
+from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
 MIXED = st.text(
     st.one_of(
@@ -98,3 +99,31 @@ def test_words_are_those_of_berts_tokenizer(text: str) -> None:
     kept = "".join(c for c in text if unicodedata.category(c) not in DROPPED or c in " \t\n")
     kept = "".join(c for c in kept if c not in _classed_differently())
     assert _words(kept) == _words_of_bert(kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The U.N. met Mr. O'Neil.", ["The", "U.N.", "met", "Mr.", "O'Neil", "."]),
+        ("Germany's AT&T, e.g., won 1-0!", ["Germany", "'s", "AT&T", ",", "e.g.", ",", "won", "1-0", "!"]),
+        ("a well-known J. Smith (1,000.5)", ["a", "well-known", "J.", "Smith", "(", "1,000.5", ")"]),
+        ("see https://a.org/b?c=d. Or x@y.org", ["see", "https://a.org/b?c=d", ".", "Or", "x@y.org"]),
+        ("end.Next", ["end", ".", "Next"]),
+        ("we’ll “go”", ["we", "’ll", "“", "go", "”"]),
+        ("中文 has U.S. \u0000", ["中", "文", "has", "U.S.", "\u0000"]),
+        ("हिन्दी e\u0301t", ["हिन्दी", "e\u0301t"]),
+    ],
+)  # fmt: skip
+def test_names_and_abbreviations_are_whole(text: str, words: list[str]) -> None:
+    assert [text[begin:end] for begin, end in split_words(text)] == words
+    expected = text.split()
+    assert [text[begin:end] for begin, end in split_words(text, "whitespace")] == expected
+
+
+@settings(max_examples=300)
+@given(MIXED, st.sampled_from(["rules", "punctuation", "whitespace"]))
+def test_every_splitter_keeps_all_but_white_space(text: str, splitter: Splitter) -> None:
+    spans = split_words(text, splitter)
+    assert "".join(text[begin:end] for begin, end in spans) == "".join(text.split())
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+    assert not any(text[begin:end].split() != [text[begin:end]] for begin, end in spans)

@@ -46,7 +46,8 @@ class FinetuneSettings:
 
     Attributes:
         training: the optimizer, its schedule, the length of the run, and how often the dev data is scored.
-        length: the longest sequence in tokens, specials included; what is longer is cut.
+        length: maximum length of a sequence in tokens, special tokens included. None: the task's
+            own, or what holds 95 % of the training texts whole, if that is more.
         batch: sequences or tokens per update.
         microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
         metric: of the dev data, by which the best weights are chosen; none means the task's usual one.
@@ -56,7 +57,7 @@ class FinetuneSettings:
     """
 
     training: Training = field(default_factory=finetune_adam)
-    length: int = 128
+    length: int | None = None
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
     microbatch_tokens: int = 8192
     metric: str | None = None
@@ -65,7 +66,7 @@ class FinetuneSettings:
     task: Trainable = ClassificationTask()
 
     def __post_init__(self) -> None:
-        if self.length < MIN_LENGTH:
+        if self.length is not None and self.length < MIN_LENGTH:
             what = f"must be at least {MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP]), not {self.length}"
             raise ConfigError(what, where="length")
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
@@ -84,7 +85,7 @@ class FinetuneSettings:
 
 def modern_finetuning(task: Trainable) -> FinetuneSettings:
     """What one would do today: AdamW, three epochs, a tenth of warm-up."""
-    return FinetuneSettings(finetune_adam(), task.length, task=task)
+    return FinetuneSettings(finetune_adam(), task=task)
 
 
 def paper_finetuning(task: Trainable) -> FinetuneSettings:

@@ -19,7 +19,7 @@ from bothways.data.loader import Loader, Share, unchanged
 from bothways.finetuning.config import FinetuneSettings
 from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, grouped, predict_encoded
 from bothways.preflight.model import check_casing
-from bothways.preflight.text import check_inputs
+from bothways.preflight.text import check_inputs, needed_length
 from bothways.tasks.base import EncodedExample, Metrics, Task, TaskLearner
 from bothways.text.tokenizer import Tokenizer
 
@@ -36,6 +36,7 @@ class LabelledData:
     Attributes:
         definition: of the task.
         labels: in the order of the model's outputs.
+        length: maximum length of a sequence in tokens.
         train, dev: what the examples became.
         train_examples, dev_examples: as they were read; there may be none to score.
         findings: of the preflight.
@@ -44,6 +45,7 @@ class LabelledData:
     definition: Task[Any, Any]
     tokenizer: Tokenizer
     labels: tuple[str, ...]
+    length: int
     train: tuple[EncodedExample, ...]
     dev: tuple[EncodedExample, ...]
     train_examples: tuple[Any, ...]
@@ -66,38 +68,65 @@ def examine(
     tokenizer: Tokenizer,
     train: Many[Any],
     dev: Many[Any],
-    length: int,
+    length: int | None,
     on_stage: OnStage = unseen,
+    max_positions: int | None = None,
 ) -> LabelledData:
-    """Encode examples and look at them, errors among the findings and all."""
-    labels = definition.labels(train)
-    every = definition.labels([*train, *dev])  # beyond `labels` only where there is an error
-    inputs: list[EncodedExample] = []
-    for window in grouped([*train, *dev], ENCODED, definition.shared):
-        on_stage("tokenizing", len(inputs) / (len(train) + len(dev)))
-        inputs += definition.encode(window, tokenizer, every, length)
-    encoded = tuple(inputs[: len(train)]), tuple(inputs[len(train) :])
+    """Encode and check examples; errors are among the findings.
+
+    Args:
+        length: maximum length of a sequence in tokens. None: the task's own, or what holds nearly
+            all training texts whole, if that is more and the model can read it.
+        max_positions: maximum length of the model.
+    """
+    labels, most = definition.labels(train), max_positions or length or definition.length
+    every = definition.labels([*train, *dev])  # more than `labels` only if there is an error
+
+    def encode(length: int) -> tuple[EncodedExample, ...]:
+        inputs: list[EncodedExample] = []
+        for window in grouped([*train, *dev], ENCODED, definition.shared):
+            on_stage("tokenizing", len(inputs) / (len(train) + len(dev)))
+            inputs += definition.encode(window, tokenizer, every, length)
+        return tuple(inputs)
+
+    chosen = length or min(definition.length, most)
+    inputs = encode(chosen)
+    if length is None and any(item.cut for item in inputs[: len(train)]):
+        longer = min(most, max(chosen, needed_length(inputs[: len(train)])))
+        if longer > chosen:
+            chosen, inputs = longer, encode(longer)
+    encoded = inputs[: len(train)], inputs[len(train) :]
     on_stage("checking the data", None)
     found = (
         *definition.check(train, dev),
         *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
-        *check_inputs(encoded[0], tokenizer, length),
+        *check_inputs(
+            encoded[0],
+            tokenizer,
+            chosen,
+            lambda needed: definition.truncation_advice(needed, most if max_positions else needed),
+        ),
     )
     return LabelledData(
-        definition, tokenizer, labels, encoded[0], encoded[1], tuple(train), tuple(dev), found
+        definition, tokenizer, labels, chosen, *encoded, tuple(train), tuple(dev), found
     )
 
 
 def label(
-    definition: Task[Any, Any], tokenizer: Tokenizer, train: Many[Any], dev: Many[Any], length: int
+    definition: Task[Any, Any],
+    tokenizer: Tokenizer,
+    train: Many[Any],
+    dev: Many[Any],
+    length: int | None,
+    max_positions: int | None = None,
 ) -> LabelledData:
-    """Check and encode examples, once for any number of runs; `length` is that of the longest sequence, in tokens.
+    """Check and encode examples, once for any number of runs; arguments as `examine`.
 
     Raises:
-        BothwaysError: what the task cannot learn from, such as an empty text, an absent label, fewer than two classes; all of
-            them in one message.
+        BothwaysError: problems that prevent learning, such as an empty text, an absent label, fewer
+            than two classes; all of them in one message.
     """
-    data = examine(definition, tokenizer, train, dev, length)
+    data = examine(definition, tokenizer, train, dev, length, max_positions=max_positions)
     return dataclasses.replace(data, findings=tuple(report_findings(data.findings)))
 
 

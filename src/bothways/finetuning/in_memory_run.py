@@ -141,7 +141,8 @@ def finetune_rows(  # noqa: PLR0913 – one option per question
     loaded = load_model(resolve_run(str(model)), whole=False)
     examples, definition = _examples(method.task, train, "train")
     scored = _examples(definition, dev, "dev")[0] if dev is not None else []
-    data = label(definition, loaded.tokenizer(), examples, scored, method.length)
+    positions = loaded.model.config.max_positions
+    data = label(definition, loaded.tokenizer(), examples, scored, method.length, positions)
     method = dataclasses.replace(method, task=definition)
     return fit_task(
         loaded.model,
@@ -217,7 +218,7 @@ def fit_task(
     _check_start(start, method)
     steady(model, method.stability, seed)
     compute_as(model.encoder, method.training, choose_device(device))
-    task = data.definition.learner(model, data.tokenizer, data.labels, method.length).to(
+    task = data.definition.learner(model, data.tokenizer, data.labels, data.length).to(
         choose_device(device)
     )
     order = seed if order_seed is None else order_seed

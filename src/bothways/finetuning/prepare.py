@@ -146,10 +146,12 @@ def make_ready(
     torch.manual_seed(settings.seed)
     loaded = load_for(settings, heads)
     tokenizer = loaded.tokenizer()
-    data = examine(definition, tokenizer, train, dev, settings.length, on_stage)
+    positions = loaded.model.config.max_positions
+    data = examine(definition, tokenizer, train, dev, settings.length, on_stage, positions)
+    settings = dataclasses.replace(settings, length=data.length)
     found = report_findings(
         [
-            *check_model(loaded.model.config, data.tokenizer, settings.length),
+            *check_model(loaded.model.config, data.tokenizer, data.length),
             *data.findings,
             *check_machine(_load(settings, loaded.model, data), folder, device),
         ]
@@ -158,7 +160,7 @@ def make_ready(
     # A resumed run comes by here too, so what mixout and pull go back to is read from the model again.
     steady(loaded.model, settings.stability, settings.seed, settings.fresh)
     compute_as(loaded.model.encoder, settings.training, device)
-    task = definition.learner(loaded.model, data.tokenizer, data.labels, settings.length).to(device)
+    task = definition.learner(loaded.model, data.tokenizer, data.labels, data.length).to(device)
     tokens = tokens_of(settings, data)
     if tokens is not None:
         on_share = partial(on_stage, "measuring the speed of training")

@@ -223,7 +223,7 @@ def _record(done: FinetuneResult, ready: PreparedRun) -> dict[str, Any]:
     chosen = settings.chosen_by
     return {
         "task": configs.to_dict(definition),
-        "length": settings.length,
+        "length": ready.data.length,
         "data": {name: dataclasses.asdict(source) for name, source in ready.sources.items()},
         "base": {"name": settings.model, "sha256": ready.base},
         "settings": configs.to_dict(settings),
@@ -246,7 +246,7 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
         summary=_summary(done, data.labels),
         settings={
             "base model": settings.model,
-            "length": settings.length,
+            "length": data.length,
             "batch": _words(settings.batch),
             "optimizer": _words(settings.training.optimizer),
             "schedule": _words(settings.training.schedule),
@@ -256,7 +256,7 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
         data=data_of(ready.sources),
-        limits=limits_of_finetuned(settings.length, settings.seed, done.findings, bool(data.dev)),
+        limits=limits_of_finetuned(data.length, settings.seed, done.findings, bool(data.dev)),
     )
 
 

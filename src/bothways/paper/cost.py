@@ -146,7 +146,9 @@ def _training_speed(settings: FinetuneConfig, size: DataSize, device: str) -> fl
     task: Task[Any, Any] = settings.task.read(settings.train).task
     labels = task.labels(settings.task.read(settings.train).examples)
     loaded = load_for(settings, task.heads(labels, settings.dropout))
-    learner = task.learner(loaded.model, loaded.tokenizer(), labels, settings.length)
+    learner = task.learner(
+        loaded.model, loaded.tokenizer(), labels, (settings.length or settings.task.length)
+    )
     sequences = sorted(size.sequences, key=len)
     batch = pack(sequences[:: max(1, sum(map(len, sequences)) // BATCH)])
     return speed(learner.to(choose_device(device)), batch, settings.training.precision)
@@ -157,7 +159,7 @@ def estimate_frozen(experiments: Many[Frozen], out: Path, *, device: str) -> tup
     settings = experiments[0].settings
     loaded = load_model(resolve_run(settings.model), ())
     tokenizer = loaded.tokenizer()
-    length = settings.length or loaded.model.config.max_positions
+    length = (settings.length or settings.task.length) or loaded.model.config.max_positions
     train, dev = (
         data_size(source, settings.task, length, tokenizer)
         for source in (settings.train, settings.dev)

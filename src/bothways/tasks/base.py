@@ -196,6 +196,15 @@ class Task(Generic[E, P]):
         """
         return self
 
+    def truncation_advice(self, needed: int, most: int) -> str:
+        """Return what to do about truncated texts.
+
+        Args:
+            needed: length that holds nearly all texts.
+            most: maximum length of the model.
+        """
+        return f"Set length={min(needed, most)}."
+
     def baseline(self, train: Many[E], scored: Many[E]) -> Metrics:
         """Return the metrics of the best constant answer in `train`, measured on `scored`.
 

@@ -82,6 +82,14 @@ class LongTextTask(TextTask[P]):
     def __post_init__(self) -> None:
         require_at_least(1, "task", stride=self.stride)
 
+    def truncation_advice(self, needed: int, most: int) -> str:
+        if needed <= most:
+            return f"Set length={needed}, or task.long_texts=head_tail to read beginning and end."
+        return (
+            f"The model reads at most {most} tokens at once: set length={most} and "
+            "task.long_texts=windows to read everything, or head_tail for beginning and end."
+        )
+
     def fit(self, length: int) -> Fit:
         """Return how texts are fitted to a length."""
         return Fit(length, self.long_texts, self.stride)

@@ -250,6 +250,9 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
         best = _scored(results).metrics().get("threshold_best")
         return self if best is None else replace(self, threshold=best)
 
+    def truncation_advice(self, needed: int, most: int) -> str:
+        return "Long contexts are read in windows; to read more of a question, set task.query."
+
     def baseline(self, train: Many[Question], scored: Many[Question]) -> Metrics:
         """Return the metrics of giving no answer, if that is right for some questions."""
         share = sum(example.impossible is True for example in scored) / max(1, len(scored))

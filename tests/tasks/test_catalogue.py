@@ -1,0 +1,161 @@
+"""Tasks as values: names, rows, and use from several threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bothways.core.batch import pack
+from bothways.core.errors import ConfigError, DataError
+from bothways.model.config import EncoderConfig
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction.engine import predict
+from bothways.tasks.base import TaskLearner, did_you_mean, unknown_label
+from bothways.tasks.catalogue import ALIASES, ALL_TASKS, task_kind
+from bothways.tasks.choice.examples import ChoiceExample
+from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.question_answering.examples import Question
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.text_examples import TextColumns, TextExample
+from toy_task import VOCABULARY, make_tokenizer
+
+
+def test_tasks_are_known_by_their_usual_names() -> None:
+    assert {ALIASES[name] for name in ALIASES} <= {*ALL_TASKS}
+    assert not {*ALIASES} & {*ALL_TASKS}
+    for name, kind in (("ner", "tag"), ("QA", "answer"), ("sentiment", "classify")):
+        assert task_kind(name) == kind
+    assert task_kind("token_classification") == task_kind("Token classification") == "tag"
+    assert all(task_kind(kind) == kind for kind in ALL_TASKS)
+    with pytest.raises(ConfigError, match=r"'clasify' is not a task; .* did you mean 'classify'\?"):
+        task_kind("clasify")
+
+
+def test_an_unknown_label_does_not_list_all_labels() -> None:
+    labels = [f"intent {number}" for number in range(77)]
+    error = str(unknown_label("label 'intnt 7'", "intnt 7", labels, "dev.tsv:3"))
+    assert "dev.tsv:3: label 'intnt 7' is not among the model's 77 labels; did you mean" in error
+    assert "intent 76" not in error
+    assert did_you_mean("qqq", labels) == ""
+
+
+def test_an_unknown_column_is_guessed(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("Sentence\tlabel\ngood\tx\n")
+    with pytest.raises(DataError, match=r"has no column 'sentnce'; .*; did you mean 'Sentence'"):
+        ClassificationTask().read(str(tmp_path / "a.tsv"), TextColumns("sentnce", None, "label"))
+
+
+ROWS: list[tuple[Any, dict[str, object], Any]] = [
+    (ClassificationTask(), {"text": "good", "label": 1}, TextExample("good", None, "1")),
+    (ClassificationTask(), {"premise": "a", "hypothesis": "b"}, TextExample("a", "b")),
+    (
+        ClassificationTask(TextColumns("body")),
+        {"body": "good", "text": "bad"},
+        TextExample("good"),
+    ),
+    (
+        MultilabelTask(),
+        {"text": "good", "labels": ["x", "y"]},
+        MultilabelExample("good", None, ("x", "y")),
+    ),
+    (
+        ChoiceTask(),
+        {"context": "It", "endings": ["rains", "snows"], "label": 1},
+        ChoiceExample("It", ("rains", "snows"), 1),
+    ),
+    (TaggingTask(), {"words": ["In", "Oslo"]}, TagExample(("In", "Oslo"))),
+    (
+        TaggingTask(),
+        {"tokens": ["In", "Oslo"], "ner_tags": ["O", "B-LOC"]},
+        TagExample(("In", "Oslo"), ("O", "B-LOC")),
+    ),
+    (
+        TaggingTask(),
+        {"text": "In Oslo."},
+        TagExample(("In", "Oslo", "."), None, text="In Oslo.", starts=(0, 3, 7)),
+    ),
+    (
+        QuestionAnsweringTask(),
+        {"id": "7", "question": "Who?", "context": "A cat.", "answers": "cat"},
+        Question("7", "Who?", "A cat.", (("cat", -1),), False),
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "row", "expected"), ROWS)
+def test_a_row_is_an_example(task: Any, row: dict[str, object], expected: Any) -> None:
+    assert task.example(row, where="input 3") == dataclasses.replace(expected, where="input 3")
+
+
+def test_a_row_that_is_not_clear_is_refused() -> None:
+    with pytest.raises(DataError, match="input 1: no column has a usual name for the text"):
+        ClassificationTask().example({"x": "good"}, where="input 1")
+    with pytest.raises(DataError, match="column 'text' holds int, not text"):
+        ClassificationTask().example({"text": 3})
+
+
+def learner_of(task: Any, labels: tuple[str, ...], folder: Path) -> TaskLearner[Any, Any]:
+    torch.manual_seed(1)
+    config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3)
+    model = Model(config, task.heads(labels, None))
+    learner: TaskLearner[Any, Any] = task.learner(model, make_tokenizer(folder), labels, 16)
+    return learner.eval()
+
+
+def plain(prediction: Any) -> Any:
+    return prediction.vectors.tolist() if hasattr(prediction, "vectors") else prediction.to_json()
+
+
+def test_threads_that_share_a_question_answerer_do_not_mix_their_contexts(tmp_path: Path) -> None:
+    learner = learner_of(QuestionAnsweringTask(), (), tmp_path)
+    words = ("ape", "bee", "cat", "dog", "elk", "fox")
+    groups = [
+        [Question(f"{n}", "dog", " ".join(words[: 2 + (n + seed) % 5])) for n in range(6)]
+        for seed in range(8)
+    ]
+
+    def answers(questions: list[Question]) -> list[Any]:
+        return [plain(prediction) for _, prediction in predict(learner, questions)]
+
+    expected = [answers(group) for group in groups]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(4):
+            assert list(pool.map(answers, groups)) == expected
+
+
+@pytest.mark.parametrize("aggregation", ["first", "average", "max"])
+def test_a_words_tag_may_come_from_all_of_its_tokens(tmp_path: Path, aggregation: str) -> None:
+    """Two of these words have two tokens each."""
+    task = TaggingTask(aggregation=aggregation)  # type: ignore[arg-type]
+    learner = learner_of(task, ("O", "B-X", "I-X"), tmp_path)
+    example = TagExample(("apes", "bee", "cats"), ("B-X", "O", "O"))
+    (item,) = learner.encode([example])
+    rows = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    if aggregation == "first":
+        rows = rows[[0, 2, 3]]
+    prediction = learner.decode(example, item, [rows])
+    chances = np.exp(rows.astype(np.float64))
+    chances /= chances.sum(1, keepdims=True)
+    if aggregation == "average":
+        chances = np.stack([chances[:2].mean(0), chances[2], chances[3:].mean(0)])
+    elif aggregation == "max":
+        best = [max((0, 1), key=lambda at: chances[at].max()), 2]
+        best.append(max((3, 4), key=lambda at: chances[at].max()))
+        chances = chances[best]
+    np.testing.assert_allclose(prediction.probabilities, chances)
+    ((_, made),) = predict(learner, [example])
+    assert len(made.tags) == 3
+    # The loss is that of the first tokens in any case.
+    assert learner.weights(pack(item.sequences)) == {"tag": 3.0}

@@ -1,0 +1,158 @@
+"""Texts that are longer than the model: truncated, read at both ends, or read in windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bothways.core.errors import ConfigError
+from bothways.finetuning.data import label
+from bothways.prediction.engine import predict
+from bothways.preflight.text import needed_length
+from bothways.tasks.base import Task
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.text_encoding import Fit
+from bothways.tasks.text_examples import TextExample
+from toy_task import VOCABULARY, WORDS, make_task, make_tokenizer
+
+LONG = " ".join(WORDS)  # ten tokens
+
+
+def words_of(fit: Fit, folder: Path, a: str, b: str | None = None) -> tuple[list[str], int]:
+    """The words of each sequence, and how many tokens are in none."""
+    tokenizer = make_tokenizer(folder)
+    first = tokenizer.encode([a])[0]
+    if b is None:
+        parts, cut = fit.single(first, tokenizer.template)
+    else:
+        parts, cut = fit.pair(first, tokenizer.encode([b])[0], tokenizer.template)
+    return [" ".join(VOCABULARY[id] for id in part.ids) for part in parts], cut
+
+
+def test_a_long_text_is_read_by_its_beginning_its_ends_or_whole(tmp_path: Path) -> None:
+    assert words_of(Fit(8), tmp_path, LONG) == (["[CLS] ape bee cat dog elk fox [SEP]"], 4)
+    ends = ["[CLS] ape fox gnu hen ibis jay [SEP]"]
+    assert words_of(Fit(8, "head_tail"), tmp_path, LONG) == (ends, 4)
+    every = [
+        "[CLS] ape bee cat dog elk fox [SEP]",
+        "[CLS] dog elk fox gnu hen ibis [SEP]",
+        "[CLS] elk fox gnu hen ibis jay [SEP]",
+    ]
+    assert words_of(Fit(8, "windows"), tmp_path, LONG) == (every, 0)
+    assert len(words_of(Fit(8, "windows", stride=1), tmp_path, LONG)[0]) == 5
+    for long_texts in ("truncate", "head_tail", "windows"):
+        short = words_of(Fit(12, long_texts), tmp_path, LONG)  # type: ignore[arg-type]
+        assert short == ([f"[CLS] {LONG} [SEP]"], 0)
+
+
+def test_windows_move_over_the_longer_of_two_texts(tmp_path: Path) -> None:
+    fit = Fit(9, "windows", stride=4)
+    parts, cut = words_of(fit, tmp_path, "ape bee", LONG)
+    assert parts[0] == "[CLS] ape bee [SEP] ape bee cat dog [SEP]"
+    assert parts[-1] == "[CLS] ape bee [SEP] gnu hen ibis jay [SEP]"
+    assert cut == 0
+    parts, cut = words_of(fit, tmp_path, LONG, "ape bee cat dog")
+    assert parts[0] == "[CLS] ape bee cat [SEP] ape bee cat [SEP]"
+    assert cut == 1
+    ends = words_of(Fit(9, "head_tail"), tmp_path, LONG, "ape bee")
+    assert ends == (["[CLS] ape hen ibis jay [SEP] ape bee [SEP]"], 6)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        ClassificationTask(long_texts="windows"),
+        RegressionTask(long_texts="windows"),
+        MultilabelTask(long_texts="windows"),
+        SentenceEmbeddingTask(long_texts="windows"),
+        SentenceEmbeddingTask(long_texts="windows", pooling="max", normalised=True),
+    ],
+    ids=lambda task: f"{task.name}-{getattr(task, 'pooling', '')}",
+)
+def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path: Path, task: Task) -> None:  # type: ignore[type-arg]
+    toy = make_task(tmp_path, ("x",))
+    toy.model.eval()
+    learner = task.learner(toy.model, toy.tokenizer, ("x",), 8)
+    kind = MultilabelExample if isinstance(task, MultilabelTask) else TextExample
+    texts = ["ape bee cat dog elk fox", "dog elk fox gnu hen ibis", "elk fox gnu hen ibis jay"]
+    ((_, whole),) = predict(learner, [kind(LONG)])
+    parts = [prediction for _, prediction in predict(learner, [kind(text) for text in texts])]
+    if isinstance(task, SentenceEmbeddingTask):
+        rows = np.concatenate([part.vectors for part in parts])
+        expected = rows.max(0) if task.pooling == "max" else rows.mean(0)
+        expected /= np.linalg.norm(expected) if task.normalised else 1
+        np.testing.assert_allclose(whole.vectors[0], expected, atol=1e-5)
+    elif isinstance(task, RegressionTask):
+        assert whole.score == pytest.approx(np.mean([part.score for part in parts]), rel=1e-4)
+    else:
+        chances = np.array([part.probabilities["x"] for part in parts])
+        logits = np.log(chances) - np.log1p(-chances) if kind is MultilabelExample else 0
+        expected = 1 / (1 + np.exp(-np.mean(logits))) if kind is MultilabelExample else 1
+        assert whole.probabilities["x"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_two_texts_of_several_windows_have_a_vector_each(tmp_path: Path) -> None:
+    toy = make_task(tmp_path)
+    task = SentenceEmbeddingTask(long_texts="windows")
+    learner = task.learner(toy.model.eval(), toy.tokenizer, (), 8)
+    ((_, pair),) = predict(learner, [TextExample("ape bee", LONG)])
+    alone = [prediction for _, prediction in predict(learner, map(TextExample, ("ape bee", LONG)))]
+    for vector, single in zip(pair.vectors, alone, strict=True):
+        np.testing.assert_allclose(vector, single.vectors[0], atol=1e-5)
+
+
+def test_a_window_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stride"):
+        ClassificationTask(stride=0)
+
+
+def texts_of_length(*lengths: int) -> list[TextExample]:
+    return [
+        TextExample(" ".join(WORDS[at % 10] for at in range(length)), None, "xy"[length % 2])
+        for length in lengths
+    ]
+
+
+def test_the_length_is_chosen_from_the_data(tmp_path: Path) -> None:
+    """Texts that fit keep the usual length; else nearly all texts are read whole, if the model can."""
+    tokenizer = make_tokenizer(tmp_path)
+    short, long = texts_of_length(*range(3, 23)), texts_of_length(*range(150, 190, 2), 151)
+
+    def chosen(examples: list[TextExample], length: int | None, positions: int = 512) -> int:
+        return label(ClassificationTask(), tokenizer, examples, [], length, positions).length
+
+    assert chosen(short, None) == 128
+    assert chosen(short, None, positions=64) == 64
+    assert chosen(long, None) == 192
+    assert chosen(long, None, positions=160) == 160
+    assert chosen(long, 20) == 20
+
+
+def test_the_length_that_is_needed_is_that_of_nearly_all_texts(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    examples = texts_of_length(*[30] * 18, 60, 500)
+    inputs = ClassificationTask().encode(examples, tokenizer, ("x", "y"), 16)
+    assert needed_length(inputs) == 64
+    assert needed_length(inputs, 1.0) == 512
+
+
+def test_the_advice_on_truncation_can_be_followed(tmp_path: Path) -> None:
+    tokenizer, long = make_tokenizer(tmp_path), texts_of_length(*range(150, 190, 2), 151)
+
+    def advice(length: int, positions: int) -> str:
+        data = label(ClassificationTask(), tokenizer, long, [], length, positions)
+        (fix,) = [f.fix for f in data.findings if f.check == "truncation"]
+        return str(fix)
+
+    assert advice(64, 512).startswith("Set length=192,")
+    assert "at most 100 tokens at once: set length=100 and task.long_texts=windows" in advice(
+        100, 100
+    )
+    assert "task.query" in QuestionAnsweringTask().truncation_advice(900, 512)
