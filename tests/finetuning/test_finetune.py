@@ -156,7 +156,7 @@ def test_the_record_says_how_the_model_was_made(
         in card
     )
     assert "- It was trained on sequences of at most 16 tokens." in card
-    assert "- This is one run, of seed 0; other seeds" in card
+    assert "- This is one run, with seed 0; other seeds" in card
     assert "- The weights were chosen by the metrics above" in card
 
 
@@ -424,7 +424,10 @@ def test_two_ranks_do_what_one_does(files: Files, tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     (tmp_path / "ranks.py").write_text(
-        "import sys; from pathlib import Path; from bothways.core import config; from bothways.recipes.finetune import *\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from bothways.core.config import reader as config\n"
+        "from bothways.finetuning.prepare import FinetuneConfig\n"
+        "from bothways.finetuning.run import finetune\n"
         "for folder in sys.argv[2:]:\n"
         "    finetune(config.load(FinetuneConfig, file=Path(sys.argv[1])), Path(folder), device='cpu')\n"
     )

@@ -107,9 +107,10 @@ def estimate(experiments: Many[Experiment], out: Path, *, device: str) -> tuple[
     sizes = []
     for experiment in experiments:
         run = experiment.grid[0]
+        length = run.length or run.task.length
         sources = {"train": run.train, "dev": str(run.dev), **experiment.others}
         sizes.append(
-            {name: data_size(x, run.task, run.length, tokenizer) for name, x in sources.items()}
+            {name: data_size(x, run.task, length, tokenizer) for name, x in sources.items()}
         )
     rate = _training_speed(settings, sizes[0]["train"], device)
     costs = [
