@@ -19,7 +19,7 @@ from scipy import stats
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.source import Cursor
 from bothways.data import epoch_order as selection
-from bothways.data.corpus_source import CorpusSource
+from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.epoch_order import Selection
 from bothways.data.full_sentences import FullSentences
 from bothways.data.next_sentence import NextSentence
@@ -495,3 +495,36 @@ def test_a_place_of_another_corpus_is_refused():
     for cursor in (Cursor(0, 1, 0), Cursor(0, 0, 2)):
         with pytest.raises(DataError, match="no data at"):
             next(source.read(cursor))
+
+
+@pytest.mark.parametrize("first", [FullSentences(16), NextSentence(16)])
+@pytest.mark.parametrize("steps", [0, 7, 40, 400])
+def test_a_stream_continues_an_epoch_with_the_documents_that_were_not_read(first, steps):
+    sizes = [[3, 4, 5, 2]] * 90
+    before, after = source_of(sizes, first), source_of(sizes, FullSentences(32))
+    owner = np.repeat(np.arange(90), 14)
+    cursor, read = Cursor(), set()
+    for plan, cursor in itertools.islice(before.read(Cursor()), steps):
+        if cursor.epoch == 0 or cursor == Cursor(1):
+            starts = [plan.a] if isinstance(plan, PairPlan) else [start for start, _ in plan.ranges]
+            read |= set(owner[starts].tolist())
+    if cursor.epoch:
+        read = None  # another epoch has begun
+    source = ContinuedSource(before, cursor, after)
+    begin = Cursor(cursor.epoch)
+    assert source.epochs(begin) == pytest.approx(before.epochs(cursor), abs=1e-9) or (
+        read is not None and len(read) > 88
+    )
+    rest, epochs = set(), [source.epochs(begin)]
+    for plan, following in source.read(begin):
+        if following.epoch == cursor.epoch or (
+            following == Cursor(cursor.epoch + 1) and len(rest) < 90
+        ):
+            rest |= {int(owner[at]) for start, stop in plan.ranges for at in (start, stop - 1)}
+        epochs.append(source.epochs(following))
+        if following.epoch > cursor.epoch:
+            break
+    if read is not None and len(read) < 89:
+        assert rest == set(range(90)) - read
+    assert epochs == sorted(epochs)
+    assert epochs[-1] in (cursor.epoch + 1, pytest.approx(epochs[-1]))

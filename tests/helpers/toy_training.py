@@ -110,9 +110,10 @@ def void(one: Sequence) -> Sequence:
 
 
 def steps(
-    cursor: Cursor, size: int = 5, cuts: int = 1, rank: int = 0, world: int = 1
+    cursor: Cursor | RunState, size: int = 5, cuts: int = 1, rank: int = 0, world: int = 1
 ) -> Iterator[ToyStep]:
     """Endless steps of `size` sequences; this rank has every `world`-th of them, in `cuts` microbatches of uneven size."""
+    cursor = getattr(cursor, "cursor", cursor)
     while True:
         items = range(cursor.item, cursor.item + size)
         whole = [sequence(cursor.epoch, item) for item in items]
@@ -188,8 +189,9 @@ def session(
     learner = Toy(dropout=0.2)
     torch.manual_seed(plan.rank)
 
-    def data(size: int, offset: int, cursor: Cursor) -> Iterator[ToyStep]:
-        done = offset + (cursor.epoch * EPOCH + cursor.item) // size
+    def data(size: int, offset: int, state: RunState) -> Iterator[ToyStep]:
+        cursor, first = state.cursor, state.ends[-1].epoch if state.ends else 0
+        done = offset + ((cursor.epoch - first) * EPOCH + cursor.item) // size
         for place, step in enumerate(steps(cursor, size, 2, plan.rank, plan.world), done):
             if place == signal_at:
                 os.kill(os.getpid(), number)

@@ -68,7 +68,7 @@ def saved(tmp_path):
 
 def test_everything_comes_back(tmp_path):
     learner, optimizer = trained()
-    progress = RunState(3, 90, 0.5, 1.25, Cursor(0, 2, 1), 1, 0.25)
+    progress = RunState(3, 90, 0.5, 1.25, Cursor(0, 2, 1), 1, (Cursor(0, 1, 4),))
     save_checkpoint(
         tmp_path, learner, optimizer, SINGLE, progress, metrics={"loss": 2.5}, config=CONFIG
     )

@@ -170,7 +170,8 @@ def test_a_line_says_it_in_words():
         "seconds_left": 3723.4,
     }
     assert line(values) == (
-        "step 40 · masked 6.500 (3.1% right) · pair 0.690 · 12,346 tokens/s · 41% of GEMM peak · 1:02:03 left"
+        "step 40 · masked 6.500 (3.1% right) · pair 0.690 · rate 1.00e-04 · gradient 1.50 · "
+        "12,346 tokens/s · 1:02:03 left"
     )
     values = {
         "heldout/loss/masked": 5.0,
@@ -229,3 +230,21 @@ def test_without_a_terminal_an_evaluation_says_nothing_on_its_way():
     terminal.evaluating(0.5)
     terminal.close()
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(width):
+    out = io.StringIO()
+    terminal = Terminal("training", Console(file=out, width=width, force_terminal=True))
+    terminal.write(
+        record(REPORT) | {"share": 0.5, "tokens_per_second": 9e3, "seconds_left": 3723.4}
+    )
+    terminal.close()
+    last = [each for each in out.getvalue().splitlines() if "training" in each][-1]
+    assert "1:02:03 left" in last
+    assert "━━━" in last
+    assert out.getvalue().count("training") <= 4, "one line for each drawing"
+
+
+def test_the_time_left_of_an_endless_run_is_no_error():
+    assert line({"step": 1, "seconds_left": 1e30}) == "step 1 · years left"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +23,7 @@ def pretrain(
     *overrides: str,
     out: Path,
     model: str = "bert-mini",
-    recipe: Literal["modern", "paper"] = "modern",
+    recipe: Literal["modern", "paper", "short"] | None = None,
     start: str | None = None,
     config: Path | None = None,
     resume: bool = False,
@@ -44,7 +45,8 @@ def pretrain(
         The shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, roberta-base and others.
         Vocabulary and padding are the corpus' own.
     recipe
-        modern is what one would do today; paper is Devlin et al. 2018 to the letter.
+        modern is current practice; paper is Devlin et al. 2018 to the letter; short is for minutes: many small updates, on
+        short sequences at first. Without it, short for a budget of 30 minutes or less, else modern.
     start
         A model folder or Hub id whose weights to go on from; it decides the encoder, and the corpus is built with its
         tokenizer. Heads that it lacks start at random where that is asked for: fresh=masked,pair.
@@ -63,17 +65,25 @@ def pretrain(
     from bothways.families.catalogue import preset
     from bothways.pretraining import run as job
     from bothways.pretraining.build import fit_to_corpus, start_encoder
-    from bothways.pretraining.config import RECIPES, PretrainConfig
+    from bothways.pretraining.config import RECIPES, PretrainConfig, recipe_for
 
     if resume:
         check_begun(out)
     text = Corpus.open(corpus)
-    if start is None:
-        base = RECIPES[recipe](fit_to_corpus(preset(model), text.tokenizer))
-    else:
-        encoder = start_encoder(start)
-        base = dataclasses.replace(RECIPES[recipe](encoder), encoder=encoder, start=start)
-    settings = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
+    encoder = (
+        fit_to_corpus(preset(model), text.tokenizer) if start is None else start_encoder(start)
+    )
+
+    def read(name: str) -> PretrainConfig:
+        """Return the settings by a recipe; `--start` decides the encoder."""
+        base = dataclasses.replace(RECIPES[name](encoder), start=start)
+        base = base if start is None else dataclasses.replace(base, encoder=encoder)
+        return configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
+
+    settings = read(recipe or "modern")
+    if recipe is None and (usual := recipe_for(settings.training.until)) != "modern":
+        settings = read(usual)
+        print(f"note: --recipe {usual}, for a budget of {settings.training.until}", file=sys.stderr)
     console = Console(stderr=True)
     done = job.pretrain(
         settings, text, out, resume=resume, device=device, progress=MessageProgress(console)

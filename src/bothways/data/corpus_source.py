@@ -58,7 +58,7 @@ class CorpusSource:
             seed,
             data_copies,
         )
-        self._tokens = np.asarray(corpus.tokens)
+        self._corpus, self._tokens = corpus, np.asarray(corpus.tokens)
         self._selection = Selection(corpus, chosen)
         self._plans = functools.lru_cache(maxsize=2)(
             functools.partial(_plan, self._selection, segments, seed)
@@ -126,6 +126,28 @@ class CorpusSource:
         done = cursor.item / len(self._plans(self._view(cursor.epoch), cursor.block))
         return cursor.epoch + (cursor.block + done) / self._blocks(cursor.epoch)
 
+    def unread(self, cursor: Cursor) -> NDArray[np.int64]:
+        """Return the ids of the documents of which nothing was read before, in the cursor's epoch."""
+        view, selection = self._view(cursor.epoch), self._selection
+        read = np.zeros(len(selection), dtype=np.bool_)
+        read[selection.opened_before(self.seed, view, cursor.block)] = True
+        if cursor.item:
+            block = selection.open(self.seed, view, cursor.block)
+            # A part of a document is contiguous: it holds the tokens from its first sentence on.
+            order = np.argsort(block.starts[block.edges[:-1]])
+            starts = block.starts[block.edges[:-1]][order]
+            plans = self._plans(view, cursor.block)[: cursor.item]
+            firsts = [at for plan in plans for at in _first_tokens(plan)]
+            parts = np.searchsorted(starts, firsts, side="right") - 1
+            read[block.owners[order[parts]]] = True
+        return selection.chosen[~read]
+
+    def restricted(self, chosen: NDArray[np.integer[Any]]) -> CorpusSource:
+        """Return the same stream over other documents."""
+        return CorpusSource(
+            self._corpus, self.template, self.segments, chosen, self.seed, self.data_copies
+        )
+
     def _view(self, epoch: int) -> int:
         return epoch if self.data_copies is None else epoch % self.data_copies
 
@@ -145,6 +167,64 @@ class CorpusSource:
 
     def _slice(self, start: int, stop: int) -> Ids:
         return self._tokens[start:stop].astype(np.int32)
+
+
+class ContinuedSource:
+    """A stream that continues the epoch in which another one ended, with segments of its own.
+
+    The rest of that epoch has the documents of which the other one has read nothing; the epochs
+    after it have all.
+
+    Args:
+        before: the stream of the phase before.
+        end: where it ended.
+        after: the stream of this phase over all documents.
+    """
+
+    def __init__(
+        self, before: CorpusSource | ContinuedSource, end: Cursor, after: CorpusSource
+    ) -> None:
+        self._first, self._after, self.data_copies = end.epoch, after, after.data_copies
+        self._done = before.epochs(end) - end.epoch
+        unread = before.unread(end)
+        # Next sentence prediction needs two documents.
+        self._rest = after.restricted(unread) if len(unread) > 1 else None
+
+    def _source(self, epoch: int) -> CorpusSource | None:
+        return self._rest if epoch == self._first else self._after
+
+    def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:
+        """Yield plans from `cursor` on, each with the cursor of the next."""
+        from bothways.core.source import Cursor
+
+        if cursor.epoch == self._first:
+            for plan, following in self._rest.read(cursor) if self._rest else ():
+                yield plan, following
+                if following.epoch > self._first:
+                    break
+            cursor = Cursor(self._first + 1)
+        yield from self._after.read(cursor)
+
+    def build(self, plan: PairPlan | SpanPlan) -> Sequence:
+        """Return the sequence of a plan."""
+        return self._after.build(plan)
+
+    def epochs(self, cursor: Cursor) -> float:
+        """Return the epochs before this cursor."""
+        if cursor.epoch > self._first:
+            return self._after.epochs(cursor)
+        rest = 1.0 if self._rest is None else self._rest.epochs(cursor) - self._first
+        return self._first + self._done + (1 - self._done) * rest
+
+    def unread(self, cursor: Cursor) -> NDArray[np.int64]:
+        """Return the ids of the documents of which nothing was read, in the cursor's epoch."""
+        source = self._source(cursor.epoch)
+        return np.zeros(0, np.int64) if source is None else source.unread(cursor)
+
+
+def _first_tokens(plan: PairPlan | SpanPlan) -> list[int]:
+    """Return the first token of each document that a plan reads in order, not at random."""
+    return [plan.a] if isinstance(plan, PairPlan) else [start for start, _ in plan.ranges]
 
 
 def _plan(

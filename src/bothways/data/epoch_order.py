@@ -105,6 +105,11 @@ class Selection:
         """Return the number of blocks of an epoch, at least one."""
         return len(self._stream(seed, epoch)[1]) - 1
 
+    def opened_before(self, seed: int, epoch: int, block: int) -> NDArray[np.uint32]:
+        """Return the places, among the chosen documents, of those in earlier blocks of an epoch."""
+        order, edges = self._stream(seed, epoch)
+        return self._owners[order[: edges[block]]]
+
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
         """Open a block of an epoch.
 

@@ -177,7 +177,7 @@ def fit_features(
     store, best = MemoryStore(), Best("f1", "highest")
     progress = train(
         tagger,
-        [TrainingPhase(settings.training.until, loader.steps)],
+        [TrainingPhase(settings.training.until, lambda state: loader.steps(state.cursor))],
         dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
         Single(),
         store,

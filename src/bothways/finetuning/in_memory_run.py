@@ -227,7 +227,7 @@ def fit_task(
         store, steps = MemoryStore(), loader(data, method, task, order).steps
         progress = train(
             task,
-            [TrainingPhase(method.training.until, steps)],
+            [TrainingPhase(method.training.until, lambda state: steps(state.cursor))],
             dataclasses.replace(method.training, keep=Keep(1, best)),
             Single(),
             store,

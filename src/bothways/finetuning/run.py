@@ -139,7 +139,11 @@ def _train(
     with learning_by_rows(task.model, device, plan.world):
         progress = run.train(
             task,
-            [run.TrainingPhase(training.until, lambda cursor: ahead(steps.steps(cursor), device))],
+            [
+                run.TrainingPhase(
+                    training.until, lambda state: ahead(steps.steps(state.cursor), device)
+                )
+            ],
             training,
             plan,
             FolderStore(folder, _made_of(ready), configs.to_toml(settings)),

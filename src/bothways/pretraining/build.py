@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
+from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
-from bothways.data.corpus_source import CorpusSource
+from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
 from bothways.families.catalogue import family_for
@@ -26,7 +27,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.preflight.machine import Load, check_machine
 from bothways.preflight.model import check_model
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.parallel import Plan
 
@@ -106,13 +107,31 @@ def loader_of(
     settings: PretrainConfig,
     corpus: Corpus,
     chosen: NDArray[Any],
-    phase: PretrainPhase,
     plan: Plan,
+    phase: int = 0,
+    ends: tuple[Cursor, ...] = (),
 ) -> Loader[Any]:
-    """Return the steps of a phase over the chosen documents; each rank has its share."""
-    segments, seed = settings.segments_of(phase), settings.seed
-    template, copies = corpus.tokenizer.template, settings.data_copies
-    source = CorpusSource(corpus, template, segments, chosen, seed, copies)
+    """Return the steps of a phase over the chosen documents; each rank has its share.
+
+    Args:
+        phase: its number.
+        ends: where the phases before it ended; without, it begins at the start of an epoch.
+    """
+    sources = [
+        CorpusSource(
+            corpus,
+            corpus.tokenizer.template,
+            settings.segments_of(each),
+            chosen,
+            settings.seed,
+            settings.data_copies,
+        )
+        for each in settings.phases[phase - len(ends) : phase + 1]
+    ]
+    source: CorpusSource | ContinuedSource = sources[0]
+    for end, following in zip(ends, sources[1:], strict=True):
+        source = ContinuedSource(source, end, following)
+    seed = settings.seed
     objective, vocabulary = settings.objective, vocabulary_of(corpus)
     prepare = lambda sequence, rng: objective.prepare(sequence, vocabulary, rng)  # noqa: E731
     share = Share(plan.rank, plan.world)

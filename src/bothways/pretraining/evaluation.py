@@ -47,10 +47,10 @@ class HeldOut:
         plan: Plan,
         learner: Learner,
     ) -> None:
-        longest = max(settings.phases, key=lambda phase: phase.length)
+        longest = max(range(len(settings.phases)), key=lambda n: settings.phases[n].length)
         size = min(settings.evaluation_tokens, 8 * settings.microbatch_tokens)
         fixed = dataclasses.replace(settings, data_copies=1, batch=TokenBudget(size))
-        loader = loader_of(fixed, corpus, chosen, longest, plan)
+        loader = loader_of(fixed, corpus, chosen, plan, longest)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._learner, self._plan, self._settings = learner, plan, settings
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
-from bothways.core.source import Cursor, TrainingStep
+from bothways.core.source import TrainingStep
 from bothways.data.corpus import Corpus
 from bothways.data.loader import ahead
 from bothways.hub.model_card import Card
@@ -30,7 +30,7 @@ from bothways.hub.model_folder import save_model
 from bothways.model.model import Model
 from bothways.preflight.compute import compute_as, peak_of
 from bothways.pretraining.build import build_models, loader_of, preflight, vocabulary_of
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.model_card_text import data_of_corpus, limits_of_pretrained
 from bothways.runtime.devices import choose_device
@@ -150,18 +150,15 @@ def _phases(
 ) -> list[run.TrainingPhase]:
     """The run's phases, each with its data from a cursor on."""
 
-    def steps(phase: PretrainPhase) -> Callable[[Cursor], Iterable[TrainingStep]]:
-        """Of this phase's data, made once for all cursors."""
-        loader = loader_of(settings, corpus, chosen, phase, plan)
-        return lambda cursor: ahead(loader.steps(cursor), device)
+    def steps(state: RunState) -> Iterable[TrainingStep]:
+        """Return the data of the current phase."""
+        loader = loader_of(settings, corpus, chosen, plan, state.phase, state.ends)
+        return ahead(loader.steps(state.cursor), device)
 
     device = next(learner.parameters()).device
     ends = np.cumsum([phase.share for phase in settings.phases])
     ends[-1] = 1.0
-    return [
-        run.TrainingPhase(part_of(settings.training.until, float(end)), steps(phase))
-        for phase, end in zip(settings.phases, ends, strict=True)
-    ]
+    return [run.TrainingPhase(part_of(settings.training.until, float(end)), steps) for end in ends]
 
 
 def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder: Path) -> None:

@@ -34,7 +34,7 @@ from bothways.hub.model_folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLMNextSentence
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, short
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.quickstart.fill_masks import FilledMask, fill_masks
 from bothways.quickstart.labelled_data import (
@@ -158,21 +158,22 @@ class StoryResult:
 
 def settings_for(story: Story, tokenizer: Tokenizer, seconds: float) -> PretrainConfig:
     """Return the settings of pre-training for a number of seconds."""
-    training = Training(
-        Hours(seconds / 3600),
-        AdamW(lr=story.rate, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-        Linear(0.06),
+    recipe = short(dataclasses.replace(story.encoder, vocab=tokenizer.size))
+    training = dataclasses.replace(
+        recipe.training,
+        until=Hours(seconds / 3600),
+        optimizer=AdamW(lr=story.rate, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
         evaluate=Hours(seconds / 3600 / 8),
+        save=None,
     )
-    return PretrainConfig(
-        dataclasses.replace(story.encoder, vocab=tokenizer.size),
-        training,
-        MaskedLMNextSentence(masking=Masking(story.masked)),
+    return dataclasses.replace(
+        recipe,
+        training=training,
+        objective=MaskedLMNextSentence(masking=Masking(story.masked)),
         phases=story.phases,
         batch=TokenBudget(story.batch),
         microbatch_tokens=8192,
         held_out=0.02,
-        evaluation_tokens=20_000,
     )
 
 

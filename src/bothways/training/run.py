@@ -12,7 +12,7 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import Members
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
-from bothways.core.source import Cursor, TrainingStep
+from bothways.core.source import TrainingStep
 from bothways.runtime.devices import Precision
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Duration, Steps
@@ -87,11 +87,11 @@ class TrainingPhase:
 
     Attributes:
         until: where in the run it ends.
-        steps: its data, from a cursor on.
+        steps: its data, from the cursor of a state on; where phases ended before is in the state.
     """
 
     until: Duration
-    steps: Callable[[Cursor], Iterable[TrainingStep]]
+    steps: Callable[[RunState], Iterable[TrainingStep]]
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             """Train to the end of a phase."""
             now = dataclasses.replace(progress, seconds=clock())
             return fit(
-                learner, phase.steps(now.cursor), optimizer, schedule, plan, until=phase.until, progress=now,
+                learner, phase.steps(now), optimizer, schedule, plan, until=phase.until, progress=now,
                 on_step=on_step, on_rest=lambda report: watch.report(report, speed),
                 precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip

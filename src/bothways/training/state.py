@@ -27,8 +27,8 @@ class RunState:
         epochs: passes over the data, those of earlier phases included.
         seconds: time taken until the last step began, sessions before a resume included; equal on all ranks.
         cursor: the place in the data of the current phase from which the next step reads.
+        ends: the cursors at which the earlier phases ended.
         phase: which of the run's phases is the current one, from 0.
-        earlier_epochs: passes over the data of earlier phases.
         early: whether the run has ended before its length, for want of anything better (`Training.early_stopping`).
     """
 
@@ -38,7 +38,7 @@ class RunState:
     seconds: float = 0.0
     cursor: Cursor = START
     phase: int = 0
-    earlier_epochs: float = 0.0
+    ends: tuple[Cursor, ...] = ()
     early: bool = False
 
     def amount(self, unit: Duration) -> float:
@@ -76,21 +76,26 @@ class RunState:
             self,
             steps=self.steps + 1,
             tokens=self.tokens + step.tokens,
-            epochs=self.earlier_epochs + step.epochs,
+            epochs=step.epochs,
             cursor=step.cursor,
         )
 
     def next_phase(self) -> RunState:
-        """The progress at the start of the next phase, whose data is read from its beginning."""
+        """Return the state at the start of the next phase, which continues the current epoch."""
         return dataclasses.replace(
-            self, phase=self.phase + 1, cursor=START, earlier_epochs=self.epochs
+            self,
+            phase=self.phase + 1,
+            cursor=Cursor(self.cursor.epoch),
+            ends=(*self.ends, self.cursor),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes an equal progress."""
-        return dataclasses.asdict(self) | {"cursor": list(self.cursor)}
+        ends = [list(end) for end in self.ends]
+        return dataclasses.asdict(self) | {"cursor": list(self.cursor), "ends": ends}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunState:
         """The progress that `to_json` wrote down."""
-        return cls(**{**values, "cursor": Cursor(*values["cursor"])})
+        ends = tuple(Cursor(*end) for end in values["ends"])
+        return cls(**{**values, "cursor": Cursor(*values["cursor"]), "ends": ends})

@@ -201,6 +201,7 @@ class Terminal:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[line]}"),
         )
         self._bar = Bar(
@@ -209,7 +210,7 @@ class Terminal:
             refresh_per_second=2,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task(name, total=1.0, line="")
+        self._task = self._bar.add_task(name, total=1.0, left="", line="")
         self._printed, self._left = -math.inf, TimeLeft()
         self._bar.start()
 
@@ -217,7 +218,13 @@ class Terminal:
         """Move the bar, or print a line; an evaluation's is always printed."""
         self._left = TimeLeft()
         if self._console.is_terminal and "share" in record:
-            self._bar.update(self._task, completed=record["share"], line=line(record))
+            left = _time_left(record["seconds_left"]) if "seconds_left" in record else ""
+            rest = {name: value for name, value in record.items() if name != "seconds_left"}
+            # The bar and the time left stay visible on a narrow terminal: the line gives way.
+            room = max(0, self._console.width - len(self._name) - len(left) - 16 - 3)
+            text = line(rest)
+            text = text if len(text) <= room else f"{text[: max(0, room - 1)]}…"
+            self._bar.update(self._task, completed=record["share"], left=left, line=text)
         elif "share" not in record or time.monotonic() - self._printed > self._pause:
             self._printed = time.monotonic()
             self._console.print(f"{self._name} {line(record)}", highlight=False, soft_wrap=True)
@@ -264,11 +271,20 @@ def _is_shown(name: str) -> bool:
     )
 
 
-_NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "share", "gradient_norm", "learning_rate"}
+_NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "share", "gemm_share"}
+LONGEST = 1e9
+"""Seconds, about 30 years: a longer time left is not shown in figures."""
+
+
+def _time_left(seconds: float) -> str:
+    return f"{timedelta(seconds=round(seconds))} left" if seconds < LONGEST else "years left"
+
+
 _FORMS: dict[str, Callable[[float], str]] = {
+    "learning_rate": lambda value: f"rate {value:.2e}",
+    "gradient_norm": lambda value: f"gradient {value:.2f}",
     "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
-    "gemm_share": lambda value: f"{value:.0%} of GEMM peak",
-    "seconds_left": lambda value: f"{timedelta(seconds=round(value))} left",
+    "seconds_left": _time_left,
 }
 
 
