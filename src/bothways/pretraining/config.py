@@ -148,6 +148,7 @@ def modern(encoder: ModelConfig) -> PretrainConfig:
     return PretrainConfig(
         encoder=_without_dropout(encoder),
         objective=default_objective(encoder),
+        phases=(PretrainPhase(min(128, encoder.max_positions)),),
         training=Training(
             until=Epochs(1.0),
             optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
@@ -189,7 +190,7 @@ def short(encoder: ModelConfig) -> PretrainConfig:
         ),
         phases=(
             PretrainPhase(16, 0.5, FullSentences() if masked else None),
-            PretrainPhase(64, 0.5),
+            PretrainPhase(min(64, encoder.max_positions), 0.5),
         ),
         batch=TokenBudget(512),
         evaluation_tokens=20_000,

@@ -16,10 +16,19 @@ from bothways.core.stages import followed
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
-from bothways.pretraining.build import loader_of
-from bothways.pretraining.config import PretrainConfig
+from bothways.hub.model_folder import load_model
+from bothways.hub.resolve import resolve
+from bothways.objectives.catalogue import default_objective
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
+from bothways.pretraining.build import build_models, loader_of, start_encoder, vocabulary_of
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.runtime.devices import choose_device
+from bothways.training.durations import Steps
 from bothways.training.loop import evaluate
-from bothways.training.parallel import Plan, total
+from bothways.training.optimizers import AdamW
+from bothways.training.parallel import Plan, Single, total
+from bothways.training.run import Training
+from bothways.training.schedules import Constant
 from bothways.training.trackers import flat
 
 COUNTED = 10_000_000
@@ -108,6 +117,47 @@ class HeldOut:
             result[f"majority/loss/{name}"] = float(-(shares * np.log(shares + 1e-12)).sum())
             result[f"majority/accuracy/{name}"] = float(shares.max())
         return result
+
+
+def evaluate_on_corpus(
+    source: str,
+    corpus: Corpus,
+    *,
+    length: int = 128,
+    tokens: int = COUNTED // 10,
+    device: str = "auto",
+) -> dict[str, float]:
+    """Return the metrics of a pre-trained model on a corpus, masked by a fixed seed.
+
+    The objective is the usual one of the encoder that the model has the heads for.
+
+    Args:
+        source: a model folder or a Hub id, with the vocabulary of the corpus.
+        length: tokens of a sequence, at most.
+        tokens: tokens of the corpus that are read, at most.
+
+    Raises:
+        ConfigError: the corpus has another vocabulary.
+        FolderError: the model has no head that predicts tokens.
+    """
+    encoder = start_encoder(source)
+    usual = default_objective(encoder)
+    kinds = {head.kind for head in load_model(resolve(source)).model.specification}
+    if not {head.kind for head in usual.models(encoder)["model"].heads} <= kinds:
+        usual = MaskedLM() if isinstance(usual, MaskedLMNextSentence) else usual
+    settings = PretrainConfig(
+        encoder,
+        Training(Steps(1), AdamW(), Constant()),
+        usual,
+        (PretrainPhase(min(length, encoder.max_positions)),),
+        evaluation_tokens=tokens,
+        start=source,
+    )
+    where = choose_device(device)
+    models = build_models(settings, corpus)
+    learner = usual.learner(models, vocabulary_of(corpus)).to(where)
+    scored = HeldOut(settings, corpus, np.arange(len(corpus)), Single(), learner)()
+    return {name.removeprefix("held-out/"): value for name, value in scored.items()}
 
 
 def _up_to(tokens: int, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
