@@ -472,3 +472,21 @@ def test_a_phase_may_have_segments_of_its_own(corpus: Corpus, tmp_path: Path) ->
     paired = {line["step"] for line in lines if "loss/pair" in line}
     assert paired == {5, 6, 7, 8}, "the first phase has no pairs to learn from"
     assert done.progress.steps == 8
+
+
+def test_a_model_is_evaluated_on_a_corpus(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain(settings(corpus, 30), corpus, tmp_path / "run")
+    words = ["evaluate", str(tmp_path / "run" / "model"), str(corpus.folder), "--length", "32"]
+    app([*words, "--json"], result_action="return_value")
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics["loss/masked"] < metrics["unigram/loss/masked"]
+    assert metrics["perplexity"] == pytest.approx(np.exp(metrics["loss/masked"]))
+    assert {"accuracy/pair", "majority/accuracy/pair"} <= metrics.keys()
+    bare = Model(settings(corpus).encoder, (MaskedHead(),))
+    save_model(tmp_path / "bare", bare, corpus.tokenizer)
+    app(["evaluate", str(tmp_path / "bare"), str(corpus.folder)], result_action="return_value")
+    shown = capsys.readouterr().out
+    assert "masked" in shown
+    assert "pair" not in shown

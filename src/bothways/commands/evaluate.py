@@ -44,7 +44,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     folder
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
-        Labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
+        The folder of a corpus, for the losses and the perplexity of a pre-trained model; or labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
     settings
         Settings of the task, such as variant=word_l2r for likelihood.
     task
@@ -77,6 +77,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import open_task
     from bothways.tasks.sentence_embedding.task import Embedder
 
+    if Path(file, "manifest.json").is_file():
+        _evaluate_on_corpus(folder, file, length, json, device)
+        return
     if report is not None:
         check_output_path(report, [file])
     if limit is not None and precision != "int8":
@@ -122,6 +125,25 @@ def evaluate(  # noqa: PLR0913 – one option per question
     else:
         metrics = _analyse(predictor, data, folder, report)
     data.show(dict(metrics), metric_table(data.title(folder), {"value": metrics}), json)
+
+
+def _evaluate_on_corpus(
+    folder: str, file: str, length: int | None, json: bool, device: str
+) -> None:
+    """Print the losses, accuracies and perplexity of a pre-trained model on a corpus."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from bothways.data.corpus import Corpus
+    from bothways.pretraining.evaluation import evaluate_on_corpus
+
+    corpus = Corpus.open(file)
+    metrics = evaluate_on_corpus(folder, corpus, length=length or 128, device=device)
+    if json:
+        print(dumps(metrics))
+        return
+    Console().print(metric_table(f"{folder} on {file}", {"": metrics}, ""))
 
 
 def _say_task(predictor: Predictor, asked: str | None, folder: str) -> None:
