@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from bothways.attention.patterns import Causal, Full, Pattern, Window
 from bothways.core.layout import LOOSE, Layout, RectanglePolicy
 from bothways.kernels import dropout as dropouts
 from bothways.kernels.dropout import draw_seed, keep_mask
+from bothways.runtime.tuning import TUNING
 
 HEADS, SIZE = 3, 4
 LENGTHS = [7, 5, 6, 9]
@@ -60,7 +63,7 @@ def test_output_and_gradient_are_the_formula_s(
     pattern: Pattern,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dropouts, "MAX_KEPT", kept)
+    monkeypatch.setattr(dropouts, "TUNING", replace(TUNING, dropout_mask_elements=kept))
     torch.manual_seed(3)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE)
     weights = torch.randn(sum(lengths), HEADS, SIZE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from bothways.core.errors import ConfigError
 from bothways.kernels import int8
 from bothways.kernels.int8 import Int8Linear, quantize_activations, quantize_weights
 from bothways.runtime.devices import has_int8
+from bothways.runtime.tuning import TUNING
 
 pytestmark = [
     pytest.mark.skipif(
@@ -101,7 +104,7 @@ def test_many_rows_in_parts_are_what_they_are_alone(monkeypatch: pytest.MonkeyPa
     with torch.no_grad():
         whole = layer(x)
         alone = torch.cat([layer(row[None]) for row in x])
-        monkeypatch.setattr(int8, "CHUNK_NUMBERS", 24 * 7)
+        monkeypatch.setattr(int8, "TUNING", replace(TUNING, int8_chunk_elements=24 * 7))
         assert torch.equal(layer(x), whole)
     assert torch.equal(alone, whole)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,13 +17,14 @@ from bothways.kernels.dropout import dropout, dropped_product
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
+from bothways.runtime.tuning import TUNING
 
 Found = tuple[Tensor, ...]
 
 
 def product(kept: int, x: Tensor, y: Tensor, mixed: bool, monkeypatch: pytest.MonkeyPatch) -> Found:
     """The output and both gradients, where masks up to so many elements are kept as they are."""
-    monkeypatch.setattr(module, "MAX_KEPT", kept)
+    monkeypatch.setattr(module, "TUNING", replace(TUNING, dropout_mask_elements=kept))
     torch.manual_seed(1)
     x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
@@ -65,7 +67,7 @@ def test_a_rate_of_nearly_1_keeps_next_to_nothing() -> None:
 def test_dropout(dtype: torch.dtype, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for kept in (2**20, 0):
-        monkeypatch.setattr(module, "MAX_KEPT", kept)
+        monkeypatch.setattr(module, "TUNING", replace(TUNING, dropout_mask_elements=kept))
         torch.manual_seed(4)
         x = torch.randn(50, 30, dtype=dtype, requires_grad=True)
         y = dropout(x, rate)
@@ -103,7 +105,7 @@ def test_attention_keeps_its_probabilities_once(
     batch = Batch(torch.randint(50, (96,)), torch.zeros(96, dtype=torch.int64), layout)
     sizes = []
     for kept in (2**20, 0):
-        monkeypatch.setattr(module, "MAX_KEPT", kept)
+        monkeypatch.setattr(module, "TUNING", replace(TUNING, dropout_mask_elements=kept))
         sizes.append(held(model, batch))
     attended, hidden, layers = 4 * 32 * 96, 32 * 96, 2
     if isinstance(position, Disentangled):

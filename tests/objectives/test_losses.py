@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from bothways.core.targets import IGNORED
 from bothways.kernels import cross_entropy as losses
 from bothways.kernels import library
 from bothways.kernels.cross_entropy import cross_entropy
+from bothways.runtime.tuning import TUNING
 
 compiled = pytest.mark.skipif(
     not library.runs_on(torch.device("cpu")), reason="no compiled kernels here"
@@ -100,7 +102,7 @@ def test_sum_gradient_and_hits_equal_torch(
     labels[torch.rand(rows, generator=generator) < ignored] = IGNORED
     mine, reference = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses, "CHUNK_ELEMENTS", {"cpu": chunk})
+        patch.setattr(losses, "TUNING", replace(TUNING, loss_chunk_elements_cpu=chunk))
         found = cross_entropy(mine, labels)
     wanted = F.cross_entropy(reference, labels, reduction="sum", ignore_index=IGNORED)
     torch.testing.assert_close(found.total, wanted)

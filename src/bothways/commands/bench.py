@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
 
 
 def bench(
-    work: Literal["small", "base", "long", "large", "all"] | None = None,
+    work: Literal["small", "base", "long", "large", "all", "tuning"] | None = None,
     *,
     rounds: int = 7,
     device: str = "auto",
@@ -18,7 +22,8 @@ def bench(
     work
         small: 4 layers × 256, 16 × 128 tokens; base: BERT-base, 16 × 128 (minutes on a CPU);
         long: BERT-base, 64 × 512; large: BERT-large, 32 × 512; all: small and base on a CPU, the
-        other three on a GPU. Default: small, on a GPU long.
+        other three on a GPU; tuning: where one way of computing overtakes another on this machine,
+        with the thresholds in use. Default: small, on a GPU long.
     rounds
         Number of rounds per contender; medians are compared.
     device
@@ -34,6 +39,9 @@ def bench(
 
     require_at_least(1, rounds=rounds)
     console, where = Console(), choose_device(device)
+    if work == "tuning":
+        _tune(console, where, rounds)
+        return
     suited = SUITED[where.type]
     for name in suited if work == "all" else [work or suited[0]]:
         load = WORKLOADS[name]
@@ -62,3 +70,20 @@ def bench(
             style="dim",
         )
     console.print(recipe.hardware(where), style="dim")
+
+
+def _tune(console: Console, device: torch.device, rounds: int) -> None:
+    """Print measured thresholds as they come, then as Python."""
+    from bothways.bench.race import hardware
+    from bothways.bench.tuning import measure, snippet
+
+    found = []
+    for each in measure(device, rounds):
+        found.append(each)
+        console.print(f"[bold]{each.field}[/bold]: {each.ways}")
+        speedups = ", ".join(f"{size:,}: {ratio:.2f}×" for size, ratio in each.speedups.items())
+        used = "" if each.used is None else f"; in use: {each.used:,}"
+        value = "none" if each.value is None else f"{each.value:,}"
+        console.print(f"  {speedups}\n  measured: {value}{used}")
+    console.print(snippet(found), highlight=False)
+    console.print(hardware(device), style="dim")

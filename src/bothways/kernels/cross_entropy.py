@@ -24,10 +24,7 @@ from bothways.core.loss import Loss
 from bothways.core.targets import IGNORED
 from bothways.kernels import abi
 from bothways.kernels.library import LabelError, call, runs_on
-
-CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-"""Logits that PyTorch's operators take at a time: on a CPU so few that their fp32 copy stays in
-the cache; on a GPU, which waits for each operation to start, 256 MiB of them."""
+from bothways.runtime.tuning import TUNING
 
 
 def cross_entropy(
@@ -122,5 +119,6 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
-    rows = max(1, CHUNK_ELEMENTS["cuda" if logits.is_cuda else "cpu"] // max(1, logits.shape[1]))
+    cuda, cpu = TUNING.loss_chunk_elements_cuda, TUNING.loss_chunk_elements_cpu
+    rows = max(1, (cuda if logits.is_cuda else cpu) // max(1, logits.shape[1]))
     return (slice(at, at + rows) for at in range(0, len(logits), rows))

@@ -7,7 +7,7 @@ expectation is the input itself.
 
 | device | elements | gradients | dropout |
 |---|---|---|---|
-| CPU | up to `MAX_KEPT`, or any without gradients | any | a mask, kept for the backward pass |
+| CPU | up to `TUNING.dropout_mask_elements`, or any without gradients | any | a mask, kept for the backward pass |
 | CPU | more | yes | a mask, drawn again in the backward pass from its seed |
 | any other | | | PyTorch's |
 
@@ -26,11 +26,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bothways.kernels import abi
+from bothways.runtime.tuning import TUNING
 
 STEPS = 2**16
-MAX_KEPT = 2**20
-"""Elements up to which a mask is kept: drawing it again takes as long as the first time, on one
-core of Cascade Lake 4.3 ms for 2,048 × 768, of a step of 11,000 ms with 24 such masks."""
 
 
 def draw_seed() -> int:
@@ -87,7 +85,7 @@ def dropped_product(
 
 def _is_large(x: Tensor) -> bool:
     """Return whether drawing the mask again is worth the memory."""
-    return x.numel() > MAX_KEPT and x.requires_grad and torch.is_grad_enabled()
+    return x.numel() > TUNING.dropout_mask_elements and x.requires_grad and torch.is_grad_enabled()
 
 
 class Mask(NamedTuple):
@@ -123,7 +121,7 @@ def drop(x: Tensor, rate: float) -> tuple[Tensor, Mask]:
         return x, Mask(None, rate, 0)
     seeded = Mask(None, rate, draw_seed())
     mask = seeded.like(x)
-    return mask.times(x), mask if x.numel() <= MAX_KEPT else seeded
+    return mask.times(x), mask if x.numel() <= TUNING.dropout_mask_elements else seeded
 
 
 class _Dropout(torch.autograd.Function):

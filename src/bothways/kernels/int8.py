@@ -27,12 +27,11 @@ from torch import Tensor, nn
 
 from bothways.kernels.library import multiplies
 from bothways.kernels.linear import CompiledLinear, InferenceLayer, as_fp32, refuse_gradients
+from bothways.runtime.tuning import TUNING
 
 ROWS = 16
 """Rows are filled up to a multiple of it: oneDNN plans each new number of rows, which takes as long
 as a product."""
-CHUNK_NUMBERS = 2**17
-"""Numbers that are scaled and then rounded together, so that they stay in the cache."""
 ZERO_POINT = 128
 """The code of 0: VNNI multiplies unsigned activations by signed weights."""
 ROUND_TO_INTEGER = 1.5 * 2.0**23
@@ -68,7 +67,7 @@ def quantize_activations(x: Float[Tensor, "rows width"]) -> Codes:
     The scale of a row of zeros is 0; that of a row with NaN or infinity is not finite.
     """
     codes = x.new_empty(-(-len(x) // ROWS) * ROWS, x.shape[1], dtype=torch.uint8)
-    rows = max(1, CHUNK_NUMBERS // x.shape[1])
+    rows = max(1, TUNING.int8_chunk_elements // x.shape[1])
     if len(x) <= rows:  # for a short text, splitting takes longer than the work
         return Codes(codes, _quantize_rows(x, codes[: len(x)]))
     parts = zip(torch.split(x, rows), torch.split(codes[: len(x)], rows), strict=True)

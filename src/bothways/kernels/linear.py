@@ -8,7 +8,7 @@ MiniLM on two threads; for a thousand tokens nothing changes.
 |---|---|---|---|---|
 | bf16 | yes | | any | `CompiledLinear` |
 | fp32 | yes | yes | any | `CompiledLinear` |
-| fp32 | yes | no | up to `MAX_ROWS` | `CompiledLinear` |
+| fp32 | yes | no | up to `TUNING.panel_rows` | `CompiledLinear` |
 | fp32 | yes | no | more | `torch.nn.functional.linear` |
 | fp32, bf16 | no | | any | `OneDNNLinear` |
 
@@ -29,13 +29,10 @@ from torch.nn import functional as F
 from bothways.core.errors import ConfigError
 from bothways.kernels import abi
 from bothways.kernels.library import Feature, call, kernel_features
+from bothways.runtime.tuning import TUNING
 
 PANEL, LINE = 32, 64
 """Outputs of a panel, and bytes of a cache line, as in `csrc`."""
-
-MAX_ROWS = 192
-"""Rows up to which panels are faster in fp32 than a plain matrix: on one core of Cascade Lake by
-1.8 for 18 rows of 384 features, by 1.2 for 128; equal for 1,024."""
 
 
 def refuse_gradients(layer: object, *inputs: Tensor) -> None:
@@ -154,7 +151,7 @@ class PanelLinear(InferenceLayer):
         self.bias = as_fp32(linear.bias)
         self.product = CompiledLinear(weight, None, self.bias, dtype)
         always = dtype is torch.bfloat16 or Feature.AMX in kernel_features()
-        self.max_rows = math.inf if always else float(MAX_ROWS)
+        self.max_rows = math.inf if always else float(TUNING.panel_rows)
         """Rows up to which the kernel is used."""
         self.weight = None if always else weight
 

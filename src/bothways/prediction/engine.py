@@ -25,15 +25,10 @@ from bothways.prediction.prepared_model import (
 )
 from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.devices import resolve_precision
+from bothways.runtime.tuning import TUNING
 from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, TaskLearner
 
 T = TypeVar("T")
-
-BATCH_TOKENS = {"cpu": 1024, "cuda": 8192}
-"""Tokens of a batch: on a CPU what its cache holds, 1.2 times as fast as 8,192 with 384 features."""
-BULK_TOKENS = 4096
-"""Tokens from which preparing a model pays: it takes as long as 1,000 to 2,000 tokens save, for any
-model. Also the tokens of a batch for a model that splits batches itself."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,8 @@ class PredictConfig:
 
     Attributes:
         precision: of matrix products; int8 for those of the blocks. A prepared model has its own.
-        tokens: the most tokens of a batch, unless one sequence has more; None for `BATCH_TOKENS`.
+        tokens: the most tokens of a batch, unless one sequence has more; None for the
+            device's (`runtime.tuning`).
         window: examples that are read together; sequences of similar length in a window share a batch.
     """
 
@@ -144,7 +140,7 @@ def predict_encoded(
 ) -> list[tuple[E, P]]:
     """Return encoded examples with their predictions; `on_share` is called after each batch."""
     sequences = [sequence for item in encoded for sequence in item.sequences]
-    bulk = sum(map(len, sequences)) >= BULK_TOKENS
+    bulk = sum(map(len, sequences)) >= TUNING.prepare_tokens
     device = next(task.parameters()).device
     task = _prepared(task, config.precision, device, bulk)
     if isinstance(task.model, PreparedModel):
@@ -152,7 +148,8 @@ def predict_encoded(
     else:
         assert config.precision != "int8"
         dtype, splits = resolve_precision(config.precision, device), False
-    tokens = config.tokens or (BULK_TOKENS if bulk and splits else BATCH_TOKENS[device.type])
+    per_device = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
+    tokens = config.tokens or (TUNING.prepare_tokens if bulk and splits else per_device)
     outputs: dict[int, Output] = {}
     tune_allocator()
     training = task.training

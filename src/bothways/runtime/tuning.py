@@ -40,8 +40,6 @@ class Tuning:
         panel_rows: rows up to which a dense layer with weights in panels beats a plain matrix
             product, where panels are not always faster. One Cascade Lake core: 1.8 times for 18
             rows of 384 features, 1.2 for 128, 1.0 for 1,024.
-        int8_rows: int8 inputs are padded to a multiple of this number of rows, because oneDNN plans
-            every new number of rows, which takes as long as a product. One Cascade Lake core.
         int8_chunk_elements: numbers quantised together, so that they stay in the cache. One
             Cascade Lake core.
         dropout_mask_elements: largest dropout mask that is kept for the backward pass; a larger
@@ -71,7 +69,6 @@ class Tuning:
     masked_window_cuda: int = 1024
     smallest_block: int = 16
     panel_rows: int = 192
-    int8_rows: int = 16
     int8_chunk_elements: int = 2**17
     dropout_mask_elements: int = 2**20
     activation_elements: int = 2**22
