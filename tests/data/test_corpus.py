@@ -719,9 +719,9 @@ def test_the_commands_build_and_show(
     commands.inspect(tmp_path / "c", documents=5, verify=True)
     shown = capsys.readouterr().out
     for expected in (
-        "All files are as they were built",
+        "All files match the manifest",
         "sentences of a document",
-        "left out: seen before",
+        "left out: duplicates",
         "the dog ran.",
         "…",
     ):

@@ -81,7 +81,7 @@ def test_folders_may_have_brackets(
     ]
     app(line, result_action="return_value")
     app(line, result_action="return_value")
-    assert "\nc[/x] holds the corpus of these inputs already;" in f"\n{capsys.readouterr().err}"
+    assert "\nc[/x] already has the corpus of these inputs;" in f"\n{capsys.readouterr().err}"
     app(
         ["tokenizer", "train", "text.txt", "--size", "60", "--out", "t[/x]"],
         result_action="return_value",

@@ -52,7 +52,7 @@ def test_train_writes_what_train_returns(tmp_path, capsys, text, options, kind):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["vocabulary"]
     said = " ".join(capsys.readouterr().err.split())
     assert f"{made.size:,} tokens" in said
-    assert "learnt from all of 0.0 million characters" in said
+    assert "trained on all of 0.0 million characters" in said
     assert (
         len(transformers.AutoTokenizer.from_pretrained(tmp_path / "new" / "vocabulary"))
         == made.size
@@ -74,8 +74,8 @@ def test_train_says_what_it_left_out(tmp_path, capsys, text):
         5,
     )
     said = " ".join(capsys.readouterr().err.split())
-    assert "(the text gives no more, 9,000 were asked for)" in said
-    assert "%, evenly drawn, of 0.0 million characters" in said
+    assert "(the text has no more candidates for the requested 9,000)" in said
+    assert "%) of 0.0 million characters" in said
 
 
 def test_train_refuses_a_folder_in_use_and_leaves_it(tmp_path, text):
@@ -119,7 +119,7 @@ def test_an_input_that_cannot_be_read_is_named_and_not_the_output(tmp_path, monk
 
 def test_train_refuses_options_of_another_kind(tmp_path, text):
     with pytest.raises(
-        ConfigError, match="--prefix-space: is no option of a wordpiece vocabulary"
+        ConfigError, match="--prefix-space: is not an option of wordpiece"
     ) as caught:
         run("train", text, "--out", tmp_path / "out", "--prefix-space")
     assert (

@@ -1,4 +1,4 @@
-"""`bothways corpus build | inspect`: text becomes a memory-mapped corpus, and what is in one."""
+"""`bothways corpus build | inspect`: build a memory-mapped corpus from text, and inspect it."""
 
 from __future__ import annotations
 
@@ -30,27 +30,30 @@ def build(
     min_tokens: int = 1,
     workers: int | None = None,
 ) -> None:
-    """Build a corpus: documents, sentences, token ids. Run again after an interruption, it goes on where it was.
+    """Build a corpus: documents, sentences, token ids.
+
+    The same command resumes an interrupted build.
 
     Parameters
     ----------
     inputs
-        Files (.txt, .jsonl, .parquet, wiki-extractor's; .gz, .xz, .zst and .bz2 of them), folders, globs in quotes, or Hub
-        data sets as hub:owner/name:configuration:split.
+        Files (.txt, .jsonl, .parquet, wiki-extractor's; also .gz, .xz, .zst and .bz2), folders,
+        quoted globs, or Hub data sets as hub:owner/name:configuration:split.
     tokenizer
         A folder made by `bothways tokenizer train`, a tokenizer.json or a vocab.txt.
     out
-        The folder of the corpus.
+        Folder of the corpus.
     column
-        Where the text is in .jsonl, .parquet and Hub rows.
+        Column of the text in .jsonl, .parquet and Hub rows.
     boundary
-        What ends a document in a .txt file: blank lines, the line, the file; auto takes blank lines if there are any.
+        End of a document in a .txt file: blank line, line or file; auto: blank lines if there are
+        any, else each line is a document.
     language
-        Of the sentences, as en, zh, de; auto tells English from Chinese for each document.
+        Language of the sentences, such as en, zh, de; auto: English or Chinese, by document.
     min_tokens
         Leave out documents with fewer tokens.
     workers
-        Processes; one per core unless given. The corpus does not depend on it.
+        Number of processes; default: one per core. The corpus does not depend on it.
     """
     from rich.console import Console
     from rich.text import Text
@@ -72,23 +75,23 @@ def build(
             language=language, min_tokens=min_tokens, workers=workers, progress=progress,
         )  # fmt: skip
     if known:
-        say(console, f"{out} holds the corpus of these inputs already; there was nothing to do.")
+        say(console, f"{out} already has the corpus of these inputs; nothing to do.")
     Console().print(Text(str(out), "bold"), _counts(result), sep="\n")
 
 
 def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool = False) -> None:
-    """Show a corpus: counts, lengths, what was left out, and some documents as the model will read them.
+    """Show a corpus: counts, lengths, and some documents as the model reads them.
 
     Parameters
     ----------
     folder
         A folder made by `bothways corpus build`.
     documents
-        How many to show.
+        Number of documents to show.
     seed
-        Decides which.
+        Seed of their choice.
     verify
-        Compare every byte with the digests of the manifest.
+        Compare the files with the digests in the manifest.
     """
     from rich.console import Console
     from rich.text import Text
@@ -99,9 +102,9 @@ def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool 
     console = Console()
     corpus = Corpus.open(folder)
     if verify:
-        with console.status("comparing all files with the manifest …"):
+        with console.status("comparing files with the manifest …"):
             corpus.verify()
-        console.print("All files are as they were built.")
+        console.print("All files match the manifest.")
     console.print(Text(str(folder), "bold"), _counts(corpus), _lengths(corpus), sep="\n")
     count = min(max(documents, 0), len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
@@ -120,14 +123,14 @@ def _counts(corpus: Corpus) -> Table:
         ("documents", f"{counts.documents:,}"),
         ("sentences", f"{counts.sentences:,}"),
         ("tokens", f"{counts.tokens:,}"),
-        ("left out: seen before", f"{counts.duplicates:,}"),
+        ("left out: duplicates", f"{counts.duplicates:,}"),
         (
             "left out: empty"
             if settings.min_tokens == 1
             else f"left out: fewer than {settings.min_tokens} tokens",
             f"{counts.short:,}",
         ),
-        ("on the disk", f"{size / 2**20:,.1f} MiB"),
+        ("size", f"{size / 2**20:,.1f} MiB"),
         ("vocabulary", f"{corpus.tokenizer.size:,}"),
         ("unknown tokens", f"{corpus.unknown_share:.2%}"),
         ("language", settings.language),

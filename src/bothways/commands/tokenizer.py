@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS
+from bothways.commands.progress import terminal_progress
 from bothways.core.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
+    from bothways.core.progress import Progress
     from bothways.text.sampling import Sample
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.trainers import Kind
@@ -36,28 +37,28 @@ _LINES = 256
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Options:
-    """What the vocabulary shall be like; what is left out is as the kind has it.
+    """Options of the vocabulary; the default of each kind is in brackets.
 
     Parameters
     ----------
     size
-        Tokens, the five special ones included (30,000; bpe 50,000).
+        Number of tokens, including five special ones (30,000; bpe 50,000).
     min_frequency
-        How often a pair of pieces must occur to be joined (2). Not for unigram.
+        Minimum occurrences of a pair of pieces to merge it (2). Not for unigram.
     lowercase
-        Read everything in lower case (yes). Not for bpe.
+        Convert the text to lower case (yes). Not for bpe.
     strip_accents
-        Take accents off (as lowercase). Not for bpe.
+        Remove accents (as lowercase). Not for bpe.
     cjk
-        Make each ideograph a word of its own (yes). wordpiece only.
+        Make each ideograph a word (yes). wordpiece only.
     alphabet
         The number of characters to keep (1,000, or what coverage needs). wordpiece only.
     coverage
         The share of the text's characters to keep (0.9995). wordpiece only.
     prefix_space
-        Read the first word of a text as if after a space (yes). bpe only.
+        Treat the first word of a text as if it followed a space (yes). bpe only.
     longest
-        Characters of a piece at most (16). unigram only.
+        Maximum characters of a piece (16). unigram only.
     """
 
     size: int | None = None
@@ -81,53 +82,56 @@ def train(
     seed: int = 0,
     column: str = "text",
 ) -> None:
-    """Train a vocabulary and write a folder that bothways and transformers open. The same text gives the same files.
+    """Train a vocabulary and write a folder that bothways and transformers open.
+
+    The same text gives the same files.
 
     Parameters
     ----------
     inputs
         Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders, globs or hub:owner/name.
     out
-        The folder to write; it must not exist, or be empty.
+        Folder to write; it must not exist or must be empty.
     kind
-        wordpiece is BERT's, bpe is RoBERTa's (over bytes), unigram is ALBERT's.
+        wordpiece as in BERT, bpe as in RoBERTa (over bytes), or unigram as in ALBERT.
     ceiling
-        Millions of characters to learn from; of longer texts an even sample is taken.
+        Maximum size of the training text in millions of characters; longer texts are sampled
+        evenly.
     seed
-        For that sample.
+        Seed of that sample.
     column
-        Where the text is in .jsonl and .parquet.
+        Column of the text in .jsonl and .parquet.
     """
     from bothways.text.sampling import sample
     from bothways.text.trainers import learn
 
     chosen = _kind(kind, options)
     console = _console()
-    with _empty_folder(out) as folder, _progress(console) as progress:
+    with _empty_folder(out) as folder, terminal_progress(console) as progress:
         texts = sample(_read(inputs, column, progress), int(ceiling * 1e6), seed)
         tokenizer = learn(texts, chosen, lambda kept: _tracked(kept, progress))
         tokenizer.save(folder)
     fewer = (
-        f" (the text gives no more, {chosen.size:,} were asked for)"
+        f" (the text has no more candidates for the requested {chosen.size:,})"
         if tokenizer.size < chosen.size
         else ""
     )
-    share = "all" if texts.kept == texts.seen else f"{texts.kept / texts.seen:.1%}, evenly drawn,"
-    text = f"learnt from {share} of {texts.seen / 1e6:,.1f} million characters"
+    share = "all" if texts.kept == texts.seen else f"an even sample ({texts.kept / texts.seen:.1%})"
+    text = f"trained on {share} of {texts.seen / 1e6:,.1f} million characters"
     say(console, f"{out}: {tokenizer.size:,} tokens{fewer}, {text}")
 
 
 def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = None) -> None:
-    """Encode each line to a JSON object with ids, tokens and offsets, without [CLS] and [SEP], in input order.
+    """Encode each line to a JSON object with ids, tokens and offsets, without [CLS] and [SEP].
 
     Parameters
     ----------
     inputs
-        Text files, also .gz, .xz, .zst; - is the standard input, which is read where none is named.
+        Text files, also .gz, .xz, .zst; - is standard input, the default.
     tokenizer
         A folder, a tokenizer.json or a vocab.txt.
     out
-        The .jsonl file to write, instead of standard output.
+        .jsonl file to write; default: standard output.
     """
     from bothways.core.atomic_files import check_output_path, replace_file
     from bothways.data.text_io import STDIN
@@ -136,8 +140,8 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     if out is not None:
         check_output_path(out, [*(inputs or ()), tokenizer])
     model = Tokenizer.load(tokenizer)
-    hidden = out is None and sys.stdout.isatty()  # the lines would run through the bar
-    with _progress(_console(), hidden) as progress:
+    hidden = out is None and sys.stdout.isatty()  # a bar would be mixed with the output
+    with terminal_progress(_console(), hidden=hidden) as progress:
         rows = _encoded(model, _lines(inputs or [STDIN], progress))
         if out is None:
             sys.stdout.writelines(rows)
@@ -153,7 +157,9 @@ def report(
     examples: int = 10,
     column: str = "text",
 ) -> None:
-    """Report how well a vocabulary fits a text: unknown rate, tokens per word, coverage, unused tokens, examples.
+    """Report how well a vocabulary fits a text.
+
+    Shows the unknown rate, tokens per word, coverage, unused tokens and examples.
 
     Parameters
     ----------
@@ -162,11 +168,11 @@ def report(
     tokenizer
         A folder, a tokenizer.json or a vocab.txt.
     ceiling
-        Millions of characters to read; of longer texts an even sample is taken.
+        Maximum size of the text in millions of characters; longer texts are sampled evenly.
     examples
-        How many tokens and words to show of each kind.
+        Number of tokens and words to show of each kind.
     column
-        Where the text is in .jsonl and .parquet.
+        Column of the text in .jsonl and .parquet.
     """
     from rich.console import Console
 
@@ -175,7 +181,7 @@ def report(
     from bothways.text.vocabulary_report import vocabulary_report as examine
 
     model = Tokenizer.load(tokenizer)
-    with _progress(_console()) as progress:
+    with terminal_progress(_console()) as progress:
         texts = sample(_read(inputs, column, progress), int(ceiling * 1e6))
         found = examine(model, _tracked(texts, progress), examples=examples)
     Console().print(_table(found, str(tokenizer)))
@@ -193,9 +199,11 @@ def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kin
     known = {field.name for field in dataclasses.fields(kinds[name])}
     given = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
     for key in given.keys() - known:
-        fix = f"It has {', '.join('--' + other.replace('_', '-') for other in sorted(known))}."
+        options = ", ".join("--" + other.replace("_", "-") for other in sorted(known))
         raise ConfigError(
-            f"is no option of a {name} vocabulary", where="--" + key.replace("_", "-"), fix=fix
+            f"is not an option of {name}",
+            where="--" + key.replace("_", "-"),
+            fix=f"Its options: {options}.",
         )
     return kinds[name](**given)
 
@@ -206,61 +214,38 @@ def _console() -> Console:
     return Console(stderr=True)
 
 
-@contextmanager
-def _progress(console: Console, hidden: bool = False) -> Iterator[Progress]:
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=hidden or not console.is_terminal
-    ) as progress:
-        yield progress
-
-
 def _read(inputs: list[str], column: str, progress: Progress) -> Iterator[str]:
-    """Texts of the documents, with progress in bytes."""
+    """Yield the texts of the documents, with progress in bytes."""
     from bothways.data.documents import read_documents
 
     reader = read_documents(inputs, column=column)
-    task = progress.add_task("reading", total=reader.total or None)
+    progress.stage("reading", reader.total or None)
     for number, document in enumerate(reader):
         if number % _LINES == 0:
-            progress.update(task, completed=reader.position)
+            progress.advance(reader.position)
         yield document.text
-    progress.remove_task(task)
 
 
 def _tracked(texts: Sample, progress: Progress) -> Iterator[str]:
-    """The texts of a sample, with progress in characters. What follows the last one has no measure."""
-    task = progress.add_task("counting words", total=texts.kept)
+    """Yield the texts of a sample, with progress in characters; later work has no measure."""
+    progress.stage("counting words", texts.kept)
+    done = 0
     for block in texts.blocks:
         yield from block
-        progress.advance(task, sum(map(len, block)))
-    progress.update(task, description="joining pieces", total=None)
+        done += sum(map(len, block))
+        progress.advance(done)
+    progress.stage("merging pieces")
 
 
 @contextmanager
 def _empty_folder(out: Path) -> Iterator[Path]:
-    """`core.files.new_folder`, for a place where nothing can be lost."""
+    """Write a folder that does not exist or is empty."""
     from bothways.core.atomic_files import replace_folder
     from bothways.core.errors import ResourceError
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ResourceError(
-            "exists and is not an empty folder", where=out, fix="Choose another name for --out."
+            "exists and is not an empty folder", where=out, fix="Choose another --out."
         )
     with replace_folder(out) as folder:
         yield folder
@@ -271,16 +256,16 @@ def _lines(inputs: list[str], progress: Progress) -> Iterator[str]:
 
     files, bytes_read = [None if name == STDIN else file_at(name) for name in inputs], BytesRead()
     sizes = [file.stat().st_size for file in files if file is not None]
-    task = progress.add_task("encoding", total=sum(sizes) if len(sizes) == len(files) else None)
+    progress.stage("encoding", sum(sizes) if len(sizes) == len(files) else None)
     for file in files:
         for number, line in standard_input() if file is None else read_lines(file, bytes_read):
             if number % _LINES == 0:
-                progress.update(task, completed=bytes_read.position)
+                progress.advance(bytes_read.position)
             yield line
 
 
 def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:
-    """JSON lines, some hundred at a time."""
+    """Yield JSON lines in blocks."""
     while block := list(itertools.islice(lines, _LINES)):
         rows = []
         for encoded in tokenizer.encode_with_offsets(block):
@@ -310,14 +295,14 @@ def _table(found: VocabularyReport, title: str) -> Table:
         "unknown": f"{found.unknown:.3%} of tokens, {found.unknown_words:.3%} of words",
         "fertility": f"{found.fertility:.3f} tokens per word",
         "whole words": f"{found.whole_words:.1%} of words are one token",
-        "coverage": f"{found.covered:.3%} of characters lie in words without an unknown token",
+        "coverage": f"{found.covered:.3%} of characters are in words without an unknown token",
         "longest tokens": ", ".join(found.longest),
         "split words": _examples(found.split),
         "unknown words": _examples(found.strange),
     }
     table = Table(title=Text(title), box=box.SIMPLE, show_header=False)
     for name, value in rows.items():
-        table.add_row(name, Text(value))  # Text: brackets in tokens are no markup
+        table.add_row(name, Text(value))  # Text: brackets in tokens are not markup
     return table
 
 
