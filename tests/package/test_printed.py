@@ -14,19 +14,26 @@ from bothways.cli import app
 from bothways.commands import features, finetune
 from bothways.commands.tables import metric_table
 from bothways.core.terminal import say
+from bothways.report.sections import TableSection
+from bothways.report.terminal import render_report
 from bothways.sweeps.runs import Series, SweepOutcome
 from bothways.text.trainers import WordPiece, train_tokenizer
 
 METRICS = {"f1": 0.25, "f1/[/x]": 1.0}
 
 
+def printed_lines(printed: Any, width: int = 200) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(printed)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+
+
 def shown(printed: object) -> list[list[str]]:
     """The cells of a table as they are printed, row by row."""
-    console = Console(file=io.StringIO(), width=200)
-    console.print(printed)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     rows = [
-        line.strip().replace("┃", "│")[1:-1].split("│") for line in lines if line.strip()[0] in "│┃"
+        line.strip().replace("┃", "│")[1:-1].split("│")
+        for line in printed_lines(printed)
+        if line.strip()[0] in "│┃"
     ]
     return [[cell.strip() for cell in row] for row in rows]
 
@@ -39,8 +46,7 @@ def test_a_line_is_printed_as_it_is() -> None:
 
 def test_a_table_of_metrics_of_several_models() -> None:
     table = metric_table("a [/b]", {"fp32": METRICS, "int8": {"f1": 0.5, "f1/[/x]": 0.0}})
-    assert table.title is not None
-    assert str(table.title) == "a [/b]"
+    assert printed_lines(table)[0] == "a [/b]"
     assert shown(table) == [
         ["metric", "fp32", "int8"],
         ["f1", "0.2500", "0.5000"],
@@ -87,3 +93,10 @@ def test_folders_may_have_brackets(
         result_action="return_value",
     )
     assert capsys.readouterr().err.startswith("t[/x]: ")
+
+
+def test_a_title_is_not_wrapped_to_the_width_of_its_table() -> None:
+    title = "models/a/rather/long/path/of/a/model on data/another/rather/long/path.tsv"
+    assert printed_lines(metric_table(title, {"f1": {"f1": 0.5}}), width=80)[0] == title
+    section = TableSection(title, ["a"], [[1]])
+    assert printed_lines(render_report(section), width=80)[0].strip() == title

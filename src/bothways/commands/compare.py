@@ -8,7 +8,7 @@ from bothways.commands.options import AnyTask
 from bothways.core.terminal import say
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from bothways.sweeps.significance import ModelComparison
 
@@ -83,15 +83,17 @@ def compare(  # noqa: PLR0913 – one option per question
     say(console, str(found))
 
 
-def _table(found: ModelComparison, data: str) -> Table:
+def _table(found: ModelComparison, data: str) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"Grades on {data}"))
+    from bothways.report.terminal import titled
+
+    table = Table()
     for name in ("model", "runs", "mean grade", "deviation over seeds"):
         table.add_column(name, justify="left" if name == "model" else "right")
     for side in (found.a, found.b):
         table.add_row(
             Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", f"{side.deviation:.4f}"
         )
-    return table
+    return titled(f"Grades on {data}", table)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from bothways.prediction.layer_sweep import Sweep
     from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
@@ -78,13 +78,13 @@ def embed(
     )
 
 
-def sweep_table(found: Sweep, title: str) -> Table:
-    """Every layer with every pooling, the best one marked."""
+def sweep_table(found: Sweep, title: str) -> RenderableType:
+    """Return a table of every layer with every pooling, the best one marked."""
     from rich.table import Table
-    from rich.text import Text
+
+    from bothways.report.terminal import titled
 
     table = Table(
-        title=Text(title),
         caption=f"{found.pairs:,} pairs. anisotropy: the mean cosine of any two texts",
     )
     for name in ("layer", "pooling", "pearson", "spearman", "anisotropy"):
@@ -96,4 +96,4 @@ def sweep_table(found: Sweep, title: str) -> Table:
         table.add_row(
             str(cell.layer), f"{cell.pooling}{mark}", *(f"{number:.4f}" for number in numbers)
         )
-    return table
+    return titled(title, table)

@@ -10,7 +10,7 @@ from bothways.commands.tables import metric_table
 from bothways.core.progress import TimeLeft
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from bothways.finetuning.frozen_features import FeatureResult
 
@@ -91,7 +91,7 @@ def features(
         Console().print(_table(done))
 
 
-def _table(done: FeatureResult) -> Table:
+def _table(done: FeatureResult) -> RenderableType:
     shares = {
         f"share of layer {place} of {len(done.shares)}": share
         for place, share in enumerate(done.shares, 1)

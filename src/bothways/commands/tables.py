@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
 def metric_table(
@@ -14,7 +14,7 @@ def metric_table(
     columns: Mapping[str, Mapping[str, float | int]],
     head: str = "metric",
     shown: Callable[[str, float], str] = lambda name, value: f"{value:.4f}",
-) -> Table:
+) -> RenderableType:
     """Build a table of the metrics of one or more models, which have equal metric names.
 
     Args:
@@ -25,7 +25,9 @@ def metric_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title))
+    from bothways.report.terminal import titled
+
+    table = Table()
     table.add_column(head)
     for name in columns:
         table.add_column(name, justify="right")
@@ -33,4 +35,4 @@ def metric_table(
         table.add_row(
             Text(metric), *(shown(metric, metrics[metric]) for metrics in columns.values())
         )
-    return table
+    return titled(title, table)

@@ -20,8 +20,7 @@ from bothways.commands.progress import terminal_progress
 from bothways.core.terminal import say
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
 
     from bothways.core.progress import Progress
     from bothways.text.sampling import Sample
@@ -284,10 +283,12 @@ def _write(rows: Iterator[str], place: Path) -> None:
         file.writelines(rows)
 
 
-def _table(found: VocabularyReport, title: str) -> Table:
+def _table(found: VocabularyReport, title: str) -> RenderableType:
     from rich import box
     from rich.table import Table
     from rich.text import Text
+
+    from bothways.report.terminal import titled
 
     rows = {
         "vocabulary": f"{found.size:,} tokens, {found.unused:.1%} of them unused here",
@@ -300,10 +301,10 @@ def _table(found: VocabularyReport, title: str) -> Table:
         "split words": _examples(found.split),
         "unknown words": _examples(found.strange),
     }
-    table = Table(title=Text(title), box=box.SIMPLE, show_header=False)
+    table = Table(box=box.SIMPLE, show_header=False)
     for name, value in rows.items():
         table.add_row(name, Text(value))  # Text: brackets in tokens are not markup
-    return table
+    return titled(title, table)
 
 
 def _examples(words: Sequence[SplitWord]) -> str:

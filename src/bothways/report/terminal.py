@@ -57,7 +57,7 @@ def render_report(section: Section) -> RenderableType:
     match section:
         case KeyFigures(figures):
             return _grid(
-                "", ("", "", ""), [(figure.label, figure.value, figure.note) for figure in figures]
+                ("", "", ""), [(figure.label, figure.value, figure.note) for figure in figures]
             )
         case Curves():
             return _curves(section)
@@ -79,19 +79,21 @@ def render_report(section: Section) -> RenderableType:
             assert_never(section)
 
 
-def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Grid:
+def titled(title: str, table: Grid) -> RenderableType:
+    """Put a title above a table: one of the table's own would wrap to the width of the table."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(title, style="bold"), table) if title else table
+
+
+def _grid(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Grid:
     """Build a table; columns of numbers are aligned to the right."""
     from rich import box
     from rich.table import Table as Grid
     from rich.text import Text
 
-    grid = Grid(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_header=any(columns),
-        pad_edge=False,
-    )
+    grid = Grid(box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False)
     for place, column in enumerate(columns):
         numeric = any(isinstance(row[place], int | float) for row in rows)
         grid.add_column(Text(column), justify="right" if numeric else "left")
@@ -117,10 +119,11 @@ def _table(table: TableSection) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    grid = _grid(table.title, table.columns, table.rows)
+    grid = _grid(table.columns, table.rows)
     if table.total and grid.rows:
         grid.rows[-1].style = "bold"
-    return Group(grid, Text(table.note, style="dim")) if table.note else grid
+    shown = titled(table.title, grid)
+    return Group(shown, Text(table.note, style="dim")) if table.note else shown
 
 
 def confusion_table(section: Confusion) -> TableSection:
@@ -133,7 +136,7 @@ def confusion_table(section: Confusion) -> TableSection:
     )
 
 
-def _comparison(section: ComparisonChart) -> Grid:
+def _comparison(section: ComparisonChart) -> RenderableType:
     rows: list[tuple[Cell, ...]] = [
         (
             name,
@@ -147,12 +150,11 @@ def _comparison(section: ComparisonChart) -> Grid:
         (name, readable_number(value, section.percent), None, None)
         for name, value in section.baselines.items()
     ]
-    return _grid(
-        f"{section.title}: {section.measure}", ("", "mean", "spread (σ)", "each run"), rows
-    )
+    grid = _grid(("", "mean", "spread (σ)", "each run"), rows)
+    return titled(f"{section.title}: {section.measure}", grid)
 
 
-def _curves(section: Curves) -> Grid:
+def _curves(section: Curves) -> RenderableType:
     number = functools.partial(readable_number, percent=section.percent)
     rows: list[tuple[Cell, ...]] = [
         (line.name, sparkline(line), " → ".join(map(number, (line.y[0], line.y[-1]))))
@@ -163,7 +165,7 @@ def _curves(section: Curves) -> Grid:
         (name, None, readable_number(value, section.percent))
         for name, value in section.baselines.items()
     ]
-    return _grid(f"{section.title}: {section.y_label}", ("", "", ""), rows)
+    return titled(f"{section.title}: {section.y_label}", _grid(("", "", ""), rows))
 
 
 def sparkline(line: Line, columns: int = _COLUMNS) -> str:
