@@ -13,7 +13,7 @@ from bothways.tasks.question_answering.answer_spans import (
     covering,
     span_scores,
 )
-from bothways.tasks.windows import Window, windows
+from bothways.tasks.windows import TextWindow, windows
 
 
 @given(
@@ -47,7 +47,7 @@ def test_characters_keep_marks_and_leave_white_space() -> None:
 
 
 def google(
-    scores: list[np.ndarray], parts: list[Window], longest: int
+    scores: list[np.ndarray], parts: list[TextWindow], longest: int
 ) -> dict[tuple[int, int], float]:
     """Every span that run_squad.py could name, had it no limit of 20 starts and ends: its first token has the most context in
     the span's window."""
@@ -100,8 +100,8 @@ def test_spans_are_all_of_googles_and_those_that_windows_cut(
 
 UNEQUAL = [
     [
-        Window(0, 3),
-        Window(0, 9),
+        TextWindow(0, 3),
+        TextWindow(0, 9),
     ],  # the second word has one token on its poorer side in both
     windows(572, 300, 128),  # of the last two, the longer one wins though it has a token less
 ]
@@ -109,7 +109,7 @@ UNEQUAL = [
 
 @pytest.mark.parametrize("parts", UNEQUAL)
 def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_its_tokens(
-    parts: list[Window],
+    parts: list[TextWindow],
 ) -> None:
     rng = np.random.default_rng()
     scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
@@ -122,7 +122,7 @@ def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_
 
 
 def test_of_equal_spans_the_first_comes_first() -> None:
-    table = span_scores([np.zeros((4, 2), dtype=np.float32)], [Window(0, 4)], 2)
+    table = span_scores([np.zeros((4, 2), dtype=np.float32)], [TextWindow(0, 4)], 2)
     assert [span[:2] for span in best_spans(table, 20)] == [
         (0, 0),
         (0, 1),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.tasks.windows import Window, owners, windows
+from bothways.tasks.windows import TextWindow, owners, windows
 
 
 @settings(deadline=None)
@@ -50,7 +50,7 @@ def test_windows_are_googles(tokens: int, room: int, stride: int) -> None:
     expected, start = [], 0
     while True:  # the loop of convert_examples_to_features in run_squad.py
         length = min(tokens - start, room)
-        expected.append(Window(start, start + length))
+        expected.append(TextWindow(start, start + length))
         if start + length == tokens:
             break
         start += min(length, stride)

@@ -198,11 +198,11 @@ def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kin
     known = {field.name for field in dataclasses.fields(kinds[name])}
     given = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
     for key in given.keys() - known:
-        options = ", ".join("--" + other.replace("_", "-") for other in sorted(known))
+        names = ", ".join("--" + other.replace("_", "-") for other in sorted(known))
         raise ConfigError(
             f"is not an option of {name}",
             where="--" + key.replace("_", "-"),
-            fix=f"Its options: {options}.",
+            fix=f"Its options: {names}.",
         )
     return kinds[name](**given)
 

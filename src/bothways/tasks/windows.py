@@ -14,19 +14,19 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """The tokens `[start, stop)` of a text."""
 
     start: int
     stop: int
 
 
-def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[Window]:
+def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[TextWindow]:
     """Split a text into windows of at most `room` tokens, one every `stride`; at least one window.
 
     Example:
         >>> windows(7, room=4, stride=2)
-        [Window(start=0, stop=4), Window(start=2, stop=6), Window(start=4, stop=7)]
+        [TextWindow(start=0, stop=4), TextWindow(start=2, stop=6), TextWindow(start=4, stop=7)]
 
     Args:
         full: move the last window back so that it has `room` tokens too: `(3, 7)` in the example.
@@ -34,11 +34,11 @@ def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[
     step, last = min(room, stride), max(0, tokens - room)
     count = 1 - (-last // step)  # 1 + last / step, rounded up
     starts = [min(step * number, last) if full else step * number for number in range(count)]
-    return [Window(start, min(start + room, tokens)) for start in starts]
+    return [TextWindow(start, min(start + room, tokens)) for start in starts]
 
 
 def owners(
-    positions: Int[NDArray[np.int64], " words"], parts: Many[Window], room: int
+    positions: Int[NDArray[np.int64], " words"], parts: Many[TextWindow], room: int
 ) -> Int[NDArray[np.int64], " words"]:
     """Return the window in which each position counts, for windows that all hold `room` tokens.
 

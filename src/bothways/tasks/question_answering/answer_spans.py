@@ -17,7 +17,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.tasks.windows import Window
+from bothways.tasks.windows import TextWindow
 
 Offsets = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -47,7 +47,7 @@ def characters(text: str, offsets: Offsets, first: int, last: int) -> tuple[int,
     return start + len(span) - len(span.lstrip()), stop - len(span) + len(span.rstrip())
 
 
-def span_scores(scores: Many[Scores], parts: Many[Window], longest: int) -> NDArray[np.float32]:
+def span_scores(scores: Many[Scores], parts: Many[TextWindow], longest: int) -> NDArray[np.float32]:
     """Return the scores of all spans of a text `(tokens, longest)`.
 
     Entry `[i, n]` is the span of the n + 1 tokens from i on; −∞ if no window holds it.

@@ -63,7 +63,7 @@ from bothways.tasks.question_answering.examples import (
     question_of,
 )
 from bothways.tasks.question_answering.metrics import AnswerScores, grade_answer
-from bothways.tasks.windows import Window, windows
+from bothways.tasks.windows import TextWindow, windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
@@ -83,7 +83,7 @@ class EncodedQuestion(EncodedExample):
     """
 
     context: Encoded
-    windows: tuple[Window, ...]
+    windows: tuple[TextWindow, ...]
     begin: int
     end: int
 
@@ -313,7 +313,7 @@ def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None
     return None, 0.0
 
 
-def _positions(span: tuple[int, int] | None, part: Window, begin: int) -> tuple[int, int]:
+def _positions(span: tuple[int, int] | None, part: TextWindow, begin: int) -> tuple[int, int]:
     """Return the positions of a span in a window; twice 0 ([CLS]) if it is not whole there."""
     if span is None or span[0] < part.start or span[1] >= part.stop:
         return 0, 0

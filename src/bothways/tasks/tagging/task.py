@@ -63,7 +63,7 @@ from bothways.tasks.tagging.examples import (
 from bothways.tasks.tagging.metrics import EntityCounts, TagCounts, types_of
 from bothways.tasks.tagging.schemes import OUTSIDE, Scheme, as_labels, chunks, spells_entities
 from bothways.tasks.tagging.word_splitter import Splitter
-from bothways.tasks.windows import Window, owners, windows
+from bothways.tasks.windows import TextWindow, owners, windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -387,7 +387,7 @@ def _all_tokens(
     return np.concatenate([starts[:0], *positions]), spread
 
 
-def _missed(parts: Many[Window], tokens: int) -> int:
+def _missed(parts: Many[TextWindow], tokens: int) -> int:
     """Return how many tokens are in no window: parts of a word that is longer than a window."""
     covered = end = 0
     for part in parts:
