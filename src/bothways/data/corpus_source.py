@@ -127,7 +127,7 @@ class CorpusSource:
         return cursor.epoch + (cursor.block + done) / self._blocks(cursor.epoch)
 
     def unread(self, cursor: Cursor) -> NDArray[np.int64]:
-        """Return the ids of the documents of which nothing was read before, in the cursor's epoch."""
+        """Return the ids of the documents unread before the cursor, in its epoch."""
         view, selection = self._view(cursor.epoch), self._selection
         read = np.zeros(len(selection), dtype=np.bool_)
         read[selection.opened_before(self.seed, view, cursor.block)] = True
