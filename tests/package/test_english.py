@@ -63,7 +63,6 @@ PENDING = {
     "preflight",
     "pretrain.md",
     "pretraining",
-    "reproduce.md",
     "runtime",
     "stability.md",
     "sweeps",
