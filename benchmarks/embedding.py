@@ -50,6 +50,7 @@ from bothways.model.flops import forward_flops
 from bothways.prediction.engine import PredictConfig, predict, prepare_task
 from bothways.prediction.predictor import open_learner
 from bothways.quickstart.installed_docs import DocKind, installed_docstrings
+from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.devices import Precision, has_bf16, has_int8
 from bothways.tasks.base import TaskLearner
 from bothways.tasks.text_examples import TextExample
@@ -71,7 +72,8 @@ def docstrings(count: int) -> list[str]:
 
 
 def ours(task: TaskLearner[Any, Any], precision: Precision = "fp32") -> Embed:
-    """Return the embedding function of this library."""
+    """Return the embedding function of this library, with the command line's memory settings."""
+    tune_allocator()
 
     def embed(texts: list[str]) -> Vectors:
         found = predict(task, map(TextExample, texts), PredictConfig(precision))

@@ -35,6 +35,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.runtime.allocator import tune_allocator
 
 SMALL = {"width": 128, "depth": 2, "heads": 2, "intermediate_size": 512, "vocab": 1000}
 FIRST = 2048
@@ -83,6 +84,7 @@ def measured(
 def _prepared(
     config: EncoderConfig, length: int, device: torch.device
 ) -> tuple[Model, Batch, Tensor]:
+    tune_allocator()
     torch.manual_seed(0)
     ids, everywhere = torch.randint(5, config.vocab, (length,)), torch.arange(length) == 0
     batch = Batch(ids, torch.zeros_like(ids), Layout.of([length]), {}, everywhere).to(device)

@@ -73,8 +73,10 @@ from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.runtime.allocator import tune_allocator
 from bothways.text.tokenizer import Tokenizer
 torch.set_num_threads(1)
+tune_allocator()
 file, vocabulary = sys.argv[1:]
 task, labels = ClassificationTask(), ("even", "odd")
 model = Model(EncoderConfig(30522, 32, 1, 2, 64), task.heads(labels, None))

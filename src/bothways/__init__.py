@@ -35,6 +35,7 @@ _HOME = {
     "push_to_hub": "hub.publish",
     "save_model": "hub.model_folder",
     "train_tokenizer": "api",
+    "tune_allocator": "runtime.allocator",
 }
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from bothways.model.model import Model as Model
     from bothways.prediction.predictor import Predictor as Predictor
     from bothways.pretraining.config import PretrainConfig as PretrainConfig
+    from bothways.runtime.allocator import tune_allocator as tune_allocator
     from bothways.text.tokenizer import Tokenizer as Tokenizer
 
 

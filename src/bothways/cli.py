@@ -14,6 +14,7 @@ from cyclopts import App
 
 import bothways
 from bothways.core.errors import BothwaysError
+from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.limits import limit_threads
 
 _OUT_OF_MEMORY = (
@@ -115,6 +116,7 @@ def main() -> None:
     """Run the command line; exit with 0, 2 (an error the user can fix) or 130 (interrupted)."""
     _prepare_terminal()
     limit_threads()
+    tune_allocator()
     try:
         app([_expand_home(word) for word in sys.argv[1:]], result_action="return_value")
         sys.stdout.flush()  # here, where a full disk or a closed pipe is caught

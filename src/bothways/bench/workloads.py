@@ -28,6 +28,7 @@ from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMLearner, MaskedLMNextSentence
 from bothways.preflight.compute import compute_as
+from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.devices import Precision
 from bothways.training.durations import Steps
 from bothways.training.loop import fit
@@ -97,6 +98,7 @@ def ours(
     training: Training = DEFAULT_TRAINING,
 ) -> Callable[[], None]:
     """Return a function that makes one update with the training loop of this library."""
+    tune_allocator()  # as the training loop does
     model = Model(*MaskedLMNextSentence().models(work.encoder)["model"])
     learner = MaskedLMLearner(model).to(device)
     compute_as(learner.model.encoder, training, device)

@@ -23,7 +23,6 @@ from bothways.prediction.prepared_model import (
     gains_at_bulk,
     prepare_model,
 )
-from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.devices import resolve_precision
 from bothways.runtime.tuning import TUNING
 from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, TaskLearner
@@ -151,7 +150,6 @@ def predict_encoded(
     per_device = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
     tokens = config.tokens or (TUNING.prepare_tokens if bulk and splits else per_device)
     outputs: dict[int, Output] = {}
-    tune_allocator()
     training = task.training
     # Only if needed: a walk over all modules takes a tenth of the time of a short text.
     if training or task.model.training:

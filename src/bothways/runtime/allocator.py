@@ -1,4 +1,8 @@
-"""How this process takes memory and gives it back: on a CPU, settings of glibc's allocator, of which torch takes arrays."""
+"""How this process takes memory and gives it back: settings of glibc's allocator, which torch uses.
+
+Nothing here is called by an import or a constructor: the command line and the training loop call
+`tune_allocator`, and programs of your own may.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import ctypes
 import functools
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-# As malloc.h and mman.h number them.
+# The numbers of malloc.h and mman.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _ADVISE_HUGE_PAGES = 14
 
@@ -18,20 +24,22 @@ _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 @functools.cache
 def tune_allocator() -> bool:
-    """Let this process keep the memory that its arrays free, and take it in large pages; whether the allocator can.
+    """Let this process keep the memory that its arrays free, in large pages.
 
-    By default glibc gives large arrays back to the system, which clears each page anew when it hands it out: tens of thousands
-    of page faults a step. And by default a page has 4 KiB, so that where an array lies must be looked up 512 times as often as
-    in pages of 2 MiB, which Linux gives to those that ask. Memory that was taken before stays in small ones.
+    By default glibc returns large arrays to the system, which clears each page when it hands it out
+    again: tens of thousands of page faults a step. And a page has 4 KiB, so that addresses are
+    looked up 512 times as often as with the pages of 2 MiB that Linux gives on request. Memory
+    taken before stays in small pages; the peak does not change.
 
-    Once is enough, until `give_back`. The peak stays as it is.
+    Returns:
+        Whether the allocator has these settings.
     """
     try:
         libc = ctypes.CDLL(None)
         mallopt = libc.mallopt
     except (OSError, TypeError, AttributeError):
         return False
-    # Take arrays up to 1 GiB from the heap, or 32 MiB where glibc allows no more; never trim the heap.
+    # Take arrays up to 1 GiB from the heap, or 32 MiB if glibc allows no more; never trim the heap.
     threshold = next((each for each in (2**30, 2**25) if mallopt(_MMAP_THRESHOLD, each)), 0)
     if not (threshold and mallopt(_TRIM_THRESHOLD, -1)):
         return False
@@ -41,18 +49,17 @@ def tune_allocator() -> bool:
 
 
 def _ask_for_large_pages(libc: ctypes.CDLL, size: int) -> None:
-    """Ask for all that the heap can come to: it grows by blocks of this size, up to the machine's memory, and has them back."""
+    """Request large pages for all that the heap can grow to.
+
+    Blocks of this size, up to the machine's memory, are allocated, marked and freed untouched.
+    """
     malloc, free, madvise = libc.malloc, libc.free, libc.madvise
-    malloc.restype, malloc.argtypes, free.argtypes = (
-        ctypes.c_void_p,
-        (ctypes.c_size_t,),
-        (ctypes.c_void_p,),
-    )
+    malloc.restype, malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    free.argtypes = (ctypes.c_void_p,)
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     page = os.sysconf("SC_PAGE_SIZE")
-    blocks = [
-        block for _ in range(page * os.sysconf("SC_PHYS_PAGES") // size) if (block := malloc(size))
-    ]
+    count = page * os.sysconf("SC_PHYS_PAGES") // size
+    blocks = [block for _ in range(count) if (block := malloc(size))]
     for block in blocks:
         madvise(block - block % page, size, _ADVISE_HUGE_PAGES)
     for block in blocks:
@@ -60,8 +67,8 @@ def _ask_for_large_pages(libc: ctypes.CDLL, size: int) -> None:
 
 
 def _is_counted() -> bool:
-    """Whether memory counts, against a limit of this process or of all, before it is touched; yes where nobody tells."""
-    import resource  # of Unix alone, as is all of this
+    """Return whether untouched memory counts against a limit; True if that is unknown."""
+    import resource  # Unix only, like all of this
 
     limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     strict = not _OVERCOMMIT.exists() or _OVERCOMMIT.read_text(encoding="ascii").strip() == "2"
@@ -69,12 +76,19 @@ def _is_counted() -> bool:
 
 
 def give_back(device: torch.device) -> None:
-    """Give the memory that this process has freed and kept back to the device; on a CPU where the allocator is glibc's."""
+    """Return the memory that this process has freed and kept to the device.
+
+    Settings of `tune_allocator` hold afterwards, too.
+    """
     if device.type == "cuda":
+        import torch
+
         torch.cuda.empty_cache()
         return
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, TypeError, AttributeError):
         return
-    tune_allocator.cache_clear()
+    if tune_allocator.cache_info().currsize:
+        tune_allocator.cache_clear()  # the marks of trimmed memory are gone
+        tune_allocator()
