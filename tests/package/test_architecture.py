@@ -1,0 +1,38 @@
+"""The names in the description of the architecture exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import bothways
+
+SOURCE = Path(bothways.__file__).parent
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf8")
+HOPS = sorted(set(re.findall(r"`([\w/]+\.py):(\w+)`", PAGE)))
+
+
+@pytest.mark.parametrize(("file", "name"), HOPS)
+def test_a_hop_is_defined_in_its_file(file: str, name: str) -> None:
+    tree = ast.parse((SOURCE / file).read_text("utf8"))
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert name in defined
+
+
+def test_the_picture_names_every_package() -> None:
+    packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    assert packages == set(
+        re.findall(r"^ .*$", PAGE, re.MULTILINE) and re.findall(r"(\w+)/ ", PAGE)
+    )
+    assert f"{len(packages)} sub-packages" in PAGE
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_files_that_are_named_exist(page: str) -> None:
+    text = (ROOT / page).read_text("utf8")
+    for name in set(re.findall(r"`([\w/]+/[\w./]*\w+\.py)", text.replace("NAME/", ""))):
+        assert (SOURCE / name).exists() or (ROOT / name).exists(), name
