@@ -1,17 +1,19 @@
-"""How fast text becomes a corpus: this library against `datasets.Dataset.map` with `tokenizers`, on one core, in one run.
+"""Speed of building a corpus on one core: this library against `datasets` with `tokenizers`.
 
     python benchmarks/corpus.py TEXT… --tokenizer FOLDER [--megabytes 20] [--rounds 3]
 
-All contenders get the same documents from memory and end with their ids in files.
+All contenders get the same documents from memory and write their ids to files.
 
-    ours                 build(workers=1): sentences, ids, removal of duplicates, arrays, digests, manifest
-    map, sentences       Dataset.map(batched=True, num_proc=1): the same sentence splitter, encode_batch, ids of each sentence
+    ours                 build(workers=1): sentences, ids, deduplication, arrays, digests, manifest
+    map, sentences       Dataset.map(batched=True, num_proc=1): the same sentence splitter,
+                         encode_batch, ids of each sentence
     map, sentences fast  the same with encode_batch_fast
-    map, documents       the same with encode_batch on whole documents: no sentence boundaries, so less work
+    map, documents       encode_batch on whole documents: no sentence boundaries, so less work
 
-Each round of ours begins with an empty table of words. The data sets of the peer are made before the clock starts. Rates are
-for seconds of processor time, of this process and its children, so that a busy machine does not matter; seconds on the clock
-stand beside them. All run on one core, where the system lets a process choose.
+Each round of this library starts with an empty word cache. The data sets of the peer are made
+before the clock starts. Rates are per second of processor time of this process and its children, so
+that other load does not matter; wall-clock seconds are shown, too. All run on one core, where the
+system lets a process choose.
 """
 
 from __future__ import annotations

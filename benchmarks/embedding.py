@@ -242,8 +242,8 @@ model.encode(["A short text."], show_progress_bar=False)
 """,
     "bothways": """
 import sys
-from bothways import open_task
-open_task(sys.argv[1], "embed", device="cpu").encode("A short text.")
+import bothways
+bothways.load(sys.argv[1], "embed", device="cpu").encode("A short text.")
 """,
 }
 

@@ -1,16 +1,17 @@
-"""How the speed of training and of prediction grows with what is asked: tokens a second against each size by itself.
+"""Growth of training and prediction time with the size of the work.
 
     python benchmarks/growth.py [--out growth] [--threads 1 2] [--seconds 1.0]
 
-A small encoder (2 layers of 128, without dropout, fp32), one size at a time away from 2,048 tokens in sequences of 64: tokens
-in a batch, tokens in a sequence, width, depth, threads. A training step is forward, backward and AdamW with a masked LM on 15 %
-of the tokens; a prediction is forward with pooled vectors. Planning: next-sentence pairs a second by documents of a corpus in
-memory, and how long the first takes. Each figure is the best of as many repetitions as fit into --seconds, of processor time
-on one thread, on the clock on several.
+A small encoder (2 layers of 128, no dropout, fp32) varies one size at a time from 2,048 tokens in
+sequences of 64: tokens per batch, tokens per sequence, width, depth, threads. A training step is
+forward, backward and AdamW with masked LM on 15 % of the tokens; a prediction is forward with
+pooled vectors. Planning: next-sentence pairs per second by documents of a corpus in memory, and the
+time of the first. Each figure is the best of the repetitions that fit into --seconds, in processor
+time with one thread, in wall-clock time with several.
 
-Left behind: growth.jsonl, one record a figure, and growth.html, the curves. Told for each curve: the slope of log time over log
-size, 1 where time is linear. At a fixed length time is to be linear in the tokens of a batch; in the length it is not, since
-attention grows with its square.
+Writes growth.jsonl, one record per figure, and growth.html, the curves. The slope of log time over
+log size is 1 where time is linear. At a fixed sequence length time should be linear in the tokens of
+a batch; in the length it is not, because attention grows with its square.
 """
 
 from __future__ import annotations

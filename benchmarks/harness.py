@@ -1,8 +1,9 @@
-"""What all benchmarks share: interleaved rounds, two clocks, medians with their spread, and the machine that they belong to.
+"""Shared by all benchmarks: interleaved rounds, two clocks, medians with spread, the machine.
 
-Contenders take turns, round by round, so that what else the machine does falls on all of them. Rates are for seconds of
-processor time, of this process and of children that it has waited for, where one thread works: a busy machine then does not
-matter much. With several threads they are for seconds on the clock, since threads that wait for each other burn time.
+Contenders take turns, round by round, so that other load of the machine affects all of them. With
+one thread, times are processor time of this process and its finished children, which other load
+changes little. With several threads they are wall-clock time, because threads that wait for each
+other use processor time.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class Rounds:
     clock: tuple[float, ...]
 
     def seconds(self, threads: int) -> tuple[float, ...]:
-        """Those that count with so many threads."""
+        """Return the times to compare with this number of threads."""
         return self.processor if threads == 1 else self.clock
 
 
 def clocks() -> tuple[float, float]:
-    """Seconds of processor time, and on the clock."""
+    """Return seconds of processor time and of wall-clock time."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system, time.perf_counter()
 
@@ -47,7 +48,7 @@ def clocks() -> tuple[float, float]:
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1
 ) -> dict[str, Rounds]:
-    """Each contender once a round; the first `warm` rounds are not counted."""
+    """Run each contender once per round; the first `warm` rounds are not counted."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for number in range(warm + rounds):
         for name, work in contenders.items():
@@ -66,7 +67,7 @@ class Line:
     """Attributes:
     name: of the contender.
     seconds: the median of its rounds.
-    speed: how many times as fast as the reference, the median over rounds; then the slowest round and the fastest.
+    speed: speed relative to the reference: median, minimum and maximum over rounds.
     clock: the median of the seconds that passed.
     """
 
@@ -77,7 +78,7 @@ class Line:
 
 
 def against(taken: Mapping[str, Rounds], reference: str, threads: int) -> list[Line]:
-    """Each contender beside the reference, round by round."""
+    """Compare each contender with the reference, round by round."""
     base, lines = taken[reference].seconds(threads), []
     for name, rounds in taken.items():
         seconds = rounds.seconds(threads)
@@ -88,12 +89,12 @@ def against(taken: Mapping[str, Rounds], reference: str, threads: int) -> list[L
 
 
 def best(taken: Mapping[str, Rounds], names: Iterable[str], threads: int) -> str:
-    """The one of these with the lowest median."""
+    """Return the name with the lowest median."""
     return min(names, key=lambda name: statistics.median(taken[name].seconds(threads)))
 
 
 def show(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """A table on the terminal, or plain in a file."""
+    """Print a table, 128 columns wide in a file."""
     table = Table("", *columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
@@ -101,24 +102,26 @@ def show(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> N
 
 
 def span(speed: tuple[float, float, float]) -> str:
-    """A ratio with its spread, as text."""
+    """Format a ratio with its spread."""
     middle, low, high = speed
     return f"{middle:.2f}× ({low:.2f}–{high:.2f})"
 
 
 def machine(packages: Iterable[str]) -> str:
-    """The processor, and the versions of Python and of those packages that are installed."""
+    """Describe the processor, Python and the installed versions of packages."""
     found = []
     for name in packages:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             found.append(f"no {name}")
-    return f"{processor()}, {os.cpu_count()} cores, {native.describe_kernels()}; Python {platform.python_version()}, {', '.join(found)}"
+    kernels = native.describe_kernels()
+    versions = f"Python {platform.python_version()}, {', '.join(found)}"
+    return f"{processor()}, {os.cpu_count()} cores, {kernels}; {versions}"
 
 
 def processor() -> str:
-    """The processor's name, as far as it can be found."""
+    """Return the name of the processor if the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(

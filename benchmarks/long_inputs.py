@@ -1,14 +1,17 @@
-"""Time and peak memory of one long input, by its length: windows with global tokens and blocks against full attention.
+"""Time and peak memory of one long input by length: sparse attention against full attention.
 
-    python benchmarks/long_inputs.py [--lengths 512 1024 … 16384] [--whole 8192] [--threads 1] [--device cpu] [--base]
+    python benchmarks/long_inputs.py [--lengths 512 1024 … 16384] [--whole 8192] [--threads 1]
+                                     [--device cpu] [--base]
 
-One sequence of random ids goes forward, and through a training step (masked LM on 15 % of its tokens, without dropout, so that
-full attention has torch's fused kernel, too). Shapes: Longformer (windows of 128 tokens on each side, the first token global),
-BigBird (blocks of 64, 3 others at random) and the same with full attention, 2 layers of 128; with --base 12 of 768 and the
-published windows. Each measurement on a CPU has a process of its own; time is its processor time, the best of three, memory
-what the process grew by at its peak (Linux). Full attention is measured up to --whole tokens.
+One sequence of random ids runs forward and through a training step (masked LM on 15 % of its
+tokens, without dropout, so that full attention uses torch's fused kernel, too). Shapes: Longformer
+(windows of 128 tokens on each side, the first token global), BigBird (blocks of 64, 3 others at
+random) and full attention, with 2 layers of 128; with --base 12 of 768 and the published windows.
+On a CPU each measurement has its own process; time is the best of three in processor time, memory
+the growth of the process at its peak (Linux). Full attention is measured up to --whole tokens.
 
-The exponent is the slope of log time, or memory, over log length from 2,048 tokens on: 1 is linear, 2 quadratic.
+The exponent is the slope of log time, or memory, over log length from 2,048 tokens on: 1 is linear,
+2 quadratic.
 """
 
 from __future__ import annotations

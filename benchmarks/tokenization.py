@@ -1,9 +1,11 @@
-"""How fast texts become ids: this library against `encode_batch` of tokenizers, on one core, in one run.
+"""Speed of tokenization on one core: this library against `encode_batch` of tokenizers.
 
-    python benchmarks/tokenization.py TEXT_FILE TOKENIZER [--megabytes 20] [--split lines|sentences] [--rounds 3]
+    python benchmarks/tokenization.py TEXT_FILE TOKENIZER [--megabytes 20]
+                                      [--split lines|sentences] [--rounds 3]
 
-All read the same list of texts and end with one int32 array per text; tokenizers gets blocks of 1,024. Ours starts with no word
-known in each round, so what it costs to meet a word for the first time is in the figure. Time is processor time of this thread.
+All read the same list of texts and return one int32 array per text; tokenizers gets blocks of
+1,024. This library starts each round with an empty word cache, so the figure includes the first
+occurrence of each word. Time is processor time of this thread.
 """
 
 from __future__ import annotations
