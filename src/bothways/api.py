@@ -1,7 +1,7 @@
 """The public functions: the steps from text to predictions, one function each.
 
-They accept what users have (paths, strings, rows, DataFrames, data sets) and call the packages that do
-the work. Whatever a command does, one of these functions does in Python.
+They accept what users have (paths, strings, rows, DataFrames, data sets) and call the packages
+that do the work. Whatever a command does, one of these functions does in Python.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def load(
 
     Args:
         folder: a model folder, the folder of a run, or a Hub id.
-        task: a name such as "classify", "ner", "qa", "fill" or "embed"; `None` for the task that the
-            model was trained for.
+        task: a name such as "classify", "ner", "qa", "fill" or "embed"; `None` for the task that
+            the model was trained for.
         precision: precision of matrix products: "fp32", "bf16", "int8" or "auto".
         device: "auto", "cpu", "cuda" or "cuda:N".
         length: maximum length of a text in tokens; `None` as in training.
@@ -171,7 +171,8 @@ def pretrain(  # noqa: PLR0913 – one option per question
         corpus: a corpus, or its folder.
         model: a preset such as "bert-base", or an encoder configuration; vocabulary and padding are
             those of the corpus.
-        objective: a name such as "masked-lm", or an objective; `None` for the usual one of the model.
+        objective: a name such as "masked-lm", or an objective; `None` for the usual one of the
+            model.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         start: a model folder whose weights to continue from.
@@ -181,7 +182,8 @@ def pretrain(  # noqa: PLR0913 – one option per question
             `training={"optimizer": {"lr": 1e-3}}`.
 
     Raises:
-        BothwaysError: a setting, the corpus or the machine is not suitable, or a loss is not finite.
+        BothwaysError: a setting, the corpus or the machine is not suitable, or a loss is not
+            finite.
 
     Example:
         >>> tiny = bothways.EncoderConfig(vocab=5, width=32, depth=1, heads=2, intermediate_size=64)
@@ -233,8 +235,8 @@ def finetune(  # noqa: PLR0913 – one option per question
 ) -> FinetuneResult | FitResult:
     """Fine-tune a model on labelled data.
 
-    With files and `out`, the run has a folder with checkpoints that can be resumed; otherwise it runs in
-    memory, and `out` receives the model.
+    With files and `out`, the run has a folder with checkpoints that can be resumed; otherwise it
+    runs in memory, and `out` receives the model.
 
     Args:
         model: a model folder, the folder of a run, or a Hub id.
@@ -244,8 +246,8 @@ def finetune(  # noqa: PLR0913 – one option per question
         resume: continue the run in `out`.
         seed: seed of new heads and of the order of the data.
         recipe: "modern" or "paper".
-        settings: common names such as `lr`, `epochs`, `batch_size`, `max_length`, or nested dicts of
-            dotted paths.
+        settings: common names such as `lr`, `epochs`, `batch_size`, `max_length`, or nested dicts
+            of dotted paths.
 
     Raises:
         BothwaysError: the data, a setting or the machine is not suitable, or a loss is not finite.

@@ -3,8 +3,8 @@
     score(i, j) = (q_i·k_j + q_i·K_{i−j} + k_j·Q_{i−j}) / √(d · terms)
 
 K and Q are keys and queries made from relative positions. Their products with all 2n − 1 distances
-of a sequence of n tokens are one matrix product per rectangle; `along_diagonals` reads distance
-i − j from it as a view. So there is no tensor of (n × n × d) and no gather, whose backward pass adds
+of a sequence of n tokens are one matrix product per rectangle; `along_diagonals` reads distance i
+− j from it as a view. So there is no tensor of (n × n × d) and no gather, whose backward pass adds
 one element at a time.
 
 Source: He et al. 2020, section 3.1.

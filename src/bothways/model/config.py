@@ -1,4 +1,5 @@
-"""The shape of an encoder: one frozen configuration with a closed union for each axis of the family.
+"""The shape of an encoder: one frozen configuration with a closed union for each axis of the
+family.
 
 A descendant of BERT is a value of these types (see `bothways.families`), never a class of its own.
 """

@@ -1,7 +1,7 @@
 """DeBERTa's relative positions and its convolution.
 
-A query sees the distance query − key alone, so a sequence of n tokens needs 2n − 1 rows of the table
-of relative positions, and no matrix of them.
+A query sees the distance query − key alone, so a sequence of n tokens needs 2n − 1 rows of the
+table of relative positions, and no matrix of them.
 
 Source: He et al. 2020, section 3.1 and appendix A.5.
 """

@@ -57,11 +57,11 @@ def forward_flops(
 ) -> float:
     """Return floating-point operations per token of a forward pass.
 
-    A multiply-add in a matrix product counts as 2; nothing else counts. Attention costs 4·L·H·n per
-    token for scores and sums, with n the tokens that it sees: the reference kernel computes more and
-    masks it. For global tokens of a batch, and for what is made from relative positions once per
-    batch, only projections count. The part of the last block after attention is counted for the
-    tokens that a head reads; without heads, for all.
+    A multiply-add in a matrix product counts as 2; nothing else counts. Attention costs 4·L·H·n
+    per token for scores and sums, with n the tokens that it sees: the reference kernel computes
+    more and masks it. For global tokens of a batch, and for what is made from relative positions
+    once per batch, only projections count. The part of the last block after attention is counted
+    for the tokens that a head reads; without heads, for all.
 
     Args:
         config: the encoder.

@@ -1,7 +1,8 @@
-"""Which of an encoder's layers are a word's features: the six choices of Devlin et al. 2018, table 7.
+"""Which of an encoder's layers are a word's features: the six choices of Devlin et al. 2018, table
+7.
 
-Weighted sums are learned as ELMo's are: γ · Σ softmax(w)ₖ · layerₖ (Peters et al. 2018, section 3.2), without its layer
-normalisation.
+Weighted sums are learned as ELMo's are: γ · Σ softmax(w)ₖ · layerₖ (Peters et al. 2018, section
+3.2), without its layer normalisation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ FOUR = 4
 
 
 def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
-    """The layers of an encoder with `depth` blocks that a choice reads: 0 is the embeddings, `depth` the last block's output.
+    """The layers of an encoder with `depth` blocks that a choice reads: 0 is the embeddings,
+    `depth` the last block's output.
 
     Raises:
         ConfigError: the encoder has too few blocks.

@@ -1,8 +1,8 @@
 """The parameters of a model, part by part.
 
-They are counted on a model without memory for its weights, so the figures hold for every family. The
-textbook says that a BERT has V·H + 12·L·H² parameters. That leaves out positions, segments, biases,
-LayerNorms and heads: about one in a hundred for the base size.
+They are counted on a model without memory for its weights, so the figures hold for every family.
+The textbook says that a BERT has V·H + 12·L·H² parameters. That leaves out positions, segments,
+biases, LayerNorms and heads: about one in a hundred for the base size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Cross-entropy as a sum and the number of hits: in one pass over the logits, with classes weighed, among choices.
+"""Cross-entropy as a sum and the number of hits: in one pass over the logits, with classes
+weighed, among choices.
 
-At a vocabulary of 30,000 the loss moves more memory than a small encoder does. torch's own makes five fp32 arrays of the
-size of the logits; here a few rows at a time are taken from logits to gradient, softmax − one-hot, while they lie in the cache.
+At a vocabulary of 30,000 the loss moves more memory than a small encoder does. torch's own makes
+five fp32 arrays of the size of the logits; here a few rows at a time are taken from logits to
+gradient, softmax − one-hot, while they lie in the cache.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ def weighted_cross_entropy(
     classes: Float[Tensor, " classes"],
     smoothing: float = 0.0,
 ) -> Loss:
-    """Cross-entropy with a weight for each class, and a share of every target spread evenly over all classes.
+    """Cross-entropy with a weight for each class, and a share of every target spread evenly over
+    all classes.
 
-    Σ over targets of (1 − ε)·w[label]·(−log p[label]) + ε/C · Σ over classes c of w[c]·(−log p[c]), with p the softmax, C the
-    number of classes and ε the smoothing (Szegedy et al. 2016, section 7). Divided by Σ w[label] it is what torch's
-    `cross_entropy(weight=w, label_smoothing=ε, reduction="mean")` says: its normaliser is the weights of the labels alone.
+    Σ over targets of (1 − ε)·w[label]·(−log p[label]) + ε/C · Σ over classes c of w[c]·(−log
+    p[c]), with p the softmax, C the number of classes and ε the smoothing (Szegedy et al. 2016,
+    section 7). Divided by Σ w[label] it is what torch's `cross_entropy(weight=w,
+    label_smoothing=ε, reduction="mean")` says: its normaliser is the weights of the labels alone.
 
     Args:
         classes: w, above 0.
@@ -48,7 +52,8 @@ def choice_cross_entropy(
     counts: Int[Tensor, " questions"],
     labels: Int[Tensor, " questions"],
 ) -> Loss:
-    """−Σ over questions of log softmax(scores of its choices)[label]; the choices of the first question come first.
+    """−Σ over questions of log softmax(scores of its choices)[label]; the choices of the first
+    question come first.
 
     Source: Devlin et al. 2018, section 4.4. Questions may have different numbers of choices.
 
@@ -67,8 +72,9 @@ def binary_cross_entropy(
 ) -> Loss:
     """−Σ over sequences and labels of y·log σ(z) + (1 − y)·log(1 − σ(z)), summed in fp32 or finer.
 
-    Entries of `labels` that are NaN count for nothing. The mean over the others is over sequences × labels, that of torch's
-    BCEWithLogitsLoss and of transformers. A hit is an entry on the right side of one half.
+    Entries of `labels` that are NaN count for nothing. The mean over the others is over sequences
+    × labels, that of torch's BCEWithLogitsLoss and of transformers. A hit is an entry on the right
+    side of one half.
     """
     known, exact = ~labels.isnan(), torch.promote_types(logits.dtype, torch.float32)
     y = labels.nan_to_num(0.0).to(exact)
@@ -79,7 +85,8 @@ def binary_cross_entropy(
 def squared_error(outputs: Float[Tensor, " targets"], scores: Float[Tensor, " targets"]) -> Loss:
     """Σ (output − score)², summed in fp32 or finer. Scores that are NaN count for nothing.
 
-    Divided by the number of the others it is the mean that transformers trains by where the problem is "regression".
+    Divided by the number of the others it is the mean that transformers trains by where the
+    problem is "regression".
     """
     known = ~scores.isnan()
     difference = outputs.to(torch.promote_types(outputs.dtype, torch.float32)) - scores.nan_to_num(

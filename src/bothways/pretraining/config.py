@@ -1,7 +1,7 @@
 """What a pre-training run is, as one value, and the recipes that make it.
 
-A recipe is a function that returns a complete `PretrainConfig`; a TOML file and dotted overrides change it; what came out is
-saved with the run.
+A recipe is a function that returns a complete `PretrainConfig`; a TOML file and dotted overrides
+change it; what came out is saved with the run.
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ class PretrainConfig:
 
     Attributes:
         encoder: the model.
-        training: the optimizer, its schedule, the length of the run, and how often it is evaluated and saved.
+        training: the optimizer, its schedule, the length of the run, and how often it is evaluated
+            and saved.
         objective: what the model learns, from sequences of which segments.
         phases: one after the other; their shares add up to 1.
         batch: sequences or tokens per update, over all ranks.
         microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
         held_out: the share of documents that is never trained on.
         evaluation_tokens: how many tokens of held-out text are scored each time.
-        data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none if never.
+        data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none
+            if never.
         seed: of weights, data and dropout.
         start: a model folder or Hub id whose weights the run starts from, with `encoder` its
             configuration, except for dropout; None for random weights.
@@ -106,9 +108,11 @@ class PretrainConfig:
 
 
 def paper(encoder: ModelConfig) -> PretrainConfig:
-    """The paper's run (Devlin et al. 2018, appendix A.2), with what its code adds: GELU by tanh, Adam without bias correction.
+    """The paper's run (Devlin et al. 2018, appendix A.2), with what its code adds: GELU by tanh,
+    Adam without bias correction.
 
-    A million steps of 256 sequences; 90 % of them at 128 tokens, the rest at 512; ten versions of the data.
+    A million steps of 256 sequences; 90 % of them at 128 tokens, the rest at 512; ten versions of
+    the data.
     """
     return PretrainConfig(
         encoder=encoder
@@ -141,9 +145,11 @@ def _without_dropout(encoder: ModelConfig) -> ModelConfig:
 
 
 def modern(encoder: ModelConfig) -> PretrainConfig:
-    """What one would do today on one machine: no dropout, fresh masks in every epoch, batches by tokens, a higher rate.
+    """What one would do today on one machine: no dropout, fresh masks in every epoch, batches by
+    tokens, a higher rate.
 
-    That short runs want no dropout and a higher rate is from Izsak et al. 2021 and Geiping & Goldstein 2022.
+    That short runs want no dropout and a higher rate is from Izsak et al. 2021 and Geiping &
+    Goldstein 2022.
     """
     return PretrainConfig(
         encoder=_without_dropout(encoder),

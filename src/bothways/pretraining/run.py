@@ -1,7 +1,8 @@
-"""Pre-training: from a corpus to a model folder with a head that predicts tokens and, by choice, a next-sentence head.
+"""Pre-training: from a corpus to a model folder with a head that predicts tokens and, by choice, a
+next-sentence head.
 
-The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the configuration as resolved and, at the end,
-`model/`.
+The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the configuration as
+resolved and, at the end, `model/`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class PretrainResult:
     Attributes:
         learner: with the weights of the last step.
         progress: at the end; short of the configured length if the run was interrupted.
-        metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair", "held-out/perplexity" …
+        metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair",
+            "held-out/perplexity" …
         folder: the model folder; None for an interrupted run.
     """
 

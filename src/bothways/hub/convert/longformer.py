@@ -1,4 +1,5 @@
-"""BERT or RoBERTa → Longformer, a start for training on long texts (Beltagy et al. 2020, section 5).
+"""BERT or RoBERTa → Longformer, a start for training on long texts (Beltagy et al. 2020, section
+5).
 
 The position embeddings are repeated, so that neighbours keep the vectors of neighbours; the
 projections of global tokens start as copies of those of all tokens. Up to the window, and without

@@ -1,11 +1,13 @@
 """TensorFlow's checkpoint format, the tensor bundle, read without TensorFlow.
 
-`NAME.index` is a sorted table in LevelDB's format: blocks of entries whose keys leave out what they share with the one before,
-each block with a checksum, and a footer that says where the index block lies. The empty key holds the bundle's header, every
-other key is a tensor's name with its type, shape and place. `NAME.data-00000-of-00001` and its like hold the tensors' bytes.
+`NAME.index` is a sorted table in LevelDB's format: blocks of entries whose keys leave out what
+they share with the one before, each block with a checksum, and a footer that says where the index
+block lies. The empty key holds the bundle's header, every other key is a tensor's name with its
+type, shape and place. `NAME.data-00000-of-00001` and its like hold the tensors' bytes.
 
-Notable choices. A file is believed in nothing: every length is held against what is there before it is used, keys must rise,
-tensors may not overlap, all checksums (CRC-32C) are compared. Opening reads the index alone; a tensor is read when asked for.
+Notable choices. A file is believed in nothing: every length is held against what is there before
+it is used, keys must rise, tensors may not overlap, all checksums (CRC-32C) are compared. Opening
+reads the index alone; a tensor is read when asked for.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ _FOOTER = 48
 _MOST_INDEX = 1 << 22
 _MOST_NAME = 512
 _MOST_AXES = 8
-"""Limits on the index and on a name, in bytes, and on the axes of a tensor. The index of BERT-large with its optimizer's state
-has 0.1 MB."""
+"""Limits on the index and on a name, in bytes, and on the axes of a tensor. The index of
+BERT-large with its optimizer's state has 0.1 MB.
+"""
 
 _TYPES: Mapping[int, torch.dtype] = {
     1: torch.float32,
@@ -76,7 +79,8 @@ def open_bundle(index: Path) -> Weights:
         index: its `.index` file; the data files lie beside it.
 
     Raises:
-        FolderError: a file is missing, truncated, corrupt or of another kind. Reading a tensor raises it for a wrong checksum.
+        FolderError: a file is missing, truncated, corrupt or of another kind. Reading a tensor
+            raises it for a wrong checksum.
     """
     try:
         shards, entries = _read_index(_content(index))
@@ -260,7 +264,9 @@ def _masked(data: bytes) -> int:
 
 
 def _numbers(message: bytes, **numbers: int) -> dict[str, int]:
-    """Whole numbers by name, of the fields of these numbers; 0 where there is none, as the format has it."""
+    """Whole numbers by name, of the fields of these numbers; 0 where there is none, as the format
+    has it.
+    """
     whole = (
         (number, value.whole if isinstance(value, Fixed) else value)
         for number, value in fields(message)

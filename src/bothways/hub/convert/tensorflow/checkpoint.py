@@ -1,8 +1,9 @@
 """Google's published checkpoints of BERT, ALBERT and ELECTRA → our models, without TensorFlow.
 
-Notable choices. Sizes are read off the tensors; `bert_config.json` says what tensors cannot, such as the number of heads, and
-is refused where it says otherwise. ELECTRA has no such file: its heads are 64 wide (google-research/electra). Google's "gelu"
-is GELU's tanh approximation, in all three, and becomes "gelu_tanh". What an optimizer kept beside the weights is left out.
+Notable choices. Sizes are read off the tensors; `bert_config.json` says what tensors cannot, such
+as the number of heads, and is refused where it says otherwise. ELECTRA has no such file: its heads
+are 64 wide (google-research/electra). Google's "gelu" is GELU's tanh approximation, in all three,
+and becomes "gelu_tanh". What an optimizer kept beside the weights is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Dialect:
     Attributes:
         family: what becomes of them.
         rules: names of variables.
-        sizes: settings that are the length of a tensor along an axis: (transformers' name of the tensor, axis).
+        sizes: settings that are the length of a tensor along an axis: (transformers' name of the
+            tensor, axis).
         counts: settings that tell how many tensors there are of a name.
         config: the file that holds the other settings; none if there is no such file.
     """
@@ -111,7 +113,8 @@ class TensorFlowCheckpoint:
 
     Attributes:
         model: in evaluation mode, in fp32, on the CPU.
-        report: what became of every variable; those that were taken have transformers' names, the others TensorFlow's.
+        report: what became of every variable; those that were taken have transformers' names, the
+            others TensorFlow's.
         tokenizer: of the `vocab.txt` or the SentencePiece file beside it; none if there is none.
         index: its `.index` file.
     """
@@ -130,7 +133,8 @@ def read_checkpoint(source: str | Path, part: ModelPart | None = None) -> Tensor
         part: of an ELECTRA, which model; none means the discriminator.
 
     Raises:
-        FolderError: none, or several; a file is missing or corrupt; it is of another family; no class has its heads.
+        FolderError: none, or several; a file is missing or corrupt; it is of another family; no
+            class has its heads.
         ConfigError: a part is asked for, and it is no ELECTRA.
     """
     index = _find_index(Path(source).expanduser())
@@ -301,7 +305,8 @@ def _why(variable: str, variables: Collection[str]) -> str:
 def _tokenizer(folder: Path) -> Tokenizer | None:
     """That of `vocab.txt`, or of the one SentencePiece file, such as ALBERT's `30k-clean.model`.
 
-    No file of Google's says whether a vocabulary is of lower-case text; a capital letter in it does.
+    No file of Google's says whether a vocabulary is of lower-case text; a capital letter in it
+    does.
     """
     file, pieces = folder / "vocab.txt", list(folder.glob("*.model"))
     if not file.is_file():

@@ -1,8 +1,10 @@
-"""What Google's checkpoints call the weights, as rules: TensorFlow's name of a variable ↔ transformers' name of a tensor.
+"""What Google's checkpoints call the weights, as rules: TensorFlow's name of a variable ↔
+transformers' name of a tensor.
 
-google-research/bert, google-research/albert and google-research/electra name a dense layer's matrix `kernel`, which lies there
-transposed, a LayerNorm's vectors `gamma` and `beta`, and number layers as `layer_0`. A table of embeddings or of a head's
-outputs is a variable as it is. `{}` stands for a number.
+google-research/bert, google-research/albert and google-research/electra name a dense layer's
+matrix `kernel`, which lies there transposed, a LayerNorm's vectors `gamma` and `beta`, and number
+layers as `layer_0`. A table of embeddings or of a head's outputs is a variable as it is. `{}`
+stands for a number.
 """
 
 from __future__ import annotations
