@@ -102,7 +102,7 @@ def choose(call: AttentionCall) -> Kernel:
     |---|---|---|---|---|---|---|---|
     | 1 | CUDA (`supports_packed`) | bf16, fp16 | full, causal, window | 0 | any | any | Packed |
     | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | Flexible |
-    | 3 | CPU (`kernels.attention.supports`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
+    | 3 | CPU (`attention.supports`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
     | 4 | the same | fp32 | all see all | > 0 | any | any | Compiled |
     | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | Compiled |
     | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | Compiled |

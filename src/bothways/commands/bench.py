@@ -66,7 +66,7 @@ def bench(
             )
         console.print(table)
         console.print(
-            "× default: relative to transformers in fp32, its default; × same: in the same precision",
+            "× default: relative to transformers in fp32, its default; × same: in equal precision",
             style="dim",
         )
     console.print(recipe.hardware(where), style="dim")

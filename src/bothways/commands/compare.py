@@ -1,4 +1,4 @@
-"""`bothways compare`: two fine-tuned models on the same labelled data, and whether their difference may be chance."""
+"""`bothways compare`: a significance test of two models on the same labelled data."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def compare(  # noqa: PLR0913 – one option per question
     json: bool = False,
     device: str = "auto",
 ) -> None:
-    """Compare two fine-tuned models example by example: mean difference, permutation test, bootstrap interval.
+    """Compare two models example by example: mean difference, permutation test, bootstrap.
 
     Parameters
     ----------
     a
-        A model folder, the folder of a run, or of a run with --seeds, whose grades are averaged.
+        Model folder, folder of a run, or of a run with --seeds, whose grades are averaged.
     b
-        The other one.
+        The other model.
     data
         Labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
     task
-        The task to compare them in; by default the one that the first was trained for. Pre-trained models are compared
-        by the log probability of each token given the others (likelihood).
+        Task of the comparison; default: the task of the first model. Pre-trained models are
+        compared by the log probability of each token given the others (likelihood).
     text
-        The column of the text, or of the first of two; by default as in training.
+        Column of the text, or of the first of two; default: as in training.
     text_b
         The column of the second text.
     label

@@ -49,10 +49,10 @@ def describe(model: str, /, *, length: int = 128) -> None:
 
 _DEFINITION = (
     "V vocabulary, H width, L blocks with weights of their own, I intermediate size. "
-    "An operation (FLOP) is a multiplication or an addition in a matrix product; look-ups, norms and "
+    "An operation (FLOP) is a multiplication or addition in a matrix product; look-ups, norms and "
     "activations are left out. In attention, only visible tokens count. A masked LM head predicts "
-    "15 % of the tokens. Training is the forward pass and twice that for the backward pass; AdamW in "
-    "fp32 keeps a weight, its gradient and two moments. Activations need more memory, which depends "
+    "15 % of the tokens. Training is a forward pass and twice that for the backward pass; AdamW in "
+    "fp32 keeps weight, gradient and two moments. Activations need more memory, which depends "
     "on the batch."
 )
 

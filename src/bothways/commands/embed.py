@@ -1,4 +1,4 @@
-"""`bothways embed`: texts in, one vector each out, into a file; and the table of `bothways evaluate --task embed`."""
+"""`bothways embed`: a vector per text, written to a file."""
 
 from __future__ import annotations
 
@@ -24,26 +24,29 @@ def embed(
     precision: Literal["auto", "fp32", "bf16", "int8"] = "fp32",
     device: str = "auto",
 ) -> None:
-    """Make a vector of each text, in the order of the input. Memory does not grow with the number of texts.
+    """Compute a vector of each text, in the order of the input and in constant memory.
 
     Parameters
     ----------
     folder
-        A model folder, one of sentence-transformers, the folder of a run, or a Hub id.
+        Model folder, sentence-transformers folder, folder of a run, or Hub id.
     file
-        .txt (a text a line), .csv, .tsv, .jsonl, .parquet, hub:owner/name:configuration:split, or - for the standard input.
+        .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
+        hub:owner/name:configuration:split, or - for standard input.
     settings
-        pooling=mean, cls or max; layers=[-1], or several; combine=mean or concat; normalised=true; components=256, the first
-        ones. By default as the folder has it, else the mean of the last layer.
+        pooling=mean, cls or max; layers=[-1], or several; combine=mean or concat; normalised=true;
+        components=256 for the first 256. Default: the settings of the folder, else the mean of the
+        last layer.
     out
         vectors.npy, .parquet or .jsonl.
     text
-        The column of the text.
+        Column of the text.
     length
-        The longest text in tokens; by default as the folder has it, else all of the model's positions.
+        Maximum length of a text in tokens; default: as in the folder, else all positions.
     precision
-        Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it. int8 is faster on a
-        CPU, and coarser: `bothways evaluate --precision int8` tells what it loses.
+        Precision of matrix products: fp32 gives equal results on every machine, auto uses bf16
+            where the hardware supports it. int8 is faster and less exact on a CPU; `bothways
+            evaluate --precision int8` measures the loss.
     device
         auto, cpu, cuda or cuda:N.
     """
@@ -73,7 +76,8 @@ def embed(
     for warning in tally.warnings:
         print(warning, file=sys.stderr)
     print(
-        f"{tally.examples:,} vectors of {width} components in {out}, computed in {opened.precision}",
+        f"{tally.examples:,} vectors of {width} components in {out}, "
+        f"computed in {opened.precision}",
         file=sys.stderr,
     )
 

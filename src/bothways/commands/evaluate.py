@@ -36,37 +36,38 @@ def evaluate(  # noqa: PLR0913 – one option per question
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss.
 
-    Memory does not grow with the data. --task likelihood gives the pseudo-perplexity of texts. --task embed scores all
-    layers and poolings by the correlation of the cosines of text pairs with their scores.
+    Needs constant memory. --task likelihood computes the pseudo-perplexity of texts. --task embed
+    scores all layers and poolings by the correlation of cosine similarities with gold scores.
 
     Parameters
     ----------
     folder
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
-        The folder of a corpus, for the losses and the perplexity of a pre-trained model; or labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
+        Labelled data (.csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split), or the
+        folder of a corpus for the losses and the perplexity of a pre-trained model.
     settings
         Settings of the task, such as variant=word_l2r for likelihood.
     task
         The task; by default the one that the model was trained for.
     text
-        The column of the text, or of the first of two; by default as in training.
+        Column of the text, or of the first of two; default: as in training.
     text_b
         The column of the second text.
     label
         The column of the label.
     length
-        The longest sequence in tokens; by default as in training.
+        Maximum length of a sequence in tokens; default: as in training.
     json
         Write one JSON object instead of a table.
     report
-        Write the strengths and weaknesses of the model into this HTML file: confusions, calibration, slices of the
-        data, the hardest examples.
+        Write an HTML page with confusions, calibration, slices of the data and the hardest
+        examples.
     precision
-        Of matrix products: fp32 gives the same on every machine, auto uses bf16 where the hardware has it. int8, on a
-        CPU, is scored beside fp32, with its loss and its speed.
+        Precision of matrix products: fp32 gives equal results on every machine, auto uses bf16
+            where the hardware supports it. int8 is compared with fp32 in accuracy and speed.
     limit
-        The points of the task's metric that int8 may lose, by default 0.5; more is an error. A point is 0.01.
+        Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     device
         auto, cpu, cuda or cuda:N.
     """
@@ -147,10 +148,10 @@ def _evaluate_on_corpus(
 
 
 def _say_task(predictor: Predictor, asked: str | None, folder: str) -> None:
-    """Say which task is scored, where the folder's model was made for embeddings and nobody named one."""
+    """Print which task is scored for a sentence encoder if no task is given."""
     name = predictor.task.task.name
     if asked is None and name == "embed":
-        note = f"note: {folder} is scored as {name}: it makes sentence vectors; --task names another task"
+        note = f"note: {folder} is a sentence encoder and is scored as {name}; --task changes that"
         print(note, file=sys.stderr)
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Layers = Literal[
     "embeddings", "second_to_last", "last", "weighted_last_four", "concat_last_four", "weighted_all"
 ]
-"""As `model.layers.LayerChoice`, spelled out so that the command line starts without the library behind it."""
+"""As `model.layers.LayerChoice`, spelled out so that the command line starts without the library
+behind it.
+"""
 
 
 def features(
@@ -30,9 +32,9 @@ def features(
     json: bool = False,
     device: str = "auto",
 ) -> None:
-    """Train a BiLSTM on a model's frozen vectors of words, and score its tags.
+    """Train a BiLSTM tagger on frozen word vectors of a model, and score it.
 
-    The vectors are computed once and kept in the folder; another choice of layers computes what is not there yet. The
+    Vectors are computed once and stored; another choice of layers computes only missing ones. The
     fine-tuned counterpart is bothways finetune --task tag.
 
     Parameters
@@ -40,13 +42,13 @@ def features(
     model
         A model folder, the folder of a run, or a Hub id.
     train
-        Words with tags: columns as of CoNLL, .jsonl, .parquet, or hub:owner/name:configuration:split.
+        Words with tags: CoNLL columns, .jsonl, .parquet, or hub:owner/name:configuration:split.
     overrides
-        Settings by dotted path, such as tagger.hidden=256 training.until="10 epochs" task.context=sentence seed=1.
+        Settings by dotted path, such as tagger.hidden=256 training.until="10 epochs" seed=1.
     dev
-        Data of the same kind, by which the best weights are chosen.
+        Data of the same kind for choosing the best weights.
     layers
-        Which of the encoder's layers are read, and how they become one vector: the choices of the paper's table 7.
+        Layers of the encoder and their combination: the choices of the paper's table 7.
     out
         The folder of the vectors: words × layers × width × 4 bytes.
     json

@@ -42,8 +42,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
 ) -> None:
     """Fine-tune a model on labelled data for a task.
 
-    Everything is checked before training begins: columns, labels, lengths, vocabulary, memory, disk. The best checkpoint by the
-    dev metric becomes a Hugging Face folder.
+    Columns, labels, lengths, vocabulary, memory and disk are checked before training starts. The
+    checkpoint with the best dev metric is saved as a Hugging Face folder.
 
     Parameters
     ----------
@@ -53,10 +53,10 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Labelled data: .csv, .tsv, .jsonl, .parquet (the first three also .gz, .xz, .zst, .bz2), or
         hub:owner/name:configuration:split.
     overrides
-        Settings by dotted path or common name, such as metric=mcc warmup=0.06 stability.layer_decay=0.9
-        training.until="500 steps".
+        Settings by dotted path or common name, such as metric=mcc warmup=0.06
+        stability.layer_decay=0.9 training.until="500 steps".
     task
-        What the model is to do.
+        The task.
     dev
         Labelled data by which the best checkpoint is chosen.
     lr
@@ -68,7 +68,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     max_length
         The longest sequence in tokens, special tokens included; longer texts are cut.
     text
-        The column of the text, or of the first of two; in a file without a header its number, from 0.
+        Column of the text, or of the first of two; without a header its number, from 0.
     text_b
         The column of the second text.
     label
@@ -80,10 +80,10 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     config
         A TOML file with settings; options and overrides win over it.
     seeds
-        Several runs: how many, such as 5, their seeds, such as 3,14,15, or heads times orders of the data, such as 5x3. Each
-        has a folder seed-N; model/ is the best one's.
+        Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
+            has a folder seed-N; model/ is that of the best run.
     resume
-        Go on from the newest checkpoint in the run's folder; of several runs, leave out those that are finished.
+        Continue from the newest checkpoint in the folder; skip finished runs of several.
     device
         auto, cpu, cuda or cuda:N.
     """
@@ -128,7 +128,7 @@ def settings_from(
     recipe: Literal["modern", "paper"],
     file: Path | None,
 ) -> FinetuneConfig:
-    """The settings of a recipe, changed by a file, then by overrides and options; options that are None say nothing."""
+    """Return the settings of a recipe, changed by a file, overrides and given options."""
     from bothways.core.config.tree import merge
     from bothways.finetuning.config import RECIPES, expand_shorthands
     from bothways.finetuning.prepare import FinetuneConfig, load_config
@@ -141,7 +141,7 @@ def settings_from(
 
 
 def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:
-    """As `conclude`, of a single run."""
+    """Print the result of a single run; see `conclude`."""
     from rich.console import Console as Output
 
     from bothways.hub.hf_config import format_note
@@ -167,7 +167,7 @@ def _try(out: Path) -> str:
 
 
 def conclude(series: Series, out: Path, console: Console) -> None:
-    """Print what the runs of a series came to; raises KeyboardInterrupt if the last of them was interrupted."""
+    """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
     from rich.console import Console as Output
 
     from bothways.training.parallel import is_main, plan_here

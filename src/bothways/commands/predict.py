@@ -1,4 +1,4 @@
-"""`bothways predict`: texts in, labels with probabilities (or whatever the task gives) out, one JSON object a line."""
+"""`bothways predict`: predictions as JSON lines."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ def predict(  # noqa: PLR0913 – one option per question
     precision: Literal["auto", "fp32", "bf16", "int8"] = "fp32",
     device: str = "auto",
 ) -> None:
-    """Predict labels with probabilities, or what the task gives, as JSON lines in the order of the input.
+    """Print predictions as JSON lines in the order of the input.
 
-    From the standard input each line is a text; with --text, each line is a JSON object.
+    On standard input each line is a text; with --text, each line is a JSON object.
 
     Parameters
     ----------
     folder
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
-        .txt (a text a line), .csv, .tsv, .jsonl, .parquet, hub:owner/name:configuration:split, or - for the standard input.
+        .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
+        hub:owner/name:configuration:split, or - for standard input.
     settings
-        Of the task, such as top=10 for fill or pooling=max for embed.
+        Settings of the task, such as top=10 for fill or pooling=max for embed.
     task
-        What to do; by default what the model was trained for.
+        The task; default: the task of the model.
     text
-        The column of the text, or of the first of two; by default as in training.
+        Column of the text, or of the first of two; default: as in training.
     text_b
         The column of the second text.
     top
@@ -45,10 +46,11 @@ def predict(  # noqa: PLR0913 – one option per question
     length
         The longest sequence in tokens; by default as in training.
     window
-        How many texts are read before the first prediction; by default 4096, and 1 where one types them.
+        Number of texts to read before the first prediction; default: 4096, on a terminal 1.
     precision
-        Of matrix products: fp32 gives the same on every machine, auto takes bf16 where the hardware has it. int8 is faster on a
-        CPU, and coarser: `bothways evaluate --precision int8` tells what it loses.
+        Precision of matrix products: fp32 gives equal results on every machine, auto uses bf16
+            where the hardware supports it. int8 is faster and less exact on a CPU; `bothways
+            evaluate --precision int8` measures the loss.
     device
         auto, cpu, cuda or cuda:N.
     """

@@ -29,7 +29,8 @@ def pretrain(
     resume: bool = False,
     device: str = "auto",
 ) -> None:
-    """Pre-train an encoder on a corpus with masked LM and next sentence prediction, or on full sentences as RoBERTa.
+    """Pre-train an encoder on a corpus with masked LM and next sentence prediction, or on full
+    sentences as RoBERTa.
 
     Several GPUs or machines: torchrun --nproc-per-node=N -m bothways pretrain …
 
@@ -42,14 +43,16 @@ def pretrain(
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     model
-        The shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, roberta-base and others.
-        Vocabulary and padding are the corpus' own.
+        The shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base,
+            bert-large, roberta-base and others. Vocabulary and padding are the corpus' own.
     recipe
-        modern is current practice; paper is Devlin et al. 2018 to the letter; short is for minutes: many small updates, on
-        short sequences at first. Without it, short for a budget of 30 minutes or less, else modern.
+        modern is current practice; paper is Devlin et al. 2018 to the letter; short is for
+        minutes: many small updates, on short sequences at first. Without it, short for a budget of
+        30 minutes or less, else modern.
     start
-        A model folder or Hub id whose weights to go on from; it decides the encoder, and the corpus is built with its
-        tokenizer. Heads that it lacks start at random where that is asked for: fresh=masked,pair.
+        A model folder or Hub id whose weights to go on from; it decides the encoder, and the
+        corpus is built with its tokenizer. Heads that it lacks start at random where that is asked
+        for: fresh=masked,pair.
     config
         A TOML file with settings; the overrides win over it.
     resume
@@ -102,7 +105,8 @@ def _conclude(done: PretrainResult, settings: PretrainConfig, console: Console) 
         return
     if not done.finished(settings.training):
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
-    title = f"After {done.progress.steps:,} steps and {done.progress.tokens:,} tokens, on held-out documents"
+    steps, tokens = done.progress.steps, done.progress.tokens
+    title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
     Output().print(metric_table(title, {"": done.metrics}, "", _shown))
     say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
 

@@ -1,4 +1,4 @@
-"""What commands that read examples share: the columns that were asked for, and a progress bar on standard error."""
+"""Shared by commands that read examples: chosen columns, and progress bars on standard error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def asked(opened: Predictor, **columns: str | None) -> Any:
-    """The columns of the task that are named, as its own type; ConfigError for one that it does not have."""
+    """Return the named columns as the column type of the task.
+
+    Raises:
+        ConfigError: the task has no such column.
+    """
     from bothways.core.config import reader as configs
 
     named = {name: value for name, value in columns.items() if value is not None}
@@ -28,7 +32,7 @@ def asked(opened: Predictor, **columns: str | None) -> Any:
 
 
 def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: str) -> None:
-    """On standard error, which columns are read where nobody has named them and the model was trained on others."""
+    """Print on standard error which columns were guessed, if they differ from training."""
     columns, trained = (getattr(each.task, "columns", None) for each in (reading, opened.task))
     same = (
         all(name is None or name == getattr(trained, role) for role, name in vars(columns).items())
@@ -40,7 +44,7 @@ def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: s
 
 
 def _has_columns(source: str) -> bool:
-    """Whether it is no plain text, each line of which is one."""
+    """Return whether the source has columns, unlike plain text with one text per line."""
     from pathlib import Path
 
     from bothways.data.text_io import STDIN
@@ -52,10 +56,10 @@ def _has_columns(source: str) -> bool:
 def watched(
     reading: Reading[Any], what: str, *, hidden: bool = False
 ) -> Iterator[PredictionCounts]:
-    """A tally with a bar: how much of a reading is done, how many examples, the time left. Gone when it is closed.
+    """Count predictions and show a bar with the number of examples and the time left.
 
     Args:
-        hidden: whether there is no bar, even on a terminal.
+        hidden: suppress the bar, even on a terminal.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -99,7 +103,7 @@ def terminal_progress(console: Console, *, hidden: bool = False) -> Iterator[Pro
 
 
 class MessageProgress:
-    """A `core.progress.Progress` that prints messages alone, beside another live display."""
+    """A `core.progress.Progress` that prints messages only, next to another live display."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -29,20 +29,20 @@ def quickstart(
 ) -> None:
     """Pre-train a small BERT on text of this machine, and measure the gain of pre-training.
 
-    Trains a vocabulary, builds a corpus, pre-trains a BERT, fine-tunes it on a labelled task and compares
-    it with the same architecture from random weights. Writes a table and OUT/report.html. Nothing is
-    downloaded.
+    Trains a vocabulary, builds a corpus, pre-trains a BERT, fine-tunes it on a labelled task and
+    compares it with the same architecture from random weights. Writes a table and OUT/report.html.
+    Nothing is downloaded.
 
     Parameters
     ----------
     minutes
         Total time; more time means more pre-training.
     out
-        Folder for the corpus, the models and the report: new, empty, or of an interrupted quickstart,
-        which is resumed.
+        Folder for the corpus, the models and the report: new, empty, or of an interrupted
+            quickstart, which is resumed.
     corpus
-        Text files, folders or globs, as for `bothways corpus build`; default: the documentation inside
-        this Python installation.
+        Text files, folders or globs, as for `bothways corpus build`; default: the documentation
+        inside this Python installation.
     labels
         Labelled file (.tsv, .csv, .jsonl, .parquet); default: a task made from the text.
     """

@@ -24,8 +24,8 @@ def reproduce(  # noqa: PLR0913 – one option per question
 ) -> None:
     """Run the paper's fine-tuning experiments and compare with the published results.
 
-    Prints the cost first: runs, examples, tokens, and time on this machine. The same command resumes
-    an interrupted run.
+    Prints the cost first: runs, examples, tokens, and time on this machine. The same command
+        resumes an interrupted run.
 
     Parameters
     ----------

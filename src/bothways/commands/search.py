@@ -19,16 +19,19 @@ def search(  # noqa: PLR0913 – one option per question
     label: str | None = None,
     grid: str = "paper",
     trials: int | None = None,
-    space: str = "training.optimizer.lr=1e-5..1e-4:log batch.n=16,32 training.until='2 epochs,3 epochs,4 epochs'",
+    space: str = (
+        "training.optimizer.lr=1e-5..1e-4:log batch.n=16,32 "
+        "training.until='2 epochs,3 epochs,4 epochs'"
+    ),
     out: Path = Path("search"),
     recipe: Literal["modern", "paper"] = "modern",
     config: Path | None = None,
     resume: bool = False,
     device: str = "auto",
 ) -> None:
-    """Fine-tune with every combination of some settings, and keep the model that is best on the dev data.
+    """Fine-tune with every combination of some settings and keep the best model on dev data.
 
-    Each combination is a run in a folder of its own.
+    Each combination is a run in its own folder.
 
     Parameters
     ----------
@@ -39,29 +42,31 @@ def search(  # noqa: PLR0913 – one option per question
     overrides
         Settings that all runs share, by dotted path.
     dev
-        Labelled data by which the runs are compared.
+        Labelled data for comparing the runs.
     task
-        What the model is to do.
+        The task.
     text
-        The column of the text, or of the first of two; in a file without a header its number, from 0.
+        Column of the text, or of the first of two; without a header its number, from 0.
     text_b
         The column of the second text.
     label
         The column of the label.
     grid
-        paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or "key=value,value key=value".
+        paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or
+        "key=value,value key=value".
     trials
-        So many runs that optuna proposes from --space, instead of a grid. Needs bothways[search].
+        Number of runs that optuna proposes from --space, instead of a grid; needs bothways[search].
     space
-        What to search: "key=low..high", "key=low..high:log" or "key=value,value", with spaces between.
+        Search space: "key=low..high", "key=low..high:log" or "key=value,value", separated by
+            spaces.
     out
-        A folder for all runs; model/ in it is the best one's, search.json says what all came to.
+        Folder for all runs; model/ is the best model, search.json has all results.
     recipe
         modern is AdamW; paper is Adam without bias correction, as BERT's own code has it.
     config
         A TOML file with settings; options and overrides win over it.
     resume
-        Leave out the runs that are finished, and go on with the one that was interrupted.
+        Skip finished runs and continue the interrupted one.
     device
         auto, cpu, cuda or cuda:N.
     """

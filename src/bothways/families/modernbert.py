@@ -133,7 +133,8 @@ def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
         or len(kinds) != depth
         or not all(kind in list(_THETAS) for kind in kinds)
     ):
-        what = f"layer_types must name {' or '.join(_THETAS)} for each of {depth} layers, not {kinds!r}"
+        names = " or ".join(_THETAS)
+        what = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
         raise FolderError(what, where=where)
     return kinds
 
@@ -149,7 +150,8 @@ def _base(raw: Mapping[str, Any], kind: str, where: str) -> float:
             where=where,
         )
     if raw.get("rope_scaling") or said.get("rope_type", "default") != "default":
-        what = f"rotary positions scaled by {raw.get('rope_scaling') or said.get('rope_type')!r} have no counterpart here"
+        scaling = raw.get("rope_scaling") or said.get("rope_type")
+        what = f"rotary positions scaled by {scaling!r} have no counterpart here"
         raise FolderError(what, where=where)
     if "rope_theta" in said:
         return float(read_number(said, "rope_theta", default, where))

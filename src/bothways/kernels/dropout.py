@@ -7,7 +7,7 @@ expectation is the input itself.
 
 | device | elements | gradients | dropout |
 |---|---|---|---|
-| CPU | up to `TUNING.dropout_mask_elements`, or any without gradients | any | a mask, kept for the backward pass |
+| CPU | ≤ `TUNING.dropout_mask_elements`, or no gradients | any | a mask, kept for backward |
 | CPU | more | yes | a mask, drawn again in the backward pass from its seed |
 | any other | | | PyTorch's |
 

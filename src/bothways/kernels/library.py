@@ -158,7 +158,7 @@ def _describe(features: Feature) -> str:
         return f"compiled kernels: {_load().problem}; PyTorch's operators are used"
     used = [precision for precision, needed in _NEEDED.items() if needed in features]
     if not used:
-        return "compiled kernels: not for this processor, which has no AVX-512; PyTorch's operators are used"
+        return "compiled kernels: not used, the processor has no AVX-512"
     return f"compiled kernels: {', '.join(used)}{' with AMX' if Feature.AMX in features else ''}"
 
 

@@ -32,7 +32,7 @@ def round_rows(rows: int) -> int:
 def on_round_rows(
     compute: Callable[..., Float[Tensor, "filled outputs"]], *x: Float[Tensor, "rows inputs"]
 ) -> Float[Tensor, "rows outputs"]:
-    """Return `compute(*x)`, a function of each row by itself, computed for a round number of rows."""
+    """Return `compute(*x)`, a row-wise function, computed for a bucketed number of rows."""
     rows = len(x[0])
     learns = x[0].is_cpu and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
     extra = round_rows(rows) - rows if learns and not is_tracing() else 0

@@ -162,7 +162,9 @@ def _scale(position: Position, width: int) -> float:
 def sinusoids(
     positions: Int[Tensor, " tokens"], width: int, interleaved: bool
 ) -> Float[Tensor, "tokens width"]:
-    """Return fixed position vectors (Vaswani et al. 2017, section 3.5); odd widths end with a sine."""
+    """Return sinusoidal position vectors (Vaswani et al. 2017, section 3.5); odd widths end in a
+    sine.
+    """
     pairs = math.ceil(width / 2)
     steps = torch.arange(pairs, dtype=torch.float64, device=positions.device)
     angles = positions[:, None] * torch.exp(steps * (-2 * math.log(10_000) / width))

@@ -49,7 +49,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def initialise(module: nn.Module, initial_range: float) -> None:
-    """Initialise all Linear, Conv1d, Embedding, LayerNorm and LSTM layers with torch's generator."""
+    """Initialise Linear, Conv1d, Embedding, LayerNorm and LSTM layers with torch's generator."""
     for part in module.modules():
         match part:
             case nn.Linear() | nn.Conv1d():

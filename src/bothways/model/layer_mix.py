@@ -23,8 +23,7 @@ FOUR = 4
 
 
 def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
-    """The layers of an encoder with `depth` blocks that a choice reads: 0 is the embeddings,
-    `depth` the last block's output.
+    """Return the layers that a choice reads: 0 for the embeddings, `depth` for the last block.
 
     Raises:
         ConfigError: the encoder has too few blocks.
@@ -72,12 +71,12 @@ class LayerConcat(nn.Module):
     """All layers of a token side by side; of a single layer, itself."""
 
     def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens features"]:
-        """The layers of each token, the first in front."""
+        """Concatenate the layers of each token."""
         return x.flatten(1)
 
 
 def build_mix(choice: LayerChoice, layers: int) -> LayerSum | LayerConcat:
-    """What makes one vector of the layers of a choice."""
+    """Build the module that combines the layers of a choice into one vector."""
     match choice:
         case "weighted_last_four" | "weighted_all":
             return LayerSum(layers)

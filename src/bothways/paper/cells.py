@@ -1,8 +1,8 @@
-"""Experiments, cell by cell: each cell is a fine-tuning run in its own folder, with its result beside it.
+"""Experiments, cell by cell: each cell is a fine-tuning run in its own folder with its result.
 
-A cell that is finished is read from its result, an interrupted one goes on, one that diverged counts as failed. Of all the
-cells of an experiment only the best one keeps its weights, and no finished one keeps checkpoints: thirty-six of Base would take
-a hundred gigabytes.
+A finished cell is read from its result, an interrupted one is resumed, and one that diverged
+counts as failed. Only the best cell of an experiment keeps its weights, and finished cells keep no
+checkpoints.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class CellResult:
         folder: of the cell; `folder / "model"` is there for the best cell alone.
         settings: of the run, in plain values.
         data: the sha256 of its files, by name, and of the model that it began with under "model".
-        metrics: of the dev data, and of the other data under "name/metric"; empty for a run that diverged.
-        value: of the metric that settings are chosen by, turned so that more is better; none for a run that diverged.
+        metrics: metrics on dev data, and on other data under "name/metric"; empty if diverged.
+        value: value of the selection metric, negated if lower is better; `None` if diverged.
         steps, seconds: of the run; 0 for one that diverged.
         failure: why the run is to be thought of as failed; empty if nothing says so.
     """
@@ -63,8 +63,8 @@ class CellOutcome:
 
     Attributes:
         results: of every cell that was run.
-        counted: those that its metrics are the mean of: the best one, or all restarts of the best setting that did not
-            diverge.
+        counted: those that its metrics are the mean of: the best one, or all restarts of the best
+            setting that did not diverge.
     """
 
     experiment: Experiment | Frozen
@@ -87,27 +87,27 @@ class CellOutcome:
 
 
 def best_of(results: Iterable[CellResult]) -> CellResult | None:
-    """The first of the best; none if all diverged."""
+    """Return the first of the best results; `None` if all runs diverged."""
     scored = ((result.value, result) for result in results if result.value is not None)
     return max(scored, key=lambda pair: pair[0], default=(None, None))[1]
 
 
 def cell_folder(out: Path, experiment: Experiment, settings: FinetuneConfig) -> Path:
-    """A folder for each cell, named by what cells differ in."""
+    """Return the folder of a cell, named by the settings in which cells differ."""
     rate = getattr(settings.training.optimizer, "lr", 0.0)
     batch, until = settings.batch.n, str(settings.training.until).replace(" ", "-")
     return out / "runs" / experiment.name / f"lr{rate:g}-batch{batch}-{until}-seed{settings.seed}"
 
 
 def cells(experiment: Experiment) -> Iterator[FinetuneConfig]:
-    """The settings of all cells that are known before any is run."""
+    """Return the settings of all cells that are known before any run."""
     for settings in experiment.grid:
         for seed in range(experiment.seeds if experiment.restarts == "best" else 1):
             yield dataclasses.replace(settings, seed=settings.seed + seed)
 
 
 def cell_restarts(experiment: Experiment, results: Many[CellResult]) -> list[FinetuneConfig]:
-    """The settings of the cells that are known by the results of all others: the best ones with further seeds."""
+    """Return the settings of restarts: the best setting with further seeds."""
     best = best_of(results)
     if experiment.restarts == "best" or best is None:
         return []
@@ -122,8 +122,8 @@ def run(experiment: Experiment, out: Path, *, device: str, console: Console) -> 
 
     Raises:
         KeyboardInterrupt: a run was interrupted, and has saved.
-        ResourceError: a cell's folder holds the result of other settings, other data or another model, or the best one has
-            lost its weights.
+        ResourceError: a cell's folder holds the result of other settings, other data or another
+            model, or the best one has lost its weights.
     """
     results: list[CellResult] = []
     for settings in cells(experiment):
@@ -138,7 +138,7 @@ def run(experiment: Experiment, out: Path, *, device: str, console: Console) -> 
         counted += scored(results[-1:])
         best = _keep_best(results) or best
     if not (best.folder / "model").exists():
-        what = "is the best run, but its weights are gone: when they were dropped, another one was better"
+        what = "is the best run now, but its weights were deleted when another run was better"
         raise ResourceError(what, where=best.folder, fix="Delete this folder to run it again.")
     return CellOutcome(experiment, tuple(results), tuple(counted))
 
@@ -204,21 +204,25 @@ def _scored(
 def diverged(
     error: DivergedError, folder: Path, settings: Mapping[str, Any], data: Mapping[str, str]
 ) -> CellResult:
-    """What a run came to whose loss was not finite."""
+    """Return the result of a run whose loss was not finite."""
     return CellResult(folder, settings, data, {}, None, 0, 0.0, " ".join(str(error).split()))
 
 
 def is_cell_finished(
     experiment: Experiment, settings: FinetuneConfig, out: Path
 ) -> CellResult | None:
-    """The result of a cell that was run before; ResourceError if it is of other settings, other data or another model."""
+    """Return the result of a finished cell, or `None`.
+
+    Raises:
+        ResourceError: it belongs to other settings, other data or another model.
+    """
     return read_result(
         cell_folder(out, experiment, settings), settings, _sources(experiment, settings)
     )
 
 
 def write_result(result: CellResult) -> None:
-    """Into its folder; with it there, the cell is finished."""
+    """Write a result into its folder, which marks the cell as finished."""
     result.folder.mkdir(parents=True, exist_ok=True)
     values = {name: value for name, value in vars(result).items() if name != "folder"}
     replace_file(
@@ -228,7 +232,11 @@ def write_result(result: CellResult) -> None:
 
 
 def read_result(folder: Path, settings: Any, sources: Mapping[str, str]) -> CellResult | None:
-    """The result in a folder, if there is one; ResourceError if it is of other settings, other data or another model."""
+    """Return the result in a folder, or `None` if there is none.
+
+    Raises:
+        ResourceError: it belongs to other settings, other data or another model.
+    """
     if not (folder / RESULT).is_file():
         return None
     result = CellResult(folder, **json.loads((folder / RESULT).read_text(encoding="utf8")))
@@ -246,7 +254,7 @@ def _sources(experiment: Experiment, settings: FinetuneConfig) -> dict[str, str]
 
 
 def identity(settings: Any, sources: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What a result is of: its settings in plain values, and the sha256 of its files by name, and of the model."""
+    """Return the settings as plain values, and the sha256 of the data files and of the model."""
     data = {name: digest_of_file(Path(source)) for name, source in sources.items()} | {
         "model": digest_of_model(settings.model)
     }
@@ -254,7 +262,7 @@ def identity(settings: Any, sources: Mapping[str, str]) -> tuple[dict[str, Any],
 
 
 def _keep_best(results: list[CellResult]) -> CellResult | None:
-    """The best one, which alone has its weights afterwards."""
+    """Delete the weights of all results but the best; return the best."""
     best = best_of(results)
     for result in results:
         if best is not None and result.folder != best.folder:

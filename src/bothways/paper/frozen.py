@@ -1,7 +1,8 @@
-"""The feature-based rows of table 7 (section 5.3): the mean of several BiLSTMs on the vectors of one frozen encoder.
+"""The feature-based rows of table 7 (section 5.3): the mean of several BiLSTMs on the vectors of
+one frozen encoder.
 
-The vectors are computed once for all restarts. A restart that is finished is read from its result; one that was interrupted
-begins anew.
+The vectors are computed once for all restarts. A restart that is finished is read from its result;
+one that was interrupted begins anew.
 """
 
 from __future__ import annotations
@@ -65,12 +66,16 @@ def run_frozen(experiment: Frozen, out: Path, *, device: str, console: Console) 
 
 
 def frozen_restarts(experiment: Frozen) -> list[FeatureConfig]:
-    """The settings of every run."""
+    """Return the settings of every run."""
     return [dataclasses.replace(experiment.settings, seed=seed) for seed in range(experiment.seeds)]
 
 
 def is_frozen_finished(experiment: Frozen, settings: FeatureConfig, out: Path) -> CellResult | None:
-    """The result of a run that was made before; ResourceError if it is of other settings, other data or another model."""
+    """Return the result of a finished run, or `None`.
+
+    Raises:
+        ResourceError: it belongs to other settings, other data or another model.
+    """
     return read_result(_folder(experiment, settings, out), settings, _sources(settings))
 
 

@@ -181,9 +181,12 @@ def _check_class(
     family = family_for(encoder, tokenizer.kind)
     kinds = [head.kind for head in heads]
     if family is None:
-        what = "no family of transformers has this configuration: bothways will open the model's folder, transformers will not"
+        what = (
+            "no family of transformers has this configuration: only bothways will open the folder"
+        )
         return [Finding("heads", "note", what, "encoder")]
     if family.architecture_with(kinds) is not None:
         return []
-    what = f"transformers has no class of the family {family.model_type} with the heads {', '.join(kinds)}"
+    names = ", ".join(kinds)
+    what = f"transformers has no {family.model_type} class with the heads {names}"
     return [Finding("heads", "error", what, "objective", "Set objective=masked_lm.")]

@@ -101,15 +101,16 @@ class PretrainConfig:
         for number, phase in enumerate(self.phases):
             if phase.length > self.encoder.max_positions:
                 raise ConfigError(
-                    f"sequences of {phase.length} tokens are longer than the encoder's {self.encoder.max_positions} positions",
+                    f"sequences of {phase.length} tokens exceed the encoder's "
+                    f"{self.encoder.max_positions} positions",
                     where=f"phases.{number}.length",
                     fix="Shorten the phase, or set encoder.position.max_positions higher.",
                 )
 
 
 def paper(encoder: ModelConfig) -> PretrainConfig:
-    """The paper's run (Devlin et al. 2018, appendix A.2), with what its code adds: GELU by tanh,
-    Adam without bias correction.
+    """Return the paper's settings (Devlin et al. 2018, appendix A.2) with those of its code: GELU
+    by tanh, Adam without bias correction.
 
     A million steps of 256 sequences; 90 % of them at 128 tokens, the rest at 512; ten versions of
     the data.
@@ -145,7 +146,7 @@ def _without_dropout(encoder: ModelConfig) -> ModelConfig:
 
 
 def modern(encoder: ModelConfig) -> PretrainConfig:
-    """What one would do today on one machine: no dropout, fresh masks in every epoch, batches by
+    """Return modern settings for one machine: no dropout, fresh masks in every epoch, batches by
     tokens, a higher rate.
 
     That short runs want no dropout and a higher rate is from Izsak et al. 2021 and Geiping &

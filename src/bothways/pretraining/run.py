@@ -150,7 +150,7 @@ def pretrain(
 def _phases(
     settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan: Plan, learner: Learner
 ) -> list[run.TrainingPhase]:
-    """The run's phases, each with its data from a cursor on."""
+    """Return the phases of the run, each with its data from a cursor on."""
 
     def steps(state: RunState) -> Iterable[TrainingStep]:
         """Return the data of the current phase."""
@@ -167,7 +167,8 @@ def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder
     """Write the model folder, with the settings and what was reached."""
     card = Card(
         "A pre-trained encoder",
-        f"Pre-trained with bothways on {corpus.manifest.counts.documents:,} documents, {done.progress.tokens:,} tokens read.",
+        f"Pre-trained with bothways on {corpus.manifest.counts.documents:,} documents, "
+        f"{done.progress.tokens:,} tokens read.",
         flatten(configs.to_dict(settings)),
         done.metrics,
         data_of_corpus(corpus, run_fingerprint(corpus)),
@@ -187,6 +188,6 @@ def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder
 
 
 def run_fingerprint(corpus: Corpus) -> str:
-    """The sha256 of a corpus: equal for equal arrays and tokenizers."""
+    """Return the sha256 of a corpus: equal for equal arrays and tokenizers."""
     stored = sorted((name, file.sha256) for name, file in corpus.manifest.files.items())
     return hashlib.sha256(repr(stored).encode()).hexdigest()
