@@ -1,0 +1,192 @@
+"""A task that the package does not have: the relation of two words of a sentence, as one module.
+
+It defines an example, targets, a head with its module, a task and its learner, and touches no other
+file. In the package its head would be entered in the union `Head`; here it is a member by
+inheritance. Idea: the vectors of both words, concatenated, go through one dense layer
+(Baldini Soares et al. 2019, figure 3d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bothways.core.batch import Batch
+from bothways.core.loss import Loss
+from bothways.core.sequence import Sequence
+from bothways.core.targets import IGNORED, Targets
+from bothways.kernels.cross_entropy import cross_entropy
+from bothways.model.config import ModelConfig
+from bothways.model.heads import Head, TagHead
+from bothways.model.model import Model
+from bothways.tasks.base import (
+    Direction,
+    EncodedExample,
+    Metrics,
+    Output,
+    Row,
+    Task,
+    TaskLearner,
+    nothing_to_score,
+)
+from bothways.tasks.metrics import classification_metrics, softmax
+from bothways.tasks.predictions import ClassPrediction
+from bothways.text.template import assemble
+from bothways.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class RelationExample:
+    """A sentence, the places of two of its words, and their relation."""
+
+    words: tuple[str, ...]
+    first: int
+    second: int
+    label: str | None = None
+    where: str = "an example"
+
+
+@dataclass(frozen=True)
+class RelationTargets(Targets):
+    """The positions of both words and the relation, `(1)` each."""
+
+    POSITIONS = frozenset({"first", "second"})
+    first: NDArray[np.int64] | Tensor
+    second: NDArray[np.int64] | Tensor
+    labels: NDArray[np.int64] | Tensor
+
+    def without_weight(self) -> RelationTargets:
+        return RelationTargets(self.first, self.second, np.full_like(self.labels, IGNORED))
+
+
+class RelationOutput(nn.Module):
+    """One dense layer on two vectors."""
+
+    def __init__(self, config: ModelConfig, count: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(2 * config.width, count)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        result: Tensor = self.dense(torch.cat([first, second], -1))
+        return result
+
+
+@dataclass(frozen=True)
+class RelationHead(TagHead):
+    """Returns `count` logits for two tokens of each sequence."""
+
+    kind: Literal["relation"] = "relation"  # type: ignore[assignment]
+    title: ClassVar[str] = "relation head"
+    suffix: ClassVar[str | None] = None
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        return RelationOutput(config, self.count)
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        return 4.0 * config.width * self.count / length
+
+    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
+        return 2 / length
+
+
+@dataclass(frozen=True)
+class RelationTask(Task[RelationExample, ClassPrediction]):
+    """The relation of two words."""
+
+    metric: ClassVar[str] = "accuracy"
+
+    kind: Literal["relation"] = "relation"
+
+    def example(self, row: Row, *, where: str = "an example") -> RelationExample:
+        values: Mapping[str, Any] = row
+        return RelationExample(
+            tuple(values["words"]), values["first"], values["second"], values.get("label"), where
+        )
+
+    def labels(self, examples: Iterable[RelationExample]) -> tuple[str, ...]:
+        return tuple(sorted({e.label for e in examples if e.label is not None}))
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        return (RelationHead(len(labels)),)
+
+    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        return {"accuracy": "highest"}
+
+    def texts(self, example: RelationExample) -> tuple[str, ...]:
+        return (" ".join(example.words),)
+
+    def encode(
+        self, examples: Many[RelationExample], tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> list[EncodedExample]:
+        return [self._encode(example, tokenizer, labels) for example in examples]
+
+    def _encode(
+        self, example: RelationExample, tokenizer: Tokenizer, labels: Many[str]
+    ) -> EncodedExample:
+        words = tokenizer.encode(list(example.words))
+        starts = np.cumsum([len(tokenizer.template.before), *map(len, words)])
+        bare = assemble(np.concatenate(words), None, tokenizer.template)
+        label = IGNORED if example.label is None else list(labels).index(example.label)
+        places = (starts[[example.first]], starts[[example.second]])
+        target = RelationTargets(*places, np.array([label], dtype=np.int64))
+        sequence = Sequence(bare.ids, bare.segments, {"relation": target})
+        return EncodedExample((sequence,), len(bare.ids) - tokenizer.template.single, 0)
+
+    def decode(
+        self,
+        example: RelationExample,
+        encoded: EncodedExample,
+        outputs: Many[Output],
+        tokenizer: Tokenizer,
+        labels: Many[str],
+    ) -> ClassPrediction:
+        index = int(outputs[0].argmax())
+        chances = dict(zip(labels, softmax(outputs[0]).tolist(), strict=True))
+        return ClassPrediction(labels[index], index, chances)
+
+    def score(
+        self, results: Iterable[tuple[RelationExample, ClassPrediction]], labels: Many[str]
+    ) -> Metrics:
+        confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        for example, prediction in results:
+            confusion[list(labels).index(str(example.label)), prediction.index] += 1
+        if not confusion.any():
+            raise nothing_to_score()
+        return {"accuracy": classification_metrics(confusion)["accuracy"]}
+
+    def learner(
+        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> RelationClassifier:
+        return RelationClassifier(self, model, tokenizer, labels, length)
+
+
+class RelationClassifier(TaskLearner[RelationExample, ClassPrediction]):
+    """The task with a model that has the head "relation"."""
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"relation": float((_targets(batch)[2] != IGNORED).sum())}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        return {"relation": cross_entropy(self.logits(batch), _targets(batch)[2])}
+
+    def logits(self, batch: Batch) -> Tensor:
+        first, second, _ = _targets(batch)
+        hidden = self.model.encoder(batch).last
+        result: Tensor = self.model.heads["relation"](hidden[first], hidden[second])
+        return result
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        return list(self.logits(batch).float().cpu().numpy())
+
+
+def _targets(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    targets = batch.target("relation", RelationTargets)
+    first, second, labels = targets.first, targets.second, targets.labels
+    return torch.as_tensor(first), torch.as_tensor(second), torch.as_tensor(labels)

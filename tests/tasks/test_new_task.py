@@ -1,0 +1,61 @@
+"""A task from outside the package: checked, trained, predicted and counted by what every task has."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+from bothways.data.batching import ExampleBudget
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.data import label
+from bothways.finetuning.in_memory_run import fit_task
+from bothways.model.config import EncoderConfig
+from bothways.model.flops import forward_flops
+from bothways.model.parameters import parameter_table
+from bothways.model.positions import Learned
+from bothways.prediction.engine import evaluate_task
+from bothways.prediction.predictor import Predictor
+from bothways.training.durations import Epochs
+from bothways.training.optimizers import AdamW
+from toy_relation import RelationExample, RelationHead, RelationTask
+from toy_task import VOCABULARY, WORDS, make_tokenizer
+
+CONFIG = EncoderConfig(len(VOCABULARY), 32, 1, 2, 64, position=Learned(16), initial_range=0.2)
+LENGTH = 12
+
+
+def make_relations(count: int, seed: int) -> list[RelationExample]:
+    """The relation says which of the two words comes first in the alphabet; others distract."""
+    draw, examples = random.Random(seed), []
+    for number in range(count):
+        words = tuple(draw.sample(WORDS, 6))
+        first, second = draw.sample(range(6), 2)
+        known = "before" if words[first] < words[second] else "after"
+        examples.append(RelationExample(words, first, second, known, f"made:{number}"))
+    return examples
+
+
+def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -> None:
+    tokenizer, task = make_tokenizer(tmp_path), RelationTask()
+    train, dev = make_relations(400, 0), make_relations(60, 1)
+    data = label(task, tokenizer, train, dev, LENGTH)
+    training = dataclasses.replace(
+        finetune_adam(), until=Epochs(8.0), optimizer=AdamW(lr=3e-3), precision="fp32"
+    )
+    method = FinetuneSettings(training, LENGTH, ExampleBudget(16), metric="accuracy")
+    result = fit_task(CONFIG, data, method, device="cpu")
+    assert result.metrics["accuracy"] > 0.9
+    learner = result.task
+    assert evaluate_task(learner, dev) == result.metrics
+    predict = Predictor(learner)
+    row = {"words": ["cat", "ape", "dog"], "first": 1, "second": 2}
+    assert predict([row, {**row, "first": 2, "second": 1}])[0].label == "before"
+
+
+def test_its_parameters_and_operations_are_counted() -> None:
+    head = RelationHead(2)
+    with_head, without = (parameter_table(CONFIG, heads) for heads in ((head,), ()))
+    assert with_head.total - without.total == 2 * (2 * CONFIG.width + 1)
+    few, many = (forward_flops(CONFIG, (RelationHead(count),), 8, 0.0) for count in (2, 4))
+    assert many > few
