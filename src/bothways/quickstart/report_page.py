@@ -215,7 +215,7 @@ def _filled(result: StoryResult) -> s.Section:
     examples = [
         s.ReportExample(
             (f"{filled.before} ", s.Marked("[MASK]"), f" {filled.after}"),
-            filled.truth,
+            f"{filled.truth} (rank {filled.rank:,}, {s.percentage(filled.probability)})",
             [
                 s.ReportGuess(word, probability, word == filled.truth)
                 for word, probability in filled.guesses
@@ -223,7 +223,11 @@ def _filled(result: StoryResult) -> s.Section:
         )
         for filled in result.filled
     ]
-    return s.ExampleSection("A masked word in unseen sentences", examples)
+    note = (
+        "From the sentence the model is most sure of to the one it is least sure of, with the true "
+        "word's rank among all tokens and its probability."
+    )
+    return s.ExampleSection("A masked word in unseen sentences", examples, note)
 
 
 def _runs(result: StoryResult) -> s.TableSection:
