@@ -69,7 +69,11 @@ def test_examples_are_drawn_evenly_by_how_sure_the_model_is(
     sure = [one.guesses[0][1] for one in every]
     assert sure == sorted(sure, reverse=True)
     few = fill_masks(model, corpus, range(len(corpus)), 3, seed=1)
-    assert [one.guesses[0][1] for one in few] == [sure[0], sure[round((len(sure) - 1) / 2)], sure[-1]]
+    assert [one.guesses[0][1] for one in few] == [
+        sure[0],
+        sure[round((len(sure) - 1) / 2)],
+        sure[-1],
+    ]
 
 
 def test_a_piece_of_a_word_is_not_hidden(tokenizer: Tokenizer) -> None:
