@@ -254,8 +254,8 @@ def test_nothing_is_advised_that_was_done(
     failed = Failure(
         ("one", "two"), dataclasses.replace(finetune_adam(), optimizer=optimizer, schedule=schedule)
     )
-    assert failed.said(several) == f"this run has probably failed: one; two. {said}"
-    assert str(failed) == failed.said(several=False)
+    assert failed.message(several) == f"this run has probably failed: one; two. {said}"
+    assert str(failed) == failed.message(several=False)
 
 
 def test_a_short_run_is_advised_to_go_on_and_no_lower_rate() -> None:

@@ -94,14 +94,14 @@ def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(
     assert configs.load(FinetuneConfig, file=folder / "config.toml") == settings_of(files)
     assert "note: always answering" in said
     assert "as measured now: about" in said
-    assert "note: the columns are guessed: text = 'sentence', label = 'label'" in said
+    assert "note: the columns were guessed: text = 'sentence', label = 'label'" in said
     assert [finding.check for finding in result.findings] == ["overlap", "balance", "time"]
 
 
 def test_it_is_said_whose_f1_chooses(files: Files, tmp_path: Path) -> None:
     settings = settings_of(files, metric="f1")
     said = "\n".join(remarks(make_ready(settings, tmp_path, torch.device("cpu"))))
-    assert "note: f1 is that of 'pos', the second of the two labels in their order" in said
+    assert "note: f1 is that of 'pos', the second of the two labels in order" in said
 
 
 def test_what_is_saved_opens_in_transformers_with_equal_outputs(
@@ -345,7 +345,7 @@ def test_f1_of_three_classes_is_refused_before_training(files: Files, tmp_path: 
     )
     with pytest.raises(
         ConfigError,
-        match=r"^metric: 'f1' is no metric of classify with 3 labels: it must be one of accuracy, ",
+        match=r"^metric: classify with 3 labels does not have the metric 'f1': it must be one of accuracy, ",
     ):
         finetune(settings_of(files, train=str(train), metric="f1"), tmp_path / "run", device="cpu")
 

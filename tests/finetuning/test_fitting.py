@@ -278,7 +278,7 @@ def test_f1_is_of_two_classes(data: LabelledData) -> None:
         LENGTH,
     )
     with pytest.raises(
-        ConfigError, match=r"^metric: 'f1' is no metric of classify with 3 labels: "
+        ConfigError, match=r"^metric: classify with 3 labels does not have the metric 'f1': "
     ):
         fit_task(small(), three, dataclasses.replace(METHOD, metric="f1"))
 

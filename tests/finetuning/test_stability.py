@@ -369,5 +369,5 @@ def test_what_cannot_be_is_refused(changes: dict[str, float], message: str) -> N
 def test_random_weights_have_no_start_to_keep(data: LabelledData, name: str) -> None:
     value = {"reinitialise": 1, "frozen": 1, "mixout": 0.5, "pull": 0.5}[name]
     method = dataclasses.replace(METHOD, stability=Stability(**{name: value}))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=rf"^stability\.{name}: is about pre-trained weights"):
+    with pytest.raises(ConfigError, match=rf"^stability\.{name}: needs pre-trained weights"):
         fit_task(shape(2), data, method, device="cpu")

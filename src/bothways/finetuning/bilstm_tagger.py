@@ -1,10 +1,13 @@
-"""The feature-based approach: a frozen encoder's vectors of words, read by a BiLSTM (Devlin et al. 2018, section 5.3, table 7).
+"""The feature-based approach: a BiLSTM reads a frozen encoder's vectors of words.
 
-Idea: the vectors of each word's first token are computed once and kept on the disk; a two-layer BiLSTM over the words of a
-sentence and a dense layer are all that is trained. Nothing here has a way to the encoder's weights.
+The vectors of each word's first token are computed once and kept on the disk. Only a two-layer
+BiLSTM over the words of a sentence and a dense layer are trained; the encoder's weights are out of
+reach.
 
-Notable choices. The paper says "768-dimensional" of the BiLSTM; here that is each direction. It does not say which dropout:
-here it is on the features, between the layers and before the dense layer.
+The paper gives the BiLSTM 768 dimensions; here each direction has 768. The paper does not specify
+the dropout; here it is applied to the features, between the layers and before the dense layer.
+
+Source: Devlin et al. 2018, section 5.3, table 7.
 """
 
 from __future__ import annotations
@@ -41,16 +44,16 @@ from bothways.tasks.base import EncodedExample
 Stored = Literal["float16", "float32"]
 _VALUES, _ABOUT = "features.npy", "features.json"
 AT_ONCE = 8192
-"""Tokens that go through the encoder together, at most, unless a sequence has more."""
+"""Maximum number of tokens in a batch of the encoder, unless a sequence has more."""
 
 
 @dataclass(frozen=True)
 class BiLSTMTagger:
-    """What stands on the features.
+    """The shape of the tagger that is trained on the features.
 
     Attributes:
         hidden: width of each direction.
-        depth: layers.
+        depth: number of layers.
         dropout: on the features, between layers, and before the dense layer.
     """
 
@@ -69,7 +72,7 @@ class Features:
 
     Attributes:
         values: `(words, layers, width)`, mapped from the disk.
-        layers: which of the encoder's these are; 0 is the embeddings.
+        layers: the encoder's layers in `values`; 0 is the embeddings.
         offsets: sentence i is the words `[offsets[i], offsets[i+1])`.
         labels: of every word; `IGNORED` where none is known.
     """
@@ -80,7 +83,10 @@ class Features:
     labels: Int[NDArray[np.int64], " words"]
 
     def sequences(self, start: int = 0) -> list[Sequence]:
-        """The sentences that have a word; as ids the rows of the values, from `start` on, and their labels as targets."""
+        """Return the sentences that have a word, with their labels as targets.
+
+        The ids are the rows of the values, counted from `start`.
+        """
         return [
             Sequence(
                 np.arange(first + start, last + start, dtype=np.int32),
@@ -102,15 +108,18 @@ def open_features(
     stored: Stored = "float32",
     on_share: OnShare = untold,
 ) -> Features:
-    """The features of tagged sentences: from the folder if it holds those of this encoder and these tokens, else computed.
+    """Return the features of tagged sentences, from the folder or computed.
+
+    The folder is used if it holds the features of this encoder and these tokens.
 
     Args:
-        folder: one for each data set; what it holds of other encoders or tokens is replaced, layers that it lacks are added.
+        folder: one for each data set; features of other encoders or tokens are replaced, missing
+            layers are added.
         inputs: as `Tagging.encode` makes them.
         on_share: as for `extract`.
 
     Raises:
-        ResourceError: there is no room on the disk, or no permission.
+        ResourceError: the disk is full, or permission is denied.
     """
     words = [_words(item) for item in inputs]
     offsets = np.cumsum([0, *(len(labels) for labels in words)], dtype=np.int64)
@@ -144,7 +153,7 @@ def holds(
     layers: tuple[int, ...],
     stored: Stored,
 ) -> bool:
-    """Whether `open_features` would find all it wants in the folder."""
+    """Return True if `open_features` can take all features from the folder."""
     return (folder / _ABOUT).is_file() and set(layers) <= set(
         _held(folder, _about(encoder, inputs, stored))
     )
@@ -155,23 +164,23 @@ def _about(encoder: AnyEncoder, inputs: Many[EncodedExample], stored: Stored) ->
 
 
 def _words(item: EncodedExample) -> NDArray[np.int64]:
-    """The labels of the words of an example, window after window, which is their order."""
-    found = [cast(TokenTargets, sequence.targets["tag"]).ids for sequence in item.sequences]
-    return np.concatenate([np.asarray(ids) for ids in found])
+    """Return the labels of the words of an example, in the order of its windows."""
+    labels = [cast(TokenTargets, sequence.targets["tag"]).ids for sequence in item.sequences]
+    return np.concatenate([np.asarray(ids) for ids in labels])
 
 
 def _held(folder: Path, about: Mapping[str, object]) -> tuple[int, ...]:
-    """The layers that a folder holds of what it is asked for; none if it holds something else."""
+    """Return the layers that a folder holds; none if it holds other features."""
     try:
-        said = json.loads((folder / _ABOUT).read_text(encoding="utf8"))
+        record = json.loads((folder / _ABOUT).read_text(encoding="utf8"))
     except (OSError, ValueError):
         return ()
-    layers = tuple(said.pop("layers", ()))
-    return layers if said == about else ()
+    layers = tuple(record.pop("layers", ()))
+    return layers if record == about else ()
 
 
 def _key(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> str:
-    """The sha256 of all that features depend on: weights, tokens, and which of them stand for words."""
+    """Return the sha256 of what features depend on: weights, tokens and first tokens of words."""
     result = hashlib.sha256(repr(encoder.config).encode())
     for name, tensor in sorted(encoder.state_dict().items()):
         result.update(name.encode())
@@ -192,10 +201,12 @@ def extract(
     table: NDArray[np.floating],
     on_share: OnShare = untold,
 ) -> None:
-    """Write the vectors of each word's first token into a table `(words, layers, width)`, without dropout.
+    """Write the vectors of each word's first token into a table `(words, layers, width)`.
+
+    Dropout is off.
 
     Args:
-        on_share: told the share of tokens that is done.
+        on_share: called with the share of tokens that is done.
     """
     sequences = [sequence for item in inputs for sequence in item.sequences]
     counts = [len(cast(TokenTargets, sequence.targets["tag"]).index) for sequence in sequences]
@@ -218,11 +229,11 @@ class FeatureTagger(Learner):
     """A BiLSTM on frozen features, with an output for each tag.
 
     Args:
-        tables: the features that it may be asked for, one behind the other: the ids of a batch are rows of all of them.
-        choice: which layers it reads, and how they become one vector.
-        depth: blocks of the encoder.
-        labels: how many tags.
-        shape: of what is trained.
+        tables: the features; the ids of a batch are rows of their concatenation.
+        choice: the layers that it reads, and how they become one vector.
+        depth: number of blocks of the encoder.
+        labels: number of tags.
+        shape: of the tagger.
     """
 
     def __init__(
@@ -236,7 +247,7 @@ class FeatureTagger(Learner):
         super().__init__()
         layers = chosen_layers(choice, depth)
         self._tables = tuple(tables)
-        # Of each table its own: one may hold more layers than another.
+        # Columns per table: one may hold more layers than another.
         self._columns = [[table.layers.index(layer) for layer in layers] for table in tables]
         width = tables[0].values.shape[2]
         self.mix = build_mix(choice, len(layers))
@@ -251,21 +262,21 @@ class FeatureTagger(Learner):
         self.dense = nn.Linear(self.lstm.width, labels)
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """The number of tagged words."""
+        """Return the number of tagged words."""
         return {"tag": float((_labels(batch) != IGNORED).sum())}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """The cross-entropy of the tags."""
+        """Return the cross-entropy of the tags."""
         return {"tag": cross_entropy(self.logits(batch), _labels(batch))}
 
     def logits(self, batch: Batch) -> Float[Tensor, "words labels"]:
-        """One logit per label for each word."""
+        """Return one logit per label for each word."""
         mixed = self.input_dropout(self.mix(self.read(batch)))
         result: Tensor = self.dense(self.output_dropout(self.lstm(mixed, batch.layout)))
         return result
 
     def read(self, batch: Batch) -> Float[Tensor, "words layers width"]:
-        """The features of a batch, on its device."""
+        """Return the features of a batch, on its device."""
         rows, start = batch.ids.cpu().numpy(), 0
         shape = (len(rows), len(self._columns[0]), self._tables[0].values.shape[2])
         result = np.empty(shape, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""How a model is fine-tuned, as one value; what is usual today, and what the paper did.
+"""The settings of fine-tuning, with a modern recipe and the paper's.
 
 Source: Devlin et al. 2018, sections 4 and 5.3, appendix A.3.
 """
@@ -27,9 +27,10 @@ from bothways.training.schedules import GoogleLinear, Linear
 
 
 def finetune_adam() -> Training:
-    """Three epochs of AdamW at 5e-5 with a tenth of warm-up: the paper's grid, with the bias correction that its code lacks.
+    """Return three epochs of AdamW at 5e-5 with a tenth of warm-up.
 
-    That the correction makes fine-tuning on small sets stable is from Zhang et al. 2020 and Mosbach et al. 2020.
+    The values are from the paper's grid; the bias correction, which the paper's code lacks, makes
+    fine-tuning on small sets stable (Zhang et al. 2020, Mosbach et al. 2020).
     """
     return Training(
         until=Epochs(3.0),
@@ -42,18 +43,20 @@ def finetune_adam() -> Training:
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """How a model is fine-tuned.
+    """The settings of a fine-tuning run.
 
     Attributes:
-        training: the optimizer, its schedule, the length of the run, and how often the dev data is scored.
+        training: the optimizer, its schedule, the length of the run, and the interval of
+            evaluations on the dev data.
         length: maximum length of a sequence in tokens, special tokens included. None: the task's
-            own, or what holds 95 % of the training texts whole, if that is more.
+            own, or the length that holds 95 % of the training texts whole, if that is more.
         batch: sequences or tokens per update.
-        microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
-        metric: of the dev data, by which the best weights are chosen; none means the task's usual one.
-        dropout: on the vectors that the new head reads; none means the encoder's.
-        stability: what keeps the run near its start, or frees it of what is bad in it.
-        task: what for.
+        microbatch_tokens: maximum number of tokens in memory at once; changes neither data nor
+            update.
+        metric: of the dev data, by which the best weights are chosen. None: the task's default.
+        dropout: on the vectors that the new head reads. None: the encoder's.
+        stability: measures that keep fine-tuning stable.
+        task: the task to fine-tune for.
     """
 
     training: Training = field(default_factory=finetune_adam)
@@ -67,7 +70,10 @@ class FinetuneSettings:
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < MIN_LENGTH:
-            what = f"must be at least {MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP]), not {self.length}"
+            what = (
+                f"must be at least {MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP]), "
+                f"not {self.length}"
+            )
             raise ConfigError(what, where="length")
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
         if self.training.keep.best is not None:
@@ -84,12 +90,15 @@ class FinetuneSettings:
 
 
 def modern_finetuning(task: Trainable) -> FinetuneSettings:
-    """What one would do today: AdamW, three epochs, a tenth of warm-up."""
+    """Return the modern recipe: AdamW, three epochs, a tenth of warm-up."""
     return FinetuneSettings(finetune_adam(), task=task)
 
 
 def paper_finetuning(task: Trainable) -> FinetuneSettings:
-    """Devlin et al. 2018 (sections 4 and 5.3, appendix A.3), with the optimizer and the schedule of google-research/bert."""
+    """Return the recipe of the paper, with the optimizer and schedule of google-research/bert.
+
+    Source: Devlin et al. 2018, sections 4 and 5.3, appendix A.3.
+    """
     epochs, rate, batch = PAPER.get(task.name, (3.0, 5e-5, 32))
     training = dataclasses.replace(
         finetune_adam(),
@@ -101,7 +110,7 @@ def paper_finetuning(task: Trainable) -> FinetuneSettings:
 
 
 PAPER: dict[str, tuple[float, float, int]] = {"choice": (3.0, 2e-5, 16)}
-"""Epochs, learning rate and batch of the tasks for which the paper says others than 3, 5e-5 and 32."""
+"""Epochs, learning rate and batch size of tasks where the paper's differ from 3, 5e-5 and 32."""
 
 RECIPES: dict[str, Callable[[Trainable], FinetuneSettings]] = {
     "modern": modern_finetuning,
@@ -109,7 +118,7 @@ RECIPES: dict[str, Callable[[Trainable], FinetuneSettings]] = {
 }
 
 USUAL = FinetuneSettings()
-"""Three epochs of classification, as one would do it today."""
+"""The modern recipe for classification."""
 
 SHORTHANDS: Mapping[str, str] = {
     "lr": "training.optimizer.lr",
@@ -123,16 +132,16 @@ SHORTHANDS: Mapping[str, str] = {
     "evaluate": "training.evaluate",
     "early_stopping": "training.early_stopping",
 }
-"""Common names of settings → their dotted paths. `batch=16` is one, too: see `expand_shorthands`."""
+"""Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
 
 
 def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
-    """Return overrides as a tree in which common names are replaced by the settings they stand for.
+    """Return overrides as a tree in which common names are replaced by their dotted paths.
 
         ["lr=3e-5", "epochs=4"] → {"training": {"optimizer": {"lr": "3e-5"}, "until": "4 epochs"}}
 
     Raises:
-        ConfigError: a text that is no setting; a name without a path that is part of a longer path.
+        ConfigError: a text is not a setting, or a name without a path is part of a longer path.
     """
     tree: dict[str, Any] = {}
     given = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
@@ -150,10 +159,10 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
 
 
 def check_paths(tree: Tree, known: Iterable[str]) -> None:
-    """Raise ConfigError for a setting without its path, with the path.
+    """Raise ConfigError for a setting that is given without its path; the message names the path.
 
     Args:
-        known: the names without a path that are settings.
+        known: the names that need no path.
     """
     for name in tree.keys() - set(known):
         paths = [path for path in flatten(configs.to_dict(USUAL)) if path.endswith(f".{name}")]

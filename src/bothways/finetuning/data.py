@@ -1,4 +1,4 @@
-"""Labelled examples, checked and encoded once for any number of runs; loaded for training, predicted and scored."""
+"""Labelled examples: checked and encoded once for any number of runs, loaded, predicted, scored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bothways.text.tokenizer import Tokenizer
 ALL = Share()
 """All of the data: a single process."""
 ENCODED = 1024
-"""Examples that are encoded together, after which it is told how far one is."""
+"""Number of examples that are encoded between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class LabelledData:
     """Examples that are checked and encoded.
 
     Attributes:
-        definition: of the task.
+        definition: the task.
         labels: in the order of the model's outputs.
         length: maximum length of a sequence in tokens.
-        train, dev: what the examples became.
-        train_examples, dev_examples: as they were read; there may be none to score.
+        train, dev: the encoded examples.
+        train_examples, dev_examples: as they were read; `dev_examples` may be empty.
         findings: of the preflight.
     """
 
@@ -59,7 +59,7 @@ class LabelledData:
 
     @property
     def tokens(self) -> int:
-        """Tokens of an epoch, specials included."""
+        """Tokens of an epoch, special tokens included."""
         return sum(len(sequence) for sequence in self.sequences)
 
 
@@ -75,8 +75,8 @@ def examine(
     """Encode and check examples; errors are among the findings.
 
     Args:
-        length: maximum length of a sequence in tokens. None: the task's own, or what holds nearly
-            all training texts whole, if that is more and the model can read it.
+        length: maximum length of a sequence in tokens. None: the task's own, or the length that
+            holds nearly all training texts whole, if that is more and the model can read it.
         max_positions: maximum length of the model.
     """
     labels, most = definition.labels(train), max_positions or length or definition.length
@@ -97,7 +97,7 @@ def examine(
             chosen, inputs = longer, encode(longer)
     encoded = inputs[: len(train)], inputs[len(train) :]
     on_stage("checking the data", None)
-    found = (
+    findings = (
         *definition.check(train, dev),
         *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
         *check_inputs(
@@ -108,7 +108,7 @@ def examine(
         ),
     )
     return LabelledData(
-        definition, tokenizer, labels, chosen, *encoded, tuple(train), tuple(dev), found
+        definition, tokenizer, labels, chosen, *encoded, tuple(train), tuple(dev), findings
     )
 
 
@@ -123,8 +123,8 @@ def label(
     """Check and encode examples, once for any number of runs; arguments as `examine`.
 
     Raises:
-        BothwaysError: problems that prevent learning, such as an empty text, an absent label, fewer
-            than two classes; all of them in one message.
+        BothwaysError: problems that prevent learning, such as an empty text, an absent label, or
+            fewer than two classes; one message lists all of them.
     """
     data = examine(definition, tokenizer, train, dev, length, max_positions=max_positions)
     return dataclasses.replace(data, findings=tuple(report_findings(data.findings)))
@@ -133,7 +133,7 @@ def label(
 def loader(
     data: LabelledData, method: FinetuneSettings, learner: Learner, seed: int, share: Share = ALL
 ) -> Loader[ListPlan]:
-    """Steps over the training data, shuffled anew in each epoch."""
+    """Return the steps over the training data, shuffled in each epoch."""
     source = ListSource(data.sequences, Shuffled(seed))
     return Loader(source, unchanged, method.batch, method.microbatch_tokens, seed, share)
 
@@ -141,7 +141,7 @@ def loader(
 def dev_windows(
     data: LabelledData, pace: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
-    """The dev examples with what they became, as `engine.windows` has it."""
+    """Yield windows of dev examples with their encoded forms, as `engine.windows` does."""
     size = min(pace.window, data.definition.window)
     for start in range(0, len(data.dev), size):
         part = slice(start, start + size)
@@ -154,7 +154,10 @@ def predictions(
     pace: PredictConfig = DEFAULT_PREDICT,
     on_share: OnShare = untold,
 ) -> Iterator[tuple[Any, Any]]:
-    """The dev examples with their predictions, in windows, so that no more predictions than one window's are held."""
+    """Yield the dev examples with their predictions.
+
+    Only the predictions of one window are held at a time.
+    """
     done = 0
     for examples, inputs in dev_windows(data, pace):
         yield from predict_encoded(
@@ -181,10 +184,11 @@ def tune(
 
 
 def check_metric(metric: str, data: LabelledData) -> None:
-    """Raises ConfigError for a metric that the task does not have with these labels."""
+    """Raise ConfigError if the task does not have this metric with these labels."""
     known = data.definition.directions(data.labels)
     if metric not in known:
-        what = f"{metric!r} is no metric of {data.definition.name} with {len(data.labels)} labels: it must be one of "
-        raise ConfigError(
-            what + ", ".join(known), where="metric", fix=f"Set metric={data.definition.metric}."
+        what = (
+            f"{data.definition.name} with {len(data.labels)} labels does not have the metric "
+            f"{metric!r}: it must be one of {', '.join(known)}"
         )
+        raise ConfigError(what, where="metric", fix=f"Set metric={data.definition.metric}.")

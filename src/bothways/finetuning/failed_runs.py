@@ -1,8 +1,10 @@
-"""Whether a fine-tuning run has failed: it answers the same for all, or is no better than answering without reading.
+"""Detection of failed fine-tuning runs: one answer for all inputs, or no gain over a constant
+answer.
 
-Fine-tuning on few labels fails now and then, in some seeds and not in others: the loss stays at that of the label frequencies
-(Devlin et al. 2018, section 4.1; Mosbach et al. 2020, who call a run failed if it does not beat the majority class). Three
-signs are looked at after a run. What a constant answer reaches is for the task to say (`Definition.baseline`).
+Fine-tuning on few labels fails in some seeds and not in others: the loss stays at that of the
+label frequencies (Devlin et al. 2018, section 4.1; Mosbach et al. 2020, who call a run failed if
+it does not beat the majority class). Three signs are checked after a run. The task computes the
+metrics of the best constant answer (`Task.baseline`).
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from bothways.training.parallel import Single
 from bothways.training.run import Training
 
 SAMPLE = 512
-"""Training sequences by which the loss is judged."""
+"""Number of training sequences that the loss is measured on."""
 _PERFECT = ("accuracy", "exact", "em", "f1")
-"""Metrics that are 1 where all is right."""
+"""Metrics that are 1 if all answers are right."""
 LEARNED = 0.02
-"""The part of the baseline's loss by which a run that learns is at least below it."""
+"""Smallest decrease of the loss, as a share of the baseline's, in a run that learns."""
 CONVERGED = 0.3
-"""The same for a run with many classes that has learned most of what it can."""
+"""The same in a run with many classes that is near convergence."""
 MANY_CLASSES = math.log(8)
-"""The baseline's loss from which there are many classes: that of eight equally frequent ones."""
+"""The baseline's loss from which a task has many classes: that of eight equally frequent ones."""
 FEW_UPDATES = 100
-"""Updates below which a run that learned nothing was too short, whatever its rate."""
+"""Number of updates below which a run that learned nothing was too short at any rate."""
 LOW_RATE, HIGH_RATE, LONG_WARMUP = 2e-5, 1e-3, 0.1
 """The rate advised to runs with a higher one; the rate that is too high for any model; the warm-up
 advised to runs with a shorter one."""
@@ -46,13 +48,13 @@ advised to runs with a shorter one."""
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that learned nothing, nothing that shows, or little of what it could.
+    """A run that learned nothing, nothing that the metrics show, or little.
 
     Attributes:
         reasons: the signs, each as one clause.
-        training: how it was trained, so that the advice names nothing that was done.
-        updates: the number of them; None if unknown.
-        unfinished: whether the run learned, but was stopped far from convergence.
+        training: the run's settings; the advice leaves out measures that were taken.
+        updates: number of updates; None if unknown.
+        unfinished: True if the run learned, but was stopped far from convergence.
     """
 
     reasons: tuple[str, ...]
@@ -61,22 +63,24 @@ class Failure:
     unfinished: bool = False
 
     def __str__(self) -> str:
-        return self.said()
+        return self.message()
 
     @property
     def failed(self) -> tuple[str, ...]:
         """The reasons why the run counts as failed; empty if it is only unfinished."""
         return () if self.unfinished else self.reasons
 
-    def said(self, several: bool = False) -> str:
-        """Return the signs and the advice; other seeds are not advised to one of several runs."""
+    def message(self, several: bool = False) -> str:
+        """Return the signs and the advice; for one of several runs, without the advice of other
+        seeds.
+        """
         seeds = () if several or self.unfinished else ("other seeds (--seeds 5)",)
         verdict = "could learn more" if self.unfinished else "has probably failed"
-        advice = _listed([*seeds, *self._advice()])
+        advice = _join([*seeds, *self._advice()])
         return f"this run {verdict}: {'; '.join(self.reasons)}. Try {advice}."
 
     def _advice(self) -> Iterator[str]:
-        """Yield what helps and was not done."""
+        """Yield measures that help and were not taken."""
         training, warmup = self.training, getattr(self.training.schedule, "warmup", None)
         rate = getattr(training.optimizer, "lr", 0.0)
         short = self.updates is not None and self.updates < FEW_UPDATES
@@ -97,18 +101,18 @@ class Failure:
             yield "the optimizer with bias correction (training.optimizer.kind=adamw)"
 
 
-def _listed(parts: Many[str]) -> str:
+def _join(parts: Many[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 @dataclass
 class DistinctAnswers:
-    """Whether all predictions that went by say the same.
+    """A check for equal predictions, made while they are scored.
 
     Attributes:
         first: the first answer.
-        count: of predictions.
-        alike: whether all are as the first.
+        count: number of predictions.
+        alike: True if all answers equal the first.
     """
 
     definition: Task[Any, Any]
@@ -117,7 +121,7 @@ class DistinctAnswers:
     alike: bool = field(default=True)
 
     def seen(self, results: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        """The same results, looked at as they go by."""
+        """Yield the same results, and compare each answer with the first."""
         for example, prediction in results:
             answer = self.definition.answer(prediction)
             self.first = answer if self.count == 0 else self.first
@@ -128,7 +132,10 @@ class DistinctAnswers:
 def training_loss(
     learner: Learner, sequences: Many[Sequence], microbatch_tokens: int, on_share: OnShare = untold
 ) -> float:
-    """The mean loss on training data as the weights are now, without dropout; of an even sample, if there is much."""
+    """Return the mean loss on the training data with the present weights, without dropout.
+
+    Of a large data set, an even sample is used.
+    """
     sample = sequences[:: max(1, len(sequences) // SAMPLE)]
     steps = Loader(
         ListSource(sample, InOrder()),
@@ -148,18 +155,19 @@ def training_loss(
 
 
 def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
-    """What the loss on training data says against a run."""
+    """Return the signs of a failed run in the loss on the training data."""
     usual = baseline.get("loss")
     if usual is None or usual <= 0 or loss < (1 - LEARNED) * usual:
         return ()
     below = "hardly" if loss < usual else "not"
     return (
-        f"its training loss, {loss:.4f}, is {below} below that of the best constant answer, {usual:.4f}",
+        f"its training loss, {loss:.4f}, is {below} below that of the best constant answer, "
+        f"{usual:.4f}",
     )
 
 
 def signs_of_little_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
-    """Return what the loss on training data says of a run with many classes that was too short."""
+    """Return the sign that a run with many classes was too short, by its training loss."""
     usual = baseline.get("loss", 0.0)
     if usual < MANY_CLASSES or loss < (1 - CONVERGED) * usual:
         return ()
@@ -168,7 +176,7 @@ def signs_of_little_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
     )
 
 
-def _said(answer: Hashable) -> str:
+def _readable(answer: Hashable) -> str:
     return (
         " and ".join(sorted(map(repr, answer))) or "nothing"
         if isinstance(answer, frozenset)
@@ -179,16 +187,22 @@ def _said(answer: Hashable) -> str:
 def signs_of_scores(
     metrics: Metrics, baseline: Metrics, metric: str, direction: Direction, answers: DistinctAnswers
 ) -> tuple[str, ...]:
-    """What the dev data says against a run; nothing where one answer is right for all of it."""
+    """Return the signs of a failed run in the dev metrics.
+
+    The result is empty if one answer is right for all dev data.
+    """
     value, usual = metrics[metric], baseline.get(metric)
     worse = usual is not None and (value <= usual if direction == "highest" else value >= usual)
     if baseline.get("accuracy") == 1 or any(metrics.get(name) == 1 for name in _PERFECT):
         return ()
     signs = []
     if answers.alike and answers.count > 1:
-        signs.append(f"it answers {_said(answers.first)} for all {answers.count:,} dev examples")
+        signs.append(
+            f"it answers {_readable(answers.first)} for all {answers.count:,} dev examples"
+        )
     if worse:
         signs.append(
-            f"its {metric} on the dev data, {value:.4f}, is not better than that of a constant answer, {usual:.4f}"
+            f"its {metric} on the dev data, {value:.4f}, is not better than that of a constant "
+            f"answer, {usual:.4f}"
         )
     return tuple(signs)

@@ -1,7 +1,7 @@
-"""A run on frozen features before it begins: its settings, its model and data, and how long it will take.
+"""Preparation of a run on frozen features: settings, model, data, and a forecast of the time.
 
-The encoder's pass over the data is timed on some of its windows, as it will be run; the tagger's training on one batch with the
-data's numbers of words and random vectors, since the true ones are not there yet.
+The encoder is timed on a sample of the data's windows. The tagger's training is timed on one batch
+of random vectors with the data's numbers of words, since the features are not computed yet.
 """
 
 from __future__ import annotations
@@ -48,11 +48,14 @@ from bothways.training.run import Training
 from bothways.training.schedules import Linear
 
 SAMPLE = 1024
-"""Tokens that the encoder's pass is timed on."""
+"""Number of tokens that the encoder is timed on."""
 
 
 def tagger_adam() -> Training:
-    """Twenty epochs of AdamW at 1e-3: the paper says nothing of it. The LSTM is small, so it is trained in fp32."""
+    """Return twenty epochs of AdamW at 1e-3 in fp32.
+
+    The paper gives no values for this run. The LSTM is small, so fp32 is fast enough.
+    """
     return Training(
         until=Epochs(20.0),
         optimizer=AdamW(lr=1e-3, decay=0.0),
@@ -63,16 +66,17 @@ def tagger_adam() -> Training:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
-    """Everything that decides what a run on frozen features computes.
+    """The settings of a run on frozen features.
 
     Attributes:
         model: a model folder, the folder of a run, or a Hub id.
         train, dev: sentences with tags: files or Hub data sets.
-        layers: which of the encoder's, and how they become one vector.
-        task: how the data is read; the paper gives the encoder all of the document that fits.
-        length: the longest sequence in tokens; none means as many as the model has positions.
-        tagger: what is trained.
-        training: of it; the dev data is scored after every epoch, and the best weights are kept.
+        layers: the encoder's layers to read, and how they become one vector.
+        task: the reader of the data; the paper gives the encoder as much of the document as fits.
+        length: maximum length of a sequence in tokens. None: the number of positions of the model.
+        tagger: the shape of the tagger.
+        training: of the tagger; the dev data is scored after every epoch, and the best weights are
+            kept.
         batch: sentences or words per update.
         stored: the type of the features on the disk.
         seed: of the tagger, the order of the data and dropout.
@@ -93,12 +97,12 @@ class FeatureConfig:
 
 @dataclass(frozen=True)
 class TaggedSentences:
-    """Data that the encoder is to read.
+    """Sentences to be read by the encoder.
 
     Attributes:
-        task: how sentences are decoded and scored; its model has no head, and is on its device.
+        task: decodes and scores sentences; its model has no head and is on its device.
         data: checked and encoded.
-        layers: of the encoder, all that are asked for.
+        layers: all layers of the encoder that are needed.
     """
 
     task: Tagger
@@ -107,14 +111,17 @@ class TaggedSentences:
 
     @property
     def splits(self) -> dict[str, tuple[EncodedExample, ...]]:
-        """By the name of the folder that their features are in."""
+        """The encoded sentences by the folder name of their features."""
         return {"train": self.data.train, "dev": self.data.dev}
 
 
 def read_tagged_sentences(
     settings: FeatureConfig, choices: Iterable[LayerChoice], device: str
 ) -> TaggedSentences:
-    """Read the model and the data, and look at what could go wrong later; errors as `recipes.features.prepare_features`."""
+    """Read the model and the data, and check them.
+
+    Raises the errors of `prepare_features`.
+    """
     loaded = load_model(resolve_run(settings.model), heads=())
     model, tokenizer = loaded.model, loaded.tokenizer()
     length, depth = settings.length or model.config.max_positions, model.config.depth
@@ -134,18 +141,21 @@ def read_tagged_sentences(
 
 
 def forecast_features(sentences: TaggedSentences, settings: FeatureConfig, folder: Path) -> Finding:
-    """How long features and training will take; features that the folder holds take no time. Draws from torch's generator."""
+    """Return a forecast of the time for features and training.
+
+    Features that the folder holds take no time. Torch's generator is used.
+    """
     parts = [*_encoding(sentences, settings, folder), _fitting(sentences, settings)]
     left = timedelta(seconds=math.ceil(sum(seconds for _, seconds in parts)))
     return Finding(
-        "time", "note", f"{', '.join(said for said, _ in parts)}, as measured now: about {left}"
+        "time", "note", f"{', '.join(text for text, _ in parts)}, as measured now: about {left}"
     )
 
 
 def _encoding(
     sentences: TaggedSentences, settings: FeatureConfig, folder: Path
 ) -> list[tuple[str, float]]:
-    """What the encoder has to read, and its seconds; empty if that is nothing."""
+    """Return the description and seconds of the encoder's work; empty if there is none."""
     encoder, layers = sentences.task.model.encoder, sentences.layers
     left = [
         sum(map(tokens_in, inputs))
@@ -159,7 +169,7 @@ def _encoding(
 
 
 def _fitting(sentences: TaggedSentences, settings: FeatureConfig) -> tuple[str, float]:
-    """What the tagger has to read, and its seconds."""
+    """Return the description and seconds of the tagger's training."""
     data, until = sentences.data, settings.training.until
     if isinstance(until, Hours):
         return f"{until} of training", 3600 * until.count
@@ -176,41 +186,45 @@ def _fitting(sentences: TaggedSentences, settings: FeatureConfig) -> tuple[str, 
 def words_read(
     settings: FeatureConfig, train: int | float, dev: int | float, sentences: int
 ) -> float | None:
-    """Words that a run's training reads, those of its evaluations counted by what they cost beside training.
+    """Return the number of words that a run's training reads.
+
+    Words of evaluations count by their cost relative to training.
 
     Args:
-        train, dev: words of the data.
-        sentences: of the training data.
+        train, dev: number of words of the data.
+        sentences: number of sentences of the training data.
 
     Returns:
-        None if that depends on its speed.
+        None if the number depends on the speed of the run.
     """
     read = amount_read(settings.training.until, settings.batch, train, sentences)
     return None if read is None else read * (1 + dev / train / (1 + BACKWARD))
 
 
 def tokens_in(item: EncodedExample) -> int:
-    """Tokens that the encoder reads for a sentence, specials and its document included."""
+    """Return the number of tokens that the encoder reads for a sentence, with special tokens and
+    context.
+    """
     return sum(map(len, item.sequences))
 
 
 def words_in(item: EncodedExample) -> int:
-    """Words that have a vector."""
+    """Return the number of words that have a vector."""
     return sum(
         len(cast(TokenTargets, sequence.targets["tag"]).index) for sequence in item.sequences
     )
 
 
 def encoder_speed(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> float:
-    """Tokens per second of the pass over the data, timed on some of it."""
+    """Return the tokens per second of the encoder, timed on a sample of the data."""
     ordered = sorted((item for item in inputs if item.sequences), key=tokens_in)
     every = max(1, sum(map(tokens_in, ordered)) // SAMPLE)
     sample = ordered[min(every, len(ordered)) // 2 :: every]
     table = np.empty((sum(map(words_in, sample)), 1, encoder.width), dtype=np.float32)
     seconds = 0.0
-    for _ in range(2):  # the first is slower than all that follow
+    for _ in range(2):  # the first pass is slower than the others
         start = time.perf_counter()
-        extract(encoder, sample, (0,), table)  # all layers are computed whichever are kept
+        extract(encoder, sample, (0,), table)  # the encoder computes all layers in any case
         seconds = time.perf_counter() - start
     return sum(map(tokens_in, sample)) / seconds
 
@@ -218,7 +232,7 @@ def encoder_speed(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> float:
 def tagger_speed(
     settings: FeatureConfig, encoder: AnyEncoder, inputs: Many[EncodedExample], labels: int
 ) -> float:
-    """Words per second in training, timed on one batch. Draws from torch's generator."""
+    """Return the words per second in training, timed on one batch; torch's generator is used."""
     counts = _batch_of(sorted(filter(None, map(words_in, inputs))), settings.batch)
     depth = encoder.config.depth
     layers, words = chosen_layers(settings.layers, depth), sum(counts)
@@ -233,7 +247,7 @@ def tagger_speed(
 
 
 def _batch_of(counts: list[int], batch: ExampleBudget | TokenBudget) -> list[int]:
-    """About as many of these sorted numbers of words as make a batch, evenly chosen."""
+    """Return an even sample of these sorted numbers of words, about as large as a batch."""
     match batch:
         case ExampleBudget(n):
             every = len(counts) // n

@@ -1,6 +1,7 @@
 """Tagging with frozen features: the encoder runs once over the data, then only a BiLSTM is trained.
 
-Devlin et al. 2018, section 5.3 and table 7. Its fine-tuned counterpart is `recipes.finetune` with the task tag.
+Source: Devlin et al. 2018, section 5.3 and table 7. `bothways.finetuning.run` with the task `tag`
+fine-tunes the encoder instead.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class FeatureData:
     """Frozen features of training and dev data, for any number of runs.
 
     Attributes:
-        task: how sentences are decoded and scored; its model has no head.
+        task: decodes and scores sentences; its model has no head.
         train, dev: the features.
         dev_examples: the sentences to score.
-        depth: blocks of the encoder.
+        depth: number of blocks of the encoder.
     """
 
     task: Tagger
@@ -65,14 +66,14 @@ class FeatureData:
 
 @dataclass(frozen=True)
 class FeatureResult:
-    """What a run came to.
+    """The result of a run on frozen features.
 
     Attributes:
-        layers: what was read of the encoder.
+        layers: the layers of the encoder that were read.
         tagger: with the weights that were best on the dev data.
         metrics: of the dev data, "f1" among them.
         history: (epochs, F1) of every evaluation.
-        shares: of the layers in a weighted sum, as learned; empty for other choices.
+        shares: learned weights of the layers in a weighted sum; empty for other choices.
         progress: at the end.
     """
 
@@ -93,10 +94,12 @@ def feature_based(
     on_share: OnShare = untold,
     on_step: Callable[[RunState], None] = lambda progress: None,
 ) -> FeatureResult:
-    """Compute features, unless the folder has them, and train on them; errors as `prepare_features` and `fit_features`.
+    """Compute features, unless the folder has them, and train on them.
+
+    Raises the errors of `prepare_features` and `fit_features`.
 
     Args:
-        console: where warnings and the forecast of the time go; none for nowhere.
+        console: receives warnings and the forecast of the time; None for no output.
     """
     sentences, console = (
         read_tagged_sentences(settings, [settings.layers], device),
@@ -116,16 +119,18 @@ def prepare_features(
     device: str = "auto",
     on_share: OnShare = untold,
 ) -> FeatureData:
-    """Read the data and compute the features for all of these choices, or take them from the folder.
+    """Read the data and compute the features for all choices, or take them from the folder.
 
     Args:
-        on_share: told the share of all tokens that is done, where there is something to compute.
+        on_share: called with the share of all tokens that is done, unless all features are in the
+            folder.
 
     Raises:
-        BothwaysError: what is wrong with the data, all in one message.
-        ConfigError: the encoder has too few blocks for a choice, or too few positions for the length.
+        BothwaysError: the data has errors; one message lists all of them.
+        ConfigError: the encoder has too few blocks for a choice, or too few positions for the
+            length.
         FolderError: the model cannot be read.
-        ResourceError: there is no room for the features.
+        ResourceError: the disk is full.
     """
     return compute_features(
         read_tagged_sentences(settings, choices, device), settings, folder, on_share
@@ -135,7 +140,10 @@ def prepare_features(
 def compute_features(
     sentences: TaggedSentences, settings: FeatureConfig, folder: Path, on_share: OnShare = untold
 ) -> FeatureData:
-    """The features of sentences, computed or from the folder; `on_share` and errors as for `prepare_features`."""
+    """Return the features of sentences, computed or from the folder.
+
+    `on_share` and errors are those of `prepare_features`.
+    """
     task, data = sentences.task, sentences.data
     encoder = task.model.encoder
     part = sum(item.tokens for item in data.train) / max(
@@ -163,7 +171,7 @@ def fit_features(
     device: str = "auto",
     on_step: Callable[[RunState], None] = lambda progress: None,
 ) -> FeatureResult:
-    """Train a tagger on features; of `settings` counts what concerns the layers and the training.
+    """Train a tagger on features; only the settings of layers, tagger and training are used.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
@@ -192,7 +200,11 @@ def fit_features(
 
 
 def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
-    """A tagger with random weights. ConfigError for a layer that the features lack."""
+    """Return a tagger with random weights.
+
+    Raises:
+        ConfigError: the features lack a layer.
+    """
     missing = set(chosen_layers(settings.layers, data.depth)) - set(data.train.layers) & set(
         data.dev.layers
     )
@@ -210,10 +222,12 @@ def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
 def tag_words(
     tagger: FeatureTagger, data: FeatureData, words: int = 8192
 ) -> Iterator[tuple[TagExample, TagPrediction]]:
-    """The dev sentences with their predictions, without dropout; the tagger keeps the mode it had.
+    """Yield the dev sentences with their predictions, without dropout.
+
+    The tagger's mode is restored.
 
     Args:
-        words: the most that go through the tagger at once, unless a sentence has more.
+        words: maximum number of words in a batch, unless a sentence has more.
     """
     outputs = iter(_outputs(tagger, data.dev.sequences(start=len(data.train.values)), words))
     empty = np.zeros((0, len(data.task.labels)), dtype=np.float32)
@@ -224,7 +238,7 @@ def tag_words(
 
 @torch.no_grad()
 def _outputs(tagger: FeatureTagger, sequences: Many[Sequence], words: int) -> list[Output]:
-    """The logits of each sentence `(words, labels)`."""
+    """Return the logits of each sentence `(words, labels)`."""
     outputs: dict[int, Output] = {}
     with evaluating(tagger):
         for places, batch in in_batches(sequences, words, tagger.dense.weight.device):
@@ -238,7 +252,7 @@ def _outputs(tagger: FeatureTagger, sequences: Many[Sequence], words: int) -> li
 def feature_restarts(
     data: FeatureData, settings: FeatureConfig, seeds: Many[int], *, device: str = "auto"
 ) -> list[FeatureResult]:
-    """The same run from several seeds: the paper reports the mean of five."""
+    """Train with several seeds; the paper reports the mean of five."""
     return [
         fit_features(data, dataclasses.replace(settings, seed=seed), device=device)
         for seed in seeds

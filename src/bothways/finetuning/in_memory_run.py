@@ -1,7 +1,8 @@
-"""Fine-tuning in memory: many short runs on the same examples, from pre-trained weights or from random ones.
+"""Fine-tuning in memory: many short runs on the same examples, from pre-trained or random weights.
 
-What is the same for all runs is done once (`label`): checks, tokenizing, the order of the labels. What differs is a start, a
-method and a seed (`fit_task`). `bothways.recipes.finetune` is the same with files, a run folder and checkpoints.
+`label` does the work that all runs share: checks, tokenizing, the order of the labels. `fit_task`
+runs one start, method and seed. `bothways.finetuning.run` does the same with files, a run folder
+and checkpoints.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ class FitResult:
     """The result of a run in memory.
 
     Attributes:
-        task: with the weights that were best on the dev data; with the last ones, if there is none.
-        metrics: of these weights on the dev data; empty if there is none.
+        task: with the weights that were best on the dev data; without dev data, the last ones.
+        metrics: of these weights on the dev data; empty without dev data.
         history: (epochs, metrics) of every evaluation.
         progress: at the end.
-        failure: why the run probably failed; None if nothing says so.
+        failure: why the run probably failed; None if there is no sign of failure.
     """
 
     task: TaskLearner[Any, Any]
@@ -172,10 +173,12 @@ def _examples(definition: Trainable, rows: Rows, name: str) -> tuple[list[Any], 
 
 
 def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> Model:
-    """A model with fresh heads: on the encoder and, if it is among them, the pooler of `start`, or all at random.
+    """Return a model with new heads and the encoder of `start`.
+
+    The pooler of `start` is copied if the heads include one. A configuration gives random weights.
 
     Raises:
-        ConfigError: `start` has no pooler, and the heads read one.
+        ConfigError: the heads need a pooler, and `start` has none.
     """
     torch.manual_seed(seed)
     if not isinstance(start, Model):
@@ -204,14 +207,14 @@ def fit_task(
 
     Args:
         start: a model whose encoder and pooler are copied, or a configuration for random weights.
-        seed: of the new head and of what else starts at random.
-        order_seed: of the order of the data, dropout and mixout; none for the same one.
+        seed: of the new head and all other random weights.
+        order_seed: of the order of the data, dropout and mixout. None: the same as `seed`.
         on_step: called after each step, for a progress bar.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
-        ConfigError: `start` has no pooler or not the blocks that `stability` names, the schedule does not fit the run, these
-            labels do not have the metric, or early stopping has no dev data.
+        ConfigError: `start` lacks a pooler or the blocks that `stability` names, the schedule does
+            not fit the run, the task does not have the metric, or early stopping has no dev data.
     """
     best = _best(data, method)
     model = start_from(start, data.definition.heads(data.labels, method.dropout), seed)
@@ -237,15 +240,17 @@ def fit_task(
         )
         store.load_best(task, best)
     task.eval()
-    metrics, failed = conclude(task, data, method, updates=progress.steps)
-    return FitResult(task, metrics, tuple(store.history), progress, failed)
+    metrics, failure = conclude(task, data, method, updates=progress.steps)
+    return FitResult(task, metrics, tuple(store.history), progress, failure)
 
 
 @contextlib.contextmanager
 def learning_by_rows(model: Model, device: torch.device, world: int) -> Iterator[None]:
-    """Within, only those rows of the embedding are updated that the data names (`training.rows`), where that is quicker.
+    """Update only the rows of the embedding that the data uses, where that is faster.
 
-    Heads of tasks leave the embedding to lookups. Other devices would have to wait to know the rows; ranks exchange them all.
+    See `training.rows`. This needs the CPU and a single process: other devices would have to wait
+        for the row numbers, and ranks exchange all rows. Task heads use the embedding for lookups
+        only.
     """
     table = model.encoder.embedding.token
     table.sparse = device.type == "cpu" and world == 1
@@ -262,12 +267,16 @@ def conclude(
     on_stage: OnStage = unseen,
     updates: int | None = None,
 ) -> tuple[Metrics, Failure | None]:
-    """Tune a trained task on the dev data and score it; metrics, empty without dev data, and whether the run has failed."""
+    """Tune a trained task on the dev data and score it.
+
+    Returns:
+        The metrics, empty without dev data, and the failure; None if there is no sign of failure.
+    """
     trained = training_loss(
         task,
         data.sequences,
         method.microbatch_tokens,
-        partial(on_stage, "looking at the training loss"),
+        partial(on_stage, "measuring the training loss"),
     )
     baseline = data.definition.baseline
     usual_train = baseline(data.train_examples, data.train_examples)
@@ -291,7 +300,11 @@ def conclude(
 
 
 def _best(data: LabelledData, method: FinetuneSettings) -> Best:
-    """By what weights are chosen. ConfigError for what cannot be measured on this data."""
+    """Return the metric that chooses the weights.
+
+    Raises:
+        ConfigError: it cannot be measured on this data.
+    """
     check_metric(method.chosen_by, data)
     if method.training.early_stopping is not None and not data.dev:
         what = "early stopping needs dev data to measure improvement"
@@ -304,7 +317,7 @@ def _best(data: LabelledData, method: FinetuneSettings) -> Best:
 def _check_start(start: Model | ModelConfig, method: FinetuneSettings) -> None:
     for name in ("reinitialise", "frozen", "mixout", "pull"):
         if not isinstance(start, Model) and getattr(method.stability, name):
-            what = "is about pre-trained weights, and this run starts from random ones"
+            what = "needs pre-trained weights, and this run starts from random ones"
             raise ConfigError(
                 what, where=f"stability.{name}", fix="Start from a model, or set it to 0."
             )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def data_of(sources: Mapping[str, ModelSource]) -> dict[str, object]:
-    """Return each data set by its use: name, size and SHA-256."""
+    """Return the name, size and sha256 of each data set, by its use."""
     return {
         name: f"{source.name}, {source.examples:,} examples, sha256 {source.sha256}"
         for name, source in sources.items()
@@ -25,12 +25,12 @@ def data_of(sources: Mapping[str, ModelSource]) -> dict[str, object]:
 def limits_of_finetuned(
     length: int, seed: int, findings: Iterable[Finding], evaluated: bool
 ) -> tuple[str, ...]:
-    """Return what a fine-tuned model cannot be relied on for.
+    """Return the limits of a fine-tuned model.
 
     Args:
-        length: the longest text that it reads, in tokens.
+        length: maximum length of a text in tokens.
         findings: of the preflight; its warnings apply to the model as well.
-        evaluated: whether there was dev data.
+        evaluated: True if there was dev data.
     """
     warnings = [finding.what for finding in findings if finding.severity == "warning"]
     chosen = "The weights were selected by the metrics above: expect less on new data."
@@ -44,6 +44,6 @@ def limits_of_finetuned(
 
 
 def run_of(until: Duration, progress: RunState) -> str:
-    """Return the length of a run, which may have ended early."""
+    """Return the length of a run, and if it ended early."""
     done = f"{progress.amount(until):.4g} of at most {until}, ended early"
     return done if progress.early else str(until)

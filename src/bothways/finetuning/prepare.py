@@ -1,4 +1,4 @@
-"""A fine-tuning run before it begins: its settings, its model and data, and the preflight."""
+"""Preparation of a fine-tuning run: its settings, its model and data, and the preflight."""
 
 from __future__ import annotations
 
@@ -38,21 +38,23 @@ from bothways.training.durations import Tokens as TokenCount
 from bothways.training.run import Training
 
 SAMPLE = 1024
-"""Tokens by which the time of the run is forecast."""
-TOLD = 256
-"""Examples after which it is told how far one is."""
+"""Number of tokens that the forecast of the time is measured on."""
+REPORTED = 256
+"""Number of examples between two reports of progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(FinetuneSettings):
-    """Everything that decides what a fine-tuning run computes.
+    """The settings of a fine-tuning run on files.
 
     Attributes:
         model: a model folder, the folder of a pre-training run, or a Hub id.
-        train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev` the last weights are kept.
-        fresh: heads that start at random beside the task's own: "pooler", for a model that was trained without one.
-        seed: of the fresh heads and of what else starts at random.
-        order_seed: of the order of the data, dropout and mixout; none for the same one.
+        train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev`
+            the last weights are kept.
+        fresh: heads that start at random in addition to the task's own: "pooler", for a model that
+            was trained without one.
+        seed: of the fresh heads and all other random weights.
+        order_seed: of the order of the data, dropout and mixout. None: the same as `seed`.
 
     Example:
         >>> config = bothways.FinetuneConfig(model="my-bert", train="train.tsv", dev="dev.tsv")
@@ -98,7 +100,7 @@ def load_config(
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Data that was read: from where, how many examples, and the sha256 of their texts and labels."""
+    """The data that a model was trained on: its name, number of examples, and their sha256."""
 
     name: str
     examples: int
@@ -113,7 +115,7 @@ class PreparedRun:
         task: the model with its fresh heads, on its device.
         data: the examples, checked and encoded.
         sources: of the training and dev data.
-        base: the sha256 of the model that it begins with.
+        base: the sha256 of the model that the run starts from.
         findings: warnings and notes of the preflight.
     """
 
@@ -126,7 +128,10 @@ class PreparedRun:
 
 
 def load_for(settings: FinetuneConfig, heads: Iterable[Head]) -> LoadedModel:
-    """The model that a run begins with: its own pooler, if it has one, and fresh heads; errors as `load_model`."""
+    """Load the model that a run starts from: its own pooler, if it has one, and fresh heads.
+
+    Raises the errors of `load_model`.
+    """
     wanted = tuple(heads)
     return load_model(
         resolve_run(settings.model),
@@ -138,7 +143,7 @@ def load_for(settings: FinetuneConfig, heads: Iterable[Head]) -> LoadedModel:
 def make_ready(
     settings: FinetuneConfig, folder: Path, device: torch.device, on_stage: OnStage = unseen
 ) -> PreparedRun:
-    """Read model and data, and look at everything that could go wrong later; errors as `finetune`."""
+    """Read model and data, and check all that could fail later; errors as `finetune`."""
     train, dev, definition = _examples(settings, on_stage)
     on_stage("reading the model", None)
     base = digest_of_model(settings.model)
@@ -149,7 +154,7 @@ def make_ready(
     positions = loaded.model.config.max_positions
     data = examine(definition, tokenizer, train, dev, settings.length, on_stage, positions)
     settings = dataclasses.replace(settings, length=data.length)
-    found = report_findings(
+    findings = report_findings(
         [
             *check_model(loaded.model.config, data.tokenizer, data.length),
             *data.findings,
@@ -157,23 +162,29 @@ def make_ready(
         ]
     )
     check_metric(settings.chosen_by, data)
-    # A resumed run comes by here too, so what mixout and pull go back to is read from the model again.
+    # A resumed run passes here, too: mixout and pull read their targets from the model again.
     steady(loaded.model, settings.stability, settings.seed, settings.fresh)
     compute_as(loaded.model.encoder, settings.training, device)
     task = definition.learner(loaded.model, data.tokenizer, data.labels, data.length).to(device)
     tokens = tokens_of(settings, data)
     if tokens is not None:
         on_share = partial(on_stage, "measuring the speed of training")
-        found.append(forecast(task, _sample(data), tokens, settings.training.precision, on_share))
+        findings.append(
+            forecast(task, _sample(data), tokens, settings.training.precision, on_share)
+        )
     read = {"train": (settings.train, train)} | (
         {"dev": (settings.dev, dev)} if settings.dev else {}
     )
     sources = {name: _source(*source, on_stage) for name, source in read.items()}
-    return PreparedRun(settings, task, data, sources, base, tuple(found))
+    return PreparedRun(settings, task, data, sources, base, tuple(findings))
 
 
 def fingerprints(settings: FinetuneConfig) -> dict[str, str]:
-    """The sha256 of the examples of the training and dev data, as `make_ready` finds them; DataError if they cannot be read."""
+    """Return the sha256 of the examples of the training and dev data, as in `make_ready`.
+
+    Raises:
+        DataError: the data cannot be read.
+    """
     written = [
         stamp(Path(source).expanduser())
         for source in (settings.train, settings.dev)
@@ -186,7 +197,7 @@ def fingerprints(settings: FinetuneConfig) -> dict[str, str]:
 def _fingerprints(
     train: str, dev: str | None, task: Trainable, *written: tuple[int, int] | None
 ) -> dict[str, str]:
-    """Read once for the runs of a series, as long as no file is written anew."""
+    """Read the data once for the runs of a series, unless a file changes."""
     settings = FinetuneConfig(model="", train=train, dev=dev, task=task)
     of_train, of_dev, _ = _examples(settings, unseen)
     return {"train": examples_fingerprint(of_train)} | (
@@ -197,15 +208,15 @@ def _fingerprints(
 def _examples(
     settings: FinetuneConfig, on_stage: OnStage
 ) -> tuple[list[Any], list[Any], Trainable]:
-    """Of training and dev, and the definition with the columns that were read."""
+    """Return training and dev examples, and the task with the columns that were read."""
     train, definition = _read(settings.train, settings.task, on_stage)
     return train, _read(settings.dev, definition, on_stage)[0] if settings.dev else [], definition
 
 
 def _read(source: str, definition: Trainable, on_stage: OnStage) -> tuple[list[Any], Trainable]:
-    asked: Any = definition.columns
-    reading: Reading[Any] = definition.read(source, asked)
-    examples = list(followed_reading(reading, f"reading {source}", on_stage, TOLD).examples)
+    columns: Any = definition.columns
+    reading: Reading[Any] = definition.read(source, columns)
+    examples = list(followed_reading(reading, f"reading {source}", on_stage, REPORTED).examples)
     return examples, reading.task  # type: ignore[return-value]
 
 
@@ -213,7 +224,9 @@ def _source(name: str, examples: list[Any], on_stage: OnStage) -> ModelSource:
     return ModelSource(
         name,
         len(examples),
-        examples_fingerprint(followed(examples, partial(on_stage, f"fingerprint of {name}"), TOLD)),
+        examples_fingerprint(
+            followed(examples, partial(on_stage, f"fingerprint of {name}"), REPORTED)
+        ),
     )
 
 
@@ -232,14 +245,18 @@ def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
 
 
 def tokens_of(settings: FinetuneConfig, data: LabelledData) -> int | float | None:
-    """How many tokens the run reads; none if that depends on its speed."""
+    """Return the number of tokens that the run reads; None if it depends on the run's speed."""
     return amount_read(settings.training.until, settings.batch, data.tokens, len(data.sequences))
 
 
 def amount_read(
     until: Duration, batch: ExampleBudget | TokenBudget, tokens: int | float, sequences: int
 ) -> int | float | None:
-    """How many tokens a run reads of data with so many tokens in so many sequences; none if that depends on its speed."""
+    """Return the number of tokens that a run reads; None if it depends on the run's speed.
+
+    Args:
+        tokens, sequences: number of tokens and of sequences in the data.
+    """
     match until, batch:
         case Epochs(count), _:
             return count * tokens
@@ -254,13 +271,13 @@ def amount_read(
 
 
 def _sample(data: LabelledData) -> Batch:
-    """A small batch with the lengths of the data."""
+    """Return a small batch with the lengths of the data."""
     sequences = sorted(data.sequences, key=len)
     return pack(sequences[:: max(1, data.tokens // SAMPLE)])
 
 
 def training_of(settings: FinetuneConfig, directions: Mapping[str, Direction]) -> Training:
-    """The training with what the dev data decides: whether there are evaluations, and the best checkpoint."""
+    """Return the training with what depends on dev data: evaluations and best checkpoint."""
     if settings.dev is None:
         return dataclasses.replace(
             settings.training,
@@ -274,18 +291,22 @@ def training_of(settings: FinetuneConfig, directions: Mapping[str, Direction]) -
 
 
 def dev_name(metric: str) -> str:
-    """The name of a dev metric in the run's records, where losses and accuracies are named by what they are of."""
+    """Return the name of a dev metric in the run's records.
+
+    The names of losses and accuracies include their target: "loss" → "dev/loss/label".
+    """
     return f"dev/{metric}/label" if metric in {"loss", "accuracy"} else f"dev/{metric}"
 
 
 def remarks(ready: PreparedRun) -> list[str]:
-    """Every warning and note of the preflight, and what was guessed or left out."""
+    """Return the warnings and notes of the preflight, guessed columns, and missing dev data."""
     lines = [f"{finding.severity}: {finding}" for finding in ready.findings]
     if ready.data.definition != ready.settings.task:
-        lines.append(f"note: the columns are guessed: {ready.data.definition.columns}")  # type: ignore[attr-defined]
+        columns = ready.data.definition.columns  # type: ignore[attr-defined]
+        lines.append(f"note: the columns were guessed: {columns}")
     if ready.settings.chosen_by == "f1" and len(ready.data.labels) == 2:
         lines.append(
-            f"note: f1 is that of {ready.data.labels[1]!r}, the second of the two labels in their order"
+            f"note: f1 is that of {ready.data.labels[1]!r}, the second of the two labels in order"
         )
     if ready.settings.dev is None:
         lines.append("note: without dev data the last weights are kept, and nothing is measured")

@@ -1,8 +1,9 @@
 """Fine-tuning from files: a model folder and labelled data become a model folder for a task.
 
-The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, `config.toml` as resolved, and at the end
-`model/`: a Hugging Face folder (BertForSequenceClassification, say, `id2label`, tokenizer, model card) with the training's
-record in `bothways.json`; beside it `report.html`, what the model does well and badly on the dev data.
+The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the resolved
+`config.toml`, and at the end `model/`: a Hugging Face folder (such as
+BertForSequenceClassification with `id2label`, tokenizer and model card) with the record of the
+training in `bothways.json`. `report.html` analyses the predictions on the dev data.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         task: with the best weights.
         progress: at the end; short of the configured length if the run was interrupted.
         metrics: of the dev data; empty without it, and for an interrupted run.
         findings: of the preflight.
-        folder: the model folder; none for an interrupted run.
-        failure: why the run is to be thought of as failed; none if nothing says so.
+        folder: the model folder; None for an interrupted run.
+        failure: why the run probably failed; None if there is no sign of failure.
     """
 
     task: TaskLearner[Any, Any]
@@ -86,15 +87,17 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune into a run folder, from its newest checkpoint or from the start.
 
-    Under `torchrun` each process is a rank. SIGINT and SIGTERM end the run after a step, with a checkpoint.
+    Under `torchrun` each process is a rank. SIGINT and SIGTERM end the run after a step, with a
+    checkpoint.
 
     Args:
-        resume: go on with the checkpoints in the folder; without, it must hold none.
-        console: where warnings go; none for nowhere.
-        several: whether it is one of several runs; if it fails, other seeds are not advised.
+        resume: continue from the checkpoints in the folder; otherwise it must not hold any.
+        console: receives warnings; None for no output.
+        several: True for one of several runs; the advice after a failure leaves out other seeds.
 
     Raises:
-        BothwaysError: what is wrong with the data or the machine, all in one message; a loss that is not finite.
+        BothwaysError: the data or the machine is not suitable (one message lists all problems), or
+            a loss is not finite.
         FolderError: the model cannot be read.
         ResourceError: the run folder is in use, holds another run, or cannot be written.
     """
@@ -115,13 +118,14 @@ def finetune(
 
 
 def _afterwards(done: FinetuneResult, several: bool) -> list[str]:
-    """What is to be said at the end of a run."""
+    """Return the notes and warnings at the end of a run."""
     lines = []
     if done.progress.early:
         lines.append(
-            f"note: ended after {done.progress.epochs:.4g} epochs: no evaluation improved within training.early_stopping"
+            f"note: ended after {done.progress.epochs:.4g} epochs: no evaluation improved within "
+            "training.early_stopping"
         )
-    return lines + ([f"warning: {done.failure.said(several)}"] if done.failure else [])
+    return lines + ([f"warning: {done.failure.message(several)}"] if done.failure else [])
 
 
 def _train(
@@ -159,32 +163,32 @@ def _train(
 
 
 def _made_of(ready: PreparedRun) -> dict[str, Any]:
-    """What a checkpoint of the run is of."""
+    """Return the identity of a run for its checkpoints: settings, data and model."""
     data = {name: source.sha256 for name, source in ready.sources.items()} | {"model": ready.base}
     return without_places(configs.to_dict(ready.settings)) | {"data": data}
 
 
 def _evaluate(task: TaskLearner[Any, Any], data: LabelledData, on_share: OnShare) -> Metrics:
-    """The metrics of the dev data, by their names in the records of a run."""
+    """Return the metrics of the dev data, by their names in the records of a run."""
     return {dev_name(name): value for name, value in score(task, data, on_share=on_share).items()}
 
 
 def _concluded(
     done: FinetuneResult, ready: PreparedRun, folder: Path, on_stage: OnStage
 ) -> FinetuneResult:
-    """The end of a run that came to it: the best weights scored and saved, with a report."""
+    """Score and save the best weights of a finished run, and write its report."""
     settings, data, task = ready.settings, ready.data, done.task
     metric = training_of(settings, data.definition.directions(data.labels)).keep.best
     on_stage("reading the best weights", None)
     if metric is not None:
         FolderStore(folder, {}).load_best(task, metric)
     task.eval()
-    metrics, failed = conclude(task, data, settings, on_stage, done.progress.steps)
-    done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failed)
+    metrics, failure = conclude(task, data, settings, on_stage, done.progress.steps)
+    done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failure)
     on_stage("saving the model", None)
     _save(done, ready)
     if settings.dev is not None:
-        on_count = part_of(partial(on_stage, "looking at each answer"), 0, 1, len(data.dev))
+        on_count = part_of(partial(on_stage, "analysing each answer"), 0, 1, len(data.dev))
         analysis = analyse_encoded(
             task, dev_windows(data), counts=PredictionCounts(on_count=on_count)
         )
@@ -201,7 +205,7 @@ def _concluded(
 
 
 def _forward(ready: PreparedRun) -> float:
-    """Operations per token of a forward pass, for sequences of the usual length."""
+    """Return the operations per token of a forward pass on sequences of average length."""
     model, data = ready.task.model, ready.data
     return forward_flops(
         model.config, model.specification, max(1, data.tokens // len(data.sequences))
@@ -222,7 +226,7 @@ def _save(done: FinetuneResult, ready: PreparedRun) -> None:
 
 
 def _record(done: FinetuneResult, ready: PreparedRun) -> dict[str, Any]:
-    """What `bothways.json` says of the training."""
+    """Return the record of the training in `bothways.json`."""
     settings, definition = ready.settings, done.task.task
     chosen = settings.chosen_by
     return {
@@ -256,7 +260,7 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
             "schedule": _words(settings.training.schedule),
             "run": run_of(settings.training.until, done.progress),
             "seed": settings.seed,
-            **_told(settings, done.task.task),
+            **_changed_settings(settings, done.task.task),
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
         data=data_of(ready.sources),
@@ -265,32 +269,32 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
 
 
 def _summary(done: FinetuneResult, labels: tuple[str, ...]) -> str:
-    said = f"Fine-tuned for the task {done.task.task.name}" + (
+    text = f"Fine-tuned for the task {done.task.task.name}" + (
         f": {places(labels)}." if labels else "."
     )
-    return said + (f" Warning: {done.failure}" if done.failure else "")
+    return text + (f" Warning: {done.failure}" if done.failure else "")
 
 
-def _told(settings: FinetuneConfig, definition: Task[Any, Any]) -> dict[str, object]:
-    """The settings of the task, what was tuned among them, and of stability that are not as usual."""
+def _changed_settings(settings: FinetuneConfig, definition: Task[Any, Any]) -> dict[str, object]:
+    """Return the settings of task and stability that differ from the defaults."""
     order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
     return {
-        **_unusual(definition, type(definition)()),
-        **_unusual(settings.stability, Stability()),
+        **_differences(definition, type(definition)()),
+        **_differences(settings.stability, Stability()),
         **order,
     }
 
 
-def _unusual(mine: Any, usual: Any) -> dict[str, object]:
-    """What differs, by its name in words; columns are the data's."""
-    before = configs.to_dict(usual)
+def _differences(config: Any, default: Any) -> dict[str, object]:
+    """Return the settings that differ, by readable names; columns belong to the data."""
+    before = configs.to_dict(default)
     changed = {
-        name: value for name, value in configs.to_dict(mine).items() if value != before[name]
+        name: value for name, value in configs.to_dict(config).items() if value != before[name]
     }
     return {name.replace("_", " "): value for name, value in changed.items() if name != "columns"}
 
 
 def _words(config: Any) -> str:
-    """A member of a union on one line: "adamw, lr 5e-05, …"."""
+    """Return a member of a union on one line: "adamw, lr 5e-05, …"."""
     values = configs.to_dict(config)
     return ", ".join([values.pop("kind"), *(f"{name} {value}" for name, value in values.items())])

@@ -1,12 +1,12 @@
-"""What keeps fine-tuning on few labels from failing: values that a run's start and its optimizer are changed by.
+"""Measures that keep fine-tuning on few labels stable: changes of the start and of the optimizer.
 
-The parts of a model have levels, as ELECTRA counts them: the embeddings 0, block i (from 1) i, the pooler depth + 1, the heads
-depth + 2, where depth is the number of blocks that have weights. Bias correction, warm-up and longer runs, which help as much,
-are settings of `training.run.Training`.
+The parts of a model have levels, as in ELECTRA: the embeddings 0, block i (from 1) i, the pooler
+depth + 1, the heads depth + 2, where depth is the number of blocks that have weights. Bias
+correction, warm-up and longer runs, which help as much, are settings of `training.run.Training`.
 
-Sources: Zhang et al., Revisiting few-sample BERT fine-tuning (2020); Mosbach et al., On the stability of fine-tuning BERT
-(2020); Lee et al., Mixout (2020); Li et al., Explicit inductive bias for transfer learning (2018); Clark et al. (2020) and
-their code for ELECTRA.
+Sources: Zhang et al., Revisiting few-sample BERT fine-tuning (2020); Mosbach et al., On the
+stability of fine-tuning BERT (2020); Lee et al., Mixout (2020); Li et al., Explicit inductive bias
+for transfer learning (2018); Clark et al. (2020) and their code for ELECTRA.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ from bothways.training.optimizers import ParameterRule, ParameterRules
 
 @dataclass(frozen=True)
 class Stability:
-    """How a fine-tuned model is kept near its start, or freed of what is bad in it. The defaults change nothing.
+    """The stability measures of a fine-tuning run. The defaults change nothing.
 
     Attributes:
-        layer_decay: a part at level l has the run's rate times this to the power of (depth + 2 − l).
-        reinitialise: so many of the top blocks start at random, and the pooler with them.
-        frozen: so many parts from below are not trained, of the embeddings, block 1, block 2 …: 1 is the embeddings alone.
-        mixout: the probability with which a weight of a pre-trained dense layer is the pre-trained one, in training.
-        pull: toward the pre-trained weights, per unit of rate, where `decay` of the optimizer pulls toward 0. For the decay of
-            L2-SP alone, set that one to 0.
+        layer_decay: the rate of a part at level l is the run's rate times this to the power of
+            (depth + 2 − l).
+        reinitialise: number of top blocks that start at random, together with the pooler.
+        frozen: number of parts that are not trained, from below: embeddings, block 1, block 2 …; 1
+            is the embeddings alone.
+        mixout: the probability that a weight of a pre-trained dense layer takes its pre-trained
+            value, in training.
+        pull: decay toward the pre-trained weights, per unit of rate, in addition to the
+            optimizer's `decay` toward 0. For L2-SP alone, set `decay` to 0.
     """
 
     layer_decay: float = 1.0
@@ -51,7 +54,7 @@ class Stability:
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
             raise ConfigError(
-                f"must lie in (0, 1], not {self.layer_decay}", where="stability.layer_decay"
+                f"must be in (0, 1], not {self.layer_decay}", where="stability.layer_decay"
             )
         require_probability("stability", mixout=self.mixout)
         require_at_least(
@@ -60,7 +63,7 @@ class Stability:
 
 
 def level(name: str, depth: int) -> int:
-    """The level of the part that a parameter of a `Model` or of a learner around it belongs to."""
+    """Return the level of the part that a parameter of a `Model` or of its learner belongs to."""
     name = name.removeprefix("model.")
     if block := re.match(r"encoder\.blocks\.(\d+)\.", name):
         return int(block[1]) + 1
@@ -72,21 +75,24 @@ def level(name: str, depth: int) -> int:
 
 
 def decay_factor(level: int, depth: int, decay: float) -> float:
-    """What the rate of a part is multiplied by: decay^(depth + 2 − level), as in ELECTRA's code."""
+    """Return the factor of a part's rate, decay^(depth + 2 − level), as in ELECTRA's code."""
     return float(decay ** (depth + 2 - level))
 
 
 def is_pretrained(name: str, stability: Stability, depth: int, fresh: Collection[str]) -> bool:
-    """Whether a parameter starts from pre-training: not in a head, a fresh pooler or what is started anew."""
-    its = level(name, depth)
+    """Return True if a parameter starts from pre-training.
+
+    Heads, a fresh pooler and reinitialised parts do not.
+    """
+    own = level(name, depth)
     last = depth + 1 if stability.reinitialise == 0 else depth - stability.reinitialise
-    return its <= last and not (
+    return own <= last and not (
         name.removeprefix("model.").startswith("heads.pooler.") and "pooler" in fresh
     )
 
 
 def rules(stability: Stability, model: Model, fresh: Collection[str] = ()) -> ParameterRules:
-    """Rate and pull of each parameter of the model or of a learner around it, for `training.optim.build`."""
+    """Return the rate and pull of each parameter, as a function for `training.optim.build`."""
     return functools.partial(_rule, stability, len(model.encoder.blocks), frozenset(fresh))
 
 
@@ -96,16 +102,16 @@ def _rule(stability: Stability, depth: int, fresh: Collection[str], name: str) -
 
 
 def steady(model: Model, stability: Stability, seed: int, fresh: Collection[str] = ()) -> None:
-    """Make a loaded model the start of a run, in place: start parts anew, freeze others, mix dense layers.
+    """Prepare a loaded model in place: reinitialise parts, freeze others, mix dense layers.
 
-    Draws are keyed by the seed; torch's generator stays as it was.
+    Draws are keyed by the seed; torch's generator is unchanged.
 
     Args:
         fresh: heads that start at random.
 
     Raises:
-        ConfigError: the encoder has not so many blocks or no dense layers to mix, or a part would be both frozen and started
-            anew.
+        ConfigError: the encoder has too few blocks or no dense layers to mix, or a part would be
+            both frozen and reinitialised.
     """
     depth = len(model.encoder.blocks)
     _check(stability, depth)
@@ -116,7 +122,7 @@ def steady(model: Model, stability: Stability, seed: int, fresh: Collection[str]
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "reinitialise").integers(2**63)))
-        for part in _anew(model, stability):
+        for part in _reinitialised(model, stability):
             initialise(part, model.config.initial_range)
     for name, parameter in model.named_parameters():
         if level(name, depth) < stability.frozen:
@@ -134,7 +140,7 @@ def _pooler(model: Model) -> list[tuple[str, nn.Module]]:
     return [("heads.pooler.", model.heads["pooler"])] if "pooler" in model.heads else []
 
 
-def _anew(model: Model, stability: Stability) -> list[nn.Module]:
+def _reinitialised(model: Model, stability: Stability) -> list[nn.Module]:
     if not stability.reinitialise:
         return []
     return [*model.encoder.blocks[-stability.reinitialise :], *(part for _, part in _pooler(model))]
@@ -146,5 +152,8 @@ def _check(stability: Stability, depth: int) -> None:
         raise ConfigError(what, where="stability.reinitialise", fix=f"Set it to {depth} or less.")
     most = depth + 1 - stability.reinitialise
     if stability.frozen > most:
-        what = f"there are {most} parts to freeze (embeddings and blocks that keep their weights), not {stability.frozen}"
+        what = (
+            f"there are {most} parts to freeze (embeddings and blocks that keep their weights), "
+            f"not {stability.frozen}"
+        )
         raise ConfigError(what, where="stability.frozen", fix=f"Set it to {most} or less.")

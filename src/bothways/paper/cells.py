@@ -195,7 +195,7 @@ def _scored(
     lowest = definition.directions(done.task.labels)[settings.chosen_by] == "lowest"
     value = done.metrics[settings.chosen_by] * (-1 if lowest else 1)
     plain, data = identity(settings, _sources(experiment, settings))
-    failure = done.failure.said(several=True) if done.failure else ""
+    failure = done.failure.message(several=True) if done.failure else ""
     return CellResult(
         folder, plain, data, metrics, value, done.progress.steps, done.progress.seconds, failure
     )

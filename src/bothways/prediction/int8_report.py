@@ -1,4 +1,6 @@
-"""The cost and gain of int8 on labelled data: one model in fp32 and in int8, by the task's metric and by the clock."""
+"""The cost and gain of int8 on labelled data: one model in fp32 and in int8, by the task's metric
+and by the clock.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ class Int8Report:
     def check(self, limit: float = MAX_LOSS) -> None:
         """Raise ConfigError if more points than `limit` are lost, or the loss is not a number."""
         if not self.points_lost <= limit:
-            what = f"int8 loses {self.points_lost:.2f} points of {self.metric} here; the limit is {limit:g}"
+            what = (
+                f"int8 loses {self.points_lost:.2f} points of {self.metric} here; "
+                f"the limit is {limit:g}"
+            )
             fix = "Predict in fp32, or allow more: --limit POINTS."
             raise ConfigError(what, where="precision", fix=fix)
 
@@ -90,7 +95,9 @@ def measure_int8(
 
 
 def _measure(predictor: Predictor, evaluate: Callable[[Predictor], Metrics]) -> TimedMetrics:
-    """Return the shortest of up to three times: the first one also reads modules and weights from the disk."""
+    """Return the shortest of up to three times: the first one also reads modules and weights from
+    the disk.
+    """
     seconds: list[float] = []
     while not seconds or (len(seconds) < 3 and sum(seconds) < SHORT_SECONDS):
         start = time.perf_counter()

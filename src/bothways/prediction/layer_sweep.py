@@ -1,7 +1,7 @@
-"""Sentence vectors of a whole file, and the search for the layer and the pooling that give the best ones.
+"""Sentence vectors of a whole file, and the search for the best layer and pooling.
 
-The search goes through the model once: all layers are kept, and every layer is pooled in every way. Memory does not grow with
-the number of texts, beside one cosine for each pair and cell.
+The search makes one pass of the model: all layers are kept, and every layer is pooled in every
+way. Memory does not grow with the number of texts, except for one cosine for each pair and cell.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from bothways.tasks.text_examples import TextExample
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 WINDOW = 256
-"""Pairs of which all layers are held at once."""
+"""Maximum number of pairs whose layers are held at once."""
 GROUP = 1024
-"""Vectors in a row group of a Parquet file."""
+"""Number of vectors in a row group of a Parquet file."""
 
 ONE = 1 - 1e-6
-"""The mean cosine from which on all texts have one vector: as that of [CLS] among the embeddings is: it agrees with nothing."""
+"""The mean cosine from which all texts have the same vector, such as [CLS] in the embeddings."""
 
 Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What one layer, pooled in one way, came to. Layer 0 is the embeddings."""
+    """The result of one layer, pooled in one way. Layer 0 is the embeddings."""
 
     layer: int
     pooling: Pooling
@@ -50,32 +50,35 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Every layer with every pooling, layer by layer, on so many pairs."""
+    """Every layer with every pooling, layer by layer, and the number of pairs."""
 
     cells: tuple[Cell, ...]
     pairs: int
 
     @property
     def best(self) -> Cell:
-        """The one with the highest Spearman correlation, of equals the first; not one vector that all texts have."""
+        """The cell with the highest Spearman correlation, the first of equals.
+
+        Cells where all texts have the same vector come last.
+        """
         return max(
             self.cells,
             key=lambda cell: (cell.correlation.anisotropy < ONE, cell.correlation.spearman),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `bothways evaluate --json` writes them."""
+        """Return plain values, as `bothways evaluate --json` writes them."""
         rows = [{"layer": c.layer, "pooling": c.pooling, **vars(c.correlation)} for c in self.cells]
         return {"pairs": self.pairs, "best": rows[self.cells.index(self.best)], "cells": rows}
 
 
-class _Every(TaskLearner[TextExample, VectorPrediction]):
-    """A model as a task that gives the vectors of all layers and poolings, cut as the definition has it."""
+class _AllLayers(TaskLearner[TextExample, VectorPrediction]):
+    """A task that returns the vectors of all layers and poolings, cut to the task's components."""
 
     task: SentenceEmbeddingTask
 
     def outputs(self, batch: Batch) -> list[Output]:
-        """The vectors of each sequence `(cells, components)`."""
+        """Return the vectors of each sequence `(cells, components)`."""
         layers = self.model.encoder(batch, keep_layers=True).layers
         cells = [
             pool(x, batch.layout, pooling)[:, : self.task.components]
@@ -87,7 +90,7 @@ class _Every(TaskLearner[TextExample, VectorPrediction]):
     def decode(
         self, example: TextExample, encoded: EncodedExample, outputs: Many[Output]
     ) -> VectorPrediction:
-        """The vectors of its texts `(texts, cells, components)`."""
+        """Return the vectors of an example's texts `(texts, cells, components)`."""
         return VectorPrediction(np.stack(outputs))
 
 
@@ -97,46 +100,56 @@ def sweep(
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
 ) -> Sweep:
-    """How well the cosines of all layers and poolings agree with the scores of pairs, in one pass; else as `predict`.
+    """Measure in one pass how well cosines agree with the scores of pairs.
+
+    Every layer and pooling is a cell; arguments are those of `predict`.
 
     Raises:
-        DataError: a single text, a score that is no number, fewer than two pairs.
+        DataError: an example is a single text, a score is not a number, or there are fewer than
+            two pairs.
     """
-    every = _Every(task.task, task.model, task.tokenizer, (), task.length).train(task.training)
+    every = _AllLayers(task.task, task.model, task.tokenizer, (), task.length).train(task.training)
     agreement = Agreement()
     slower = PredictConfig(config.precision, config.tokens, min(config.window, WINDOW))
     for example, prediction in predict(every, examples, slower, counts):
         agreement.add(gold_score(example), prediction.vectors)
     places = itertools.product(range(task.model.config.depth + 1), POOLINGS)
     cells = tuple(
-        Cell(*place, found) for place, found in zip(places, agreement.cells(), strict=True)
+        Cell(*place, value) for place, value in zip(places, agreement.cells(), strict=True)
     )
     return Sweep(cells, len(agreement.scores))
 
 
 def check_out(place: Path, source: str) -> None:
-    """ConfigError: vectors cannot be written to a file of this kind. ResourceError: see `check_home`."""
+    """Check a file that vectors are to be written to.
+
+    Raises:
+        ConfigError: the suffix is not supported.
+        ResourceError: see `check_output_path`.
+    """
     check_output_path(place, [source])
     if place.suffix not in (".npy", ".parquet", ".jsonl"):
         raise ConfigError(
-            f"{place.name!r} is none of .npy, .parquet and .jsonl",
+            f"{place.name!r} must end in .npy, .parquet or .jsonl",
             where="out",
             fix="Choose one by its suffix.",
         )
 
 
 def write_vectors(place: Path, vectors: Iterable[Vector], width: int) -> None:
-    """One vector a text into a .npy `(texts, width)`, .parquet or .jsonl file, as they come; the file appears when it is whole.
+    """Write one vector per text into a .npy `(texts, width)`, .parquet or .jsonl file.
+
+    Vectors are written one by one; the file appears when it is complete.
 
     Raises:
-        ResourceError: there is no room or no permission.
+        ResourceError: the disk is full, or permission is denied.
     """
     write = {".npy": _write_npy, ".parquet": _write_parquet, ".jsonl": _write_jsonl}[place.suffix]
     replace_file(place, lambda file: write(file, iter(vectors), width))
 
 
 def _write_npy(file: Path, vectors: Iterator[Vector], width: int) -> None:
-    """The header is written again at the end, when the number of rows is known; NumPy leaves room for it."""
+    """Write the vectors, then the header with the number of rows, for which NumPy leaves room."""
     with file.open("wb") as stream:
         _npy_header(stream, 0, width)
         count = 0

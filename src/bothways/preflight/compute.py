@@ -1,4 +1,4 @@
-"""How the encoder of a training run is computed, which changes none of its updates, and how fast that could be."""
+"""Options of a training run's computation that do not change its results, and its peak speed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from bothways.training.trackers import Peak
 
 
 def compute_as(encoder: AnyEncoder, training: Training, device: torch.device) -> None:
-    """Hand an encoder what `training.recompute` and `training.compiled` say.
+    """Set `training.recompute` and `training.compiled` on an encoder.
 
     Raises:
-        ConfigError: compiled, on a CPU or without blocks that could be.
+        ConfigError: compiled is set on a CPU or for an encoder without Transformer blocks.
     """
     encoder.recompute = training.recompute
     blocks = [module for module in encoder.modules() if isinstance(module, Block)]
     if training.compiled and (device.type == "cpu" or not blocks):
-        what = f"is for the blocks of a Transformer on a GPU, not for this {type(encoder).__name__} on {device}"
+        what = (
+            "is for the blocks of a Transformer on a GPU, "
+            f"not for this {type(encoder).__name__} on {device}"
+        )
         raise ConfigError(
             what,
             where="training.compiled",
@@ -34,10 +37,12 @@ def compute_as(encoder: AnyEncoder, training: Training, device: torch.device) ->
 
 
 def peak_of(forward: float, training: Training, device: torch.device, plan: Plan) -> Peak:
-    """What the speed of a run is compared with: operations of a step per token, and those of matrix products on all ranks.
+    """Return the peak that the speed of a run is compared with.
+
+    It holds the operations of a step per token, and the matrix product rate of all ranks.
 
     Args:
-        forward: operations per token of a forward pass (`model.operations.forward_flops`).
+        forward: operations per token of a forward pass (`model.flops.forward_flops`).
     """
     rate = gemm_rate(device, resolve_precision(training.precision, device))
     return Peak((1 + BACKWARD) * forward, rate * plan.world)

@@ -1,7 +1,7 @@
-"""What is looked at before any training, since a failure after an hour is the dearest: of the model, its text, the machine.
+"""Checks of the machine before training: disk space, memory, and a forecast of the time.
 
-Each check is a function that returns findings. Errors stop, all of them in one message; warnings and notes are said once. What
-concerns labels is in `bothways.tasks.checks`.
+Each check is a function that returns findings. Errors stop the run, all of them in one message;
+warnings and notes are printed once. `bothways.tasks.checks` checks labels.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from bothways.model.parameters import parameter_table
 from bothways.runtime.devices import Precision, disk_free, memory_available, resolve_precision
 
 ADAM_BYTES = 16
-"""Per parameter, in training: the weight, its gradient, and Adam's two moments, in fp32."""
+"""Bytes per parameter in training: the weight, its gradient, Adam's two moments, in fp32."""
 SAVED_BYTES = 12
-"""Per parameter, in a checkpoint: the weight and Adam's two moments."""
+"""Bytes per parameter in a checkpoint: the weight and Adam's two moments."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a run asks of a machine.
+    """The demands of a run on a machine.
 
     Attributes:
         encoder, heads: the model.
-        length: the longest sequence, in tokens.
-        microbatch: the most tokens that go through the model at once.
-        checkpoints: how many lie on the disk at once, the one being written included.
-        recompute: whether blocks are computed again in the backward pass.
+        length: maximum length of a sequence in tokens.
+        microbatch: maximum number of tokens that go through the model at once.
+        checkpoints: number of checkpoints on the disk at once, including the one that is being
+            written.
+        recompute: True if blocks are computed again in the backward pass.
     """
 
     encoder: ModelConfig
@@ -51,11 +52,15 @@ class Load:
 
     @property
     def parameters(self) -> int:
-        """Those of the model."""
+        """The number of parameters of the model."""
         return parameter_table(self.encoder, self.heads).total
 
     def memory(self, device: torch.device) -> float:
-        """Bytes at the peak of a step: weights with Adam's moments, and what the backward pass needs of each token."""
+        """Return the bytes at the peak of a step.
+
+        They are the weights with Adam's moments, and the values that the backward pass keeps of
+        each token.
+        """
         kept = kept_floats(self.encoder, self.length, device, self.recompute)
         return ADAM_BYTES * self.parameters + 4.0 * kept * self.microbatch
 
@@ -77,7 +82,7 @@ def forecast(
     precision: Precision,
     on_share: OnShare = untold,
 ) -> Finding:
-    """How long so many tokens will take, as `speed` measures it."""
+    """Return a forecast of the time for a number of tokens, measured by `speed`."""
     rate = speed(learner, batch, precision, on_share)
     left = timedelta(seconds=math.ceil(tokens / rate))
     return Finding(
@@ -90,15 +95,18 @@ def forecast(
 def speed(
     learner: Learner, batch: Batch, precision: Precision, on_share: OnShare = untold
 ) -> float:
-    """Tokens per second in training, measured on one batch forward and backward; the weights stay as they are.
+    """Return the tokens per second in training, measured forward and backward on one batch.
 
-    Draws from torch's generator, for dropout: seed it afterwards. `on_share` is told how much of the measurement is done.
+    The weights do not change. Dropout draws from torch's generator: seed it afterwards.
+
+    Args:
+        on_share: called with the share of the measurement that is done.
     """
     device = next(learner.parameters()).device
     dtype, moved = resolve_precision(precision, device), batch.to(device)
     learner.train()
     rate = 0.0
-    for done in range(2):  # the first is slower than all that follow
+    for done in range(2):  # the first pass is slower
         on_share(done / 2)
         start = time.perf_counter()
         with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
@@ -116,11 +124,14 @@ def _check_disk(load: Load, folder: Path) -> list[Finding]:
         SAVED_BYTES * load.parameters * load.checkpoints + 4 * load.parameters,
         disk_free(folder),
     )
-    # What a resumed run has written already is replaced, not added to.
+    # A resumed run replaces the files that it has written.
     written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
     if needed <= free + sum(file.stat().st_size for file in written if file.is_file()):
         return []
-    what = f"{load.checkpoints} checkpoints and the model take {_size(needed)}, but {_size(free)} are free"
+    what = (
+        f"{load.checkpoints} checkpoints and the model take {_size(needed)}, "
+        f"but {_size(free)} are free"
+    )
     return [
         Finding(
             "disk", "error", what, str(folder), "Make room, or choose a folder on another disk."
@@ -133,7 +144,10 @@ def _check_memory(load: Load, device: torch.device) -> list[Finding]:
     if free is None:
         return []
     if fixed > free:
-        what = f"the model with its optimizer takes {_size(fixed)} of memory, but {_size(free)} are free on {device}"
+        what = (
+            f"the model with its optimizer takes {_size(fixed)} of memory, "
+            f"but {_size(free)} are free on {device}"
+        )
         return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
     if (peak := load.memory(device)) > free:
         what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"

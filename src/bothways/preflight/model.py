@@ -13,10 +13,16 @@ from bothways.text.tokenizer import Tokenizer
 
 
 def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:
-    """Ids against the rows of the embedding, and length against positions; what fails late as a "device-side assert"."""
+    """Check token ids against the embedding, and the length against the positions.
+
+    Without the check, both fail late, as a "device-side assert".
+    """
     findings = []
     if tokenizer.size > encoder.vocab:
-        what = f"the tokenizer has ids up to {tokenizer.size - 1}, but the model's embedding has {encoder.vocab} rows"
+        what = (
+            f"the tokenizer has ids up to {tokenizer.size - 1}, "
+            f"but the model's embedding has {encoder.vocab} rows"
+        )
         findings.append(
             Finding(
                 "ids",
@@ -27,7 +33,10 @@ def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list
             )
         )
     if length > encoder.max_positions:
-        what = f"sequences of {length} tokens are longer than the model's {encoder.max_positions} positions"
+        what = (
+            f"sequences of {length} tokens are longer than the model's "
+            f"{encoder.max_positions} positions"
+        )
         findings.append(
             Finding(
                 "positions", "error", what, "length", f"Set length={encoder.max_positions} or less."
@@ -37,7 +46,7 @@ def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list
 
 
 def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
-    """Whether the vocabulary and the tokenizer agree about capital letters, judged by a sample of the text."""
+    """Check that vocabulary and tokenizer agree about capital letters, by a sample of the text."""
     sample = list(texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE])
     if tokenizer.lowercase:
         control = tokenizer.special | (np.arange(tokenizer.size) == tokenizer.specials.unknown)
@@ -45,7 +54,10 @@ def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
         capital = sum(token != token.lower() for token in tokens) / max(1, len(tokens))
         if capital <= 0.1:
             return []
-        what = f"the vocabulary is cased ({capital:.0%} of its tokens have capitals), but the tokenizer lower-cases"
+        what = (
+            f"the vocabulary is cased ({capital:.0%} of its tokens have capitals), "
+            "but the tokenizer lower-cases"
+        )
         return [
             Finding(
                 "casing",
@@ -61,8 +73,8 @@ def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
     if unknown - lowered <= UNKNOWN:
         return []
     what = (
-        f"the vocabulary is uncased, but the tokenizer keeps capitals: {unknown:.1%} of tokens are unknown, "
-        f"lower-cased {lowered:.1%}"
+        "the vocabulary is uncased, but the tokenizer keeps capitals: "
+        f"{unknown:.1%} of tokens are unknown, lower-cased {lowered:.1%}"
     )
     return [
         Finding(

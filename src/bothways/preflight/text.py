@@ -14,13 +14,13 @@ from bothways.text.tokenizer import Tokenizer
 WHOLE, ROUND = 0.95, 32
 """The share of texts that the default length holds whole, and the multiple it is rounded to."""
 UNKNOWN = 0.02
-"""The share of unknown tokens from which on a warning is due."""
+"""The share of unknown tokens above which a warning is reported."""
 SAMPLE = 1000
-"""Texts that casing is judged by."""
+"""Number of texts in the sample that casing is checked on."""
 
 
 def unknown_share(tokenizer: Tokenizer, texts: list[str]) -> float:
-    """The part of the tokens of these texts that are unknown."""
+    """Return the share of unknown tokens in these texts."""
     ids, _ = tokenizer.encode_flat(texts)
     return float((ids == tokenizer.specials.unknown).mean()) if len(ids) else 0.0
 
@@ -43,10 +43,10 @@ def check_inputs(
     length: int,
     advice: Callable[[int], str] = lambda needed: f"Set length={needed}.",
 ) -> list[Finding]:
-    """Report text that is cut off, and tokens that are unknown.
+    """Report texts that are cut off, and unknown tokens.
 
     Args:
-        advice: returns what to do, given the length that holds nearly all texts.
+        advice: returns the fix, given the length that holds nearly all texts.
     """
     findings = []
     cut = [item for item in inputs if item.cut]

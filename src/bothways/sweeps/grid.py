@@ -1,6 +1,7 @@
-"""Search for hyper-parameters: every cell of a grid, or trials that optuna proposes. Each cell is a run in its own folder.
+"""Search for hyper-parameters: every cell of a grid, or trials that optuna proposes.
 
-The paper's grid is of appendix A.3, that for GLUE of section 4.1.
+Each cell is a run in its own folder. The grid "paper" is that of Devlin et al. 2018, appendix A.3;
+"glue" that of section 4.1.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Grid = Mapping[str, tuple[str, ...]]
 """Dotted path of a setting → its values, as texts."""
 
 LONGEST = 200
-"""Bytes of a folder's name, before what it is shortened with; file systems take 255."""
+"""Maximum number of bytes of a folder's name before the hash; file systems allow 255."""
 
 GRIDS: dict[str, Grid] = {
     "paper": {
@@ -47,10 +48,12 @@ GRIDS: dict[str, Grid] = {
 
 
 def parse_grid(text: str) -> Grid:
-    """The grid of a name, or "key=value,value key=value": `training.until="2 epochs,3 epochs"` for values with spaces.
+    """Return the grid of a name, or of "key=value,value key=value".
+
+    Values with spaces are quoted: `training.until="2 epochs,3 epochs"`.
 
     Raises:
-        ConfigError: a part that is no key with values.
+        ConfigError: a part is not a key with values.
     """
     if text in GRIDS:
         return GRIDS[text]
@@ -59,7 +62,7 @@ def parse_grid(text: str) -> Grid:
         parts = shlex.split(text)
     except ValueError as error:
         raise ConfigError(
-            f"{text!r} has a quote that stays open", where="grid", fix="Close it."
+            f"{text!r} has an unclosed quote", where="grid", fix="Close it."
         ) from error
     for part in parts:
         key, equals, values = part.partition("=")
@@ -73,7 +76,7 @@ def parse_grid(text: str) -> Grid:
                 'Write key=value,value …, such as "training.optimizer.lr=2e-5,3e-5 batch.n=16,32".'
             )
             raise ConfigError(
-                f"{part!r} is no part of a grid ({', '.join(GRIDS)} have names)",
+                f"{part!r} is not a key with values; named grids are {', '.join(GRIDS)}",
                 where="grid",
                 fix=fix,
             )
@@ -86,20 +89,28 @@ def parse_grid(text: str) -> Grid:
 
 
 def grid_cells(base: FinetuneConfig, grid: Grid) -> Iterator[tuple[str, FinetuneConfig]]:
-    """Every combination, each under the name of its folder. ConfigError for a setting that cannot be."""
+    """Yield every combination with the name of its folder.
+
+    Raises:
+        ConfigError: a setting is unknown or not allowed.
+    """
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         yield folder_name(chosen), _with(base, chosen)
 
 
 def folder_name(chosen: Mapping[str, str]) -> str:
-    """ "batch.n" 16 and "training.optimizer.lr" 5e-5 → "batch.n=16,training.optimizer.lr=5e-5"; a long one ends in a hash."""
+    """Return the folder name of a cell; a long one ends in a hash.
+
+    "batch.n" 16, "training.optimizer.lr" 5e-5 → "batch.n=16,training.optimizer.lr=5e-5"
+    """
     name = ",".join(
         f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in chosen.items()
     )
     if len(name.encode()) <= LONGEST:
         return name
-    return f"{name.encode()[:LONGEST].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    beginning = name.encode()[:LONGEST].decode(errors="ignore")
+    return f"{beginning}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def _with(base: FinetuneConfig, chosen: Mapping[str, str]) -> FinetuneConfig:
@@ -107,7 +118,10 @@ def _with(base: FinetuneConfig, chosen: Mapping[str, str]) -> FinetuneConfig:
 
 
 def search_grid(base: FinetuneConfig, grid: Grid, place: SweepFolder) -> Series:
-    """Run every cell; `model` is the best one's, `search.json` says what all came to. Errors are those of `series.run_all`."""
+    """Run every cell; `model` is the best one's, `search.json` lists all results.
+
+    Raises the errors of `runs.run_all`.
+    """
     series = run_all(list(grid_cells(base, grid)), place)
     if series.finished:
         _report(series, place)
@@ -115,17 +129,19 @@ def search_grid(base: FinetuneConfig, grid: Grid, place: SweepFolder) -> Series:
 
 
 def search_trials(base: FinetuneConfig, space: str, trials: int, place: SweepFolder) -> Series:
-    """Run so many trials, each proposed by optuna's tree-structured Parzen estimator from those before it.
+    """Run trials, each proposed by optuna's tree-structured Parzen estimator from earlier ones.
 
-    The proposals follow from the seed and from what the trials before came to. So a resumed search needs no record but the
-    runs: it proposes the same again, and finds them finished.
+    The proposals follow from the seed and the earlier results, so a resumed search needs no other
+        record than the runs: it proposes the same settings again, and their runs are finished.
 
     Args:
-        space: "key=low..high", "key=low..high:log" for a range, "key=value,value" for a choice, with spaces between.
+        space: "key=low..high", "key=low..high:log" for a range, "key=value,value" for a choice,
+            separated by spaces.
+        trials: number of trials.
 
     Raises:
-        ConfigError: the space cannot be read, the data has changed since a trial that was finished, or there are several
-            processes, of which but one knows what a trial came to.
+        ConfigError: the space cannot be read, the data has changed since a finished trial, or
+            there are several processes, of which only one knows the results.
         ResourceError: optuna is not installed.
     """
     if plan_here().world > 1:
@@ -178,7 +194,7 @@ def _propose(trial: Any, key: str, values: tuple[str, ...]) -> str:
         return repr(float(trial.suggest_float(key, low, high, log=form[3] is not None)))
     except ValueError as error:
         fix = "Write low..high with low below high (above 0 for :log), such as 1e-5..1e-4:log."
-        raise ConfigError(f"{values[0]!r} is no range", where=f"space.{key}", fix=fix) from error
+        raise ConfigError(f"{values[0]!r} is not a range", where=f"space.{key}", fix=fix) from error
 
 
 def _study(seed: int) -> Any:

@@ -1,7 +1,7 @@
-"""Several fine-tuning runs beside each other: one folder each, the best one's model copied, all of it resumable.
+"""A series of fine-tuning runs: one folder each, the best one's model copied, all of it resumable.
 
-A series is of seeds (`recipes.seeds`) or of settings (`recipes.search`). A run that is finished is not run again; one that
-diverges counts as failed, and the series goes on.
+The runs differ in seeds (`sweeps.seeds`) or settings (`sweeps.grid`). A finished run is not
+repeated; a run that diverges counts as failed, and the series continues.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from bothways.training.run_folder import MARK
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What one run of a series came to.
+    """The outcome of one run of a series.
 
     Attributes:
         name: of its folder.
         metrics: of the dev data; empty for a run that diverged.
-        failed: why it is to be thought of as failed; empty if nothing says so.
-        metric, direction: by which it is compared.
+        failed: why the run probably failed; empty if there is no sign of failure.
+        metric, direction: by which runs are compared.
     """
 
     name: str
@@ -53,11 +53,11 @@ class SweepOutcome:
 
 @dataclass(frozen=True)
 class Series:
-    """Runs in their order.
+    """Runs in order.
 
     Attributes:
-        runs: those that came to their end.
-        finished: whether all did; if not, the last one was interrupted.
+        runs: the finished ones.
+        finished: False if the last run was interrupted.
     """
 
     runs: tuple[SweepOutcome, ...]
@@ -70,18 +70,18 @@ class Series:
 
     @property
     def best(self) -> SweepOutcome | None:
-        """The run with the best metric, of equals the first; none if none has any."""
+        """The run with the best metric, the first of equals; None if no run has metrics."""
         return min(self.scored, key=_order, default=None)
 
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Where and how the runs of a series run.
+    """The folder of a series and the options of its runs.
 
     Attributes:
-        out: the folder of all of them.
-        resume: go on with what is there; without, none of the runs may be there.
-        console: where warnings go; none for nowhere.
+        out: the folder of the series.
+        resume: continue earlier runs; otherwise the folders of the runs must not exist.
+        console: receives warnings; None for no output.
     """
 
     out: Path
@@ -96,12 +96,13 @@ def _order(run: SweepOutcome) -> float:
 
 
 def run_all(runs: Iterable[tuple[str, FinetuneConfig]], place: SweepFolder) -> Series:
-    """Run settings one after another, each in the folder of its name, and copy the best one's model to `model`.
+    """Run settings one after another in named folders, and copy the best model to `model`.
 
     Raises:
-        ConfigError: there is no dev data, or a run was finished with other settings, on other data or from another model.
+        ConfigError: there is no dev data, or a run was finished with other settings, on other data
+            or from another model.
         ResourceError: `out` is the folder of a single run.
-        BothwaysError: what `finetune` raises, but for a loss that is not finite.
+        BothwaysError: the errors of `finetune`, except for a loss that is not finite.
     """
     done: list[SweepOutcome] = []
     named = list(runs)
@@ -119,7 +120,7 @@ def run_all(runs: Iterable[tuple[str, FinetuneConfig]], place: SweepFolder) -> S
 
 
 def run_one(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOutcome | None:
-    """Run one of a series, unless it is finished; none if it was interrupted."""
+    """Run one of a series, unless it is finished; return None if it was interrupted."""
     if settings.dev is None:
         raise ConfigError(
             "several runs are compared by dev data, and there is none",
@@ -129,14 +130,14 @@ def run_one(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOut
     if (place.out / MARK).exists():
         fix = "Choose another folder."
         raise ResourceError(
-            "is the folder of a single run, where several are to have theirs",
+            "is the folder of a single run, not of several",
             where=place.out,
             fix=fix,
         )
     folder = place.out / name
-    found = _finished(name, settings, place) if place.resume else None
-    if found is not None:
-        return found
+    outcome = _finished(name, settings, place) if place.resume else None
+    if outcome is not None:
+        return outcome
     if place.console is not None and is_main(plan_here()):
         say(place.console, f"{name}:")
     try:
@@ -158,48 +159,54 @@ def run_one(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOut
 
 
 def _finished(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOutcome | None:
-    """What the record of a run says, if it is finished; ConfigError if settings, data or model were other ones."""
+    """Return the recorded outcome of a run, or None if the run is not finished.
+
+    Raises:
+        ConfigError: settings, data or model have changed.
+    """
     folder = place.out / name
     if not (folder / "model" / RECORD).exists():
         return None
-    said = read_object(folder / "model" / RECORD, FolderError)
-    if without_places(said.get("settings", {})) != without_places(configs.to_dict(settings)):
+    record = read_object(folder / "model" / RECORD, FolderError)
+    if without_places(record.get("settings", {})) != without_places(configs.to_dict(settings)):
         fix = "Give the settings that it was run with, or choose another folder."
         raise ConfigError("this run was finished with other settings", where=folder, fix=fix)
-    then, now = _origin(said), fingerprints(settings) | {"model": digest_of_model(settings.model)}
+    then, now = _origin(record), fingerprints(settings) | {"model": digest_of_model(settings.model)}
     if changed := [name for name in now if then.get(name) != now[name]]:
-        what = f"this run was finished with another content of {' and '.join(changed)} than there is now"
+        what = f"this run was finished with other content of {' and '.join(changed)}"
         fix = "Delete its folder to run it again, or choose another folder for these runs."
         raise ConfigError(what, where=folder, fix=fix)
-    return SweepOutcome(name, said["metrics"], tuple(said["failure"]), **said["chosen_by"])
+    return SweepOutcome(name, record["metrics"], tuple(record["failure"]), **record["chosen_by"])
 
 
 def check_data(runs: Many[SweepOutcome], place: SweepFolder) -> None:
-    """Raises ConfigError: not all of these runs had the same data, or models that have one name are not the same."""
+    """Raise ConfigError if the data of these runs, or models of one name, differ."""
     seen: dict[str, tuple[str, str]] = {}
     for run in runs if is_main(plan_here()) else ():
-        record = place.out / run.name / "model" / RECORD
-        if not record.exists():  # one that has diverged has none
+        file = place.out / run.name / "model" / RECORD
+        if not file.exists():  # the run has diverged
             continue
-        said = read_object(record, FolderError)
-        for what, found in _origin(said).items():
-            name = said["base"]["name"] if what == "model" else what  # a search may be over models
-            first, by = seen.setdefault(name, (found, run.name))
-            if first != found:
-                fix = "Delete the folders of the runs on the former, or choose another."
+        record = read_object(file, FolderError)
+        for what, sha256 in _origin(record).items():
+            name = (
+                record["base"]["name"] if what == "model" else what
+            )  # a search may be over models
+            first, by = seen.setdefault(name, (sha256, run.name))
+            if first != sha256:
+                fix = "Delete the folders of the earlier runs, or choose another folder."
                 raise ConfigError(
-                    f"{by} and {run.name} had another content of {name}", where=place.out, fix=fix
+                    f"{by} and {run.name} had different content of {name}", where=place.out, fix=fix
                 )
 
 
-def _origin(said: Mapping[str, Any]) -> dict[str, str]:
-    """The sha256 of the data and of the model that a run began with, by its record."""
-    data = {name: source["sha256"] for name, source in said["data"].items()}
-    return data | {"model": said.get("base", {}).get("sha256", "")}
+def _origin(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sha256 of the data and of the model that a run started from, by its record."""
+    data = {name: source["sha256"] for name, source in record["data"].items()}
+    return data | {"model": record.get("base", {}).get("sha256", "")}
 
 
 def keep_best(series: Series, place: SweepFolder) -> None:
-    """Copy the best run's model to the folder `model` of the series; of several, its card says so."""
+    """Copy the best run's model to the folder `model`; of several runs, its card says so."""
     best = series.best
     if best is None or not is_main(plan_here()):
         return
@@ -209,20 +216,19 @@ def keep_best(series: Series, place: SweepFolder) -> None:
         if len(series.scored) > 1:
             card, values = hidden / "README.md", [run.metrics[best.metric] for run in series.scored]
             limit = (
-                f"It was selected as the best of {len(values)} runs by dev {best.metric}, whose mean "
-                f"over them is {statistics.fmean(values):.4g}: expect that."
+                f"It was selected as the best of {len(values)} runs by dev {best.metric}, whose "
+                f"mean over them is {statistics.fmean(values):.4g}: expect that."
             )
             text = with_first_limit(card.read_text(encoding="utf8"), limit)
             card.write_text(text, encoding="utf8")
 
 
 def write_sweep_report(file: Path, summary: Mapping[str, Any], runs: Many[SweepOutcome]) -> None:
-    """A summary and the runs, as JSON."""
+    """Write a summary and the runs as JSON."""
     if is_main(plan_here()):
         values = {**summary, "runs": [dataclasses.asdict(run) for run in runs]}
-        file.parent.mkdir(
-            parents=True, exist_ok=True
-        )  # all runs may have diverged before they wrote anything
+        # All runs may have diverged before they wrote anything.
+        file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(
             file,
             lambda hidden: hidden.write_text(json.dumps(values, indent=1) + "\n", encoding="utf8"),

@@ -1,7 +1,8 @@
-"""One fine-tuning with several seeds: how much of a result is luck.
+"""One fine-tuning run with several seeds: the spread of its results.
 
-For the large model on small sets the paper takes the best of several restarts on the dev data (Devlin et al. 2018, section
-4.1). The spread is what such a number leaves out: Dodge et al. 2020, Mosbach et al. 2020.
+For the large model on small sets the paper takes the best of several restarts on the dev data
+(Devlin et al. 2018, section 4.1). That number hides the spread: Dodge et al. 2020, Mosbach et al.
+2020.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from bothways.finetuning.prepare import FinetuneConfig
 from bothways.sweeps.runs import Series, SweepFolder, run_all, write_sweep_report
 
 Seed = int | tuple[int, int]
-"""Of all that is random in a run; or that of the head, and that of the order of the data with dropout."""
+"""One seed for a whole run, or one for the head and one for the order of the data and dropout."""
 
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """The metric over the seeds; runs that diverged have none.
+    """The metric over the seeds; runs that diverged are left out.
 
     Attributes:
         metric: by which the best run is chosen.
-        mean, median, best: of it.
+        mean, median, best: of the metric.
         deviation: the standard deviation, with n − 1; 0 for a single run.
-        failed: how many runs failed or diverged; those that only failed are among the numbers.
+        failed: number of runs that failed or diverged; those that failed without diverging count
+            in the metric.
     """
 
     metric: str
@@ -41,10 +43,13 @@ class SeedSpread:
 
 
 def parse_seeds(text: str, first: int = 0) -> tuple[Seed, ...]:
-    """ "5" → five seeds from `first` on; "3,14,15" → these; "7," → this one; "2x3" → two heads, each with three orders.
+    """Return the seeds that a text names.
+
+        "5" → five seeds from `first` on; "3,14,15" → these; "7," → this one
+        "2x3" → two seeds of the head, each with three seeds of the order
 
     Raises:
-        ConfigError: it is none of these, a number of seeds below 1, or a seed twice.
+        ConfigError: the text has another form, a number of seeds below 1, or a seed twice.
     """
     if crossed := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip()):
         heads, orders = (range(first, first + int(count)) for count in crossed.groups())
@@ -56,16 +61,20 @@ def parse_seeds(text: str, first: int = 0) -> tuple[Seed, ...]:
         return tuple(range(first, first + int(parts[0])))
     seeds = tuple(int(part) for part in parts if part.isdecimal())
     if "," not in text or len(seeds) != len(parts) or len(set(seeds)) != len(seeds):
-        fix = "Write how many, such as 5, or which, such as 3,14,15, or how many heads times how many orders, such as 5x3."
-        raise ConfigError(f"{text!r} are no seeds", where="seeds", fix=fix)
+        fix = (
+            "Write a number of seeds, such as 5, the seeds, such as 3,14,15, or numbers of heads "
+            "and orders, such as 5x3."
+        )
+        raise ConfigError(f"{text!r} does not name seeds", where="seeds", fix=fix)
     return seeds
 
 
 def finetune_seeds(settings: FinetuneConfig, seeds: Many[Seed], place: SweepFolder) -> Series:
-    """Fine-tune once per seed, in `seed-N` or `seed-N-order-M`; `model` is the best one's, `seeds.json` says what all came to.
+    """Fine-tune once per seed, in `seed-N` or `seed-N-order-M`.
 
-    A single seed is that of the head and, unless `order_seed` holds that fixed, of the order of the data and dropout. Errors
-    are those of `series.run_all`.
+    `model` is the best run's, `seeds.json` lists all results. A single seed is that of the head
+    and, unless `order_seed` is set, of the order of the data and dropout. Raises the errors of
+    `runs.run_all`.
     """
     series = run_all((_run(settings, seed) for seed in seeds), place)
     if series.finished:
@@ -77,7 +86,7 @@ def finetune_seeds(settings: FinetuneConfig, seeds: Many[Seed], place: SweepFold
 
 
 def _run(settings: FinetuneConfig, seed: Seed) -> tuple[str, FinetuneConfig]:
-    """The folder and the settings of a run."""
+    """Return the folder name and the settings of a run."""
     match seed:
         case int():
             return f"seed-{seed}", dataclasses.replace(settings, seed=seed)
@@ -88,7 +97,7 @@ def _run(settings: FinetuneConfig, seed: Seed) -> tuple[str, FinetuneConfig]:
 
 
 def seed_spread(series: Series) -> SeedSpread | None:
-    """The metric over the runs; none if all diverged."""
+    """Return the spread of the metric over the runs; None if all diverged."""
     best = series.best
     if best is None:
         return None

@@ -1,11 +1,13 @@
-"""Two fine-tuned models on the same examples: is the difference more than chance?
+"""A significance test for two fine-tuned models on the same examples.
 
-Each example has a grade from each model (`Task.grade`: 1 or 0 for a label). If the models were alike, the sign of each
-difference would be a coin's: the permutation test flips them. The interval is the bootstrap's, over examples. Where a model
-was fine-tuned with several seeds, grades are averaged per example first; the spread between seeds is given beside, since a test
-over examples says nothing about other seeds.
+Each example has a grade from each model (`Task.grade`: 1 or 0 for a label). If the models were
+alike, the sign of each difference would be random: the permutation test flips the signs. The
+interval is a bootstrap over examples. For a model that was fine-tuned with several seeds, grades
+are averaged per example first; the spread between seeds is given separately, since a test over
+examples does not cover other seeds.
 
-Sources: Dror et al., The hitchhiker's guide to testing statistical significance in NLP (2018); Efron and Tibshirani 1993.
+Sources: Dror et al., The hitchhiker's guide to testing statistical significance in NLP (2018);
+Efron and Tibshirani 1993.
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.tasks.base import Reading, examples_fingerprint
 
 RESAMPLES = 9999
-"""Of the permutations, which are all if there are fewer, and of the bootstrap."""
+"""Number of permutations (all, if there are fewer) and of bootstrap samples."""
 CHANCE = 0.05
-"""The p-value below which a difference is called one."""
+"""The p-value below which a difference is significant."""
 Watch = Callable[[Reading[Any]], AbstractContextManager[PredictionCounts]]
 _HELD = 2**24
-"""Numbers that a resampling holds at once."""
+"""Maximum number of values that a resampling holds at once."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two.
+    """One of the two models.
 
     Attributes:
         name: its folder.
@@ -48,7 +50,7 @@ class Side:
 
     @property
     def mean(self) -> float:
-        """Over seeds and examples."""
+        """The mean over seeds and examples."""
         return float(np.mean(self.grades))
 
     @property
@@ -59,13 +61,13 @@ class Side:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """What the examples say.
+    """The result of a comparison.
 
     Attributes:
-        examples: how many.
+        examples: number of examples.
         difference: of the mean grades, B − A.
-        interval: that the difference lies in with 95 % confidence.
-        p_value: how often a difference as large, in either direction, comes about by chance.
+        interval: the 95 % confidence interval of the difference.
+        p_value: the probability of a difference at least as large, in either direction, by chance.
     """
 
     a: Side
@@ -77,11 +79,17 @@ class ModelComparison:
 
     def __str__(self) -> str:
         low, high = self.interval
-        seen = f"{self.difference:+.4f} (95 % interval {low:+.4f} to {high:+.4f}, p = {self.p_value:.2g}, n = {self.examples:,})"
+        text = (
+            f"{self.difference:+.4f} (95 % interval {low:+.4f} to {high:+.4f}, "
+            f"p = {self.p_value:.2g}, n = {self.examples:,})"
+        )
         if self.p_value >= CHANCE:
-            return f"No difference is shown between {self.a.name} and {self.b.name}: {seen} may be chance."
+            return (
+                f"No difference is shown between {self.a.name} and {self.b.name}: "
+                f"{text} may be chance."
+            )
         better, worse = (self.b, self.a) if self.difference > 0 else (self.a, self.b)
-        return f"{better.name} is better than {worse.name} on these examples: B − A is {seen}."
+        return f"{better.name} is better than {worse.name} on these examples: B − A is {text}."
 
 
 def compare(
@@ -95,23 +103,25 @@ def compare(
     seed: int = 0,
     watch: Watch = lambda reading: nullcontext(PredictionCounts()),
 ) -> ModelComparison:
-    """Grade both on the same labelled examples.
+    """Grade both models on the same labelled examples.
 
     Args:
-        a, b: model folders, folders of runs, or of several seeds (`seed-N` in them, each of which counts).
+        a, b: model folders, folders of runs, or folders of several seeds (all of their `seed-N`
+            count).
         source: a labelled file or a Hub data set.
-        columns: those to read, of the type of the task's own; none means as in training.
-        task: to compare them in; none means what the first one was trained for.
+        columns: the columns to read, of the type of the task's own. None: as in training.
+        task: the task to compare in. None: the task that the first model was trained for.
         seed: of the permutations and the bootstrap.
-        watch: gives a tally for what each model reads, such as that of a progress bar.
+        watch: returns the counts of a model's input, such as those of a progress bar.
 
     Raises:
-        DataError: the two read other examples from it, these are fewer than two, or an example has no label.
+        DataError: the models read different examples, there are fewer than two, or an example has
+            no label.
         ConfigError: the task has no grade for a single example.
-        FolderError: the other one has not the heads of the first one's task.
+        FolderError: the second model lacks the heads of the first one's task.
         BothwaysError: a folder or the data cannot be read.
     """
-    for one in (*folders(a), *folders(b)):  # before the first of them reads all the data
+    for one in (*folders(a), *folders(b)):  # fail before reading all the data
         task = open_learner(one, task or default_task(one), device="cpu").task.name
     left, right = (
         _grades(
@@ -120,7 +130,7 @@ def compare(
         for name in (a, b)
     )
     if left[0] != right[0]:
-        what = f"{a} and {b} read other examples from it"
+        what = f"{a} and {b} read different examples from it"
         raise DataError(
             what, where=source, fix="Name the columns, so that both read the same texts and labels."
         )
@@ -130,10 +140,10 @@ def compare(
 
 
 def default_task(folder: str) -> str:
-    """Return the task that a model was trained for; "likelihood" for one that is only pre-trained.
+    """Return the task that a model was trained for; "likelihood" for a pre-trained model.
 
     Raises:
-        FolderError: the model has no head that either needs.
+        FolderError: the model has neither a task's head nor that of "likelihood".
     """
     try:
         name = open_learner(folder, device="cpu").task.name
@@ -179,14 +189,14 @@ def contrast(
 
 
 def _rng(draws: np.random.Generator) -> dict[str, np.random.Generator]:
-    """The argument that scipy takes a generator by; its name changed in 1.15."""
+    """Return the generator as scipy's keyword argument, whose name changed in 1.15."""
     from scipy import __version__ as version
 
     return {"rng" if tuple(map(int, version.split(".")[:2])) >= (1, 15) else "random_state": draws}
 
 
 def folders(name: str) -> list[str]:
-    """The models that a name stands for: those of its seeds, or itself."""
+    """Return the model folders of a name: those of its seeds, or the name itself."""
     seeds = sorted(
         path
         for path in Path(name).expanduser().glob("seed-*")
@@ -202,8 +212,11 @@ def _means(grades: Float[NDArray[np.float64], "runs examples"]) -> tuple[float, 
 def _grades(
     models: Iterable[Predictor], source: str, columns: Any, watch: Watch
 ) -> tuple[str, Float[NDArray[np.float64], "runs examples"]]:
-    """The fingerprint of the examples, and the grades of each model; one model is held at a time."""
-    rows, seen = [], ""
+    """Return the fingerprint of the examples, and the grades of each model.
+
+    One model is held at a time.
+    """
+    rows, fingerprint = [], ""
     for opened in models:
         task, reading = opened.task, opened.read(source, columns, labelled=True)
         with watch(reading) as tally:
@@ -214,7 +227,7 @@ def _grades(
                 where=source,
                 fix="Give two or more.",
             )
-        task.score(iter(results))  # refuses an example without its answer
-        seen = examples_fingerprint(example for example, _ in results)
+        task.score(iter(results))  # raises for an example without a label
+        fingerprint = examples_fingerprint(example for example, _ in results)
         rows.append([task.grade(example, prediction) for example, prediction in results])
-    return seen, np.array(rows, dtype=np.float64)
+    return fingerprint, np.array(rows, dtype=np.float64)
