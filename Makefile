@@ -31,9 +31,9 @@ clean:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/.quickstart: $(INSTALLED) | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	touch $@
 
 .venv/.test: $(INSTALLED) | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,test]'
 	touch $@

@@ -370,7 +370,7 @@ def test_it_runs_in_bfloat16_and_before_other_norms() -> None:
             ["position.convolution.groups=5"],
             "position.convolution.groups: width 768 cannot be divided among 5 groups",
         ),
-        (["readout.labels.input_dropout=1"], r"must lie in \[0, 1\), not 1.0"),
+        (["readout.labels.input_dropout=1"], r"must be in \[0, 1\), not 1.0"),
     ],
 )
 def test_what_cannot_be_is_refused(settings_: list[str], message: str) -> None:

@@ -51,7 +51,11 @@ durations = (
 )
 optimizers = st.sampled_from(["adamw", "bert_adam"]).flatmap(
     lambda kind: table(
-        kind, lr=positive, betas=st.lists(rates, min_size=2, max_size=2), eps=positive, decay=rates
+        kind,
+        lr=st.floats(1e-300, 1e3),
+        betas=st.lists(rates, min_size=2, max_size=2),
+        eps=positive,
+        decay=rates,
     )
 )
 schedules = st.sampled_from(["linear", "google_linear", "constant"]).flatmap(
@@ -307,7 +311,7 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
         ("encoder.depth=none", r"^encoder\.depth: 'none' is given"),
         (
             "encoder.dropout.hidden=1.5",
-            r"^encoder\.dropout\.hidden: must lie in \[0, 1\), not 1\.5",
+            r"^encoder\.dropout\.hidden: must be in \[0, 1\), not 1\.5",
         ),
         (
             "encoder.heads=7",
@@ -336,9 +340,9 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
         ("phases.0.length=100000", r"^phases\.0\.length: sequences of 100000 tokens are longer"),
         ("phases.0.share=0.5", r"^phases: the shares add up to 0\.5"),
         ("objective.segments.cross=true", r"^objective\.segments\.cross: unknown key 'cross'"),
-        ("seed", r"^'seed' is no setting\n  Write key=value"),
-        ("=1", r"^'=1' is no setting"),
-        ("encoder..depth=1", r"is no setting"),
+        ("seed", r"^'seed' is not a setting\n  Write key=value"),
+        ("=1", r"^'=1' is not a setting"),
+        ("encoder..depth=1", r"is not a setting"),
     ],
 )
 def test_mistakes_name_their_path(override: str, message: str) -> None:

@@ -23,5 +23,5 @@ def test_the_first_number_below_is_named(number: float | int) -> None:
 
 @pytest.mark.parametrize("rate", [1, 1.0, -0.1, math.nan])
 def test_a_rate_outside_is_named(rate: float | int) -> None:
-    with pytest.raises(ConfigError, match=rf"^dropout: must lie in \[0, 1\), not {rate}$"):
+    with pytest.raises(ConfigError, match=rf"^dropout: must be in \[0, 1\), not {rate}$"):
         require_probability(dropout=rate)

@@ -116,7 +116,7 @@ def test_what_theirs_cannot_say_has_no_counterpart(settings: dict[str, Any]) -> 
             {"num_attention_heads": 256},
             "rotary positions need an even head size, but width / heads = 3",
         ),
-        ({"mlp_dropout": 1.5}, "encoder.mlp.dropout: must lie in [0, 1), not 1.5"),
+        ({"mlp_dropout": 1.5}, "encoder.mlp.dropout: must be in [0, 1), not 1.5"),
     ],
 )
 def test_settings_without_a_counterpart_are_refused(settings: dict[str, Any], message: str) -> None:

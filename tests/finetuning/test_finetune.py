@@ -300,7 +300,7 @@ def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
     with pytest.raises(BothwaysError) as caught:
         finetune(settings, tmp_path / "run", device="cpu")
     message = str(caught.value)
-    assert "4 things must be mended before training:" in message
+    assert "4 errors must be corrected before training:" in message
     assert (
         "length: sequences of 64 tokens are longer than the model's 32 positions. Set length=32 or less."
         in message

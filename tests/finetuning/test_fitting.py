@@ -264,7 +264,7 @@ def test_flaws_of_the_data_stop_before_training(data: LabelledData) -> None:
     )
     with pytest.raises(
         BothwaysError,
-        match=r"^2 things must be mended before training:\n  1\. 1 examples have an empty text: t:1",
+        match=r"^2 errors must be corrected before training:\n  1\. 1 examples have an empty text: t:1",
     ):
         label(ClassificationTask(), data.tokenizer, train, dev, LENGTH)
 
@@ -288,7 +288,7 @@ def test_f1_is_of_two_classes(data: LabelledData) -> None:
     [
         ({"length": 4}, r"^length: must be at least 5"),
         ({"microbatch_tokens": 0}, r"^microbatch_tokens: must be at least 1, not 0"),
-        ({"dropout": 1.0}, r"^dropout: must lie in \[0, 1\), not 1\.0"),
+        ({"dropout": 1.0}, r"^dropout: must be in \[0, 1\), not 1\.0"),
         (
             {"training": dataclasses.replace(FAST, keep=Keep(best=Best("x", "lowest")))},
             r"^training\.keep\.best: which checkpoint is the best is decided by metric",

@@ -89,7 +89,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "odd dropout": (
         lambda folder: change_settings(folder, classifier_dropout=1.5),
-        "heads.labels.dropout: must lie in",
+        "heads.labels.dropout: must be in",
     ),
     "a decoder": (
         lambda folder: change_settings(folder, is_decoder=True),

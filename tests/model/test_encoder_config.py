@@ -56,7 +56,7 @@ def test_a_setting_that_cannot_be_is_refused(settings: dict[str, float], message
 )
 def test_a_rate_that_cannot_be_is_refused(name: str, rate: float) -> None:
     with pytest.raises(
-        ConfigError, match=re.escape(f"encoder.dropout.{name}: must lie in [0, 1), not {rate}")
+        ConfigError, match=re.escape(f"encoder.dropout.{name}: must be in [0, 1), not {rate}")
     ):
         Dropouts(**{name: rate})  # type: ignore[arg-type]
 
@@ -82,7 +82,7 @@ def test_parts_that_cannot_be_are_refused() -> None:
     ):
         Window(-1)
     with pytest.raises(
-        ConfigError, match=re.escape("encoder.mlp.dropout: must lie in [0, 1), not 1.0")
+        ConfigError, match=re.escape("encoder.mlp.dropout: must be in [0, 1), not 1.0")
     ):
         Gated(1.0)
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_patterns_and_bases_go_round_and_equal_encoders_have_one_canonical_form(
 
 @pytest.mark.parametrize(
     ("count", "dropout", "message"),
-    [(0, None, "count: must be"), (2, 1.0, "dropout: must lie in [0, 1)")],
+    [(0, None, "count: must be"), (2, 1.0, "dropout: must be in [0, 1)")],
 )
 def test_a_label_head_that_cannot_be_is_refused(
     count: int, dropout: float | None, message: str

@@ -243,7 +243,7 @@ def test_a_transformer_has_no_head_of_both_directions() -> None:
         ({"vocab": 0}, "encoder.vocab: must be at least 1, not 0"),
         ({"depth": 0}, "encoder.depth: must be at least 1, not 0"),
         ({"cells": 4}, "encoder.cells: 4 cells cannot give 5 features"),
-        ({"dropout": 1.0}, r"encoder.dropout: must lie in \[0, 1\), not 1.0"),
+        ({"dropout": 1.0}, r"encoder.dropout: must be in \[0, 1\), not 1.0"),
         ({"initial_range": 0.0}, "encoder.initial_range: must be above 0, not 0.0"),
         ({"pad": 20}, "encoder.pad: id 20 is not in the vocabulary of 20"),
     ],

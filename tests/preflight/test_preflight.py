@@ -285,7 +285,7 @@ def test_errors_are_listed_in_one_message_and_the_rest_is_returned() -> None:
         report_findings([note, one, warning])
     with pytest.raises(
         BothwaysError,
-        match=r"^2 things must be mended before training:\n  1\. a:1: one. Mend it\.\n  2\. two$",
+        match=r"^2 errors must be corrected before training:\n  1\. a:1: one. Mend it\.\n  2\. two$",
     ):
         report_findings([one, warning, Finding("labels", "error", "two")])
 

@@ -98,7 +98,7 @@ def test_bf16_without_hardware_is_refused(monkeypatch):
     monkeypatch.setattr(hardware, "has_bf16", lambda device: True)
     assert resolve_precision("bf16", CPU) is torch.bfloat16
     monkeypatch.setattr(hardware, "has_bf16", lambda device: False)
-    with pytest.raises(ConfigError, match="has no instructions for it") as caught:
+    with pytest.raises(ConfigError, match="has no bf16 instructions") as caught:
         resolve_precision("bf16", CPU)
     assert caught.value.where == "precision"
     assert describe_device(CPU) in caught.value.what

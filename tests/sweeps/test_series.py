@@ -365,9 +365,8 @@ def test_trials_without_optuna_are_refused(
     base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(
-        ResourceError, match=r"optuna, .* is not installed\n  pip install 'bothways\[search\]'"
-    ):
+    message = r"'optuna', which is not installed\n  .*pip install \"bothways\[search\]\""
+    with pytest.raises(ResourceError, match=message):
         search_trials(base, "batch.n=16", 1, SweepFolder(tmp_path))
 
 

@@ -101,9 +101,7 @@ def test_the_baseline_knows_no_loss_that_is_smoothed_or_weighed() -> None:
 
 def test_weights_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for smoothing in (-0.1, 1.0):
-        with pytest.raises(
-            ConfigError, match=rf"^smoothing: must lie in \[0, 1\), not {smoothing}"
-        ):
+        with pytest.raises(ConfigError, match=rf"^smoothing: must be in \[0, 1\), not {smoothing}"):
             ClassificationTask(smoothing=smoothing)
     for weights in ((1.0, 0.0), (float("nan"), 1.0), (float("inf"),)):
         with pytest.raises(ConfigError, match=r"^weighting: must be numbers above 0, not "):

@@ -1,1 +1,1 @@
-"""What everything stands on: the packed layout, batches, losses, keyed randomness, configuration and errors."""
+"""Foundations: the packed layout, batches, losses, keyed randomness, configuration and errors."""

@@ -1,4 +1,4 @@
-"""Files and folders that are complete or absent: written elsewhere, flushed to disk, then renamed."""
+"""Files and folders that are complete or absent: written elsewhere, flushed, then renamed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from bothways.core.targets import Targets, TargetsT, target_of
 class Batch:
     """Packed model input: ids `(tokens)`, segments `(tokens)`, layout, targets by objective.
 
-    `global_attention_mask`: True for global tokens `(tokens)`, for encoders that have them; none if there is none.
+    `global_attention_mask` is True for global tokens `(tokens)`; None if there are none.
     """
 
     ids: Int[Tensor, " tokens"]
@@ -41,29 +41,27 @@ class Batch:
         return target_of(self.targets, name, cls)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device; itself, with what its layout has worked out, where it lies there already."""
+        """Return the batch on a device: itself, with its layout's caches, if already there."""
         return self if self.ids.device == device else self._apply(onto(device))
 
     def pinned(self) -> Batch:
-        """The same batch in memory from which a GPU reads while both go on working."""
+        """Return the batch in pinned memory, from which a GPU copies asynchronously."""
         return self._apply(Tensor.pin_memory)
 
     def _apply(self, move: Move) -> Batch:
         targets = {name: target.apply(move) for name, target in self.targets.items()}
-        global_attention_mask = (
-            None if self.global_attention_mask is None else move(self.global_attention_mask)
-        )
-        return Batch(
-            move(self.ids),
-            move(self.segments),
-            self.layout.apply(move),
-            targets,
-            global_attention_mask,
-        )
+        mask = self.global_attention_mask
+        mask = None if mask is None else move(mask)
+        layout = self.layout.apply(move)
+        return Batch(move(self.ids), move(self.segments), layout, targets, mask)
 
 
 def pack(sequences: Many[Sequence], cut: RectanglePolicy = LOOSE) -> Batch:
-    """Sequences → one batch, in the order given, that falls apart as `cut` says. All must have targets of the same names."""
+    """Pack sequences into one batch, in this order; all must have targets of the same names.
+
+    Args:
+        cut: the policy by which attention kernels cut the batch into rectangles.
+    """
     layout = Layout.of([length for s in sequences for length in s.parts or (len(s),)], cut)
     starts = [0, *itertools.accumulate(len(s) for s in sequences)][:-1]
     targets = {
@@ -82,13 +80,10 @@ def pack(sequences: Many[Sequence], cut: RectanglePolicy = LOOSE) -> Batch:
 def _global_attention_mask(sequences: Many[Sequence]) -> Tensor | None:
     if all(s.global_attention_mask is None for s in sequences):
         return None
-    return torch.from_numpy(
-        np.concatenate(
-            [
-                np.zeros(len(s), dtype=np.bool_)
-                if s.global_attention_mask is None
-                else s.global_attention_mask
-                for s in sequences
-            ]
-        )
-    )
+    masks = [
+        np.zeros(len(s), dtype=np.bool_)
+        if s.global_attention_mask is None
+        else s.global_attention_mask
+        for s in sequences
+    ]
+    return torch.from_numpy(np.concatenate(masks))

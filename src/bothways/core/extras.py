@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 
 from bothways.core.errors import ResourceError
+
+
+def installed(*packages: str) -> bool:
+    """Return True if all these packages can be imported; imports none of them."""
+    return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
 @contextlib.contextmanager

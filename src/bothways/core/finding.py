@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bothways.core.errors import BothwaysError
+from bothways.core.terminal import listed
 
 Check = Literal[
     "ids", "positions", "casing", "truncation", "unknown", "disk", "memory", "time",
@@ -18,12 +19,12 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """A problem that a check found.
 
     Attributes:
-        check: which.
-        severity: an error stops the run, a warning is likely to spoil it, a note is worth knowing.
-        what: as one sentence.
+        check: the kind of check.
+        severity: an error stops the run, a warning probably harms it, a note is information.
+        what: the problem, as one sentence.
         where: a setting, a file or a line.
         fix: what to change.
     """
@@ -40,23 +41,21 @@ class Finding:
 
 
 def report_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings that are no errors, warnings first.
+    """Return the warnings and notes, warnings first.
 
     Raises:
-        BothwaysError: there are errors; it lists them all.
+        BothwaysError: there are errors; the message lists all of them.
     """
-    found = list(findings)
-    errors = [finding for finding in found if finding.severity == "error"]
+    findings = list(findings)
+    errors = [finding for finding in findings if finding.severity == "error"]
     if len(errors) == 1:
         raise BothwaysError(errors[0].what, where=errors[0].where, fix=errors[0].fix)
     if errors:
         lines = "".join(f"\n  {number}. {error}" for number, error in enumerate(errors, 1))
-        raise BothwaysError(f"{len(errors)} things must be mended before training:{lines}")
-    return sorted(found, key=lambda finding: finding.severity != "warning")
+        raise BothwaysError(f"{len(errors)} errors must be corrected before training:{lines}")
+    return sorted(findings, key=lambda finding: finding.severity != "warning")
 
 
 def places(items: Many[str]) -> str:
-    """The first few of some places, and how many more there are."""
-    return ", ".join(items[:SHOWN]) + (
-        f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    )
+    """Join the first five places with commas, followed by the number of others."""
+    return listed(items, SHOWN)

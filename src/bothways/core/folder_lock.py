@@ -1,6 +1,6 @@
-"""A folder for one process at a time, and what the operating system refuses, as errors of ours.
+"""A lock that gives a folder to one process at a time.
 
-The lock is the operating system's, so it ends with the process that holds it, however that ends.
+The operating system holds the lock, so it ends with its process, even if that is killed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bothways.core.errors import ResourceError, os_errors
+from bothways.core.errors import BothwaysError, ResourceError, os_errors
+from bothways.core.json_reader import read_object
 
 LOCK, OWNER = ".lock", ".owner.json"
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[Path]:
-    """The folder, made if missing, for this process alone until the context ends.
+    """Lock a folder, creating it if necessary, until the context ends.
 
     Raises:
-        ResourceError: another process holds it, or it may not be written.
+        ResourceError: another process holds the lock, or the folder cannot be written.
     """
     with os_errors(folder, "Choose another folder."):
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ def lock_folder(folder: Path) -> Iterator[Path]:
 
 def _owner(folder: Path) -> str:
     try:
-        owner = json.loads((folder / OWNER).read_text(encoding="utf8"))
+        owner = read_object(folder / OWNER)
         return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError):
+    except (BothwaysError, KeyError):
         return "another process"

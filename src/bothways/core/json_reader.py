@@ -1,4 +1,4 @@
-"""One JSON reader for all files from outside: every flaw is an error with its place, never a traceback."""
+"""A JSON reader for files from outside: every flaw is an error with its place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The geometry of a packed batch: where sequences begin, and how to cut it into padded rectangles.
 
-Packed tokens `(tokens, …)` are the model's only shape. Padded rectangles exist inside some attention
-kernels, nowhere else.
+Packed tokens `(tokens, …)` are the model's only shape. Padded rectangles exist only
+inside some attention kernels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A loss is a sum, never a mean.
 
-A mean of means depends on how a batch was split. Sums do not: one step's microbatches and ranks are divided by the one weight
-of the whole step, so accumulation, batch split and number of ranks leave the update as it is. The weight is known from the
-targets alone (`Learner.weights`), on the CPU, before anything is computed.
+A mean of means depends on how a batch was split; sums do not. The sums of all microbatches and
+ranks of a step are divided by the weight of the whole step, so that accumulation, batch split and
+number of ranks do not change the update. The weight follows from the targets alone
+(`Learner.weights`), on the CPU, before the forward pass.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Loss:
-    """Attributes:
-    total: the sum of the per-target losses, in nats; part of the graph.
-    hits: how many of them were predicted right; none for a regression.
+    """The loss of a batch.
+
+    Attributes:
+        total: the sum of the per-target losses, in nats, with its graph.
+        hits: the number of correct predictions; None for a regression.
     """
 
     total: Float[Tensor, ""]

@@ -66,21 +66,21 @@ def track(items: Many[T], progress: Progress, name: str, every: int = 1) -> Iter
 # What follows is replaced by `Progress`.
 
 OnShare = Callable[[float], None]
-"""Is told how much is done, from 0 to 1."""
+"""Receives the share that is done, from 0 to 1."""
 
 
 def untold(share: float) -> None:
-    """Where nobody watches."""
+    """Ignore the share."""
 
 
 class TimeLeft:
-    """How long what is under way will take, from the share of it that is done and the time since the first share."""
+    """An estimate of the time left, from the share done and the time since the first share."""
 
     def __init__(self) -> None:
         self._begin: tuple[float, float] | None = None
 
     def said(self, share: float) -> str:
-        """ "40% done, 0:01:30 left"; the first time, from which on it is measured, without the second part."""
+        """Return "40% done, 0:01:30 left"; the first call, which starts the clock, no time left."""
         now = time.monotonic()
         start, before = self._begin = self._begin or (now, share)
         if share <= before:

@@ -17,15 +17,15 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Sequence:
-    """What must stay together in a batch: one text or pair, or several that are weighed against each other.
+    """An example that must not be split between batches: a text, a pair, or several choices.
 
     Attributes:
         ids: token ids `(n)`, [CLS] and [SEP] included.
         segments: 0 for A, 1 for B `(n)`.
-        targets: one per objective.
-        parts: the lengths of the texts that it consists of, which do not see one another, such as the choices of a question;
-            empty for a single one.
-        global_attention_mask: True for global tokens, for encoders that have them `(n)`; none if there is none.
+        targets: by objective.
+        parts: the lengths of its texts, which do not attend to each other, such as the choices
+            of a question; empty for a single text.
+        global_attention_mask: True for global tokens `(n)`; None if there are none.
     """
 
     ids: Ids

@@ -1,4 +1,4 @@
-"""Streams of training data: a cursor in an endless stream, a source of sequences, the data of one update."""
+"""Streams of training data: a cursor, a source of sequences, and the data of one update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bothways.core.sequence import Sequence
 
 
 class Cursor(NamedTuple):
-    """A place in an endless stream of epochs: all that a resumed run has to know of its data."""
+    """A place in an endless stream of epochs; a resumed run needs nothing else of its data."""
 
     epoch: int = 0
     block: int = 0
@@ -21,16 +21,16 @@ class Cursor(NamedTuple):
 
 @runtime_checkable
 class SequencePlan(Protocol):
-    """What a source knows of a sequence before it is built."""
+    """The description of a sequence that is not built yet."""
 
     @property
     def length(self) -> int:
-        """Its tokens, specials included."""
+        """The number of tokens, special tokens included."""
         ...
 
 
 P = TypeVar("P", bound=SequencePlan, default=SequencePlan)
-"""The kind of plan that a source makes and builds."""
+"""The type of plan that a source yields and builds."""
 
 
 @runtime_checkable
@@ -39,47 +39,50 @@ class Source(Protocol[P]):
 
     @property
     def data_copies(self) -> int | None:
-        """After how many epochs the stream repeats itself, draws included (static masking); none if it never does."""
+        """The number of epochs after which the stream repeats, draws included (static masking).
+
+        None if it never repeats.
+        """
         ...
 
     def read(self, cursor: Cursor) -> Iterator[tuple[P, Cursor]]:
-        """Without end, from `cursor` on: a plan and the cursor of the plan after it. Epoch follows epoch."""
+        """Yield plans from `cursor` on, epoch after epoch, each with the cursor of the next."""
         ...
 
     def build(self, plan: P) -> Sequence:
-        """The sequence of a plan, without what an objective adds."""
+        """Build the sequence of a plan, without the targets that an objective adds."""
         ...
 
     def epochs(self, cursor: Cursor) -> float:
-        """How many epochs lie before this cursor, with a fraction."""
+        """Return the number of epochs before a cursor, with a fraction."""
         ...
 
 
 @runtime_checkable
 class TrainingStep(Protocol):
-    """What one update reads: this rank's share of the data, and where the data stands after it."""
+    """The data of one update: this rank's share, and the cursor after it."""
 
     @property
     def microbatches(self) -> tuple[Batch, ...]:
-        """This rank's batches, on the CPU; at least one, void (without weight) where nothing is left for this rank."""
+        """This rank's batches, on the CPU: at least one, without weight if no data is left."""
         ...
 
     @property
     def cursor(self) -> Cursor:
-        """The place from which the next step reads; the same on all ranks, as are the counts below."""
+        """The start of the next step; equal on all ranks, as are the counts below."""
         ...
 
     @property
     def tokens(self) -> int:
-        """Tokens of this step over all ranks, specials included."""
+        """The number of tokens of this step over all ranks, special tokens included."""
         ...
 
     @property
     def sequences(self) -> int:
-        """Sequences of this step over all ranks."""
+        """The number of sequences of this step over all ranks."""
         ...
 
     @property
     def epochs(self) -> float:
-        """Epochs that lie before `cursor`, with a fraction."""
+        """The number of epochs before `cursor`, with a fraction."""
         ...

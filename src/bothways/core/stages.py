@@ -1,4 +1,4 @@
-"""How far a job has come that goes through stages one after another: a bar on standard error, gone at the end."""
+"""Progress of a job in stages: a bar on standard error that disappears at the end."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from bothways.tasks.base import Reading
 T = TypeVar("T")
 
 OnStage = Callable[[str, float | None], None]
-"""Is told which stage is under way, and how much of it is done, from 0 to 1; none where nobody knows."""
+"""Receives the current stage and the share of it that is done, from 0 to 1, None if unknown."""
 
 BEGUN = 1e-9
 """The bar measures the time left from the first share that is not 0."""
 
 
 def unseen(stage: str, share: float | None) -> None:
-    """Where nobody watches."""
+    """Ignore the stage."""
 
 
 @contextlib.contextmanager
 def stages(console: Console) -> Iterator[OnStage]:
-    """A bar for the stage that is under way, with the time that it still takes; only on a terminal."""
+    """Show a bar for the current stage, with the time left; only on a terminal."""
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn()
     hidden = console.quiet or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         stage, line = "", bar.add_task("", total=None, visible=False)
 
         def on_stage(name: str, share: float | None) -> None:
-            """Show it; a new stage begins a new measurement."""
+            """Update the bar; a new stage restarts the clock."""
             nonlocal stage
             total = None if share is None else 1.0
             if name != stage:
@@ -49,12 +49,12 @@ def stages(console: Console) -> Iterator[OnStage]:
 
 
 def part_of(on_share: OnShare, done: int, count: int, total: int) -> OnShare:
-    """Tells of the whole, where `done` of `total` are done, and is told of the next `count`."""
+    """Return a receiver for the next `count` of `total` units, of which `done` are done."""
     return lambda share: on_share((done + share * count) / total)
 
 
 def followed(items: Many[T], on_share: OnShare, every: int = 1) -> Iterator[T]:
-    """The same items; before each, or every so many of them, how much is done is told."""
+    """Yield the items; report the share before every `every`th one."""
     for number, item in enumerate(items):
         if number % every == 0:
             on_share(number / len(items))
@@ -64,8 +64,7 @@ def followed(items: Many[T], on_share: OnShare, every: int = 1) -> Iterator[T]:
 def counting(
     reading: Reading[Any], tell: Callable[[float | None, float], object]
 ) -> PredictionCounts:
-    """A tally of what is made of a reading; after each batch it tells how much is done, none where nobody knows, and how many
-    examples. What is read together is done together."""
+    """Return counts that report the share done (None if unknown) and examples per batch."""
     share, tally = reading.share, PredictionCounts()
     tally.on_count = lambda count: tell(
         None if share is None else share() * count / tally.examples, count
@@ -76,7 +75,7 @@ def counting(
 def followed_reading(
     reading: Reading[Any], stage: str, on_stage: OnStage, every: int = 64
 ) -> Reading[Any]:
-    """The same reading; for every so many examples, how much of it is done is told."""
+    """Return the same reading, which reports the share before every `every`th example."""
 
     def examples() -> Iterator[Any]:
         for number, example in enumerate(reading.examples):

@@ -24,17 +24,17 @@ TargetsT = TypeVar("TargetsT", bound="Targets")
 
 @dataclass(frozen=True)
 class Targets:
-    """What an objective is to predict: NumPy arrays for one sequence, tensors for a packed batch.
+    """The values an objective predicts: NumPy arrays for a sequence, tensors for a packed batch.
 
-    A field that is named in `POSITIONS` holds token positions: packing shifts it by the start of its sequence.
-    All others are joined as they are.
+    `POSITIONS` names the fields that hold token positions: packing adds the start of the sequence
+    to them. Other fields are concatenated unchanged.
     """
 
     POSITIONS: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def pack(cls: type[TargetsT], parts: Many[TargetsT], starts: Many[int]) -> TargetsT:
-        """Targets of sequences that begin at these tokens → targets of the batch."""
+        """Concatenate the targets of sequences that begin at the tokens `starts` of a batch."""
         joined: dict[str, Tensor] = {}
         for field in dataclasses.fields(cls):
             columns = [getattr(part, field.name) for part in parts]
@@ -44,13 +44,13 @@ class Targets:
         return cls(**joined)
 
     def apply(self: TargetsT, move: Move) -> TargetsT:
-        """The same targets of a batch, moved."""
+        """Return the same targets with every tensor moved."""
         return type(self)(
             **{field.name: move(getattr(self, field.name)) for field in dataclasses.fields(self)}
         )
 
     def without_weight(self: TargetsT) -> TargetsT:
-        """The same targets without weight: what fills the place of a rank that has no sequence left in a step."""
+        """Return targets that add nothing to the loss, for a rank without sequences in a step."""
         raise NotImplementedError
 
 
@@ -64,43 +64,49 @@ def target_of(targets: Mapping[str, Targets], name: str, cls: type[TargetsT]) ->
 
 @dataclass(frozen=True)
 class TokenTargets(Targets):
-    """`index`: positions of the tokens to predict. `ids`: what stood there. Both of one length."""
+    """Tokens to predict: `index` holds their positions, `ids` their ids, both `(n)`."""
 
     POSITIONS = frozenset({"index"})
     index: NDArray[np.int64] | Tensor
     ids: NDArray[np.int64] | Tensor
 
     def without_weight(self) -> TokenTargets:
-        """Nothing to predict."""
+        """Return targets without tokens."""
         return type(self)(self.index[:0], self.ids[:0])
 
 
 @dataclass(frozen=True)
 class LabelTargets(Targets):
-    """`labels`: one per sequence, a class `(1)` of int64 or a score of float32; `IGNORED` and NaN carry no weight."""
+    """One label per sequence, `(1)`: a class of int64, or a score of float32.
+
+    `IGNORED` and NaN carry no weight.
+    """
 
     labels: NDArray[Any] | Tensor
 
     def without_weight(self) -> LabelTargets:
-        """Labels that nobody knows."""
+        """Return unknown labels."""
         empty = IGNORED if np.issubdtype(np.asarray(self.labels).dtype, np.integer) else np.nan
         return type(self)(np.full_like(self.labels, empty))
 
 
 @dataclass(frozen=True)
 class MultilabelTargets(Targets):
-    """`labels`: for each label of a sequence 1 where it holds, else 0 `(1, labels)`, of float32; NaN carries no weight."""
+    """One row of labels per sequence, `(1, labels)` of float32: 1 where a label applies, else 0.
+
+    NaN carries no weight.
+    """
 
     labels: NDArray[np.float32] | Tensor
 
     def without_weight(self) -> MultilabelTargets:
-        """Labels that nobody knows."""
+        """Return unknown labels."""
         return type(self)(np.full_like(self.labels, np.nan))
 
 
 @dataclass(frozen=True)
 class SpanTargets(Targets):
-    """`start`, `end`: first and last token of an answer `(1)`. `weight`: 1 where there is one to learn, else 0 `(1)`."""
+    """The first and last token of an answer, `(1)` each, and its `weight`: 1, or 0 without one."""
 
     POSITIONS = frozenset({"start", "end"})
     start: NDArray[np.int64] | Tensor
@@ -108,17 +114,20 @@ class SpanTargets(Targets):
     weight: NDArray[np.float32] | Tensor
 
     def without_weight(self) -> SpanTargets:
-        """The same spans, with no weight."""
+        """Return the same spans with weight 0."""
         return type(self)(self.start, self.end, np.zeros_like(self.weight))
 
 
 @dataclass(frozen=True)
 class ChoiceTargets(Targets):
-    """`counts`: how many texts are to be chosen from `(1)`. `labels`: which is right `(1)`; `IGNORED` carries no weight."""
+    """The number of choices `counts` and the index of the right one, `labels`: `(1)` each.
+
+    `IGNORED` carries no weight.
+    """
 
     counts: NDArray[np.int64] | Tensor
     labels: NDArray[np.int64] | Tensor
 
     def without_weight(self) -> ChoiceTargets:
-        """Labels that nobody knows."""
+        """Return unknown labels."""
         return type(self)(self.counts, np.full_like(self.labels, IGNORED))

@@ -1,4 +1,4 @@
-"""Text on its way to a terminal, a page or a message: printed literally, without control characters."""
+"""Text for terminals, pages and messages: literal, without control characters."""
 
 from __future__ import annotations
 

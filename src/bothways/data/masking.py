@@ -77,11 +77,11 @@ class Masking:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise ConfigError(f"must lie in (0, 1], not {self.rate}", where="masking.rate")
+            raise ConfigError(f"must be in (0, 1], not {self.rate}", where="masking.rate")
         for name in ("mask", "random"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(
-                    f"must lie in [0, 1], not {getattr(self, name)}", where=f"masking.{name}"
+                    f"must be in [0, 1], not {getattr(self, name)}", where=f"masking.{name}"
                 )
         if self.mask + self.random > 1 + 1e-9:
             raise ConfigError(

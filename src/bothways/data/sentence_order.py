@@ -46,7 +46,7 @@ class SentenceOrder(PairSegments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.short <= 1:
-            raise ConfigError(f"must lie in [0, 1], not {self.short}", where="segments.short")
+            raise ConfigError(f"must be in [0, 1], not {self.short}", where="segments.short")
 
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator

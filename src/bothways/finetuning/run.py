@@ -20,6 +20,7 @@ from rich.console import Console
 
 from bothways.analysis.report import analyse_encoded, write_report
 from bothways.core.config import reader as configs
+from bothways.core.extras import installed
 from bothways.core.finding import Finding, places
 from bothways.core.progress import OnShare
 from bothways.core.stages import OnStage, part_of, stages
@@ -187,7 +188,7 @@ def _concluded(
     done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failure)
     on_stage("saving the model", None)
     _save(done, ready)
-    if settings.dev is not None:
+    if settings.dev is not None and installed("matplotlib", "jinja2"):
         on_count = part_of(partial(on_stage, "analysing each answer"), 0, 1, len(data.dev))
         analysis = analyse_encoded(
             task, dev_windows(data), counts=PredictionCounts(on_count=on_count)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bothways.core.atomic_files import check_output_path, replace_file
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
+from bothways.core.extras import optional
 from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, PredictionCounts, predict
 from bothways.tasks.base import EncodedExample, Output, TaskLearner
 from bothways.tasks.predictions import VectorPrediction
@@ -166,8 +167,9 @@ def _npy_header(stream: BinaryIO, count: int, width: int) -> None:
 
 
 def _write_parquet(file: Path, vectors: Iterator[Vector], width: int) -> None:
-    import pyarrow
-    from pyarrow import parquet
+    with optional("data", "writing Parquet files"):
+        import pyarrow
+        from pyarrow import parquet
 
     schema = pyarrow.schema([("vector", pyarrow.list_(pyarrow.float32(), width))])
     with parquet.ParquetWriter(file, schema) as writer:

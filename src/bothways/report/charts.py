@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import assert_never
 
+from bothways.core.extras import optional
 from bothways.report.sections import (
     Chart,
     ComparisonChart,
@@ -65,8 +66,9 @@ _WRITTEN = 8
 
 def draw(chart: Chart) -> str:
     """Return a chart as an `<svg>` element without colours, fonts or a size of its own."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    with optional("report", "drawing charts"):
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
 
     with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.title}):
         match chart:

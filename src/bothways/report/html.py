@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bothways.core.errors import ResourceError
+from bothways.core.extras import optional
 from bothways.report import sections
 from bothways.report.charts import draw
 from bothways.report.sections import Chart, Report, percentage, readable_number
@@ -42,7 +43,8 @@ def write_html(report: Report, file: Path) -> None:
 
 @functools.cache
 def _template() -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    with optional("report", "writing an HTML report"):
+        from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("bothways.report", "."),

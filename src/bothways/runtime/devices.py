@@ -1,7 +1,8 @@
-"""What this machine can do: its device, its arithmetic, its speed at matrix products, its memory and disk.
+"""Capabilities of this machine: device, arithmetic, speed of matrix products, memory and disk.
 
-Nothing is assumed from a name. bf16 on a processor without instructions for it is emulated, and slower than fp32 by a factor:
-so it is looked for. The speed that a step is compared with is measured here and now, since two machines of one name differ.
+Nothing is assumed from a name. A processor without bf16 instructions emulates them, several times
+slower than fp32, so the instructions are detected. The speed that a step is compared with is
+measured, because two machines of one name differ.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from bothways.runtime.allocator import give_back
 from bothways.runtime.limits import group_memory, read_system_file, usable_cores
 
 Precision = Literal["auto", "fp32", "bf16"]
-"""The arithmetic of matrix products: bf16 where the hardware has it ("auto"), or one of the two."""
+"""The type of matrix products; "auto" is bf16 if the hardware has it, else fp32."""
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """The device of this name; "auto" is CUDA where there is one, else the CPU.
+    """Return the device of this name; "auto" is CUDA if available, else the CPU.
 
     Raises:
-        ConfigError: the name is none that torch knows.
-        ResourceError: there is no such device here.
+        ConfigError: the name is unknown or not supported.
+        ResourceError: the machine has no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -43,7 +44,7 @@ def choose_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(
-            f"{name!r} is no device: it must be auto, cpu, cuda or cuda:N", where="device"
+            f"{name!r} is not a device: it must be auto, cpu, cuda or cuda:N", where="device"
         ) from error
     if device.type not in {"cpu", "cuda"}:
         raise ConfigError(
@@ -59,9 +60,10 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 in hardware: for a CPU, AVX512-BF16, AMX or the bf16 instructions of Arm.
+    """Return True if the device multiplies bf16 in hardware.
 
-    NVIDIA's do from Ampere on. torch's own answer is for the current device, whichever is asked for.
+    On a CPU that needs AVX512-BF16, AMX or Arm's bf16 instructions, on an NVIDIA GPU Ampere or
+    later. torch's own test always answers for the current device.
     """
     if device.type == "cuda":
         return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -69,18 +71,17 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def has_int8(device: torch.device) -> bool:
-    """Whether the device multiplies int8 in hardware, into int32, as predictions need it: a CPU with VNNI or AMX.
+    """Return True if the device multiplies int8 into int32 in hardware: a CPU with VNNI or AMX.
 
-    Older processors add two products in 16 bits, where they may not fit. Those of Arm have not been tried.
+    Older processors add two products in 16 bits, which can overflow. Arm is untested.
     """
     return device.type == "cpu" and _has_onednn() and not _INT8_FLAGS.isdisjoint(_cpu_flags())
 
 
 def packs_weights(device: torch.device) -> bool:
-    """Whether the device multiplies matrices that are packed beforehand: a processor of x86 with oneDNN."""
-    return (
-        device.type == "cpu" and _has_onednn() and platform.machine().lower() in {"x86_64", "amd64"}
-    )
+    """Return True if the device multiplies with prepacked weights: an x86 CPU with oneDNN."""
+    x86 = platform.machine().lower() in {"x86_64", "amd64"}
+    return device.type == "cpu" and _has_onednn() and x86
 
 
 def _has_onednn() -> bool:
@@ -89,7 +90,10 @@ def _has_onednn() -> bool:
 
 @functools.lru_cache
 def has_varlen(device: torch.device) -> bool:
-    """Whether torch has flash attention for packed sequences here, windows included: NVIDIA GPUs from Ampere on, torch 2.11."""
+    """Return True if torch has varlen flash attention with windows here.
+
+    That needs an NVIDIA GPU, Ampere or later, and torch 2.11.
+    """
     if (
         device.type != "cuda"
         or torch.version.hip is not None
@@ -105,20 +109,20 @@ def has_varlen(device: torch.device) -> bool:
 
 
 def has_flex(device: torch.device) -> bool:
-    """Whether torch compiles FlexAttention here: NVIDIA GPUs from Ampere on, with Triton."""
-    found = (
+    """Return True if torch compiles FlexAttention here: NVIDIA GPU, Ampere or later, and Triton."""
+    return (
         device.type == "cuda"
         and torch.version.hip is None
         and importlib.util.find_spec("triton") is not None
+        and torch.cuda.get_device_capability(device) >= (8, 0)
     )
-    return found and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
-    """The type of matrix products.
+    """Return the type of matrix products.
 
     Raises:
-        ConfigError: bf16 is asked for and the device has none.
+        ConfigError: "bf16" on a device without bf16 instructions.
     """
     match precision:
         case "fp32":
@@ -128,35 +132,37 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
         case "bf16":
             if has_bf16(device):
                 return torch.bfloat16
-            raise ConfigError(
-                f"bf16 is asked for, but {describe_device(device)} has no instructions for it and would be slower than in fp32",
-                where="precision",
-                fix="Set the precision to auto or fp32.",
+            what = (
+                f"{describe_device(device)} has no bf16 instructions, "
+                "and would be slower than with fp32"
             )
+            raise ConfigError(what, where="precision", fix="Set the precision to auto or fp32.")
         case _:
             assert_never(precision)
 
 
 @functools.lru_cache
 def gemm_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
-    """Floating-point operations a second of a large matrix product, measured once a process: the best of what fits the time."""
+    """Return the floating-point operations per second of a large matrix product.
+
+    Measured once per process: the fastest of the products that fit in `seconds`.
+    """
     side = 8192 if device.type == "cuda" else 1024
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     wait(device)
     times: list[float] = []
-    # The first one warms up.
     while len(times) < 2 or sum(times) < seconds:
         start = time.perf_counter()
         left @ right
         wait(device)
         times.append(time.perf_counter() - start)
-    return 2 * side**3 / min(times[1:])
+    return 2 * side**3 / min(times[1:])  # the first product is a warm-up
 
 
 def memory_available(device: torch.device) -> int | None:
-    """Bytes that this program can still take on the device, within the limit of its container; none where nobody tells.
+    """Return the bytes available on the device, within the container's limit; None if unknown.
 
-    What it has freed and kept is given back before, as after `tune_allocator`.
+    Freed memory that this process still holds is released first (see `tune_allocator`).
     """
     give_back(device)
     if device.type == "cuda":
@@ -174,7 +180,7 @@ def memory_available(device: torch.device) -> int | None:
 
 
 def disk_free(path: str | os.PathLike[str]) -> int:
-    """Bytes free on the disk on which the path lies or will lie."""
+    """Return the free bytes on the disk of a path, which need not exist yet."""
     folder = Path(path).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -182,40 +188,39 @@ def disk_free(path: str | os.PathLike[str]) -> int:
 
 
 def describe_device(device: torch.device) -> str:
-    """One line for reports: the processor, its cores, the version of torch."""
+    """Describe a device in one line: the processor, its cores, the version of torch."""
+    version = f"torch {torch.__version__}"
     if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{_cpu_name()}, {torch.get_num_threads()} of {usable_cores()} cores, torch {torch.__version__}"
+        return f"{torch.cuda.get_device_name(device)}, {version}"
+    return f"{_cpu_name()}, {torch.get_num_threads()} of {usable_cores()} cores, {version}"
 
 
 def _cpu_name() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for line in read_system_file("/proc/cpuinfo")
-        if line.startswith("model name")
-    ]
+    names = _cpuinfo("model name")
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def _cpuinfo(*keys: str) -> list[str]:
+    """Return the values of the lines of /proc/cpuinfo that start with one of the keys."""
+    lines = read_system_file("/proc/cpuinfo")
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(keys)]
 
 
 @functools.lru_cache
 def _cpu_flags() -> frozenset[str]:
-    """The processor's features, as Linux lists them, and those that torch found itself."""
-    rows = [
-        line.partition(":")[2]
-        for line in read_system_file("/proc/cpuinfo")
-        if line.startswith(("flags", "Features"))
-    ]
+    """Return the processor's features that Linux or torch report."""
+    rows = _cpuinfo("flags", "Features")
     probes = {
         "_is_avx512_bf16_supported": "avx512_bf16",
         "_is_amx_tile_supported": "amx_bf16",
         "_is_vnni_supported": "avx512_vnni",
     }
-    # torch's own probes work without Linux, but their names are private and differ between versions.
-    found = {flag for probe, flag in probes.items() if getattr(torch.cpu, probe, bool)()}
-    return frozenset(rows[0].split() if rows else ()) | found
+    # torch's probes work without Linux, but their names are private and differ between versions.
+    probed = {flag for probe, flag in probes.items() if getattr(torch.cpu, probe, bool)()}
+    return frozenset(rows[0].split() if rows else ()) | probed
 
 
 def wait(device: torch.device) -> None:
-    """Until a GPU has done what it was given; a CPU has."""
+    """Wait until a GPU has finished its work; return at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -19,7 +19,7 @@ OWN_GROUP = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    """Return the processor cores that this process may use: by affinity and by quota, at least 1."""
+    """Return the number of cores that this process may use, by affinity and quota; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = min(_quotas(), default=math.inf)
     # A fraction of a core counts as a whole one, because a thread cannot run on less.

@@ -13,7 +13,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.errors import ConfigError
+from bothways.core.extras import optional
 from bothways.finetuning.prepare import FinetuneConfig, load_config
 from bothways.sweeps.runs import (
     Series,
@@ -198,13 +199,8 @@ def _propose(trial: Any, key: str, values: tuple[str, ...]) -> str:
 
 
 def _study(seed: int) -> Any:
-    try:
+    with optional("search", "proposing trials"):
         import optuna
-    except ImportError as error:
-        fix = "pip install 'bothways[search]', or give a --grid instead of --trials."
-        raise ResourceError(
-            "optuna, which proposes the trials, is not installed", fix=fix
-        ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
 

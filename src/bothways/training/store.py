@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import CheckpointError
+from bothways.core.extras import installed
 from bothways.core.learner import Learner
 from bothways.training.checkpoint import (
     Best,
@@ -111,11 +112,10 @@ class FolderStore:
             interruption = stack.enter_context(Interruption())
             trackers: list[Tracker] = []
             if is_main(plan):
-                trackers = [
-                    JsonLines(self.folder / "metrics.jsonl", progress.steps),
-                    TensorBoard(self.folder / "tensorboard", progress.steps),
-                    Terminal("training"),
-                ]
+                trackers = [JsonLines(self.folder / "metrics.jsonl", progress.steps)]
+                if installed("tensorboard"):
+                    trackers.append(TensorBoard(self.folder / "tensorboard", progress.steps))
+                trackers.append(Terminal("training"))
                 for tracker in trackers:
                     stack.enter_context(contextlib.closing(tracker))
             yield trackers, interruption

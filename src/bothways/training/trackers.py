@@ -23,6 +23,7 @@ from rich.progress import Progress as Bar
 
 from bothways.core.atomic_files import replace_file
 from bothways.core.errors import CheckpointError, os_errors
+from bothways.core.extras import optional
 from bothways.core.progress import TimeLeft
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, StepReport
@@ -132,8 +133,9 @@ class TensorBoard:
     """One event file a session, in `folder`; a resumed session tells TensorBoard to forget the steps after its first."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        with optional("tensorboard", "writing TensorBoard events"):
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.summary.writer.record_writer import RecordWriter
 
         with os_errors(folder, _FIX):
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where numbers of a configuration must lie: the two ranges that most settings have."""
+"""Range checks for numbers of a configuration."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from bothways.core.errors import ConfigError
 
 
 def require_at_least(least: int, where: str = "", **numbers: float | int | None) -> None:
-    """Numbers, by the names of their settings, that must be at least `least`; absent ones pass.
+    """Check that settings are at least `least`; None passes.
 
     Args:
-        where: the dotted path of the table that they stand in.
+        where: the dotted path of their table.
+        numbers: the values by the names of their settings.
 
     Raises:
-        ConfigError: the first that lies below, or is no number.
+        ConfigError: a value is smaller, or NaN.
     """
     for name, number in numbers.items():
         if number is not None and not number >= least:
@@ -23,14 +24,7 @@ def require_at_least(least: int, where: str = "", **numbers: float | int | None)
 
 
 def require_probability(where: str = "", **rates: float | int | None) -> None:
-    """Rates of what is dropped, by the names of their settings, that must lie in [0, 1); absent ones pass.
-
-    Args:
-        where: the dotted path of the table that they stand in.
-
-    Raises:
-        ConfigError: the first that lies outside.
-    """
+    """Check that dropout rates are in [0, 1); arguments and errors as `require_at_least`."""
     for name, rate in rates.items():
         if rate is not None and not 0 <= rate < 1:
-            raise ConfigError(f"must lie in [0, 1), not {rate}", where=join_path(where, name))
+            raise ConfigError(f"must be in [0, 1), not {rate}", where=join_path(where, name))

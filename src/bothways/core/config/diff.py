@@ -1,4 +1,4 @@
-"""Two configurations beside each other: the settings that make the one of the other."""
+"""The difference of two configurations, as lines of TOML."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from bothways.core.config.toml import inline
 
 
 def config_difference(config: Any, base: Any) -> list[str]:
-    """The lines of TOML that change `base` into `config`, dataclasses of one type, by dotted path: `position.offset = 2`.
+    """Return the lines of TOML that change `base` into `config`, a dataclass of the same type.
 
-    Where the two have different members of a union, the line has the new one with what it does not leave at its default.
+    Example: ["position.offset = 2"]. If the two have different members of a union, the line shows
+    the new member with its settings that are not defaults.
     """
     return [f"{path} = {inline(value)}" for path, value in _changes(config, base).items()]
 
@@ -32,18 +33,16 @@ def _changes(config: Any, base: Any) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    """A value as plainly as it can be said: a member of a union by its name, where all else is as that member has it."""
+    """Return the shortest value that reads as this one: a union's default member as its name."""
     if isinstance(value, tuple):
         return [_short(item) for item in value]
     if not dataclasses.is_dataclass(value):
         return value
     kind = {"kind": value.kind} if hasattr(value, "kind") else {}
     fields = [field for field in dataclasses.fields(value) if field.name != "kind"]
-    said = [
-        field.name for field in fields if not kind or getattr(value, field.name) != field.default
-    ]
-    return (
-        {**kind, **{name: _short(getattr(value, name)) for name in said}}
-        if said
-        else kind.get("kind", {})
-    )
+    changed = {
+        field.name: _short(getattr(value, field.name))
+        for field in fields
+        if not kind or getattr(value, field.name) != field.default
+    }
+    return {**kind, **changed} if changed else kind.get("kind", {})

@@ -1,11 +1,12 @@
-"""Typed configurations: trees of frozen dataclasses, read from TOML and `key=value` texts, and written back.
+"""Typed configurations: trees of frozen dataclasses, read from TOML and `key=value` texts.
 
-A class is its own schema. Its fields are plain values, other such classes, tuples of them, or closed unions, whose members are
-told apart by a last field `kind: Literal[…]`, which one of them may lack. Reading is strict: an unknown key, a value of another
-type and a rule broken in `__post_init__` each name their dotted path. Values may be texts, as they come from a command line.
+A class is its own schema. Its fields are plain values, other such classes, tuples of them, or
+closed unions, whose members are distinguished by a last field `kind: Literal[…]`, which one of them
+may lack. Reading is strict: errors about unknown keys, wrong types and rules of `__post_init__`
+name the dotted path. Values may be texts from a command line.
 
-Plain values are read by pydantic. The walk over the tree is written out here, since only then does an error that
-`__post_init__` raises keep its path, and a tree that leaves out `kind` mean "the member that stands there already".
+pydantic reads plain values. The walk over the tree is our own, so that errors of `__post_init__`
+keep their paths, and a table without `kind` means the member that the base has.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ def load(
     file: Path | None = None,
     overrides: Tree | Iterable[str] = (),
 ) -> C:
-    """A configuration from its defaults, then a TOML file, then overrides; each wins over what stands before it.
+    """Load a configuration: defaults, then a TOML file, then overrides, of which later ones win.
 
     Args:
-        cls: the dataclass to make.
-        base: what holds where nothing else is said; none for the defaults of the class.
+        cls: the dataclass to build.
+        base: the defaults; None for those of the class.
         overrides: a tree, or texts such as "encoder.depth=6".
 
     Raises:
-        ConfigError: an unknown key, a value that is not allowed, a missing one, or a text that is no setting; each with its
-            path, and the file that says it.
+        ConfigError: a key is unknown, a value is missing or not allowed, or a text is not a
+            setting; with the path and the file.
     """
     low = read_toml(file) if file else {}
     top = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
@@ -59,7 +60,7 @@ def load(
 
 
 def read(cls: type[C], tree: Tree, *, base: C | None = None, where: str = "") -> C:
-    """A configuration from a tree of plain values; what the tree leaves out is as in `base`, or as the class has it.
+    """Build a configuration from a tree; other values are those of `base`, or the defaults.
 
     Raises:
         ConfigError: as in `load`; paths begin with `where`.
@@ -69,7 +70,7 @@ def read(cls: type[C], tree: Tree, *, base: C | None = None, where: str = "") ->
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The configuration as plain values that JSON can hold and `read` makes an equal one from."""
+    """Return the configuration as plain values for JSON; `read` restores an equal one."""
     hints = _hints(type(config))
     return {
         field.name: _plain(hints[field.name], getattr(config, field.name))
@@ -78,18 +79,18 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def to_toml(config: Any) -> str:
-    """The configuration as the text of a TOML file, complete."""
+    """Return the complete configuration as the text of a TOML file."""
     return write_toml(to_dict(config))
 
 
 def fingerprint(config: Any) -> str:
-    """The sha256 of the configuration: equal for equal configurations, on any machine."""
+    """Return the SHA-256 of the configuration, equal for equal ones on any machine."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Members:
-    """Annotates a field that Python users may set to more than a configuration can name.
+    """An annotation of a field that accepts more in Python than in a configuration file.
 
     `objective: Annotated[Objective, Members(MaskedLM | CausalLM)]` takes any `Objective` in
     Python, and one of the two from a TOML file or a command line.
@@ -100,7 +101,7 @@ class Members:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a type allows: dataclasses, other types, and texts that stand for dataclasses."""
+    """The alternatives of a type: dataclasses, other types, readers of texts for dataclasses."""
 
     classes: tuple[type[Any], ...] = ()
     others: tuple[Any, ...] = ()
@@ -121,17 +122,16 @@ def _shape(hint: Any) -> _Shape:
             members = [note.union for note in notes if isinstance(note, Members)]
             shape = _shape(members[0] if members else inner)
             readers = tuple(note.func for note in notes if isinstance(note, BeforeValidator))
-            return (
-                dataclasses.replace(shape, readers=readers)
-                if shape.classes
-                else (shape if members else _Shape(others=(hint,)))
-            )
+            if shape.classes:
+                return dataclasses.replace(shape, readers=readers)
+            return shape if members else _Shape(others=(hint,))
         case typing.Union | types.UnionType:
             parts = [_shape(part) for part in typing.get_args(hint)]
-            columns = zip(
-                *((part.classes, part.others, part.readers) for part in parts), strict=True
+            return _Shape(
+                tuple(cls for part in parts for cls in part.classes),
+                tuple(other for part in parts for other in part.others),
+                tuple(reader for part in parts for reader in part.readers),
             )
-            return _Shape(*(tuple(item for column in row for item in column) for row in columns))
         case _:
             if isinstance(hint, type) and dataclasses.is_dataclass(hint):
                 return _Shape(classes=(hint,))
@@ -147,12 +147,12 @@ def _fields(config: Any) -> list[dataclasses.Field[Any]]:
 
 
 def _kind(cls: type[Any]) -> str:
-    """What tells a class from the others of a union."""
+    """Return the name of a class within its union."""
     return str(getattr(cls, "kind", cls.__name__))
 
 
 def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
-    """A dataclass from a table."""
+    """Build a dataclass from a table."""
     fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
     for key in tree:
         if key not in fields:
@@ -177,14 +177,19 @@ def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
 
 
 def _place(named: Any, fields: Iterable[str], where: str) -> str | None:
-    """Where an error of `__post_init__` is. What it says itself may begin with names of the whole, "encoder.dropout.hidden"."""
+    """Return the path of an error of `__post_init__`.
+
+    The error may name an absolute path: in the table "encoder.dropout", which has the field
+    `hidden`, "hidden" and "encoder.dropout.hidden" both become "encoder.dropout.hidden".
+    """
     names = str(named or "").split(".")
-    inner = ".".join(names[next((at for at, name in enumerate(names) if name in fields), 1) :])
+    first = next((i for i, name in enumerate(names) if name in fields), 1)
+    inner = ".".join(names[first:])
     return (join_path(where, inner) if inner else where) or named
 
 
 def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
-    """A value of any allowed type."""
+    """Build a value of any type."""
     shape = _shape(hint)
     if shape.optional and given in (None, NONE):
         return None
@@ -203,17 +208,16 @@ def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
 
 
 def _item(hint: Any) -> Any:
-    """The type of the dataclasses in a tuple; none for another type."""
+    """Return the type of the items of a tuple of dataclasses; None for another type."""
     arguments = typing.get_args(hint)
-    return (
-        arguments[0] if typing.get_origin(hint) is tuple and _shape(arguments[0]).classes else None
-    )
+    is_tuple = typing.get_origin(hint) is tuple
+    return arguments[0] if is_tuple and _shape(arguments[0]).classes else None
 
 
 def _items(
     item: Any, given: Tree | Iterable[Any], base: tuple[Any, ...], where: str
 ) -> tuple[Any, ...]:
-    """A tuple of dataclasses: a list stands for all of it, a table such as {"0": …} changes what is there."""
+    """Build a tuple of dataclasses: a list replaces it, a table such as {"0": …} changes items."""
     if not isinstance(given, Mapping):
         return tuple(
             _value(item, value, None, join_path(where, str(place)))
@@ -235,25 +239,21 @@ def _items(
 
 
 def _table(shape: _Shape, given: Any) -> Any:
-    """The table that the name of a member stands for: "linear" → {"kind": "linear"}; anything else as it is."""
-    return (
-        {"kind": given} if isinstance(given, str) and given in map(_kind, shape.classes) else given
-    )
+    """Expand the name of a member: "linear" → {"kind": "linear"}; keep other values."""
+    is_name = isinstance(given, str) and given in map(_kind, shape.classes)
+    return {"kind": given} if is_name else given
 
 
 def _member(classes: tuple[type[Any], ...], given: Tree, base: Any, where: str) -> type[Any]:
-    """The class that a table is of."""
+    """Return the class of a table: by its kind, else that of the base, else the one without."""
     kinds = {_kind(cls): cls for cls in classes}
     if "kind" not in given:
         if type(base) in classes:
             return type(base)
-        unnamed = [
-            cls for cls in classes if not hasattr(cls, "kind")
-        ]  # what is meant where no kind is said
+        unnamed = [cls for cls in classes if not hasattr(cls, "kind")]
         if len(classes) > 1 and len(unnamed) != 1:
-            raise ConfigError(
-                f"is missing: it must be one of {', '.join(kinds)}", where=join_path(where, "kind")
-            )
+            what = f"is missing: it must be one of {', '.join(kinds)}"
+            raise ConfigError(what, where=join_path(where, "kind"))
         return unnamed[0] if unnamed else classes[0]
     if given["kind"] not in kinds:
         raise _unknown("kind", str(given["kind"]), kinds, join_path(where, "kind"))
@@ -261,7 +261,7 @@ def _member(classes: tuple[type[Any], ...], given: Tree, base: Any, where: str) 
 
 
 def _leaf(hint: Any, shape: _Shape, given: Any, where: str) -> Any:
-    """A value that is no table, or a text that stands for one."""
+    """Build a value that is not a table, or a dataclass from a text."""
     from pydantic import ValidationError
 
     failure: ConfigError | None = None
@@ -291,7 +291,7 @@ def _adapter(hint: Any) -> Any:
 
 
 def _split(hint: Any, given: Any) -> Any:
-    """A text for a tuple → its parts: "0.9, 0.98" and "[0.9, 0.98]" are two."""
+    """Split a text for a tuple: "0.9, 0.98" and "[0.9, 0.98]" have two parts."""
     if not isinstance(given, str) or typing.get_origin(hint) is not tuple:
         return given
     parts = given.strip().removeprefix("[").removesuffix("]").split(",")
@@ -317,14 +317,12 @@ _WORDS = {
 
 
 def _allowed(hint: Any) -> str:
-    """A type in words."""
+    """Describe the values of a type."""
     shape, arguments = _shape(hint), typing.get_args(hint)
     if shape.classes or len(shape.others) > 1:
         kinds = [_kind(cls) for cls in shape.classes if hasattr(cls, "kind")]
-        tables = (
-            ["a table" + (f" of kind {', '.join(kinds)}" if kinds else "")] if shape.classes else []
-        )
-        return " or ".join([*map(_allowed, shape.others), *tables])
+        table = "a table" + (f" of kind {', '.join(kinds)}" if kinds else "")
+        return " or ".join([*map(_allowed, shape.others), *([table] if shape.classes else [])])
     match typing.get_origin(hint):
         case typing.Literal:
             return f"one of {', '.join(map(str, arguments))}"
@@ -336,7 +334,7 @@ def _allowed(hint: Any) -> str:
 
 
 def _plain(hint: Any, value: Any) -> Any:
-    """A value as JSON has it: a dataclass as the text that stands for it, where a text says all."""
+    """Return a value for JSON; a dataclass becomes a text if that reads as an equal one."""
     if dataclasses.is_dataclass(value):
         return _text(hint, value) or to_dict(value)
     match value:
@@ -355,7 +353,7 @@ def _plain(hint: Any, value: Any) -> Any:
 
 
 def _text(hint: Any, value: Any) -> str | None:
-    """The text that a dataclass is read from; none if there is no such text."""
+    """Return the text that reads as this dataclass; None if there is none."""
     if [field.name for field in _fields(value)] == ["kind"]:
         return _kind(type(value))
     for reader in _shape(hint).readers if hint is not None else ():

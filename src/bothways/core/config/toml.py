@@ -1,4 +1,4 @@
-"""TOML files as trees of plain values: read with the standard library, written here, since it only reads."""
+"""TOML files as trees of plain values; written here, because the standard library only reads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from bothways.core.errors import ConfigError
 
 NONE = "none"
-"""How a text says that there is no value: TOML has no word for it."""
+"""The text for None, for which TOML has no value."""
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The tree in a TOML file.
+    """Return the tree in a TOML file.
 
     Raises:
-        ConfigError: there is no such file, it may not be read, or it is not TOML.
+        ConfigError: the file does not exist, cannot be read, or is not TOML.
     """
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
@@ -34,12 +34,12 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def write_toml(tree: Mapping[str, Any]) -> str:
-    """The text of a TOML file with this tree: tables, lists, texts, numbers, booleans, and "none" for None."""
+    """Return the text of a TOML file with this tree; None becomes "none"."""
     return "\n".join([*_table(tree, ""), ""])
 
 
 def _table(table: Mapping[str, Any], name: str) -> list[str]:
-    """The lines of a table: its plain values first, since whatever follows a heading belongs to that heading."""
+    """Return the lines of a table, plain values first: lines after a heading belong to it."""
     tables = {
         key: value
         for key, value in table.items()
@@ -65,7 +65,7 @@ def _key(key: str) -> str:
 
 
 def inline(value: Any) -> str:
-    """A plain value as it stands behind `key =`; "none" for None."""
+    """Return a plain value as TOML writes it after `key =`; "none" for None."""
     match value:
         case None:
             return inline(NONE)
@@ -75,11 +75,9 @@ def inline(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case list():
             return f"[{', '.join(map(inline, value))}]"
-        case Mapping():  # among plain values in a list, where no heading can stand
+        case Mapping():  # among plain values in a list, where headings are not allowed
             return (
-                "{"
-                + ", ".join(f"{_key(key)} = {inline(item)}" for key, item in value.items())
-                + "}"
+                f"{{{', '.join(f'{_key(key)} = {inline(item)}' for key, item in value.items())}}}"
             )
         case _:
             return repr(value)

@@ -1,4 +1,4 @@
-"""Trees of plain values, as a configuration is before it has types: from texts, and one over another."""
+"""Trees of plain values: a configuration before it has types; parsing and merging."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Tree = Mapping[str, Any]
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Texts such as "encoder.depth=6" → a tree; of two for one key the later holds.
+    """Return the tree of texts such as "encoder.depth=6"; later texts win.
 
     Raises:
         ConfigError: a text without a key or "=".
@@ -22,7 +22,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise ConfigError(
-                f"{text!r} is no setting",
+                f"{text!r} is not a setting",
                 fix="Write key=value, such as training.optimizer.lr=3e-5.",
             )
         leaf: Any = value.strip()
@@ -33,10 +33,10 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def merge(low: Tree, high: Tree, where: str = "") -> dict[str, Any]:
-    """Both trees in one: what `high` says holds. Numbers as keys reach into a list of `low`.
+    """Merge two trees; values of `high` win. In a list of `low`, a number as a key is an index.
 
     Raises:
-        ConfigError: such a number lies outside the list.
+        ConfigError: such an index is out of range.
     """
     return {
         **low,
@@ -50,7 +50,7 @@ def _merged(low: Any, high: Any, where: str) -> Any:
     match low:
         case Mapping():
             return merge(low, high, where)
-        case str():  # a text that stands for a table, as "linear" does for {kind = "linear"}
+        case str():  # the short form of a table: "linear" is {kind = "linear"}
             return merge({"kind": low}, high, where)
         case list():
             table = {str(place): item for place, item in enumerate(low)}
@@ -64,12 +64,12 @@ def _merged(low: Any, high: Any, where: str) -> Any:
 
 
 def join_path(where: str, key: str) -> str:
-    """The dotted path of a key at a place."""
+    """Append a key to a dotted path."""
     return f"{where}.{key}" if where else key
 
 
 def depth(tree: Tree, where: str) -> int:
-    """How many keys of a dotted path a tree has, from the first on."""
+    """Return the number of leading keys of a dotted path that a tree has."""
     key, _, rest = where.partition(".")
     if key not in tree:
         return 0
@@ -77,7 +77,7 @@ def depth(tree: Tree, where: str) -> int:
 
 
 def flatten(tree: Tree, where: str = "") -> dict[str, object]:
-    """Nested tables → dotted path → value."""
+    """Return the values of nested tables by dotted path."""
     rows: dict[str, object] = {}
     for key, value in tree.items():
         path = join_path(where, key)

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import google_crc32c
 import torch
 from torch import Tensor
 
 from bothways.core.errors import FolderError
+from bothways.core.extras import optional
 from bothways.families.weight_names import Shape
 from bothways.hub.weight_files import AGAIN, Weights
 from bothways.text.protobuf import Fixed, MalformedError, fields, varint
@@ -259,6 +259,8 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _masked(data: bytes) -> int:
     """CRC-32C, turned and shifted, so that a checksum of data that holds checksums is sound."""
+    with optional("tensorflow", "reading a TensorFlow checkpoint"):
+        import google_crc32c
     plain: int = google_crc32c.value(data)
     return (((plain >> 15) | (plain << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
