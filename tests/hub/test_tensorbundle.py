@@ -243,7 +243,7 @@ HUGE = varint(2**70 - 1)
         (lambda: rows((b"\xff", GOOD)), "is no name of a variable"),
         (lambda: rows((b"_CHECKPOINTABLE_OBJECT_GRAPH", GOOD)), "only those of TensorFlow 1 are read"),
         (lambda: rows((b"x", varint(1 << 3 | 3))), "the unknown wire type 3"),
-        (lambda: rows((b"x", field(2, b"ab")[:-1])), "2 bytes are announced where 1 are left"),
+        (lambda: rows((b"x", field(2, b"ab")[:-1])), "a field of 2 bytes has only 1 left"),
         (lambda: rows((b"x", entry(7, shape_of(4), 0, 0, 16, 0))), "x is of type 7, which is no plain number"),
         (lambda: rows((b"x", entry(99, shape_of(4), 0, 0, 16, 0))), "x is of type 99"),
         (lambda: rows((b"x", entry(1, shape_of(5), 0, 0, 16, 0))), "x has 16 bytes, not those of"),

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, BertTokenizer
 from bothways.core.errors import TokenizerError
 from bothways.hub.resolve import MODEL_FILES
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.word_cache import cutter
+from bothways.text.word_cache import find_cutter
 from toy_text import BERT_NAMES, bert_tokens, hostile, roberta_backend, write_vocabulary
 
 NEW = len(bert_tokens())
@@ -199,7 +199,7 @@ def test_a_folder_that_is_written_is_the_same_tokenizer(folders: list[Any], tmp_
 
 def test_words_are_looked_up_only_where_no_added_token_is_split(folders: list[Any]) -> None:
     """Both ways stand in the comparison with transformers."""
-    ways = {cutter(json.loads(ours.backend.to_str())) is None for ours, *_ in folders}
+    ways = {find_cutter(json.loads(ours.backend.to_str())) is None for ours, *_ in folders}
     assert ways == {True, False}
 
 

@@ -120,7 +120,7 @@ def test_settings_of_pieces_must_not_contradict(
     Tokenizer.load(write(tmp_path / "generic", made, model, **{key: not held}, **GENERIC))
     said, has = json.dumps(not held), json.dumps(held)
     with pytest.raises(
-        TokenizerError, match=f"'{key}' is {said}, and tokenizer.json beside it has it {has}\n"
+        TokenizerError, match=f"'{key}' is {said}, but {has} in tokenizer.json\n"
     ) as caught:
         Tokenizer.load(write(tmp_path / "other", made, model, **{key: not held}))
     assert f"{tmp_path / 'other' / 'tokenizer_config.json'}: " in str(caught.value)

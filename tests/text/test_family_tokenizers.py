@@ -368,18 +368,18 @@ BROKEN: dict[str, dict[str, bytes]] = {
         (
             "no message",
             TokenizerError,
-            "is no SentencePiece model: a field has the unknown wire type 7",
+            "is not a SentencePiece model: a field has the unknown wire type 7",
         ),
         (
             "cut",
             TokenizerError,
-            "is no SentencePiece model: 4 bytes are announced where 2 are left",
+            "is not a SentencePiece model: a field of 4 bytes has only 2 left",
         ),
-        ("cut in a number", TokenizerError, "is no SentencePiece model: a number has no end"),
+        ("cut in a number", TokenizerError, "is not a SentencePiece model: a number has no end"),
         (
             "cut in a score",
             TokenizerError,
-            "is no SentencePiece model: 4 bytes are announced where 1 are left",
+            "is not a SentencePiece model: a field of 4 bytes has only 1 left",
         ),
         ("no text", TokenizerError, "a piece has no text"),
         ("no pieces", TokenizerError, "holds no pieces"),

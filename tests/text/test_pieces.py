@@ -13,7 +13,7 @@ from tokenizers import AddedToken, normalizers
 
 from bothways.text import word_cache as pieces
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.word_cache import BertWords, PieceTable, SpacedWords, cutter
+from bothways.text.word_cache import BertWords, PieceTable, SpacedWords, find_cutter
 from toy_text import hostile, load, roberta_backend, write_vocabulary
 
 
@@ -55,7 +55,9 @@ def fast(tmp_path_factory):
 @settings(max_examples=400, deadline=None)
 def test_looked_up_ids_are_the_backends(fast, texts):
     for tokenizer in fast:
-        assert isinstance(cutter(json.loads(tokenizer.backend.to_str())), BertWords | SpacedWords)
+        assert isinstance(
+            find_cutter(json.loads(tokenizer.backend.to_str())), BertWords | SpacedWords
+        )
         encodings = tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         assert [ids.tolist() for ids in tokenizer.encode(texts)] == [
             encoding.ids for encoding in encodings
@@ -131,7 +133,7 @@ def _spec(kind: str, **changes: object) -> dict:
     ],
 )
 def test_where_a_tokenizer_is_cut(kind, changes, expected):
-    assert type(cutter(_spec(kind, **changes))) is expected
+    assert type(find_cutter(_spec(kind, **changes))) is expected
 
 
 def test_what_is_not_cut_still_gives_the_backends_ids(tmp_path):
@@ -147,7 +149,7 @@ def test_what_is_not_cut_still_gives_the_backends_ids(tmp_path):
 
 def _table(tmp_path) -> PieceTable:
     tokenizer = Tokenizer.load(write_vocabulary(tmp_path))
-    return PieceTable(tokenizer.backend, cutter(json.loads(tokenizer.backend.to_str())))
+    return PieceTable(tokenizer.backend, find_cutter(json.loads(tokenizer.backend.to_str())))
 
 
 def test_the_table_stays_within_its_memory(tmp_path, monkeypatch):

@@ -351,7 +351,7 @@ def _broken(tmp_path: Path, name: str) -> Path:
         ("empty", TokenizerError, "has 1 tokens, fewer than the 5 special tokens"),
         ("no mask", TokenizerError, r"lacks special tokens: \[MASK\] or <mask>"),
         ("folder for a file", ResourceError, "cannot be read"),
-        ("no tokenizer", TokenizerError, "is no tokenizer that tokenizers"),
+        ("no tokenizer", TokenizerError, "is not a tokenizer that tokenizers"),
         ("no unknown", TokenizerError, "unknown token '<oov>' is not in its vocabulary"),
         ("config no JSON", TokenizerError, r"tokenizer_config.json: is not JSON: .* at line 2"),
         ("config no object", TokenizerError, "holds a JSON list, not an object"),

@@ -1,8 +1,9 @@
-"""Tokens that a folder adds to its vocabulary outside `tokenizer.json`, with the ids that transformers gives them.
+"""Tokens that a folder adds outside `tokenizer.json`, with the ids that transformers gives them.
 
-With an id each they stand in `added_tokens_decoder` of `tokenizer_config.json`, with their flags, or, where that is missing, in
-the older `added_tokens.json`. Without an id special tokens stand in `extra_special_tokens` (`additional_special_tokens` before)
-and in settings such as `bos_token`; what the vocabulary lacks of these gets the next ids, in that order from the last.
+`added_tokens_decoder` in `tokenizer_config.json`, or the older `added_tokens.json`, lists tokens
+with ids. Settings such as `bos_token`, and `extra_special_tokens` (`additional_special_tokens` in
+older files), name special tokens without ids; those missing from the vocabulary get the next ids,
+in this order.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _FLAGS = {"single_word", "lstrip", "rstrip", "normalized", "special"}
 
 
 def add_numbered(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
-    """Adds the tokens whose ids are stated beside `file`; the flags of `added_tokens_decoder` count over the backend's own.
+    """Add the tokens that files next to `file` list with ids; flags in `added_tokens_decoder` win.
 
     Raises:
-        TokenizerError: an entry that is no token with an id, or an id that the token does not get.
+        TokenizerError: an entry is not a token with an id, or the token gets another id.
     """
     if config.get(NUMBERED) is None:
         where, known = file.with_name(OLDER), _contents(backend)
@@ -38,19 +39,22 @@ def add_numbered(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file:
         stated = _numbered(config[NUMBERED], where)
     backend.add_tokens([token for _, token in stated if token.content not in known])
     for id, token in stated:
-        found = backend.token_to_id(token.content)
-        if found != id:
-            what = f"gives the token {token.content!r} the id {id}; with the vocabulary beside it that is {found}"
+        actual = backend.token_to_id(token.content)
+        if actual != id:
+            what = (
+                f"gives the token {token.content!r} the id {id}; "
+                f"with the vocabulary of the folder that is {actual}"
+            )
             raise TokenizerError(
                 what, where=where, fix="Fetch the vocabulary that it goes with, or correct the id."
             )
 
 
 def add_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
-    """Adds the special tokens that are named without an id, where they are not added tokens yet.
+    """Add the special tokens that are named without ids and are not added tokens yet.
 
     Raises:
-        TokenizerError: one that is no token.
+        TokenizerError: an entry is not a token.
     """
     known = _contents(backend)
     backend.add_tokens(
@@ -61,7 +65,7 @@ def add_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: 
 def _older(
     table: Mapping[str, Any], special: set[str], where: Path
 ) -> list[tuple[int, tokenizers.AddedToken]]:
-    """The tokens of `added_tokens.json`, from the lowest id on; what is not special is found in the normalised text."""
+    """Return the tokens of `added_tokens.json` by id; text is normalised before ordinary ones."""
     stated = []
     for content, id in table.items():
         if type(id) is not int:
@@ -82,7 +86,7 @@ def _older(
 
 
 def _numbered(table: Any, where: Path) -> list[tuple[int, tokenizers.AddedToken]]:
-    """The tokens of `added_tokens_decoder`, from the lowest id on."""
+    """Return the tokens of `added_tokens_decoder` by id."""
     stated = []
     for id, entry in table.items() if isinstance(table, dict) else [("", table)]:
         token = _token(entry)
@@ -98,12 +102,12 @@ def _numbered(table: Any, where: Path) -> list[tuple[int, tokenizers.AddedToken]
 
 
 def _contents(backend: tokenizers.Tokenizer) -> set[str]:
-    """What the added tokens of a backend are called."""
+    """Return the contents of the added tokens of a backend."""
     return {token.content for token in backend.get_added_tokens_decoder().values()}
 
 
 def _special_tokens(config: Mapping[str, Any], file: Path) -> list[tokenizers.AddedToken]:
-    """Those with a use, the first and the last of a text before the others, then those without."""
+    """Return the special tokens with a use, `bos_token` and `eos_token` first, then the others."""
     named = [
         config[key]
         for key in ("bos_token", "eos_token", *config)
@@ -121,7 +125,7 @@ def _special_tokens(config: Mapping[str, Any], file: Path) -> list[tokenizers.Ad
 
 
 def _extras(config: Mapping[str, Any]) -> Iterable[Any]:
-    """Special tokens without a use of their own, from a list, or from a table of names."""
+    """Return the special tokens without a use, from a list or a table of names."""
     extras: Any = next((config[key] for key in _EXTRA if config.get(key)), [])
     if isinstance(extras, dict):
         return extras.values()
@@ -129,10 +133,10 @@ def _extras(config: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _token(entry: Any, **others: bool) -> tokenizers.AddedToken | None:
-    """An added token as a file describes it, with other flags; none if that is no description of one."""
+    """Return the added token of an entry, with further flags; None if the entry is invalid."""
     match entry:
-        case {"content": str(content), **said}:
-            flags = {name: value for name, value in said.items() if name in _FLAGS}
+        case {"content": str(content), **settings}:
+            flags = {name: value for name, value in settings.items() if name in _FLAGS}
             right = all(isinstance(value, bool) for value in flags.values())
             return tokenizers.AddedToken(content, **(flags | others)) if right else None
         case _:

@@ -1,14 +1,15 @@
-"""The tokenizers of BERT's descendants, part by part as transformers builds them: of RoBERTa, XLM-R, ALBERT, DeBERTa, BigBird.
+"""The tokenizers of BERT's descendants, built from the same parts as in transformers.
 
-Liu et al. 2019 (bytes, after Radford et al. 2019); Conneau et al. 2020 and Lan et al. 2019, both with pieces of Kudo 2018; He
-et al. 2020, bytes in version 1, pieces after it; Zaheer et al. 2020, pieces.
-By these settings a folder without `tokenizer.json` is read, and a tokenizer is recognised when it is written: transformers
-builds these classes anew from the vocabulary and the settings.
+RoBERTa: Liu et al. 2019 (bytes, after Radford et al. 2019); XLM-R: Conneau et al. 2020, and ALBERT:
+Lan et al. 2019 (both pieces of Kudo 2018); DeBERTa: He et al. 2020 (bytes in version 1, then
+pieces); BigBird: Zaheer et al. 2020 (pieces). transformers rebuilds these classes from vocabulary
+and settings. The settings here read a folder without `tokenizer.json`, and recognise a tokenizer
+that is saved.
 
-Notable choices. `<mask>`, and the [MASK] of ALBERT, BigBird and DeBERTa's first version, take the white space before them, as
-in the published `tokenizer.json`. DeBERTa's authors write [CLS] A [SEP] B [SEP] and normalise as SentencePiece does, and so
-do folders in the older layout here; transformers 5 puts a second [SEP] between texts in version 1, and has its own
-normalisation after it.
+Notable choices. `<mask>`, and the [MASK] of ALBERT, BigBird and DeBERTa version 1, absorb the white
+space before them, as in the published `tokenizer.json`. DeBERTa's authors write [CLS] A [SEP] B
+[SEP] and normalise as SentencePiece does, and so do folders in the older layout here; transformers
+5 puts a second [SEP] between texts in version 1, and uses its own normalisation in later versions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 @dataclass(frozen=True)
 class Roberta:
-    """Byte-level BPE. `prefix_space`: whether the first word of a text is read as if after a space."""
+    """Byte-level BPE. `prefix_space`: read the first word of a text as if after a space."""
 
     prefix_space: bool = False
     trim_offsets: bool = True
@@ -49,7 +50,7 @@ class XlmRoberta:
 
 @dataclass(frozen=True)
 class Albert:
-    """As XlmRoberta; before that, in English, quotation marks made one, accents off, lower case."""
+    """XlmRoberta after English normalisation: uniform quotation marks, no accents, lower case."""
 
     lowercase: bool = True
     keep_accents: bool = False
@@ -59,7 +60,7 @@ class Albert:
 
 @dataclass(frozen=True)
 class ByteDeberta:
-    """Byte-level BPE with BERT's special tokens. `doubled`: whether there are two [SEP] between texts, as in transformers 5."""
+    """Byte-level BPE with BERT's special tokens. `doubled`: two [SEP] between texts."""
 
     prefix_space: bool = False
     doubled: bool = False
@@ -67,8 +68,13 @@ class ByteDeberta:
 
 @dataclass(frozen=True)
 class PieceDeberta:
-    """Unigram over whole texts. `split_punctuation`: whether each mark stands alone. `charsmap`: SentencePiece's normalisation,
-    compiled; none for that of transformers 5: white space made spaces, NFC, none at the end."""
+    """Unigram over whole texts.
+
+    Attributes:
+        split_punctuation: split off each punctuation mark.
+        charsmap: SentencePiece's compiled normalisation; None for that of transformers 5: white
+            space becomes spaces, NFC, no white space at the end.
+    """
 
     lowercase: bool = False
     split_punctuation: bool = False
@@ -78,8 +84,12 @@ class PieceDeberta:
 
 @dataclass(frozen=True)
 class BigBird:
-    """Unigram over words with "▁" before them and BERT's special tokens. `charsmap`: SentencePiece's normalisation, compiled;
-    none for that of transformers 5, which makes several spaces one and does nothing else."""
+    """Unigram over words with "▁" before them and BERT's special tokens.
+
+    Attributes:
+        charsmap: SentencePiece's compiled normalisation; None for that of transformers 5, which
+            only joins spaces.
+    """
 
     prefix_space: bool = True
     charsmap: bytes | None = None
@@ -90,7 +100,7 @@ Pipeline = Roberta | XlmRoberta | Albert | ByteDeberta | PieceDeberta | BigBird
 
 @dataclass(frozen=True)
 class Parts:
-    """What stands around the model of a `tokenizers.Tokenizer`."""
+    """The parts of a `tokenizers.Tokenizer` around its model."""
 
     normalizer: normalizers.Normalizer | None
     pre_tokenizer: pre_tokenizers.PreTokenizer
@@ -99,7 +109,7 @@ class Parts:
 
 
 def parts(pipeline: Pipeline, ends: Ends) -> Parts:
-    """The parts of this pipeline."""
+    """Build the parts of a pipeline."""
     match pipeline:
         case Roberta(prefix, trim):
             cls, sep = ends
@@ -188,9 +198,9 @@ def _template(pair: str, ends: Ends) -> processors.PostProcessor:
 
 
 def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
-    """The class of transformers, with its settings, that arrives at this `tokenizer.json`; none if none does."""
+    """Return the transformers class and settings that rebuild a `tokenizer.json`; None if none."""
     for pipeline in _candidates(spec):
-        if _spoken(parts(pipeline, ends)) == _said(spec):
+        if _built_parts(parts(pipeline, ends)) == _saved_parts(spec):
             return {"bos_token": ends[0][0], "eos_token": ends[1][0]} | _settings(
                 pipeline, spec["model"].get("unk_id")
             )
@@ -198,7 +208,7 @@ def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
 
 
 def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
-    """All pipelines that the model of this `tokenizer.json` may stand in; most fix the place of the unknown token."""
+    """Yield the pipelines that the model may be part of; most fix the id of the unknown token."""
     both = (False, True)
     match spec["model"]:
         case {
@@ -223,7 +233,7 @@ def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
 
 
 def _settings(pipeline: Pipeline, unknown: int | None) -> dict[str, Any]:
-    """Of transformers' class. `unknown`: the id of the unknown token in the model, if it has one."""
+    """Return the settings of the transformers class; `unknown` is the model's unknown token."""
     match pipeline:
         case Roberta(prefix, trim):
             return {
@@ -262,7 +272,7 @@ def _settings(pipeline: Pipeline, unknown: int | None) -> dict[str, Any]:
 
 
 def _steps(spec: Mapping[str, Any]) -> list[Any]:
-    """Of the normaliser; but not a last one that makes several spaces one: words are cut at them anyhow."""
+    """Return the normaliser's steps; without a last one that joins spaces, where words end anyway."""
     match spec["normalizer"]:
         case None:
             return []
@@ -288,11 +298,11 @@ def _charsmap(spec: Mapping[str, Any]) -> bytes | None:
             return None
 
 
-def _said(spec: Mapping[str, Any]) -> tuple[Any, ...]:
+def _saved_parts(spec: Mapping[str, Any]) -> tuple[Any, ...]:
     return (_steps(spec), spec["pre_tokenizer"], spec["decoder"], spec["post_processor"])
 
 
-def _spoken(made: Parts) -> tuple[Any, ...]:
+def _built_parts(made: Parts) -> tuple[Any, ...]:
     norm, *others = (
         _tree(part)
         for part in (made.normalizer, made.pre_tokenizer, made.decoder, made.post_processor)

@@ -1,4 +1,4 @@
-"""Protocol Buffers' wire format, read without that library: numbers in groups of seven bits, and messages as their fields.
+"""A reader of the Protocol Buffers wire format, without that library.
 
 Source: protobuf.dev/programming-guides/encoding.
 """
@@ -11,32 +11,35 @@ from dataclasses import dataclass
 
 
 class MalformedError(ValueError):
-    """What is wrong with the bytes, as the rest of a sentence that begins with where they are from."""
+    """Invalid bytes; the message continues a sentence that begins with their source."""
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Four or eight bytes: a number, little-endian, of which only the message's definition says whether it is whole."""
+    """A little-endian number of four or eight bytes; the schema decides if it is an integer."""
 
     data: bytes
 
     @property
     def whole(self) -> int:
-        """As an integer without a sign."""
+        """The bytes as an unsigned integer."""
         return int.from_bytes(self.data, "little")
 
     @property
     def real(self) -> float:
-        """As a float of four bytes or eight."""
+        """The bytes as a float."""
         value: float = struct.unpack("<f" if len(self.data) == 4 else "<d", self.data)[0]
         return value
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first, where a set eighth bit means that more follow; and where it ends.
+    """Return the number at an offset, and the offset of its end.
+
+    Each byte holds seven bits, the lowest first; a set eighth bit means that more bytes follow.
+    Example: b"\\xac\\x02" → 0x2c + (2 << 7) = 300.
 
     Raises:
-        MalformedError: it has no end, or one after ten bytes.
+        MalformedError: the number does not end within ten bytes.
     """
     result = shift = 0
     while at < len(data) and shift < 70:
@@ -48,10 +51,10 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes | Fixed]]:
-    """(number, value) of the fields of a message, in order; bytes stand for texts and messages, too.
+    """Yield (number, value) of the fields of a message, in order; texts and messages are bytes.
 
     Raises:
-        MalformedError: the bytes are no message.
+        MalformedError: the bytes are not a message.
     """
     at = 0
     while at < len(message):
@@ -70,6 +73,6 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes | Fixed]]:
             case wire:
                 raise MalformedError(f"a field has the unknown wire type {wire}")
         if at + size > len(message):
-            raise MalformedError(f"{size} bytes are announced where {len(message) - at} are left")
+            raise MalformedError(f"a field of {size} bytes has only {len(message) - at} left")
         part, at = message[at : at + size], at + size
         yield key >> 3, part if key & 7 == 2 else Fixed(part)

@@ -1,9 +1,10 @@
-"""Settings in `tokenizer_config.json` that contradict the `tokenizer.json` beside it.
+"""Settings in `tokenizer_config.json` that contradict `tokenizer.json` in the same folder.
 
-transformers takes `tokenizer.json` as it is for its generic class alone; the others build themselves anew from vocabulary and
-settings. Those of BERT and of bytes have always done so, and their settings are followed here. Those of pieces do so since
-version 5, and took the file before: which of the two a model was trained with cannot be told, so a contradiction is refused.
-A setting that is not stated is as `tokenizer.json` has it.
+Only the generic class of transformers uses `tokenizer.json` unchanged; the other classes rebuild the
+tokenizer from vocabulary and settings. BERT's and the byte-level classes have always done so, so
+their settings are applied here. The SentencePiece classes do so since version 5 and used the file
+before: it is unknown which of the two a model was trained with, so contradictions are refused.
+A missing setting is as in `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bothways.core.errors import TokenizerError
 from bothways.text.special_tokens import CONFIG, flag
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""What transformers calls the class that takes `tokenizer.json` as it is."""
+"""The names of transformers' class that uses `tokenizer.json` unchanged."""
 
 _OF_PIECES = {
     "AlbertTokenizer": ("do_lower_case", "keep_accents", "add_prefix_space"),
@@ -28,14 +29,14 @@ _OF_PIECES = {
     "DebertaV2Tokenizer": ("do_lower_case", "split_by_punct", "add_prefix_space"),
     "XLMRobertaTokenizer": ("add_prefix_space",),
 }
-"""The settings that the classes of pieces read."""
+"""The settings that the SentencePiece classes read."""
 
 
 def reconcile(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
-    """Changes the backend of `tokenizer.json` to what the settings beside it say.
+    """Apply the settings to the backend of `tokenizer.json`.
 
     Raises:
-        TokenizerError: a setting that is neither true nor false, or one of pieces that contradicts the backend.
+        TokenizerError: a setting is neither true nor false, or contradicts a SentencePiece backend.
     """
     name = str(config.get("tokenizer_class"))
     if name in GENERIC:
@@ -46,7 +47,7 @@ def reconcile(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Pa
         case models.BPE(), _, pre_tokenizers.ByteLevel() as cut:
             _follow_bytes(cut, backend.post_processor, config, file)
         case models.Unigram(), _, _:
-            _refuse(_had(backend), _OF_PIECES.get(name.removesuffix("Fast"), ()), config, file)
+            _refuse(_settings(backend), _OF_PIECES.get(name.removesuffix("Fast"), ()), config, file)
 
 
 def _follow_bert(bert: normalizers.BertNormalizer, config: Mapping[str, Any], file: Path) -> None:
@@ -54,7 +55,7 @@ def _follow_bert(bert: normalizers.BertNormalizer, config: Mapping[str, Any], fi
     bert.handle_chinese_chars = flag(
         config, file, "tokenize_chinese_chars", bert.handle_chinese_chars
     )
-    if "strip_accents" in config:  # null means as the lower case
+    if "strip_accents" in config:  # null means as do_lower_case
         bert.strip_accents = flag(config, file, "strip_accents", None)
 
 
@@ -71,18 +72,21 @@ def _follow_bytes(
 
 
 def _refuse(
-    had: Mapping[str, bool], keys: tuple[str, ...], config: Mapping[str, Any], file: Path
+    actual: Mapping[str, bool], keys: tuple[str, ...], config: Mapping[str, Any], file: Path
 ) -> None:
     for key in keys:
-        if flag(config, file, key, had[key]) != had[key]:
-            said, has = (json.dumps(value) for value in (not had[key], had[key]))
-            what = f"{key!r} is {said}, and {file.name} beside it has it {has}"
-            fix = f"Set it to {has}, which transformers took before version 5; since then it takes the setting."
+        if flag(config, file, key, actual[key]) != actual[key]:
+            given, value = json.dumps(not actual[key]), json.dumps(actual[key])
+            what = f"{key!r} is {given}, but {value} in {file.name}"
+            fix = (
+                f"Set it to {value}, which transformers used before version 5; "
+                "since then it uses the setting."
+            )
             raise TokenizerError(what, where=file.with_name(CONFIG), fix=fix)
 
 
-def _had(backend: tokenizers.Tokenizer) -> dict[str, bool]:
-    """What the parts of a tokenizer of pieces do, by the settings' names."""
+def _settings(backend: tokenizers.Tokenizer) -> dict[str, bool]:
+    """Return the settings that the parts of a SentencePiece backend correspond to."""
     spec = json.loads(backend.to_str())
     steps = {
         step["type"]: step

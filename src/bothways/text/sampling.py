@@ -1,8 +1,9 @@
-"""An even sample of a stream of texts, within a ceiling of characters.
+"""An even sample of a stream of texts, of at most a given number of characters.
 
-A vocabulary does not get better by the tenth gigabyte, but its training needs memory for every distinct word. So texts are cut
-and joined to blocks of near-equal size, each block draws a number that depends on its place alone, and those with the smallest
-numbers stay: every block has the same chance, one pass is enough, and the same texts give the same sample.
+The tenth gigabyte does not improve a vocabulary, but training needs memory for every distinct word.
+Therefore texts are cut and joined into blocks of near-equal size, each block draws a number that
+depends only on its place, and the blocks with the smallest numbers are kept: all blocks have the
+same chance, one pass is enough, and the same texts give the same sample.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ _BLOCK = 4096
 
 @dataclass(frozen=True)
 class Sample:
-    """`blocks`: neighbouring texts, in their order. `kept` of `seen` characters are in it."""
+    """A sample: `blocks` of neighbouring texts in order, with `kept` of `seen` characters."""
 
     blocks: tuple[tuple[str, ...], ...]
     kept: int
     seen: int
 
     def read(self) -> Iterator[str]:
-        """Its texts."""
+        """Yield the texts."""
         return (text for block in self.blocks for text in block)
 
 
 def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
-    """At most `ceiling` characters of the texts: all of them if they fit, else blocks of a thousandth of it, evenly drawn.
+    """Return all texts if they fit in `ceiling` characters, else blocks of a thousandth of it.
 
     Raises:
         ConfigError: a ceiling below 1.
@@ -55,7 +56,7 @@ def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
 
 
 def _blocks(texts: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
-    """Blocks of at most `size` characters; a longer text is cut."""
+    """Yield blocks of at most `size` characters; cut longer texts."""
     block, filled = list[str](), 0
     for text in texts:
         for start in range(0, len(text), size):

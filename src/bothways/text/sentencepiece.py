@@ -1,7 +1,7 @@
-"""SentencePiece's `.model` file: its pieces with their scores, and its normalisation (Kudo & Richardson 2018).
+"""SentencePiece's `.model` file: pieces with scores, and normalisation (Kudo & Richardson 2018).
 
-The file is a message of Protocol Buffers, of which only three fields matter here. Their numbers are those of
-`sentencepiece_model.proto` of google/sentencepiece.
+The file is a Protocol Buffers message; three of its fields are read. The field numbers are those of
+`sentencepiece_model.proto` in google/sentencepiece.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bothways.text.protobuf import Fixed, fields
 Kind = Literal["unigram", "bpe", "word", "char"]
 
 _KINDS: dict[int, Kind] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-# Numbers of fields: in the whole, in a piece, in the settings of the trainer and of the normaliser.
+# Field numbers: of the model, of a piece, of the trainer's and of the normaliser's settings.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _PIECE, _SCORE = 1, 2
 _MODEL_TYPE = 3
@@ -23,10 +23,12 @@ _CHARSMAP = 2
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """Attributes:
-    pieces: (piece, score) by id.
-    kind: the model that the pieces were trained for.
-    charsmap: the normalisation, compiled; none for none.
+    """The content of the file.
+
+    Attributes:
+        pieces: (piece, score) by id.
+        kind: the model that the pieces were trained for.
+        charsmap: the compiled normalisation; None without one.
     """
 
     pieces: tuple[tuple[str, float], ...]
@@ -35,7 +37,11 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(content: bytes) -> SentencePieceModel:
-    """Raises ValueError for bytes that are no such message."""
+    """Read the content of a `.model` file.
+
+    Raises:
+        ValueError: the bytes are not such a message.
+    """
     pieces, kind, charsmap = list[tuple[str, float]](), 1, b""
     for number, value in fields(content):
         message = value if isinstance(value, bytes) else b""

@@ -1,4 +1,4 @@
-"""The settings beside a vocabulary, and the special tokens that every encoder needs, by use."""
+"""The settings of `tokenizer_config.json`, and the special tokens that every encoder needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sep": ("[SEP]", "</s>"),
     "mask": ("[MASK]", "<mask>"),
 }
-"""What the special tokens are called, by their use: BERT's name, then RoBERTa's."""
+"""The customary special tokens by use: BERT's, then RoBERTa's."""
 
 SETTINGS = {
     "pad": "pad_token",
@@ -51,18 +51,17 @@ class Specials:
 def find_specials(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: Path | str
 ) -> Specials:
-    """The special tokens by the names that the configuration gives them, or else by custom.
+    """Find the special tokens that the configuration names, or else the customary ones.
 
     Raises:
-        TokenizerError: those that are missing, by name; a vocabulary with fewer tokens than that.
+        TokenizerError: special tokens are missing.
     """
     size = backend.get_vocab_size()
     if size < len(NAMES):
-        what = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens that it must hold"
-        raise TokenizerError(
-            what, where=where, fix="Train one: bothways tokenizer train FILES --out FOLDER"
-        )
-    found, missing = dict[str, int](), list[str]()
+        what = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens"
+        fix = "Train one: bothways tokenizer train FILES --out FOLDER"
+        raise TokenizerError(what, where=where, fix=fix)
+    specials, missing = dict[str, int](), list[str]()
     for use, customary in NAMES.items():
         named = name_in(config, SETTINGS[use])
         names = (named,) if named else customary
@@ -71,16 +70,17 @@ def find_specials(
             case None:
                 missing.append(" or ".join(names))
             case id:
-                found[use] = id
+                specials[use] = id
     if missing:
         what = f"the vocabulary of {size} tokens lacks special tokens: {', '.join(missing)}"
-        fix = f"Add them, or name those it has in tokenizer_config.json ({', '.join(SETTINGS.values())})."
+        settings = ", ".join(SETTINGS.values())
+        fix = f"Add them, or name those it has in tokenizer_config.json ({settings})."
         raise TokenizerError(what, where=where, fix=fix)
-    return Specials(**found)
+    return Specials(**specials)
 
 
 def name_in(config: Mapping[str, Any], setting: str) -> str | None:
-    """The special token that a `tokenizer_config.json` names, as a text or as a table; none if it names none."""
+    """Return the special token of a setting, a text or a table; None if there is none."""
     match config.get(setting):
         case str(name) | {"content": str(name)}:
             return name

@@ -1,7 +1,7 @@
-"""How texts become one input: [CLS] A [SEP] and [CLS] A [SEP] B [SEP] in BERT (Devlin et al. 2018, figure 2).
+"""Templates of inputs: [CLS] A [SEP] and [CLS] A [SEP] B [SEP] in BERT (Devlin et al. 2018, fig. 2).
 
-Which special tokens stand where, and which segment each token belongs to, is read off the tokenizer's own post-processor:
-RoBERTa has `<s> A </s></s> B </s>`, all of one segment.
+The tokenizer's own post-processor determines the special tokens and the segment of each token:
+RoBERTa has `<s> A </s></s> B </s>`, all in one segment.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Gap:
 
 @dataclass(frozen=True)
 class Template:
-    """Special tokens around a text and around two.
+    """The special tokens around one text and around two.
 
     Attributes:
-        before, after: a single text.
-        first, between, last: a pair.
-        segments: of A and B in a pair.
+        before, after: those around a single text.
+        first, between, last: those around and between the texts of a pair.
+        segments: the segments of A and B in a pair.
     """
 
     before: Gap
@@ -45,16 +45,16 @@ class Template:
 
     @property
     def single(self) -> int:
-        """Special tokens around one text."""
+        """The number of special tokens around one text."""
         return len(self.before) + len(self.after)
 
     @property
     def pair(self) -> int:
-        """Special tokens around two texts."""
+        """The number of special tokens around two texts."""
         return len(self.first) + len(self.between) + len(self.last)
 
     def flat(self) -> Template:
-        """The same with all tokens in segment 0."""
+        """Return the same template with all tokens in segment 0."""
         before, after, first, between, last = (
             replace(gap, segments=np.zeros_like(gap.segments)) for gap in self.gaps
         )
@@ -72,7 +72,11 @@ class Template:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, opening: int, closing: int) -> Template:
-        """What the backend puts around a text and around two; without a post-processor, [CLS] and [SEP] of these ids."""
+        """Return the template of a backend; without a post-processor, BERT's.
+
+        Args:
+            opening, closing: the ids of [CLS] and [SEP].
+        """
         if backend.post_processor is None:
             bos, eos = _token(opening), _token(closing)
             return cls(bos, eos, bos, eos, _token(closing, 1))
@@ -100,7 +104,7 @@ class Template:
 
 
 def assemble(a: Ids, b: Ids | None, template: Template) -> Sequence:
-    """One or two texts `(n)`, `(m)` → them with their special tokens, and the segment of each token."""
+    """Join one or two texts `(n)`, `(m)` with their special tokens and segments."""
     t = template
     if b is None:
         parts = [t.before.ids, a, t.after.ids]
@@ -120,7 +124,7 @@ def _token(id: int, segment: int = 0) -> Gap:
 
 
 def _owners(encoding: tokenizers.Encoding) -> list[int]:
-    """The text that each token comes from; −1 for a special token."""
+    """Return the index of the text that each token is from; −1 for a special token."""
     return [-1 if owner is None else owner for owner in encoding.sequence_ids]
 
 

@@ -32,7 +32,7 @@ from bothways.text.characters import surrogate_in
 from bothways.text.special_tokens import Specials
 from bothways.text.template import Template
 from bothways.text.tokenizer_files import load_backend, tokenizer_config
-from bothways.text.word_cache import PieceTable, cutter
+from bothways.text.word_cache import PieceTable, find_cutter
 
 __all__ = ["Encoded", "Specials", "Tokenizer"]
 
@@ -82,7 +82,7 @@ class Tokenizer:
         self.specials = specials
         self.flat = flat
         self._spec: Mapping[str, Any] = json.loads(backend.to_str())
-        cut = cutter(self._spec)
+        cut = find_cutter(self._spec)
         self._rows_of = self._backend_rows if cut is None else PieceTable(backend, cut).rows
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,13 +1,15 @@
-"""The files of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, older layouts; read and written as transformers does.
+"""The files of a tokenizer, read and written as in transformers.
 
-Older layouts are BERT's `vocab.txt`, RoBERTa's and DeBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of
-XLM-RoBERTa, ALBERT, BigBird and DeBERTa's later versions. ALBERT's pieces that end with a comma after a digit lose 100 in
-score, as in its published `tokenizer.json`: Google's code cuts that comma off.
+Besides `tokenizer.json` and `tokenizer_config.json` these are the older layouts: BERT's `vocab.txt`,
+RoBERTa's and DeBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of XLM-RoBERTa,
+ALBERT, BigBird and later DeBERTa versions. The score of ALBERT's pieces that end with a comma after
+a digit is lowered by 100, as in its published `tokenizer.json`: Google's code splits off that comma.
 
-Notable choices. Truncation and padding that a file asks for are switched off: the parts that cut and pack do so in sight. A
-tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. What is written is declared a
-`BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's, DeBERTa's, BigBird's) only if transformers, which builds these anew from
-vocabulary and settings, arrives at the same tokenizer; else it is declared generic, which takes `tokenizer.json` as it is.
+Notable choices. Truncation and padding of a file are disabled: they are explicit elsewhere. A
+tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. A
+saved tokenizer is declared a `BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's, DeBERTa's,
+BigBird's) only if transformers, which rebuilds these from vocabulary and settings, gets the same
+tokenizer; else as the generic class, which uses `tokenizer.json` unchanged.
 """
 
 from __future__ import annotations
@@ -57,17 +59,26 @@ FILES = (
     "spiece.model",
     "spm.model",
 )
-"""What a folder's tokenizer is read from: the first of these that it holds."""
+"""The files that a tokenizer is read from: the first one in the folder."""
 
-_ELSEWHERE = "Give a folder with tokenizer.json: transformers writes one, AutoTokenizer.from_pretrained(…).save_pretrained(…)."
+_ELSEWHERE = (
+    "Give a folder with tokenizer.json: transformers writes one, "
+    "AutoTokenizer.from_pretrained(…).save_pretrained(…)."
+)
 
 LONGEST_WORD = 100
-"""Characters; a longer word is unknown. transformers and tokenizers have 100, google-research/bert has 200."""
+"""The length in characters above which a word is unknown: 100 in transformers and tokenizers, 200 in
+google-research/bert."""
 
 
 @dataclass(frozen=True)
 class Bert:
-    """BERT's normalisation. `strip_accents`: none means as `lowercase`. `cjk`: spaces around ideographs."""
+    """BERT's normalisation.
+
+    Attributes:
+        strip_accents: None means as `lowercase`.
+        cjk: surround ideographs with spaces.
+    """
 
     lowercase: bool = True
     strip_accents: bool | None = None
@@ -77,7 +88,7 @@ class Bert:
 def bert_backend(
     vocab: Mapping[str, int], bert: Bert, unknown: str = "[UNK]"
 ) -> tokenizers.Tokenizer:
-    """WordPiece over this vocabulary with BERT's normalisation, as transformers' BertTokenizer has it."""
+    """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
     model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(
@@ -92,12 +103,15 @@ def bert_backend(
 
 
 def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials, bool]:
-    """A folder, or one of `FILES` → the backend, its special tokens, and whether its inputs are to be without segments.
+    """Load a folder, or one of `FILES`.
+
+    Returns:
+        The backend, its special tokens, and True if its inputs have no segments.
 
     Raises:
-        TokenizerError: no such file, a folder without tokenizer, a file that is none, missing special tokens, an added token
-            that does not get the id that is stated for it.
-        ResourceError: a file that cannot be read.
+        TokenizerError: a file is missing or not a tokenizer, special tokens are missing, or an
+            added token gets another id than the file lists.
+        ResourceError: a file cannot be read.
     """
     file = _find(path)
     config = read_settings(file.with_name("special_tokens_map.json")) | read_settings(
@@ -108,7 +122,7 @@ def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials, bool]:
     specials = find_specials(backend, config, file)
     if pipeline is not None:
         dress(backend, pipeline, specials)
-        add_numbered(backend, config, file)  # flags that are stated count over the pipeline's
+        add_numbered(backend, config, file)  # again, because listed flags win over the pipeline's
     add_special(backend, config, file)
     names = config.get("model_input_names")
     return (
@@ -119,7 +133,7 @@ def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials, bool]:
 
 
 def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials) -> None:
-    """Puts the parts of the pipeline around the model; the mask takes the white space before it, but for DeBERTa's pieces."""
+    """Set the parts of a pipeline; [MASK] absorbs white space before it, except in PieceDeberta."""
     made = parts(pipeline, _ends(backend, specials))
     if made.normalizer is not None:
         backend.normalizer = made.normalizer
@@ -150,7 +164,7 @@ def _ends(
 
 
 def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Tokenizer:
-    """Marks the special tokens as such, takes truncation and padding off, and gives a template where there is none."""
+    """Mark special tokens, disable truncation and padding, and add a template if there is none."""
     contents = [backend.id_to_token(id) for id in asdict(specials).values()]
     known = {
         token.content for token in backend.get_added_tokens_decoder().values() if token.special
@@ -175,7 +189,7 @@ def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Toke
 
 
 def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[str, Any]:
-    """What `tokenizer_config.json` has to say for transformers to make the same tokenizer of `tokenizer.json`."""
+    """Return the `tokenizer_config.json` with which transformers builds the same tokenizer."""
     names = {SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
     spec = json.loads(backend.to_str())
     added, known = {token["content"] for token in spec["added_tokens"]}, set(names.values())
@@ -218,14 +232,17 @@ def _find(path: Path) -> Path:
     for name in FILES:
         if (path / name).exists():
             return path / name
-    fix = "Give a folder that bothways or transformers saved, or train one: bothways tokenizer train FILES --out FOLDER"
+    fix = (
+        "Give a folder that bothways or transformers saved, or train one: "
+        "bothways tokenizer train FILES --out FOLDER"
+    )
     raise TokenizerError(
         f"the folder holds no tokenizer: none of {', '.join(FILES)}", where=path, fix=fix
     )
 
 
 def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline | None]:
-    """The backend; and the pipeline to dress it in, if the file says nothing of it."""
+    """Return the backend, and the pipeline to apply if the file does not contain one."""
     match file.suffix:
         case ".txt":
             return _from_vocabulary(file, config), None
@@ -248,7 +265,7 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises nothing narrower
-        what = f"is no tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
+        what = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
         raise TokenizerError(what, where=file, fix="Fetch or train it again.") from error
     unknown = getattr(backend.model, "unk_token", None)
     if unknown is not None and backend.model.token_to_id(unknown) is None:
@@ -273,26 +290,30 @@ def _from_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokeni
 def _from_merges(file: Path) -> tokenizers.Tokenizer:
     merges = file.with_name("merges.txt")
     if not merges.exists():
-        what = "the folder has a vocab.json, and no merges.txt to go with it"
+        what = "the folder has a vocab.json, but not its merges.txt"
         raise TokenizerError(
             what, where=file.parent, fix="Fetch merges.txt, or tokenizer.json, which holds both."
         )
     try:
         return tokenizers.Tokenizer(models.BPE.from_file(str(file), str(merges)))
     except Exception as error:  # tokenizers raises nothing narrower
-        what = f"is no byte-level BPE vocabulary, or does not go with merges.txt: {error}"
+        what = f"is not a byte-level BPE vocabulary, or does not match merges.txt: {error}"
         raise TokenizerError(
             what, where=file, fix="Fetch both again, or tokenizer.json."
         ) from error
 
 
 def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline]:
-    """A file of SentencePiece; XLM-R's vocabulary has four tokens in front in place of three, and <mask> at the end."""
+    """Read a SentencePiece file.
+
+    XLM-R's vocabulary replaces the first three pieces by four tokens and appends <mask>:
+    <unk> <s> </s> a b → <s> <pad> </s> <unk> a b <mask>.
+    """
     try:
         held = read_sentencepiece(file.read_bytes())
     except ValueError as error:
         raise TokenizerError(
-            f"is no SentencePiece model: {error}", where=file, fix=_ELSEWHERE
+            f"is not a SentencePiece model: {error}", where=file, fix=_ELSEWHERE
         ) from error
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
@@ -333,6 +354,8 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
         return tokenizers.Tokenizer(
             models.Unigram([*pieces, *added], unk_id=places["[UNK]"])
         ), deberta
-    known = "neither ALBERT's, BigBird's or DeBERTa's, which have [CLS], nor XLM-RoBERTa's sentencepiece.bpe.model"
-    what = f"its {held.kind} pieces are {known}"
+    what = (
+        f"its {held.kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have [CLS], "
+        "nor XLM-RoBERTa's sentencepiece.bpe.model"
+    )
     raise TokenizerError(what, where=file, fix=_ELSEWHERE)

@@ -1,15 +1,17 @@
-"""Vocabularies from text: WordPiece, byte-level BPE, Unigram, by the trainers of `tokenizers`.
+"""Training of vocabularies: WordPiece, byte-level BPE and Unigram, with the trainers of `tokenizers`.
 
 Schuster & Nakajima 2012 (WordPiece), Sennrich et al. 2016 (BPE; over bytes: Radford et al. 2019), Kudo 2018 (Unigram).
 
-Notable choices. The same text gives the same file, which the trainers alone do not: they walk hash tables in an order that
-differs from run to run. For WordPiece that decides which characters stay and which ids their "##" forms get, hence how ties
-between merges are broken; so the alphabet is counted here and given in a fixed order. It is closed: with a character its "##"
-form is in, so that no word over the alphabet is unknown. Byte-level BPE has a fixed alphabet and is deterministic as it is. For
-Unigram the order of summation reaches the last digits of the scores, so they are rounded and pieces put in order.
+Notable choices. The same text gives the same file. The trainers alone do not ensure that, because
+they iterate over hash tables in an order that differs between runs. In WordPiece that order decides
+which characters are kept and which ids their "##" forms get, and so how ties between merges are
+broken; therefore the alphabet is counted here and passed in a fixed order. Each character has its
+"##" form, so that no word over the alphabet is unknown. Byte-level BPE has a fixed alphabet and is
+deterministic. In Unigram the order of summation changes the last digits of the scores, so they are
+rounded and the pieces sorted.
 
-Special tokens come first, by their family's names and places: [PAD] is 0, then [UNK], [CLS], [SEP], [MASK]; in byte-level BPE
-<s> is 0, then <pad>, </s>, <unk>, <mask>, and RoBERTa's template stands around texts.
+Special tokens come first, with their family's names and ids: [PAD] is 0, then [UNK], [CLS], [SEP],
+[MASK]; in byte-level BPE <s> is 0, then <pad>, </s>, <unk>, <mask>, with RoBERTa's template.
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_files import Bert, bert_backend, dress, finish
 
 SPECIALS = [names[0] for names in NAMES.values()]
-"""BERT's."""
+"""BERT's special tokens, in its order."""
 ROBERTA = [NAMES[use][1] for use in ("cls", "pad", "sep", "unknown", "mask")]
-"""RoBERTa's, in its order; there, <mask> is the last token of all."""
+"""RoBERTa's special tokens, in its order, but for <mask>, which is RoBERTa's last token."""
 CEILING = 200_000_000
-"""Characters of text that a vocabulary is learnt from at most."""
+"""The default limit of the training text, in characters."""
 
 ALPHABET = 1000
-"""Characters that WordPiece keeps whatever the coverage."""
+"""The number of characters that WordPiece keeps, whatever the coverage."""
 
 # Decimals of Unigram's scores, natural logarithms. Between runs they differ by up to 4e-11.
 _DECIMALS = 4
-# By how much tokenizers sets apart the scores of characters that no word needs.
+# The difference between the scores that tokenizers gives to characters that no word needs.
 _CHARACTER_STEP = 1e-4
 
 
@@ -85,7 +87,7 @@ class ByteBPE:
     Attributes:
         size: tokens, the special ones included.
         min_frequency: how often a pair of pieces must occur to be joined.
-        prefix_space: whether the first word of a text is read as if after a space, as all others are.
+        prefix_space: read the first word of a text as if after a space, like the others.
     """
 
     size: int = 50_000
@@ -101,9 +103,9 @@ class Unigram:
     """ALBERT's and SentencePiece's vocabulary: the pieces that make the text most probable.
 
     Attributes:
-        size: tokens, the special ones included; less if the trainer finds no more that the text needs.
-        lowercase, strip_accents: none for `strip_accents` means as `lowercase`.
-        longest: characters of a piece at most.
+        size: tokens, the special ones included; fewer if the text does not need as many.
+        lowercase, strip_accents: None for `strip_accents` means as `lowercase`.
+        longest: the longest piece, in characters.
     """
 
     size: int = 30_000
@@ -133,19 +135,19 @@ def _check_positive(kind: Kind, *names: str) -> None:
 def train_tokenizer(
     texts: Iterable[str], kind: Kind, *, ceiling: int = CEILING, seed: int = 0
 ) -> Tokenizer:
-    """Learns a vocabulary from texts, read once; of more than `ceiling` characters, an even sample (`sample.sample`).
+    """Train a tokenizer on texts, read once, or on an even sample of `ceiling` characters.
 
-    Memory: the sample, and the trainer's tables of its distinct words.
+    Memory holds the sample and the trainer's tables of its distinct words.
 
     Raises:
-        TokenizerError: no text, or a size that cannot hold the special tokens and the alphabet.
-        DataError: a text with half of a surrogate pair.
+        TokenizerError: there is no text, or `size` cannot hold special tokens and alphabet.
+        DataError: a text holds half of a surrogate pair.
     """
     return learn(sample(texts, ceiling, seed), kind)
 
 
 def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
-    """As `train`, from a sample; `read` is how the trainer goes through it, so that someone can watch."""
+    """Train a tokenizer on a sample; `read` iterates over it and can report progress."""
     try:
         backend = _learn(texts, kind, read)
     except UnicodeEncodeError as error:
@@ -179,7 +181,7 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, read: Reader) -> tokenizer
     trainer = trainers.WordPieceTrainer(
         vocab_size=kind.size,
         min_frequency=kind.min_frequency,
-        special_tokens=[*SPECIALS, *letters, *inner],  # in this order, whatever they are
+        special_tokens=[*SPECIALS, *letters, *inner],  # so that the trainer keeps this order
         initial_alphabet=letters,
         limit_alphabet=len(letters),
         show_progress=False,
@@ -208,11 +210,9 @@ def _alphabet(counts: Counter[str], kind: WordPiece, backend: tokenizers.Tokeniz
 
 
 def _goes_on(letter: str, backend: tokenizers.Tokenizer) -> bool:
-    """Whether the character can stand within a word."""
-    return (
-        len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str("a" + letter)))
-        == 1
-    )
+    """Return True if a word can continue with the character."""
+    normal = backend.normalizer.normalize_str("a" + letter)
+    return len(backend.pre_tokenizer.pre_tokenize_str(normal)) == 1
 
 
 def _learn_byte_bpe(texts: Sample, kind: ByteBPE, read: Reader) -> tokenizers.Tokenizer:
@@ -256,7 +256,7 @@ def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tok
     ranked = sorted(_steady(scores).items(), key=lambda item: (-item[1], item[0]))
     single = [piece for piece, _ in ranked if len(piece) == 1]
     longer = [piece for piece, _ in ranked if len(piece) > 1]
-    # The trainer was asked for more, or oversteps the size when there is room for single characters only.
+    # The trainer may exceed the size: asked for more, or with room for single characters only.
     kept = {*single, *longer[: kind.size - len(SPECIALS) - len(single)]}
     pieces = [item for item in ranked if item[0] in kept]
     backend.model = models.Unigram([(name, 0.0) for name in SPECIALS] + pieces, unk_id=1)
@@ -266,7 +266,7 @@ def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tok
 def _unigram_scores(
     backend: tokenizers.Tokenizer, texts: Iterator[str], kind: Unigram, size: int
 ) -> dict[str, float]:
-    """Pieces with their logarithmic probabilities, `size` of them with the special tokens, or as many as the trainer finds."""
+    """Return pieces with log probabilities: `size` with special tokens, or as many as are found."""
     trainer = trainers.UnigramTrainer(
         vocab_size=size,
         special_tokens=SPECIALS,
@@ -283,7 +283,7 @@ def _unigram_scores(
 
 
 def _sentencepiece_normalizer(kind: Unigram) -> normalizers.Normalizer:
-    """Control characters out, white space to single spaces, compatible forms to one; lower case and accents as asked."""
+    """Return a normaliser: no control characters, single spaces, NFKC, and the options of `kind`."""
     steps: list[normalizers.Normalizer] = [normalizers.Nmt(), normalizers.NFKC()]
     if kind.lowercase if kind.strip_accents is None else kind.strip_accents:
         steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
@@ -293,9 +293,10 @@ def _sentencepiece_normalizer(kind: Unigram) -> normalizers.Normalizer:
 
 
 def _steady(scores: dict[str, float]) -> dict[str, float]:
-    """Scores that do not depend on the order in which the trainer met the words.
+    """Return scores that do not depend on the order in which the trainer read the words.
 
-    Characters that no word needs get the least score here; there, that one and a step more each, in the order of a hash table.
+    The trainer gives characters that no word needs the least score plus a step each, in the order
+    of a hash table. Here they all get the least score.
     """
     least = rung = min(scores.values())
     steady = dict(scores)
@@ -307,7 +308,7 @@ def _steady(scores: dict[str, float]) -> dict[str, float]:
 
 
 def _normal_characters(texts: Sample, backend: tokenizers.Tokenizer) -> Counter[str]:
-    """How often each character occurs once BERT's normaliser, which works on single characters, has been at it."""
+    """Count the characters after BERT's normaliser, which works on single characters."""
     raw = np.zeros(0x110000, dtype=np.int64)
     for block in texts.blocks:
         codes = np.frombuffer("".join(block).encode("utf-32-le"), dtype=np.uint32)
@@ -326,7 +327,7 @@ def _ranked(counts: Counter[str]) -> list[tuple[str, int]]:
 
 
 def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
-    """`needed`: tokens of the alphabet, which is described in words; none where there is no text."""
+    """Check that a vocabulary has room for the `needed` tokens of the alphabet; 0 is no text."""
     if needed == 0:
         raise TokenizerError(
             "there is no text to learn a vocabulary from", fix="Give files with text in them."

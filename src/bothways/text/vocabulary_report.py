@@ -1,8 +1,9 @@
-"""How well a vocabulary fits a text: unknown rate, fertility, coverage, unused entries, examples.
+"""Measures of how a vocabulary fits a text: unknown rate, fertility, coverage, unused entries.
 
-Words are cut the same way for every tokenizer, so that two vocabularies can be compared on one text: at white space and
-punctuation marks and around ideographs, as BERT does it; what holds no letter or digit is no word. Each distinct word is
-tokenized as it stands in running text, after a space. Fertility as in Rust et al. 2021.
+Words are the same for every tokenizer, so that two vocabularies can be compared on one text: BERT's
+pre-tokenizer splits at white space, punctuation marks and ideographs, and a word has a letter or a
+digit. Each distinct word is tokenized as in running text, after a space. Fertility is that of Rust
+et al. 2021.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CUT = pre_tokenizers.BertPreTokenizer()
 
 @dataclass(frozen=True)
 class SplitWord:
-    """A word of the text that is more than one token. `count`: how often it occurs."""
+    """A word with its tokens and the number of its occurrences."""
 
     word: str
     pieces: tuple[str, ...]
@@ -39,7 +40,7 @@ class SplitWord:
 
 @dataclass(frozen=True)
 class VocabularyReport:
-    """How a vocabulary fits a text. Shares lie between 0 and 1.
+    """The fit of a vocabulary to a text. Shares are between 0 and 1.
 
     Attributes:
         size: tokens in the vocabulary.
@@ -48,9 +49,9 @@ class VocabularyReport:
         unknown_words: share of its words that have an unknown token.
         fertility: tokens per word.
         whole_words: share of its words that are one known token.
-        covered: share of the characters in words that lie in words without an unknown token.
-        unused: share of the vocabulary, special tokens aside, that the text never uses.
-        longest: the longest tokens of the vocabulary, as the file spells them, the longest first.
+        covered: share of the characters of words that are in words without an unknown token.
+        unused: share of the vocabulary, without special tokens, that the text never uses.
+        longest: the longest tokens of the vocabulary as in its file, the longest first.
         split: the most frequent words that are more than one token.
         strange: the most frequent words that have an unknown token.
     """
@@ -73,10 +74,10 @@ class VocabularyReport:
 def vocabulary_report(
     tokenizer: Tokenizer, texts: Iterable[str], *, examples: int = 10
 ) -> VocabularyReport:
-    """Reads the texts once; holds one counter of distinct words and one of tokens.
+    """Measure the fit in one pass; memory grows with the number of distinct words.
 
     Raises:
-        DataError: texts without a single word.
+        DataError: the texts hold no word.
     """
     characters, use, words = _count(tokenizer, texts)
     if not words:
@@ -92,7 +93,7 @@ def vocabulary_report(
     ordinary = _ordinary(tokenizer)
 
     def show(chosen: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
-        """The most frequent of these words, with their pieces."""
+        """Return the most frequent of these words, with their tokens."""
         places = np.flatnonzero(chosen)[:examples].tolist()
         return tuple(
             SplitWord(ranked[i], tuple(map(tokenizer.token, spelled[i].tolist())), int(counts[i]))
@@ -117,12 +118,12 @@ def vocabulary_report(
 
 
 def _share(weights: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
-    """The part of all weight that the chosen have; 0 where there is none."""
+    """Return the share of the total weight that is chosen; 0 if the total is 0."""
     return int(weights[chosen].sum()) / max(1, int(weights.sum()))
 
 
 def _ordinary(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """`(size)`: True for the ids of tokens that stand for text."""
+    """Return `(size)`: True for the ids of tokens of text."""
     ordinary = np.zeros(tokenizer.size, dtype=np.bool_)
     ordinary[list(tokenizer.backend.get_vocab().values())] = True
     ordinary[tokenizer.special] = ordinary[tokenizer.specials.unknown] = False
@@ -137,7 +138,7 @@ def _longest(tokenizer: Tokenizer, ordinary: NDArray[np.bool_]) -> tuple[str, ..
 def _count(
     tokenizer: Tokenizer, texts: Iterable[str]
 ) -> tuple[int, NDArray[np.int64], Counter[str]]:
-    """Characters, uses `(size)` of each id, and how often each word occurs."""
+    """Return the number of characters, the uses `(size)` of each id, and the counts of words."""
     characters, use, pieces = 0, np.zeros(tokenizer.size, dtype=np.int64), Counter[str]()
     find = bert_words([], spaces_ideographs=True).findall
     stream = iter(texts)

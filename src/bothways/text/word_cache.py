@@ -1,21 +1,25 @@
-"""Real text repeats its words: tokenize each distinct piece of text once, then look it up.
+"""A cache of words: each distinct piece of text is tokenized once, then looked up.
 
-This is exact only where a tokenizer never looks across the cuts between pieces. `cutter` says where that is so:
+This is exact only if a tokenizer never looks across the boundaries of pieces. `find_cutter` accepts
+two kinds of tokenizers, and others tokenize each text as a whole:
 
-BERT (BertNormalizer, BertPreTokenizer, WordPiece). Pieces are runs without white space, ASCII punctuation and ideographs, or
-one ASCII punctuation mark, or one ideograph. The normaliser works on single characters, but for the canonical reordering of
-combining marks, which never crosses a character of combining class 0; space, newline, tab, ASCII punctuation and ideographs
-are of class 0, and none of them vanishes. After it, the pre-tokenizer breaks at white space, around each punctuation mark, and
-around each ideograph, which the normaliser has put between spaces. WordPiece sees one word at a time.
+BERT (BertNormalizer, BertPreTokenizer, WordPiece). A piece is a run without white space, ASCII
+punctuation and ideographs, or one ASCII punctuation mark, or one ideograph. The normaliser works on
+single characters, except for the canonical reordering of combining marks, which never crosses a
+character of combining class 0. Space, newline, tab, ASCII punctuation and ideographs have class 0,
+and none of them disappears. The pre-tokenizer then splits at white space, around each punctuation
+mark, and around each ideograph, which the normaliser surrounds with spaces. WordPiece reads one
+word at a time.
 
-Byte-level BPE (no normaliser, ByteLevel with GPT-2's expression, BPE without dropout). A piece begins at a run of spaces that
-follows a visible character. No alternative of the expression holds a space after a visible character, and the only one that
-looks ahead ("white space not before a visible character") looks no further than the run of white space it stands in, which
-lies in one piece. A prefix space is put only before a text that does not begin with white space: the first piece.
+Byte-level BPE (no normaliser, ByteLevel with GPT-2's expression, BPE without dropout). A piece
+begins at a run of spaces that follows a visible character. No alternative of the expression matches
+a space after a visible character, and the only one with lookahead ("white space not before a
+visible character") looks no further than its own run of white space, which is within one piece. A
+prefix space is added only to a text that does not begin with white space: to its first piece.
 
-Added tokens are found in the raw text before all that. They must not hold white space, nor reach into it where it counts, and
-for BERT begin with ASCII punctuation, so that the expression meets them where the backend does. Everything else goes through
-the backend, text by text.
+The backend finds added tokens in the raw text first. They must not contain white space, nor absorb
+it where it matters, and for BERT must begin with ASCII punctuation, so that the expression finds
+them where the backend does.
 """
 
 from __future__ import annotations
@@ -35,20 +39,21 @@ _IDEOGRAPHS = r"\u3400-\u4DBF\u4E00-\u9FFF\uF900-\uFAFF\U00020000-\U0002A6DF"
 _SPACED = re.compile(r" *[^ ]+(?:(?<=\s) +[^ ]+)*| +")
 
 MEMORY = 64 * 2**20
-"""Bytes of known pieces, about; when they are exceeded, all are forgotten. A piece costs `_ENTRY` and 8 a character."""
+"""The approximate size of the cache in bytes, at `_ENTRY` a piece and 8 a character; a full cache
+is cleared."""
 _ENTRY = 200
 
 
 @dataclass(frozen=True)
 class BertWords:
-    """Pieces of a BERT tokenizer, as this expression finds them."""
+    """The expression that finds the pieces of a BERT tokenizer."""
 
     expression: re.Pattern[str]
 
 
 @dataclass(frozen=True)
 class SpacedWords:
-    """Pieces of a byte-level BPE tokenizer, as this expression finds them."""
+    """The expression that finds the pieces of a byte-level BPE tokenizer."""
 
     expression: re.Pattern[str]
 
@@ -56,8 +61,8 @@ class SpacedWords:
 Cutter = BertWords | SpacedWords
 
 
-def cutter(spec: Mapping[str, Any]) -> Cutter | None:
-    """Where the tokenizer of this `tokenizer.json` can be cut without changing an id; none where that is not proved."""
+def find_cutter(spec: Mapping[str, Any]) -> Cutter | None:
+    """Return the pieces that a `tokenizer.json` treats independently; None if not proved."""
     added = spec["added_tokens"]
     if any(re.search(r"\s", token["content"]) for token in added):
         return None
@@ -84,11 +89,12 @@ def _stands_alone(token: Mapping[str, Any]) -> bool:
 
 
 def bert_words(added: list[str], spaces_ideographs: bool) -> re.Pattern[str]:
-    """Finds words (runs without white space, ASCII punctuation and ideographs), added tokens, single characters.
+    """Return an expression for words, added tokens, punctuation marks and ideographs.
 
     Args:
-        added: tokens to find whole; each begins with ASCII punctuation. The longest wins, as in the backend.
-        spaces_ideographs: whether ideographs stand alone.
+        added: tokens to match whole, which begin with ASCII punctuation. The longest wins, as in
+            the backend.
+        spaces_ideographs: if True, each ideograph is a piece.
     """
     alone = _PUNCTUATION + (_IDEOGRAPHS if spaces_ideographs else "")
     tokens = [re.escape(token) for token in sorted(added, key=len, reverse=True)]
@@ -96,7 +102,7 @@ def bert_words(added: list[str], spaces_ideographs: bool) -> re.Pattern[str]:
 
 
 class PieceTable(dict[str, bytes]):
-    """Piece → its ids, as the bytes of native 32-bit integers. A piece that is not in it is tokenized when it is looked up."""
+    """A mapping of pieces to their ids, as bytes of native int32; missing pieces are tokenized."""
 
     def __init__(self, backend: tokenizers.Tokenizer, cut: Cutter) -> None:
         super().__init__()
@@ -111,7 +117,7 @@ class PieceTable(dict[str, bytes]):
                 assert_never(cut)
 
     def rows(self, texts: list[str]) -> list[bytes]:
-        """For each text its ids, as the bytes of native 32-bit integers."""
+        """Return the ids of each text, as bytes of native int32."""
         return [b"".join(map(self.__getitem__, self._find(text))) for text in texts]
 
     def __missing__(self, piece: str) -> bytes:
@@ -128,8 +134,10 @@ def _tokenize(backend: tokenizers.Tokenizer, piece: str) -> list[int]:
 
 
 def _tokenize_word(backend: tokenizers.Tokenizer, piece: str) -> list[int]:
-    """What is letters and digits alone once normalised is one word to BERT's pre-tokenizer: for a third of the price, the model
-    can be asked directly."""
+    """Tokenize a piece; call the model directly, three times as fast, if it is only one word.
+
+    A normalised piece of letters and digits alone is one word to BERT's pre-tokenizer.
+    """
     word = backend.normalizer.normalize_str(piece)
     if not word.isalnum():
         return _tokenize(backend, piece)
