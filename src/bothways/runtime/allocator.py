@@ -33,6 +33,10 @@ def tune_allocator() -> bool:
 
     Returns:
         Whether the allocator has these settings.
+
+    Example:
+        >>> bothways.tune_allocator()  # doctest: +SKIP
+        True
     """
     try:
         libc = ctypes.CDLL(None)
