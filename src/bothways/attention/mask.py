@@ -144,7 +144,7 @@ class AttentionView:
 
     @functools.cached_property
     def has_global_tokens(self) -> bool:
-        """Whether the batch names global tokens and the pattern attends to them."""
+        """True if the batch names global tokens and the pattern attends to them."""
         mask = self.global_attention_mask
         window = isinstance(self.pattern, Window) and self.pattern.global_attention
         return window and mask is not None and bool(mask.any())

@@ -1,7 +1,7 @@
 """A corpus: documents as sentences as token ids, in memory-mapped arrays that every objective
 reads.
 
-    manifest.json    describes the rest; written last, so a folder without it is no corpus
+    manifest.json    describes the rest; written last, so a folder without it is incomplete
     tokens.bin       ids, one document after the other; uint16, or uint32 for more than 65,536 ids
     sentences.bin    where each sentence begins among the tokens, and the end; uint64
     documents.bin    where each document begins among the sentences, and the end; uint64

@@ -156,7 +156,7 @@ def unwrap(text: str) -> str:
 
 
 def _resolve(name: str) -> list[str]:
-    """Return the files that a name stands for, or the Hub data set itself."""
+    """Return the files that a name refers to, or the Hub data set itself."""
     if name == STDIN:
         fix = "Save it to a file first, or use a pipe: <(command)."
         raise DataError("reading documents from standard input is not supported", fix=fix)

@@ -1,7 +1,7 @@
 """The names of weights, ours ↔ Hugging Face's, as rules that are data.
 
 A rule says where one of our modules or tensors is in a Hugging Face file. Loading reads the rules
-in one direction and saving in the other, so the two cannot drift apart. `{}` in a name stands for
+in one direction and saving in the other, so the two cannot drift apart. `{}` in a name represents
 a number, such as that of a layer:
 
     Rename("encoder.blocks.{}.mlp.up", "bert.encoder.layer.{}.intermediate.dense")

@@ -93,7 +93,7 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
 
 
 def _hub_id(name: str | Path) -> str | None:
-    """Return the id on the Hub that a name stands for, None for the path of a folder."""
+    """Return the id on the Hub that a name refers to, None for the path of a folder."""
     if isinstance(name, Path):
         return None
     bare = name.removeprefix("hub:")

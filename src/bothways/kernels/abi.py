@@ -46,7 +46,7 @@ class AttentionBatch(ctypes.Structure):
 
 
 class Linear(ctypes.Structure):
-    """A linear layer whose weights lie in panels."""
+    """A linear layer with weights packed in panels."""
 
     _fields_ = [
         ("panels", _POINTER),

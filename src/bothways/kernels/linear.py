@@ -74,8 +74,8 @@ class Compiled:
 class CompiledLinear(Compiled):
     """x·Wᵀ + b by a compiled kernel.
 
-    The weights lie in panels of 32 outputs. A panel has, for every 4 bytes of an output's weights,
-    a row with those of all its outputs:
+    The weights are packed in panels of 32 outputs. A panel has, for every 4 bytes of an output's
+    weights, a row with those of all its outputs:
 
         fp32:  w[0][0]    w[1][0]    …  w[31][0]    |  w[0][1]    w[1][1]    …
         int8:  w[0][0:4]  w[1][0:4]  …  w[31][0:4]  |  w[0][4:8]  w[1][4:8]  …

@@ -221,7 +221,7 @@ class EncoderConfig:
 
     @property
     def has_global_attention(self) -> bool:
-        """Whether attention has separate queries, keys and values for global tokens.
+        """True if attention has separate queries, keys and values for global tokens.
 
         If one layer has them, all have.
         """
@@ -231,19 +231,19 @@ class EncoderConfig:
 
     @property
     def is_causal(self) -> bool:
-        """Whether every layer is causal, so that only the last token has seen all others."""
+        """True if every layer is causal, so that only the last token has seen all others."""
         return all(isinstance(pattern, Causal) for pattern in self.patterns)
 
     @property
     def norm_after_projection(self) -> bool:
-        """Whether the LayerNorm of narrow embeddings follows their projection to the width."""
+        """True if the LayerNorm of narrow embeddings follows their projection to the width."""
         order = self.order
         normed = isinstance(order, PostNorm) and order.embedding and order.projected
         return normed and self.embedding is not None
 
     @property
     def first_norm(self) -> bool:
-        """Whether the first block's attention has a LayerNorm; shared blocks always have."""
+        """True if the first block's attention has a LayerNorm; shared blocks always have."""
         post = isinstance(self.order, PostNorm)
         return post or not self.order.embedding or self.sharing is not None
 

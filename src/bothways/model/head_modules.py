@@ -221,7 +221,7 @@ class BiLMOutput(nn.Module):
 
 
 def pooled_tokens(layout: Layout, causal: bool) -> Int[Tensor, " sequences"]:
-    """Return the token that stands for each sequence: the first, [CLS], or the last if causal.
+    """Return the token that represents each sequence: the first, [CLS], or the last if causal.
 
     In a causal encoder the first token attends to itself alone.
     """

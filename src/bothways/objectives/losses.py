@@ -1,9 +1,9 @@
-"""Cross-entropy as a sum and the number of hits: in one pass over the logits, with classes
-weighed, among choices.
+"""Cross-entropy as a sum and the number of hits: in one pass over the logits, with weighted
+classes, among choices.
 
 At a vocabulary of 30,000 the loss moves more memory than a small encoder does. torch's own makes
 five fp32 arrays of the size of the logits; here a few rows at a time are taken from logits to
-gradient, softmax − one-hot, while they lie in the cache.
+gradient, softmax − one-hot, while they are in the cache.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Masked LM and sentence order prediction, as ALBERT (Lan et al. 2019, section 3.1).
 
-The pair head tells whether two consecutive segments are in order (0) or swapped (1), the meaning
+The pair head predicts whether two consecutive segments are in order (0) or swapped (1), the meaning
 of `sentence_order_label` in transformers' AlbertForPreTraining.
 """
 

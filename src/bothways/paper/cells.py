@@ -35,7 +35,7 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class CellResult:
-    """What a cell came to.
+    """The result of a cell.
 
     Attributes:
         folder: of the cell; `folder / "model"` is there for the best cell alone.
@@ -59,7 +59,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What an experiment came to.
+    """The result of an experiment.
 
     Attributes:
         results: of every cell that was run.
@@ -144,7 +144,7 @@ def run(experiment: Experiment, out: Path, *, device: str, console: Console) -> 
 
 
 def scored(results: Iterable[CellResult]) -> list[CellResult]:
-    """Those that did not diverge."""
+    """Return the results that did not diverge."""
     return [result for result in results if result.value is not None]
 
 

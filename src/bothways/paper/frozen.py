@@ -2,7 +2,7 @@
 one frozen encoder.
 
 The vectors are computed once for all restarts. A restart that is finished is read from its result;
-one that was interrupted begins anew.
+an interrupted one starts again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def is_frozen_finished(experiment: Frozen, settings: FeatureConfig, out: Path) -
 
 
 def features_folder(experiment: Frozen, out: Path) -> Path:
-    """Where the vectors of all its runs are."""
+    """Return the folder of the vectors of all runs."""
     return out / "runs" / experiment.name / "features"
 
 

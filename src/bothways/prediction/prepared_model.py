@@ -188,7 +188,7 @@ class PreparedModel(Model):
 
     @property
     def splits_batches(self) -> bool:
-        """Whether one kernel takes any number of tokens, as many at a time as the cache holds."""
+        """True if one kernel takes any number of tokens, as many at a time as the cache holds."""
         return isinstance(self.encoder, PreparedEncoder) and self.encoder.max_tokens == math.inf
 
 

@@ -57,7 +57,7 @@ def _load_start(source: str, settings: PretrainConfig, corpus: Corpus) -> Model:
     """Return the weights of `settings.start` with the heads of the objective and its dropout.
 
     Raises:
-        FolderError: the folder lacks a head that is not in `settings.fresh`, or is no model.
+        FolderError: the folder lacks a head that is not in `settings.fresh`, or is not a model.
         TokenizerError: the folder has no tokenizer.
         ConfigError: the encoder is not the folder's, or the corpus has another vocabulary.
     """

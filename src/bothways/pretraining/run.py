@@ -46,7 +46,7 @@ from bothways.training.store import FolderStore, MemoryStore
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         learner: with the weights of the last step.
@@ -69,7 +69,7 @@ class PretrainResult:
         return model
 
     def finished(self, training: Training) -> bool:
-        """Whether the run came to its configured end."""
+        """Return whether the run reached its configured end."""
         return self.progress.finished(training.until)
 
 

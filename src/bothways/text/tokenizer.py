@@ -252,7 +252,7 @@ class Tokenizer:
 
     @functools.cached_property
     def lowercase(self) -> bool:
-        """Whether texts are converted to lower case."""
+        """True if texts are converted to lower case."""
         return (
             self.backend.normalizer is not None
             and "A" not in self.backend.normalizer.normalize_str("A")
@@ -370,9 +370,9 @@ def _steps(normalizer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 @functools.cache
 def _byte_of() -> dict[str, int]:
-    """Return the byte that each character of byte-level BPE stands for (Radford et al. 2019).
+    """Return the byte that each character of byte-level BPE represents (Radford et al. 2019).
 
-    Visible characters stand for themselves; the others come in order from U+0100 on.
+    Visible characters represent themselves; the others come in order from U+0100 on.
     """
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]

@@ -327,7 +327,7 @@ def _ranked(counts: Counter[str]) -> list[tuple[str, int]]:
 
 
 def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
-    """Check that a vocabulary has room for the `needed` tokens of the alphabet; 0 is no text."""
+    """Check that a vocabulary has room for the `needed` tokens of the alphabet; 0 for no text."""
     if needed == 0:
         raise TokenizerError(
             "there is no text to learn a vocabulary from", fix="Give files with text in them."

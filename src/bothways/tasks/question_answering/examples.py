@@ -62,7 +62,7 @@ class Question:
 
     @property
     def annotated(self) -> bool:
-        """Whether the right answer is known."""
+        """True if the right answer is known."""
         return bool(self.answers) or self.impossible is True
 
 

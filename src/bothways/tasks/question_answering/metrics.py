@@ -56,7 +56,7 @@ class Grade:
 
 
 def grade_answer(text: str, question: Question) -> Grade:
-    """Compare an answer with the right ones; "" is no answer. The question must be annotated."""
+    """Compare an answer with the right ones; "" means unanswerable."""
     if unspaced(question.context):
         return _best([_by_characters(text, right) for right, _ in question.answers or (("", 0),)])
     words = normalised(text)

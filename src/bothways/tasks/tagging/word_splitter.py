@@ -68,7 +68,7 @@ def _split_by_rules(text: str) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=4096)
 def _kind(character: str) -> str:
-    """Return the shape of a character; marks that may join words stand for themselves."""
+    """Return the shape of a character; marks that may join words represent themselves."""
     if character.isspace():
         return " "
     if character in ".,:/&-":
