@@ -94,7 +94,7 @@ def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(
     assert configs.load(FinetuneConfig, file=folder / "config.toml") == settings_of(files)
     assert "note: always answering" in said
     assert "as measured now: about" in said
-    assert "note: the columns were guessed: text = 'sentence', label = 'label'" in said
+    assert "note: the columns are guessed: text = 'sentence', label = 'label'" in said
     assert [finding.check for finding in result.findings] == ["overlap", "balance", "time"]
 
 

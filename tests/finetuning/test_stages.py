@@ -206,13 +206,13 @@ def test_a_run_tells_all_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         f"fingerprint of {dev}",
         "measuring the speed of the machine",
         "reading the best weights",
-        "looking at the training loss",
+        "measuring the training loss",
         "scoring the dev data",
         "saving the model",
-        "looking at each answer",
+        "analysing each answer",
         "writing the report",
     ]
     assert len(found[f"reading {train}"]) == 2
     assert found["measuring the speed of training"] == [0, 0.5]
-    assert found["scoring the dev data"] == found["looking at each answer"] == [1]
+    assert found["scoring the dev data"] == found["analysing each answer"] == [1]
     assert all(rises([share for share in shares if share is not None]) for shares in found.values())

@@ -85,7 +85,7 @@ def test_no_input_is_written_over(
 
 def test_a_quote_that_stays_open_is_named() -> None:
     with pytest.raises(
-        BothwaysError, match=r"grid: \"training.until='2 epochs\" has a quote that stays open"
+        BothwaysError, match=r"grid: \"training.until='2 epochs\" has an unclosed quote"
     ):
         parse_grid("training.until='2 epochs")
 

@@ -194,7 +194,7 @@ def test_predict_does_every_task(
     [
         (
             "embed bert texts.txt --out v.csv",
-            r"^out: 'v\.csv' is none of \.npy, \.parquet and \.jsonl",
+            r"^out: 'v\.csv' must end in \.npy, \.parquet or \.jsonl",
         ),
         (
             "embed bert sts.tsv --out v.npy",

@@ -161,7 +161,7 @@ def test_what_cannot_be_compared_is_refused(
         compare(one, one, str(tmp_path / "single.tsv"), device="cpu")
     file, prints = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2))), iter(("x", "y"))
     monkeypatch.setattr(comparison, "examples_fingerprint", lambda examples: next(prints))
-    with pytest.raises(DataError, match="read other examples from it"):
+    with pytest.raises(DataError, match="read different examples from it"):
         compare(one, one, file, device="cpu")
 
 

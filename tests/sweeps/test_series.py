@@ -119,7 +119,7 @@ def test_runs_on_other_data_are_no_series(
     monkeypatch.setattr(engine, "finetune", None)  # nothing more is trained
     with pytest.raises(
         ConfigError,
-        match=r"seed-0: this run was finished with another content of train than there is now",
+        match=r"seed-0: this run was finished with other content of train",
     ):
         finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
 
@@ -134,7 +134,7 @@ def test_runs_from_another_model_are_no_series(
     monkeypatch.setattr(engine, "finetune", None)
     with pytest.raises(
         ConfigError,
-        match=r"seed-0: this run was finished with another content of model than there is now",
+        match=r"seed-0: this run was finished with other content of model",
     ):
         finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
 
@@ -152,7 +152,7 @@ def test_what_changes_while_a_series_runs_is_found(
 
     monkeypatch.setattr(engine, "finetune", changing)
     with pytest.raises(
-        ConfigError, match=r"runs: seed-0 and seed-1 had another content of .*bert\n"
+        ConfigError, match=r"runs: seed-0 and seed-1 had different content of .*bert\n"
     ):
         finetune_seeds(settings, (0, 1), SweepFolder(tmp_path / "runs", device="cpu"))
 
@@ -292,7 +292,7 @@ def test_the_seed_of_the_head_and_that_of_the_order_are_told_apart(
     "text", ["0", "x", "1,x", "1,1", "", ",", "-1", "0x2", "2x", "2x0", "2x2x2"]
 )
 def test_what_are_no_seeds_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^seeds: .* are no seeds\n  Write how many"):
+    with pytest.raises(ConfigError, match=r"^seeds: .* does not name seeds\n  Write a number"):
         parse_seeds(text)
 
 
@@ -318,7 +318,7 @@ def test_grids_can_be_written() -> None:
     assert folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2-epochs,c=..-x"
     for text in ("nonsense", "a=", "a=1 a=2", "=3"):
         with pytest.raises(
-            ConfigError, match=r"^grid: .* is no part of a grid \(paper, glue have names\)"
+            ConfigError, match=r"^grid: .* is not a key with values; named grids are paper, glue"
         ):
             parse_grid(text)
     with pytest.raises(ConfigError, match=r"^grid: 'batch.n=16,32,16' has a value twice"):
@@ -472,7 +472,7 @@ def test_ranges_that_are_none_are_refused(
     base: FinetuneConfig, tmp_path: Path, values: str
 ) -> None:
     pytest.importorskip("optuna")
-    with pytest.raises(ConfigError, match=r"^space\.training\.optimizer\.lr: .* is no range"):
+    with pytest.raises(ConfigError, match=r"^space\.training\.optimizer\.lr: .* is not a range"):
         search_trials(base, f"training.optimizer.lr={values}", 1, SweepFolder(tmp_path))
 
 

@@ -303,7 +303,7 @@ def remarks(ready: PreparedRun) -> list[str]:
     lines = [f"{finding.severity}: {finding}" for finding in ready.findings]
     if ready.data.definition != ready.settings.task:
         columns = ready.data.definition.columns  # type: ignore[attr-defined]
-        lines.append(f"note: the columns were guessed: {columns}")
+        lines.append(f"note: the columns are guessed: {columns}")
     if ready.settings.chosen_by == "f1" and len(ready.data.labels) == 2:
         lines.append(
             f"note: f1 is that of {ready.data.labels[1]!r}, the second of the two labels in order"
