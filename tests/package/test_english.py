@@ -34,45 +34,7 @@ ALTERNATIVES = {
 
 OPENINGS = re.compile(r"(What|Whether|How|Of|Those|So|That|Where|Which|As|Such)\b")
 
-PENDING = {
-    "README.md",
-    "answer.md",
-    "attention",
-    "commands",
-    "configuration.md",
-    "convert.md",
-    "core",
-    "corpus.md",
-    "data",
-    "embed.md",
-    "evaluate.md",
-    "families",
-    "families.md",
-    "features.md",
-    "fill.md",
-    "finetune.md",
-    "finetuning",
-    "hub",
-    "kernels",
-    "model",
-    "model-folder.md",
-    "objectives",
-    "paper",
-    "predict.md",
-    "prediction",
-    "preflight",
-    "pretrain.md",
-    "pretraining",
-    "runtime",
-    "stability.md",
-    "sweeps",
-    "tag.md",
-    "tasks",
-    "text",
-    "tokenizer.md",
-    "training",
-    "training.md",
-}
+PENDING = {"hub", "training"}
 """Packages and pages whose language is still to be revised."""
 
 PENDING_NAMES = {"Compiled", "Dropout", "Linear"}
