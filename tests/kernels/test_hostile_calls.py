@@ -39,7 +39,7 @@ class Attention:
         )
         self.out = torch.full((48, 2, 32), 7.0, dtype=dtype)
         self.lse = torch.full((48, 2), 7.0)
-        drop = abi.Dropout(0, 0, 1.0)
+        drop = abi.DropoutStruct(0, 0, 1.0)
         places = (self.qkv.data_ptr(), self.offsets.data_ptr())
         self.batch = abi.AttentionBatch(*places, 48, 3, 2, 32, drop, abi.FORMATS[dtype])
 
@@ -321,7 +321,7 @@ def test_add_norm_refuses_what_does_not_fit(place: int) -> None:
         torch.zeros(3, 2),
         torch.zeros(3, 20),
     )
-    norm, drop = abi.LayerNorm(weight.data_ptr(), None, 20, 1e-5), abi.Dropout(0, 0, 1.0)
+    norm, drop = abi.LayerNorm(weight.data_ptr(), None, 20, 1e-5), abi.DropoutStruct(0, 0, 1.0)
     pointer = x.data_ptr()
     arguments: list[Any] = [
         ctypes.byref(norm), ctypes.byref(drop), pointer, pointer, 4, 3,

@@ -74,7 +74,7 @@ def test_a_library_of_another_version_is_refused(change: str, reload: pytest.Mon
     if change == "version":
         reload.setattr(abi, "VERSION", abi.VERSION + 1)
     else:
-        reload.setattr(abi, "STRUCTS", (abi.Dropout, Longer, *abi.STRUCTS[2:]))
+        reload.setattr(abi, "STRUCTS", (abi.DropoutStruct, Longer, *abi.STRUCTS[2:]))
     assert not library.is_loaded()
     assert "of another version of bothways" in library.describe_kernels()
 

@@ -37,7 +37,7 @@ OPENINGS = re.compile(r"(What|Whether|How|Of|Those|So|That|Where|Which|As|Such)\
 PENDING = {"hub", "training"}
 """Packages and pages whose language is still to be revised."""
 
-PENDING_NAMES = {"Compiled", "Dropout", "Linear"}
+PENDING_NAMES: set[str] = set()
 """Class names that still have two meanings."""
 
 

@@ -20,7 +20,7 @@ FORMATS = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
-class Dropout(ctypes.Structure):
+class DropoutStruct(ctypes.Structure):
     """Dropout: draws of 32 bits below `threshold` are dropped, the others multiplied by `scale`."""
 
     _fields_ = [
@@ -40,12 +40,12 @@ class AttentionBatch(ctypes.Structure):
         ("sequences", _INT64),
         ("heads", _INT64),
         ("head_size", _INT64),
-        ("drop", Dropout),
+        ("drop", DropoutStruct),
         ("dtype", _INT32),
     ]
 
 
-class Linear(ctypes.Structure):
+class LinearStruct(ctypes.Structure):
     """A linear layer with weights packed in panels."""
 
     _fields_ = [
@@ -81,9 +81,9 @@ class BlockTail(ctypes.Structure):
     """What follows the attention in a post-norm block."""
 
     _fields_ = [
-        ("out", Linear),
-        ("up", Linear),
-        ("down", Linear),
+        ("out", LinearStruct),
+        ("up", LinearStruct),
+        ("down", LinearStruct),
         ("attention_norm", LayerNorm),
         ("mlp_norm", LayerNorm),
     ]
@@ -92,7 +92,7 @@ class BlockTail(ctypes.Structure):
 class EncoderLayer(ctypes.Structure):
     """A whole post-norm block."""
 
-    _fields_ = [("qkv", Linear), ("tail", BlockTail)]
+    _fields_ = [("qkv", LinearStruct), ("tail", BlockTail)]
 
 
 class Classification(ctypes.Structure):
@@ -115,9 +115,9 @@ class LogNormalizer(ctypes.Structure):
 
 
 STRUCTS = (
-    Dropout,
+    DropoutStruct,
     AttentionBatch,
-    Linear,
+    LinearStruct,
     LayerNorm,
     Moments,
     BlockTail,

@@ -112,7 +112,7 @@ def attention_batch(
     )
 
 
-def _batch_of(qkv: Tensor, layout: Layout, drop: abi.Dropout) -> abi.AttentionBatch:
+def _batch_of(qkv: Tensor, layout: Layout, drop: abi.DropoutStruct) -> abi.AttentionBatch:
     tokens, _, heads, head_size = qkv.shape
     batch = attention_batch(layout, tokens, heads, head_size, qkv.dtype)
     batch.qkv, batch.drop = qkv.data_ptr(), drop

@@ -40,11 +40,11 @@ def _dropped_steps(rate: float) -> int:
     return min(round(rate * STEPS), STEPS - 1)
 
 
-def draw_dropout(rate: float) -> abi.Dropout:
+def draw_dropout(rate: float) -> abi.DropoutStruct:
     """Return a dropout for compiled kernels, with a new seed; without one for rate 0."""
     dropped = _dropped_steps(rate)
     seed = draw_seed() if dropped else 0
-    return abi.Dropout(seed, dropped * (2**32 // STEPS), STEPS / (STEPS - dropped))
+    return abi.DropoutStruct(seed, dropped * (2**32 // STEPS), STEPS / (STEPS - dropped))
 
 
 def keep_mask(x: Tensor, rate: float, seed: int) -> Tensor:

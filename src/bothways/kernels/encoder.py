@@ -18,8 +18,8 @@ from bothways.kernels import abi
 from bothways.kernels.attention import attention_batch
 from bothways.kernels.library import call
 from bothways.kernels.linear import (
-    Compiled,
     CompiledLinear,
+    CompiledPart,
     address,
     as_float,
     as_fp32,
@@ -27,7 +27,7 @@ from bothways.kernels.linear import (
 )
 
 
-class CompiledBlockTail(Compiled):
+class CompiledBlockTail(CompiledPart):
     """What follows the attention in a post-norm block with GELU, without dropout.
 
     Args:
@@ -73,7 +73,7 @@ class CompiledBlockTail(Compiled):
         return result
 
 
-class CompiledLayers(Compiled):
+class CompiledLayers(CompiledPart):
     """Consecutive post-norm blocks in which all tokens of a sequence attend to each other.
 
     Args:

@@ -61,17 +61,17 @@ class InferenceLayer(nn.Module):
         raise ConfigError(what, where="precision", fix="Save the model that they were made from.")
 
 
-class Compiled:
+class CompiledPart:
     """What a kernel reads: addresses of tensors that this object holds and nobody changes.
 
     A deep copy is the object itself.
     """
 
-    def __deepcopy__(self, memo: object) -> Compiled:
+    def __deepcopy__(self, memo: object) -> CompiledPart:
         return self
 
 
-class CompiledLinear(Compiled):
+class CompiledLinear(CompiledPart):
     """x·Wᵀ + b by a compiled kernel.
 
     The weights are packed in panels of 32 outputs. A panel has, for every 4 bytes of an output's
@@ -106,7 +106,7 @@ class CompiledLinear(Compiled):
         sums = None if scales is None else weight.sum(1, dtype=torch.int32) * 128
         self.tensors = panels, scales, sums, as_fp32(bias)
         sizes = (self.in_features, self.out_features, panels.nbytes, size)
-        self.struct = abi.Linear(*map(address, self.tensors), *sizes)
+        self.struct = abi.LinearStruct(*map(address, self.tensors), *sizes)
 
     def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """Return x·Wᵀ + b of rows in fp32 or bf16; for int8 the kernel quantizes each row first."""
