@@ -320,9 +320,9 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
         ("encoder=3", r"^encoder: '3' is given, but it must be a table"),
         (
             "training.until=3 parsecs",
-            r"^training\.until: '3 parsecs' is no duration\n  Write a number and one of",
+            r"^training\.until: invalid duration '3 parsecs'\n  Write a number and one of",
         ),
-        ("training.until.count=0", r"^training\.until: 0 .* is no duration"),
+        ("training.until.count=0", r"^training\.until: 0 .* is not a valid duration"),
         (
             "training.precision=fp8",
             r"^training\.precision: 'fp8' is given, but it must be one of auto, fp32, bf16",

@@ -21,7 +21,7 @@ from bothways.kernels import dropout
 from bothways.model import block
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.encoder import Encoder
-from bothways.preflight.compute import compute_as
+from bothways.preflight.machine import compute_as
 from small_models import SHAPES
 
 pytestmark = pytest.mark.filterwarnings(

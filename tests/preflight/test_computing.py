@@ -21,7 +21,7 @@ from bothways.finetuning.prepare import FinetuneConfig
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
-from bothways.preflight import compute as computing
+from bothways.preflight import machine as computing
 from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.training.durations import Steps

@@ -17,8 +17,7 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
 from bothways.preflight import machine as preflight
 from bothways.preflight.machine import Load, check_machine, forecast
-from bothways.preflight.model import check_casing, check_model
-from bothways.preflight.text import check_inputs
+from bothways.preflight.text import check_casing, check_inputs, check_model
 from bothways.tasks.classification.checks import check_examples
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample
@@ -163,7 +162,7 @@ def test_casing_is_held_against_the_vocabulary(tmp_path: Path) -> None:
 def test_a_sample_of_the_texts_decides_about_casing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bothways.preflight.model.SAMPLE", 4)
+    monkeypatch.setattr("bothways.preflight.text.SAMPLE", 4)
     texts = ["ape"] * 96 + ["APE"] * 4
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts) == []
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts[::-1]) != []

@@ -148,12 +148,12 @@ def test_a_missing_file_is_refused_by_name(saved, name):
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "step-5").mkdir()
-    refused(tmp_path / "step-5", "this is no checkpoint: manifest.json cannot be read")
+    refused(tmp_path / "step-5", "is not a checkpoint: manifest.json cannot be read")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "is no JSON"), (b"\xff\xfe", "is no JSON"), (b"[1]", "holds no table")],
+    [(b"{", "is not JSON"), (b"\xff\xfe", "is not JSON"), (b"[1]", "holds no table")],
 )
 def test_a_damaged_manifest_is_refused(saved, content, message):
     (saved / "manifest.json").write_bytes(content)
@@ -176,7 +176,7 @@ def test_another_run_is_refused_and_the_difference_named(saved):
         r"of another run: learner.dropout was 0.2, is 0.3\n",
         config={**CONFIG, "learner": {"dropout": 0.3}},
     )
-    assert "new run" in error.fix
+    assert "a run in another folder" in error.fix
     many = CONFIG | {f"key{number}": number for number in range(8)}
     refused(saved, "key0 was 'not set', is 0; .*; 3 more", config=many)
 

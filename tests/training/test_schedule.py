@@ -103,8 +103,8 @@ def test_the_rate_stays_between_0_and_the_peak_past_the_end_too(schedule):
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (Linear(1.0), "no share of a run"),
-        (Linear(-0.1), "no share of a run"),
+        (Linear(1.0), "a share of a run must be"),
+        (Linear(-0.1), "a share of a run must be"),
         (Linear(Tokens(5)), r"given in tokens \(5 tokens\), the run in steps \(10 steps\)"),
         (Linear(Steps(10)), "as long as the run"),
         (Trapezoid(0.5, 0.6), "longer than the run"),

@@ -47,7 +47,7 @@ def test_a_duration_is_read_from_its_own_text(given_duration):
     ["", "1000", "steps", "ten steps", "5 parsecs", "1,5 hours", "nan hours", "5 steps more"],
 )
 def test_a_text_that_is_no_duration_is_refused(text):
-    with pytest.raises(ConfigError, match="is no duration") as caught:
+    with pytest.raises(ConfigError, match="invalid duration") as caught:
         duration(text)
     assert "steps, tokens, epochs, hours, minutes, seconds" in caught.value.fix
 
@@ -60,7 +60,7 @@ def test_steps_and_tokens_are_whole(text):
 
 @pytest.mark.parametrize("text", ["0 steps", "-1 steps", "-0.5 hours", "1e999 epochs"])
 def test_a_duration_is_positive_and_finite(text):
-    with pytest.raises(ConfigError, match="greater than 0 and finite"):
+    with pytest.raises(ConfigError, match="above 0 and finite"):
         duration(text)
 
 

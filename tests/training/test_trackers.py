@@ -87,7 +87,7 @@ def test_a_new_run_begins_its_records_anew(tmp_path):
 def test_a_line_that_is_no_record_is_refused(tmp_path, bad):
     file = tmp_path / "metrics.jsonl"
     file.write_text(f'{{"step": 1}}\n{bad}\n{{"step": 2}}\n')
-    with pytest.raises(CheckpointError, match="is no record of a run") as caught:
+    with pytest.raises(CheckpointError, match="is not a record of a run") as caught:
         JsonLines(file, 1)
     assert caught.value.where == file
 
@@ -248,3 +248,9 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(width):
 
 def test_the_time_left_of_an_endless_run_is_no_error():
     assert line({"step": 1, "seconds_left": 1e30}) == "step 1 · years left"
+
+
+def test_records_that_are_not_utf8_are_one_message(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="is not UTF-8"):
+        JsonLines(tmp_path / "metrics.jsonl", 3)

@@ -27,7 +27,7 @@ from bothways.model.flops import BACKWARD, forward_flops
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMLearner, MaskedLMNextSentence
-from bothways.preflight.compute import compute_as
+from bothways.preflight.machine import compute_as
 from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.devices import Precision
 from bothways.training.durations import Steps

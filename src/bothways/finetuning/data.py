@@ -18,8 +18,7 @@ from bothways.data.list_source import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share, unchanged
 from bothways.finetuning.config import FinetuneSettings
 from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, grouped, predict_encoded
-from bothways.preflight.model import check_casing
-from bothways.preflight.text import check_inputs, needed_length
+from bothways.preflight.text import check_casing, check_inputs, needed_length
 from bothways.tasks.base import EncodedExample, Metrics, Task, TaskLearner
 from bothways.text.tokenizer import Tokenizer
 

@@ -38,7 +38,7 @@ from bothways.model.flops import BACKWARD
 from bothways.model.layer_mix import LayerChoice, chosen_layers
 from bothways.model.lstm import AnyEncoder
 from bothways.preflight.machine import speed
-from bothways.preflight.model import check_model
+from bothways.preflight.text import check_model
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.task import Tagger, TaggingTask

@@ -47,7 +47,7 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.preflight.compute import compute_as
+from bothways.preflight.machine import compute_as
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Reading, TaskLearner
 from bothways.tasks.catalogue import TASKS, Trainable, task_kind

@@ -27,9 +27,8 @@ from bothways.hub.provenance import digest_of_model, stamp
 from bothways.hub.resolve import resolve_run
 from bothways.model.heads import Head
 from bothways.model.model import Model
-from bothways.preflight.compute import compute_as
-from bothways.preflight.machine import Load, check_machine, forecast
-from bothways.preflight.model import check_model
+from bothways.preflight.machine import Load, check_machine, compute_as, forecast
+from bothways.preflight.text import check_model
 from bothways.tasks.base import Direction, Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
 from bothways.training.checkpoint import Best

@@ -44,7 +44,7 @@ from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import without_places
 from bothways.model.flops import forward_flops
 from bothways.prediction.engine import PredictionCounts
-from bothways.preflight.compute import peak_of
+from bothways.preflight.machine import peak_of
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Task, TaskLearner
 from bothways.training import run

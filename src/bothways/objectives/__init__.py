@@ -1,1 +1,1 @@
-"""What a model is pre-trained for: masked tokens, sentence pairs, and their sum."""
+"""Objectives of pre-training as values, with their learners, and losses of fine-tuning."""

@@ -30,7 +30,7 @@ from bothways.prediction.engine import (
     prepare_task,
 )
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
-from bothways.preflight.model import check_model
+from bothways.preflight.text import check_model
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Reading, Task, TaskLearner
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind

@@ -1,14 +1,17 @@
-"""Checks of texts against a tokenizer."""
+"""Checks of texts against a tokenizer, and of a tokenizer against a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 
 from bothways.core.finding import Finding
-from bothways.tasks.base import EncodedExample
+from bothways.core.sequence import Sequence
+from bothways.model.config import ModelConfig
 from bothways.text.tokenizer import Tokenizer
 
 WHOLE, ROUND = 0.95, 32
@@ -19,13 +22,30 @@ SAMPLE = 1000
 """Number of texts in the sample that casing is checked on."""
 
 
+@runtime_checkable
+class Encoded(Protocol):
+    """An example as sequences, with the number of tokens read and cut."""
+
+    @property
+    def sequences(self) -> Many[Sequence]:
+        """The sequences of the example."""
+
+    @property
+    def cut(self) -> int:
+        """Tokens that do not fit."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the example, with those cut."""
+
+
 def unknown_share(tokenizer: Tokenizer, texts: list[str]) -> float:
     """Return the share of unknown tokens in these texts."""
     ids, _ = tokenizer.encode_flat(texts)
     return float((ids == tokenizer.specials.unknown).mean()) if len(ids) else 0.0
 
 
-def needed_length(inputs: Iterable[EncodedExample], share: float = WHOLE) -> int:
+def needed_length(inputs: Iterable[Encoded], share: float = WHOLE) -> int:
     """Return the length that holds this share of examples whole, rounded up to a multiple of 32.
 
     Example: 95 % of the texts have at most 201 tokens, special tokens included → 224.
@@ -38,7 +58,7 @@ def needed_length(inputs: Iterable[EncodedExample], share: float = WHOLE) -> int
 
 
 def check_inputs(
-    inputs: Many[EncodedExample],
+    inputs: Many[Encoded],
     tokenizer: Tokenizer,
     length: int,
     advice: Callable[[int], str] = lambda needed: f"Set length={needed}.",
@@ -65,3 +85,78 @@ def check_inputs(
         fix = "Use a model whose vocabulary fits this text."
         findings.append(Finding("unknown", "warning", what, "tokenizer", fix))
     return findings
+
+
+def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:
+    """Check token ids against the embedding, and the length against the positions.
+
+    Without the check, both fail late, as a "device-side assert".
+    """
+    findings = []
+    if tokenizer.size > encoder.vocab:
+        what = (
+            f"the tokenizer has ids up to {tokenizer.size - 1}, "
+            f"but the model's embedding has {encoder.vocab} rows"
+        )
+        findings.append(
+            Finding(
+                "ids",
+                "error",
+                what,
+                "tokenizer",
+                "Use the tokenizer that the model was trained with.",
+            )
+        )
+    if length > encoder.max_positions:
+        what = (
+            f"sequences of {length} tokens are longer than the model's "
+            f"{encoder.max_positions} positions"
+        )
+        findings.append(
+            Finding(
+                "positions", "error", what, "length", f"Set length={encoder.max_positions} or less."
+            )
+        )
+    return findings
+
+
+def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
+    """Check that vocabulary and tokenizer agree about capital letters, by a sample of the text."""
+    sample = list(texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE])
+    if tokenizer.lowercase:
+        control = tokenizer.special | (np.arange(tokenizer.size) == tokenizer.specials.unknown)
+        tokens = [token for token, id in tokenizer.backend.get_vocab().items() if not control[id]]
+        capital = sum(token != token.lower() for token in tokens) / max(1, len(tokens))
+        if capital <= 0.1:
+            return []
+        what = (
+            f"the vocabulary is cased ({capital:.0%} of its tokens have capitals), "
+            "but the tokenizer lower-cases"
+        )
+        return [
+            Finding(
+                "casing",
+                "warning",
+                what,
+                "tokenizer",
+                'Set "do_lower_case": false in tokenizer_config.json.',
+            )
+        ]
+    unknown, lowered = (
+        unknown_share(tokenizer, some) for some in (sample, [text.lower() for text in sample])
+    )
+    if unknown - lowered <= UNKNOWN:
+        return []
+    what = (
+        "the vocabulary is uncased, but the tokenizer keeps capitals: "
+        f"{unknown:.1%} of tokens are unknown, lower-cased {lowered:.1%}"
+    )
+    return [
+        Finding(
+            "casing",
+            "warning",
+            what,
+            "tokenizer",
+            'Set "do_lower_case": true in tokenizer_config.json.',
+        )
+    ]

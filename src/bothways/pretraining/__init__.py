@@ -1,0 +1,1 @@
+"""Pre-training: settings and recipes, the run, evaluation on held-out documents."""

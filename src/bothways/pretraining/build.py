@@ -26,7 +26,7 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.preflight.machine import Load, check_machine
-from bothways.preflight.model import check_model
+from bothways.preflight.text import check_model
 from bothways.pretraining.config import PretrainConfig
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.parallel import Plan

@@ -29,7 +29,7 @@ from bothways.data.loader import ahead
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
 from bothways.model.model import Model
-from bothways.preflight.compute import compute_as, peak_of
+from bothways.preflight.machine import compute_as, peak_of
 from bothways.pretraining.build import build_models, loader_of, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut

@@ -1,1 +1,1 @@
-"""The only training loop, and what stands around it: optimizer, schedule, ranks, checkpoints, records."""
+"""Training: the loop, optimizers, schedules, ranks, checkpoints and records. Knows no model."""

@@ -5,9 +5,9 @@
              progress.json       progress, metrics and the run's configuration
              manifest.json       format, and the sha256 of each of these; written last
 
-A checkpoint appears whole or not at all, and is used whole or not at all: one that is damaged, of another run or of another
-format is refused by name, never replaced by an older one in silence. The draws for the data are keyed by place, so the cursor
-in the progress is all that they need.
+A checkpoint is written whole or not at all. One of another run or of another format is refused; a
+damaged one is skipped with a note. Draws for the data are keyed by place, so that the cursor is
+their only state.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ WEIGHTS, STATE, PROGRESS, MANIFEST = (
 
 @dataclass(frozen=True)
 class Best:
-    """The checkpoint to keep however old: that with the lowest or the highest value of a metric."""
+    """The checkpoint to keep however old: the one with the best value of a metric."""
 
     metric: str
     direction: Literal["lowest", "highest"]
 
     def prefers(self, new: float | int, old: float | int) -> bool:
-        """Whether the value `new` is better than `old`."""
+        """Return True if the value `new` is better than `old`."""
         return self.rank(new) < self.rank(old)
 
     def rank(self, value: float | int) -> tuple[bool, float | int]:
-        """What sorts values, the best first. A value that is no number is worse than any number."""
+        """Return the sort key of a value, the best first; NaN is worse than any number."""
         return math.isnan(value), -value if self.direction == "highest" else value
 
     def order(self, metrics: Mapping[str, int | float]) -> tuple[bool, float | int, float | int]:
@@ -83,7 +83,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints stay: the newest `last`, and the best."""
+    """The checkpoints that stay: the newest `last`, and the best."""
 
     last: int = 2
     best: Best | None = None
@@ -92,7 +92,7 @@ class Keep:
         require_at_least(1, "training.keep", last=self.last)
 
     def check(self, evaluated: Iterable[str]) -> None:
-        """ConfigError: the metric of the best checkpoint is not among those that are evaluated."""
+        """Raise ConfigError if the metric of the best checkpoint is not evaluated."""
         if self.best and self.best.metric not in (known := list(evaluated)):
             what = f"{self.best.metric!r} is not evaluated: there are {', '.join(known)}"
             raise ConfigError(what, where="training.keep.best.metric")
@@ -100,10 +100,10 @@ class Keep:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every file is as it was written.
+    """A checkpoint whose files are as they were written.
 
     Attributes:
-        folder: where it lies.
+        folder: of its files.
         progress: of the run when it was saved.
         metrics: of the last evaluation before, by name.
         config: the configuration of the run, in plain values.
@@ -115,7 +115,7 @@ class Checkpoint:
     config: Mapping[str, Any]
 
     def load_weights(self, learner: Learner) -> None:
-        """Give a learner the weights.
+        """Load the weights into a learner.
 
         Raises:
             CheckpointError: tensors are missing, too many or of another shape.
@@ -132,12 +132,12 @@ class Checkpoint:
         plan: Plan,
         config: Mapping[str, Any],
     ) -> RunState:
-        """Put weights, optimizer and random state back; the progress to go on from.
+        """Restore weights, optimizer and random state, and return the progress.
 
-        With another number of ranks than before, dropout is drawn anew; the data is what it would have been.
+        With another number of ranks than before, dropout has new draws; the data does not change.
 
         Raises:
-            CheckpointError: the checkpoint is of another run, or its tensors are not those of this model.
+            CheckpointError: it is of another run, or its tensors are not those of this model.
         """
         _check_run(self, config)
         self.load_weights(learner)
@@ -151,10 +151,11 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder, verified byte by byte.
+    """Return the checkpoint in a folder, verified by its checksums.
 
     Raises:
-        CheckpointError: it is no checkpoint, is of another format, or a file is missing or was changed.
+        CheckpointError: it is of another format.
+        DamagedError: a file is missing or was changed.
     """
     manifest = _json(folder, MANIFEST)
     if manifest.get("format") != FORMAT:
@@ -195,7 +196,7 @@ def save_checkpoint(
     metrics: Mapping[str, int | float],
     config: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint into the folder of a run. Called on all ranks; the main one writes.
+    """Write a checkpoint into the folder of a run; called on all ranks, the main one writes.
 
     Raises:
         ResourceError: there is no room or no permission; earlier checkpoints are untouched.
@@ -226,7 +227,7 @@ def save_checkpoint(
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoint folders of a run, oldest first."""
+    """Return the checkpoint folders of a run, oldest first."""
     steps = {path: path.name.removeprefix("step-") for path in run.glob("step-*")}
     return sorted(
         (path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path])
@@ -234,7 +235,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def latest(run: Path) -> Path | None:
-    """The newest checkpoint folder of a run; none if it has none."""
+    """Return the newest checkpoint folder of a run; None if there is none."""
     return next(reversed(checkpoints(run)), None)
 
 
@@ -303,11 +304,11 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
         values = json.loads((folder / name).read_text(encoding="utf8"))
     except OSError as error:
         raise DamagedError(
-            f"this is no checkpoint: {name} cannot be read", where=folder, fix=_GO_BACK
+            f"is not a checkpoint: {name} cannot be read", where=folder, fix=_GO_BACK
         ) from error
     except (ValueError, RecursionError) as error:
         raise DamagedError(
-            f"{name} is damaged: it is no JSON", where=folder, fix=_GO_BACK
+            f"{name} is damaged: it is not JSON", where=folder, fix=_GO_BACK
         ) from error
     if not isinstance(values, dict):
         raise DamagedError(f"{name} is damaged: it holds no table", where=folder, fix=_GO_BACK)
@@ -322,7 +323,8 @@ def _check_room(run: Path, tensors: Iterable[Tensor]) -> None:
     needed, free = sum(tensor.nbytes for tensor in tensors), disk_free(run)
     if needed > free:
         raise ResourceError(
-            f"a checkpoint takes {needed / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB are free",
+            f"a checkpoint takes {needed / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB "
+            "are free",
             where=run,
             fix="Make room; the checkpoints before are whole.",
         )
@@ -349,7 +351,8 @@ def _check_run(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
             f"is of another run: {shown}"
             + (f"; {len(changed) - 5} more" if len(changed) > 5 else ""),
             where=checkpoint.folder,
-            fix="Continue with the configuration that the run began with, or begin a new run in another folder.",
+            fix="Continue with the settings that the run began with, or start a run in another "
+            "folder.",
         )
 
 
@@ -366,7 +369,7 @@ def _is_digest(value: Any) -> bool:
 
 
 def _leaves(values: Any, path: str = "") -> dict[str, Any]:
-    """Nested tables → dotted path → value."""
+    """Flatten nested tables: dotted path → value."""
     if not isinstance(values, Mapping):
         return {path: values}
     return {
@@ -377,7 +380,7 @@ def _leaves(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def _random(device: torch.device, plan: Plan) -> dict[str, Tensor]:
-    """The state of torch's generators by device type, one row a rank."""
+    """Return the state of torch's generators by device type, one row a rank."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)

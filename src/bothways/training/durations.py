@@ -1,7 +1,6 @@
-"""How far a run is, and how long it is to be.
+"""Durations: steps, tokens, epochs and hours.
 
-One type of duration serves for the end of a run, warm-up, evaluation and saving. Progress is a value: a run that is killed
-continues from the last one that was written down.
+One type serves for the end of a run, warm-up, evaluation and saving.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class _Amount:
 
     def __post_init__(self) -> None:
         if not 0 < self.count < math.inf:
-            raise ConfigError(f"{self} is no duration: it must be greater than 0 and finite")
+            raise ConfigError(f"{self} is not a valid duration: it must be above 0 and finite")
 
     def __str__(self) -> str:
         return f"{self.count:.12g} {type(self).__name__.lower()}"
@@ -32,7 +31,7 @@ class _Amount:
 
 @dataclass(frozen=True)
 class Steps(_Amount):
-    """So many updates of the weights."""
+    """A number of updates of the weights."""
 
     count: int
     kind: Literal["steps"] = "steps"
@@ -40,7 +39,7 @@ class Steps(_Amount):
 
 @dataclass(frozen=True)
 class Tokens(_Amount):
-    """So many tokens read over all ranks, specials included."""
+    """A number of tokens read over all ranks, specials included."""
 
     count: int
     kind: Literal["tokens"] = "tokens"
@@ -48,7 +47,7 @@ class Tokens(_Amount):
 
 @dataclass(frozen=True)
 class Epochs(_Amount):
-    """So many passes over the data; fractions are allowed."""
+    """A number of passes over the data; fractions are allowed."""
 
     count: float
     kind: Literal["epochs"] = "epochs"
@@ -56,7 +55,7 @@ class Epochs(_Amount):
 
 @dataclass(frozen=True)
 class Hours(_Amount):
-    """So much time, evaluation and saving included; a resumed run counts what it took before."""
+    """Time in hours, with evaluation, saving and the sessions before a resume."""
 
     count: float
     kind: Literal["hours"] = "hours"
@@ -75,22 +74,22 @@ _FORM = re.compile(r"\s*([-+]?\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]+)\s*
 
 def _whole(number: float, unit: str) -> int:
     if not number.is_integer():
-        raise ConfigError(f"{number:g} {unit} is no duration: {unit} are counted in whole numbers")
+        raise ConfigError(f"{number:g} {unit} is not a valid duration: {unit} are whole numbers")
     return int(number)
 
 
 def duration(text: str) -> Steps | Tokens | Epochs | Hours:
-    """The duration that a text such as "1000 steps", "2e9 tokens", "3 epochs", "0.5 hours" or "30 minutes" names.
+    """Read a duration such as "1000 steps", "2e9 tokens", "3 epochs" or "30 minutes".
 
     Raises:
-        ConfigError: the text is no number with one of these units, or the number is not above 0.
+        ConfigError: the text is not a number above 0 with one of these units.
     """
     form = _FORM.fullmatch(text)
     unit = form[2].removesuffix("s") + "s" if form else ""
     if form is None or unit not in _UNITS:
         units = ", ".join(_UNITS)
         raise ConfigError(
-            f"{text!r} is no duration",
+            f"invalid duration {text!r}",
             fix=f"Write a number and one of {units}, such as '1000 steps'.",
         )
     return _UNITS[unit](float(form[1]))
@@ -104,7 +103,7 @@ Duration = Annotated[
 
 
 def part_of(run: Duration, share: float) -> Duration:
-    """The duration up to a share of a run, at least one step or token."""
+    """Return the duration of a share of a run, at least one step or token."""
     match run:
         case Steps(count):
             return Steps(max(1, round(count * share)))

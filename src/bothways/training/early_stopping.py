@@ -1,6 +1,6 @@
-"""Early stopping: a run ends when so many evaluations in a row have brought nothing better.
+"""Early stopping: a run ends after a number of evaluations in a row without improvement.
 
-What is counted goes into the checkpoints' metrics, so that a resumed run ends where an unbroken one does.
+The count is kept in the metrics of checkpoints: a resumed run ends where an unbroken one does.
 
 Source: Prechelt, Early stopping – but when? (1998): the number of evaluations without progress.
 """
@@ -15,17 +15,17 @@ from bothways.training.checkpoint import Best
 
 BEST, WAITED = "early_stopping/best", "early_stopping/waited"
 Metrics = Mapping[str, int | float]
-"""What an evaluation finds, by name, such as "held-out/loss/masked"."""
+"""Results of an evaluation by name, such as "held-out/loss/masked"."""
 Evaluation = Callable[[OnShare], Metrics]
-"""Finds the metrics of a learner as it is, and tells meanwhile how far it is."""
+"""Returns the metrics of a learner as it is, and reports its progress."""
 
 
 class EarlyStopping:
-    """Evaluations since the best one.
+    """Counts the evaluations since the best one.
 
     Args:
-        patience: how many of them end the run; none for any number.
-        best: the metric that is watched; none where there is no patience.
+        patience: the count that ends the run; None for no limit.
+        best: the metric; None without patience.
     """
 
     def __init__(self, patience: int | None, best: Best | None) -> None:
@@ -35,11 +35,11 @@ class EarlyStopping:
 
     @property
     def over(self) -> bool:
-        """Whether patience is at its end."""
+        """True if the run must end."""
         return self._patience is not None and self._waited >= self._patience
 
     def note(self, value: float) -> None:
-        """Count an evaluation with this value of the metric. A value that is no number is not better."""
+        """Count an evaluation with this value of the metric; NaN is no improvement."""
         assert self._best is not None
         if self._best.prefers(value, self._value):
             self._value, self._waited = value, 0
@@ -47,13 +47,13 @@ class EarlyStopping:
             self._waited += 1
 
     def watched(self, evaluation: Evaluation) -> Evaluation:
-        """The same evaluation, with its value counted."""
+        """Return an evaluation that also counts."""
         if self._patience is None or self._best is None:
             return evaluation
         metric = self._best.metric
 
         def evaluate(on_share: OnShare) -> Metrics:
-            """Evaluate, and count it."""
+            """Evaluate and count."""
             metrics = evaluation(on_share)
             if metric in metrics:  # the caller refuses the others
                 self.note(metrics[metric])
@@ -62,12 +62,12 @@ class EarlyStopping:
         return evaluate
 
     def state(self) -> dict[str, int | float]:
-        """What a checkpoint keeps."""
+        """Return the state that a checkpoint keeps."""
         if self._patience is None:
             return {}
         return {WAITED: self._waited} | ({} if math.isnan(self._value) else {BEST: self._value})
 
     def restore(self, state: Metrics) -> dict[str, int | float]:
-        """Go on from what a checkpoint kept; what else it kept."""
+        """Restore the state from a checkpoint's metrics, and return the other metrics."""
         self._value, self._waited = state.get(BEST, math.nan), int(state.get(WAITED, 0))
         return {name: value for name, value in state.items() if name not in {BEST, WAITED}}

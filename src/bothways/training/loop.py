@@ -1,7 +1,8 @@
 """The only training loop, and its counterpart without gradients.
 
-A loss is a sum. The weight of one step is known before any computation, over all microbatches and ranks, so each
-microbatch's backward is of its part of the one mean: how a step is cut into microbatches and ranks leaves the update as it is.
+A loss is a sum. The weight of one step, over all microbatches and ranks, is known before any
+computation, so each microbatch's backward pass is of its part of one mean: how a step is cut into
+microbatches and ranks does not change the update.
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
 
     Args:
         learner: the model with its losses, on its device.
-        steps: from `progress.cursor` on; as many on each rank.
+        steps: from `progress.cursor` on; equally many on each rank.
         schedule: progress before a step → multiple of the peak learning rate.
-        progress: where the run stands; at its beginning, `Progress()`.
-        on_step: called after each step; true asks all ranks to stop before the next one. What the meter reads is reduced over
-            ranks, so all ranks read at the same steps.
-        on_rest: told at the end what the last steps came to, if `on_step` has not read it.
-        clip_norm: the highest global gradient norm; none for no clipping.
+        progress: the state of the run; `RunState()` at its start.
+        on_step: called after each step; True asks all ranks to stop before the next one. Reading
+            the meter reduces over ranks, so all ranks must read at the same steps.
+        on_rest: called at the end with the report of the last steps, if `on_step` has not read it.
+        clip_norm: the highest global gradient norm; None for no clipping.
 
     Returns:
         The progress after the last step.
 
     Raises:
-        BothwaysError: a loss or a gradient is not finite. Such a gradient has changed nothing (`optim.update`).
-        ConfigError: the precision is not to be had on this device.
+        BothwaysError: a loss or a gradient is not finite; such a gradient changes nothing.
+        ConfigError: this device does not support the precision.
     """
     tune_allocator()
     device, model, meter = _device(learner), replicate(learner, plan), Meter(plan)
@@ -98,7 +99,9 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
 def evaluate(
     learner: Learner, steps: Iterable[TrainingStep], plan: Plan, *, precision: Precision = "auto"
 ) -> EvaluationScores:
-    """Mean losses and accuracies over all steps, as many on each rank, without dropout; the learner keeps the mode it had.
+    """Return mean losses and accuracies over all steps, without dropout.
+
+    Every rank has equally many steps. The learner keeps its mode.
 
     Raises:
         BothwaysError: a loss is not finite.
@@ -124,7 +127,7 @@ def evaluate(
 def _share(
     losses: Mapping[str, Loss], weights: Mapping[str, float], coefficients: Mapping[str, float]
 ) -> Tensor:
-    """Return this microbatch's part of the objective: Σ coefficient · total / weight of the step."""
+    """Return this microbatch's part of Σ coefficient · total / weight of the step."""
     # A loss without any weight in the step is 0/1, and its parameters still get a gradient of 0.
     parts = [
         loss.total * (coefficients.get(name, 1.0) / (weights[name] or 1.0))
@@ -136,7 +139,7 @@ def _share(
 
 
 def _sum(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The weight of each loss over a rank's microbatches."""
+    """Return the weight of each loss over a rank's microbatches."""
     result: dict[str, float] = {}
     for weight in weights:
         for name, value in weight.items():
@@ -149,7 +152,7 @@ def _device(learner: Learner) -> torch.device:
 
 
 def clock_from(before: float) -> Callable[[], float]:
-    """Seconds since now, plus those of earlier sessions."""
+    """Return a clock that counts on from the seconds of earlier sessions."""
     start = time.perf_counter() - before
     return lambda: time.perf_counter() - start
 

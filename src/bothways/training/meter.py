@@ -1,7 +1,7 @@
-"""What the steps since the last reading came to.
+"""The meter: losses, accuracies and the gradient norm of the steps since the last reading.
 
-Adding waits for nothing: sums stay on the device, and the first step with a value that is not finite is kept there too. Reading
-fetches them and reduces them over ranks, so it is done when a record is due, not at every step.
+Adding does not wait for the device: sums stay there, as does the number of the first step with a
+value that is not finite. Reading fetches and reduces them over ranks, only when a record is due.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Meter:
 
     @property
     def pending(self) -> bool:
-        """Whether a step was added since the last reading."""
+        """True if a step was added since the last reading."""
         return self._broken is not None
 
     def add(self, weights: Mapping[str, float], losses: Mapping[str, Loss]) -> None:
@@ -81,7 +81,7 @@ class Meter:
         self._progress, self._norm, self._rate = progress, norm.detach(), rate
 
     def read(self) -> StepReport:
-        """What was added since the last reading, which it then forgets.
+        """Return the report of what was added since the last reading, and start again.
 
         Raises:
             DivergedError: a loss or the gradient norm was not finite; says which and at what step.
@@ -93,7 +93,7 @@ class Meter:
         return StepReport(progress, self.scores(), norm, rate)
 
     def scores(self) -> EvaluationScores:
-        """Mean losses and accuracies of what was added since the last reading, which it then forgets."""
+        """Return mean losses and accuracies since the last reading, and start again."""
         if self._sums is None:
             return EvaluationScores()
         names = sorted(self._weights)
@@ -115,7 +115,7 @@ class Meter:
 
 
 def _sums(loss: Loss) -> Float[Tensor, 2]:
-    """Total and hits; NaN for the hits of a loss that has none."""
+    """Return total and hits; NaN for the hits of a loss that has none."""
     loss_total = loss.total.detach().double()
     hits = (
         torch.full_like(loss_total, math.nan) if loss.hits is None else loss.hits.detach().double()
@@ -124,11 +124,12 @@ def _sums(loss: Loss) -> Float[Tensor, 2]:
 
 
 def _check(names: list[str | None], broken: list[float]) -> None:
-    """Refuse values that are not finite, given the step at which each first was so (infinite if none)."""
+    """Raise DivergedError, given the step at which each value first was not finite, or infinity."""
     step, first = min(broken), names[broken.index(min(broken))]
     if math.isfinite(step):
         raise DivergedError(
             f"the {'gradient norm' if first is None else f'loss {first!r}'} is not finite",
             where=f"step {int(step)}",
-            fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; resume from the last checkpoint.",
+            fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
+            "resume from the last checkpoint.",
         )

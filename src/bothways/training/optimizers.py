@@ -1,21 +1,22 @@
-"""AdamW and BERT's own Adam, with global-norm clipping, on torch's fused kernel.
+"""AdamW and BERT's own Adam on torch's fused kernel, with clipping of the global norm.
 
-BERT's optimizer (Devlin et al. 2018) is Adam with decoupled decay and without bias correction. The corrections are 1 − βᵗ:
-with t set to a number so large that βᵗ is 0 they are exactly 1, so the fused kernel of AdamW computes BERT's Adam as it is.
+BERT's optimizer (Devlin et al. 2018) is Adam with decoupled decay and without bias correction. The
+corrections are 1 − βᵗ: with t so large that βᵗ is 0 they are exactly 1, and the fused kernel of AdamW
+computes BERT's Adam.
 
-Clipping and the check for gradients that are not finite ride in the same kernel: it divides by `grad_scale` and changes nothing
-where `found_inf` is 1. So neither costs a pass over the gradients, nothing waits for the device, and no such gradient reaches
-the weights.
+The same kernel clips and checks: it divides gradients by `grad_scale` and changes nothing where
+`found_inf` is 1. So neither needs a pass over the gradients, nothing waits for the device, and no
+gradient that is not finite reaches the weights.
 
-A `Rule` per parameter makes its rate smaller, or pulls it toward the value that it starts from. The pull is decoupled as the
-decay is: before each update w ← w − rate · pull · (w − w₀), so that Adam does not rescale it.
+A `ParameterRule` lowers the rate of a parameter or pulls it toward its start. The pull is decoupled
+as the decay is: before each update w ← w − rate · pull · (w − w₀), so that Adam does not rescale it.
 
 A table with a sparse gradient, an embedding of which the data names a part, is updated by rows: a
 row that has had no gradient yet has moments of 0, so that Adam leaves it alone, but for the decay.
 The result is that of the dense update.
 
-Sources: Kingma & Ba 2014; Loshchilov & Hutter, Decoupled weight decay regularization (2017); Zhang et al. 2020 on what the
-missing correction does to fine-tuning; Li et al. 2018 (L2-SP) for the pull, there a term of the loss.
+Sources: Kingma & Ba 2014; Loshchilov & Hutter 2017 on decoupled decay; Zhang et al. 2020 on the
+missing correction in fine-tuning; Li et al. 2018 (L2-SP) for the pull, there a term of the loss.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ _ENDLESS = 1e9
 
 @dataclass(frozen=True)
 class AdamW:
-    """Adam with bias correction and decoupled decay. `lr` is the peak of the schedule; 1-d parameters are not decayed."""
+    """Adam with bias correction and decoupled decay, which 1-d parameters do not have.
+
+    `lr` is the peak of the schedule.
+    """
 
     lr: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -52,7 +56,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class BertAdam:
-    """The optimizer of BERT's own code: as AdamW, without bias correction, so that early steps are larger."""
+    """The optimizer of BERT's own code: AdamW without bias correction, with larger early steps."""
 
     lr: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -74,7 +78,7 @@ MAX_RATE = 1e3
 
 @dataclass(frozen=True)
 class ParameterRule:
-    """What holds for one parameter alone.
+    """An exception for one parameter.
 
     Attributes:
         factor: its rate as a multiple of the run's.
@@ -86,20 +90,21 @@ class ParameterRule:
 
 
 ParameterRules = Callable[[str], ParameterRule]
-"""A parameter's name → what holds for it."""
+"""A parameter's name → its rule."""
 
 
 def same_for_all(name: str) -> ParameterRule:
-    """The same for all: the run's rate and no pull."""
+    """Return the rule without exceptions: the run's rate and no pull."""
     return ParameterRule()
 
 
 class FusedAdamW(torch.optim.AdamW):
-    """torch's AdamW on its fused kernel, with the two scalars on the device that the kernel reads if they are set.
+    """torch's AdamW on its fused kernel, which reads `grad_scale` and `found_inf` on the device.
 
     Attributes:
-        anchors: what the pulled parameters are pulled to. No part of the state: a resumed run builds it from the same start.
-        seen: of each parameter with a sparse gradient, the rows that have had one. No part of the state: its moments tell.
+        anchors: the targets of pulled parameters; not in the state, a resumed run builds them again.
+        seen: the rows of each parameter with a sparse gradient that have had one; not in the state,
+            the moments imply them.
     """
 
     grad_scale: Tensor | None
@@ -108,7 +113,7 @@ class FusedAdamW(torch.optim.AdamW):
     seen: dict[nn.Parameter, Tensor]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; the rows seen are forgotten."""
+        """Load the state, and forget the rows seen."""
         super().load_state_dict(state_dict)
         self.seen = {}
 
@@ -213,7 +218,7 @@ def _leave_uncorrected(optimizer: FusedAdamW) -> None:
 
 
 def _start(parameter: nn.Parameter, step: float) -> dict[str, Tensor]:
-    """What the fused kernel knows of a parameter at first."""
+    """Return the first state of a parameter in the fused kernel."""
     return {
         "step": torch.tensor(step, dtype=torch.float32, device=parameter.device),
         "exp_avg": torch.zeros_like(parameter),
@@ -258,7 +263,7 @@ def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[T
 
 
 def _values(parameter: nn.Parameter) -> Tensor:
-    """The numbers of its gradient; a sparse one is made to have each row once."""
+    """Return the values of a gradient; a sparse one is coalesced first."""
     assert parameter.grad is not None
     if not parameter.grad.is_sparse:
         return parameter.grad
@@ -267,7 +272,7 @@ def _values(parameter: nn.Parameter) -> Tensor:
 
 
 def _step_rows(optimizer: FusedAdamW) -> None:
-    """The step of the parameters with sparse gradients, which then have none."""
+    """Step the parameters with sparse gradients, and drop these gradients."""
     for group in optimizer.param_groups:
         for weight in (p for p in group["params"] if p.grad is not None):
             if not weight.grad.is_sparse:
@@ -284,7 +289,7 @@ def _step_rows(optimizer: FusedAdamW) -> None:
 
 
 def _pull(optimizer: FusedAdamW) -> None:
-    """w ← w − rate · pull · (w − w₀) where that is asked for, and nowhere in a step whose gradient is not finite."""
+    """Pull, w ← w − rate · pull · (w − w₀), unless the gradient of the step is not finite."""
     for group in optimizer.param_groups:
         if group["pull"]:
             weights = group["params"]
@@ -302,15 +307,15 @@ def update_rows(
     scale: Tensor | None,
     skip: Tensor,
 ) -> Int[Tensor, " now"]:
-    """One step of AdamW on a table by its sparse gradient, which is coalesced.
+    """Do one step of AdamW on a table by its coalesced sparse gradient.
 
     Args:
         group: of the optimizer, with its rate, betas, epsilon and decay.
         weight: the table `(vocab, width)`.
         state: its moments, of the whole table, and its step.
         seen: the rows that have had a gradient before, ascending.
-        scale: what gradients are divided by; none for 1.
-        skip: 1 where nothing is to change.
+        scale: the divisor of gradients; None for 1.
+        skip: 1 if nothing must change.
 
     Returns:
         The rows that have had a gradient now.

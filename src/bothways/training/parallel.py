@@ -1,7 +1,7 @@
-"""How one run is spread: on one process, or replicated by torch's DistributedDataParallel under `torchrun`.
+"""Ranks of a run: one process, or replicas under `torchrun` by torch's DistributedDataParallel.
 
-What the ranks have to agree on (weights of losses, the clock, the wish to stop) is small and lives on the host: it travels
-over gloo and never waits for a GPU. Gradients travel over NCCL where there is one.
+The values that ranks agree on (weights of losses, the clock, the wish to stop) are small and on the
+host: they travel over gloo and never wait for a GPU. Gradients travel over NCCL where there is one.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Replicated:
 Plan = Single | Replicated
 
 _RUNS = itertools.count()
-"""Of this process; as many on every rank."""
+"""Counts the runs of this process; equal on every rank."""
 
 
 def plan_here() -> Plan:
-    """The plan that `torchrun` asks for in the environment; a single process without it.
+    """Return the plan that `torchrun` sets in the environment; `Single` without it.
 
     Raises:
-        ConfigError: a variable that torchrun sets is missing, no number or out of range.
+        ConfigError: a variable that torchrun sets is missing, not a number or out of range.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return Single()
@@ -67,7 +67,7 @@ def _variable(name: str) -> int:
     given = os.environ.get(name, "")
     if not given.isdecimal():
         raise ConfigError(
-            f"WORLD_SIZE is set, but {name} is {given!r} and no number",
+            f"WORLD_SIZE is set, but {name} is {given!r} which is not a number",
             where="environment",
             fix="Start the ranks with torchrun.",
         )
@@ -75,7 +75,7 @@ def _variable(name: str) -> int:
 
 
 def rank_device(plan: Plan, device: torch.device) -> torch.device:
-    """The device of this rank: on CUDA, the one with its local number.
+    """Return the device of this rank: on CUDA, the one with its local number.
 
     Raises:
         ResourceError: this machine has fewer devices than ranks.
@@ -84,7 +84,8 @@ def rank_device(plan: Plan, device: torch.device) -> torch.device:
         case Replicated() if device.type == "cuda":
             if plan.local_rank >= torch.cuda.device_count():
                 raise ResourceError(
-                    f"rank {plan.rank} needs CUDA device {plan.local_rank}, but there are {torch.cuda.device_count()}",
+                    f"rank {plan.rank} needs CUDA device {plan.local_rank}, but there are "
+                    f"{torch.cuda.device_count()}",
                     fix="Give torchrun as many processes per node as there are devices.",
                 )
             return torch.device("cuda", plan.local_rank)
@@ -94,14 +95,14 @@ def rank_device(plan: Plan, device: torch.device) -> torch.device:
 
 @contextlib.contextmanager
 def connected(plan: Plan, device: torch.device) -> Iterator[None]:
-    """While it is open, the ranks can exchange values; for a single process, nothing."""
+    """Connect the ranks, so that they can exchange values."""
     match plan:
         case Single():
             yield
         case Replicated():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             store, rank, world = next(rendezvous("env://", plan.rank, plan.world))
-            # torchrun's store outlives a group: by the names of an earlier one the ranks would find addresses that are no more.
+            # torchrun's store outlives a group: without a prefix, ranks would find stale addresses.
             own = torch.distributed.PrefixStore(f"run {next(_RUNS)}", store)  # type: ignore[attr-defined]
             torch.distributed.init_process_group(backend, store=own, rank=rank, world_size=world)
             try:
@@ -113,7 +114,7 @@ def connected(plan: Plan, device: torch.device) -> Iterator[None]:
 
 
 def _leaving_buffers() -> dict[str, Any]:
-    """That no step sends the buffers of rank 0 to all, by the name that torch has for it since 2.13, or before.
+    """Return the option that keeps DDP from sending buffers at each step, by torch's old or new name.
 
     No training changes a buffer, and mixout has one for each matrix.
     """
@@ -124,9 +125,10 @@ def _leaving_buffers() -> dict[str, Any]:
 
 
 def replicate(learner: Learner, plan: Plan) -> nn.Module:
-    """The learner as the loop calls it: its gradients become the mean over ranks, its weights start as those of rank 0.
+    """Return the learner as the loop calls it: gradients become the mean over ranks.
 
-    Every parameter that needs a gradient must take part in `forward`, on a void batch too, unless the learner is partial.
+    Weights start as those of rank 0. Every parameter that needs a gradient must take part in
+    `forward`, also for a batch without weight, unless the learner is partial.
     """
     match plan:
         case Single():
@@ -147,14 +149,14 @@ def replicate(learner: Learner, plan: Plan) -> nn.Module:
 
 
 def exchanging(model: nn.Module, now: bool) -> AbstractContextManager[Any]:
-    """While it is open, `backward` sums gradients over ranks if `now`; else they gather on this rank."""
+    """Return a context in which `backward` sums gradients over ranks only if `now`."""
     if now or not isinstance(model, nn.parallel.DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()
 
 
 def gather(plan: Plan, values: Tensor) -> Tensor:
-    """A tensor `(…)` on the CPU of equal shape on all ranks → `(world, …)`, equal on all ranks to the last bit."""
+    """Gather CPU tensors `(…)` of equal shape into `(world, …)`, bit-equal on all ranks."""
     match plan:
         case Single():
             return values[None]
@@ -167,7 +169,7 @@ def gather(plan: Plan, values: Tensor) -> Tensor:
 
 
 def total(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
-    """The sum over ranks of each value. All ranks give the same names, in any order."""
+    """Return the sum over ranks of each value; all ranks give the same names, in any order."""
     names = sorted(values)
     sums: list[float] = (
         gather(plan, torch.tensor([values[name] for name in names], dtype=torch.float64))
@@ -178,5 +180,5 @@ def total(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def is_main(plan: Plan) -> bool:
-    """Whether this rank writes files and the terminal."""
+    """Return True on the rank that writes files and the terminal."""
     return plan.rank == 0

@@ -1,4 +1,4 @@
-"""A run: the loop with its records, evaluations and checkpoints, as every kind of training shares it."""
+"""A run: the loop with records, evaluations and checkpoints, shared by every kind of training."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from bothways.training.trackers import (
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained, whatever it learns.
+    """Settings of training, whatever the model learns.
 
     Attributes:
         until: the end of the run.
         optimizer: in Python also a function that makes any `torch.optim.Optimizer` of groups.
         schedule: in Python also a function of the share of the run that is done.
-        clip_norm: the highest global gradient norm; none for no clipping.
-        recompute: whether blocks are computed again in the backward pass, in place of being kept: less memory, more time, the
-            same update. Recipes hand it to the encoder.
-        compiled: whether a compiler makes one program of what a block computes between one attention and the next; on a GPU
-            alone. Recipes hand it to the encoder.
-        report, evaluate, save: how often; `evaluate` and `save` none for once, at the end.
-        keep: which checkpoints stay. Where the best one does, each evaluation is followed by a checkpoint.
-        patience: after so many evaluations in a row without a better value of the metric that names the best checkpoint, the
-            run ends; none for never.
+        clip_norm: the highest global gradient norm; None for no clipping.
+        recompute: compute blocks again in the backward pass instead of keeping their values: less
+            memory, more time, the same update.
+        compiled: compile what a block computes between two attentions; on a GPU only.
+        report, evaluate, save: how often; None for `evaluate` and `save`: once, at the end.
+        keep: the checkpoints that stay. To keep the best one, each evaluation is followed by a
+            checkpoint.
+        early_stopping: the number of evaluations in a row without a better value of the metric of
+            `keep.best` after which the run ends; None for never.
     """
 
     until: Duration
@@ -86,7 +86,7 @@ class TrainingPhase:
     """A part of a run with data of its own, such as sequences of one length.
 
     Attributes:
-        until: where in the run it ends.
+        until: the part of the run at which it ends.
         steps: its data, from the cursor of a state on; where phases ended before is in the state.
     """
 
@@ -193,7 +193,7 @@ def _one_by_one(
     waiting: EarlyStopping,
     fit_to: Callable[[TrainingPhase, RunState], RunState],
 ) -> RunState:
-    """Phases from the current one on, until one is left before its end or early stopping ends the run."""
+    """Train the phases from the current one on, until one is interrupted or the run ends early."""
     for later, phase in enumerate(phases[progress.phase :]):
         if waiting.over:
             break
@@ -215,9 +215,9 @@ def _waiting(training: Training, evaluation: object) -> EarlyStopping:
 
 
 class _Watch:
-    """What happens between two steps where it is due: a record, an evaluation, a checkpoint, in this order.
+    """Does what is due between two steps: a record, an evaluation, a checkpoint, in this order.
 
-    So the records of a step are written before the checkpoint from which a later session goes on.
+    So the records of a step are written before the checkpoint from which a later session resumes.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 – what a step may call for
@@ -248,7 +248,7 @@ class _Watch:
         end = progress.share(self._training.until) >= 1
 
         def due(every: Duration | None) -> bool:
-            """At the end, and each time that so much is done."""
+            """Return True at the end of the run and at each multiple of a duration."""
             return end or (every is not None and progress.passed(every, before))
 
         evaluating = self._evaluation is not None and due(self._training.evaluate)
@@ -261,13 +261,13 @@ class _Watch:
             self._save(progress)
 
     def report(self, report: StepReport, speed: Speed) -> None:
-        """Write what the steps since the last record came to."""
+        """Write the record of the steps since the last one."""
         values = record(report) | speed.mark(report.progress)
         self._write(values)
         self._on_event(Event("report", report.progress, values))
 
     def finish(self, progress: RunState) -> None:
-        """Do what is still due at the end of the run, or of a session that was interrupted."""
+        """Do what is still due at the end of the run or of an interrupted session."""
         until = self._training.until
         end = progress.share(until) >= 1
         evaluating = end and self._evaluation is not None and self._evaluated != progress.steps

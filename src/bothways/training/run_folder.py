@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time in it, and nothing of an earlier run or of anything else lost."""
+"""The folder of a run: one run at a time, and nothing in it is overwritten unasked."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bothways.core.folder_lock import lock_folder
 from bothways.training.checkpoint import latest
 
 MARK = ".run"
-"""The empty file that tells the folder of a run, even of one that was killed before its first checkpoint."""
+"""Empty file that marks the folder of a run, also before its first checkpoint."""
 
 
 @contextlib.contextmanager
 def run_folder(folder: Path, *, resume: bool) -> Iterator[Path]:
-    """The folder, made if missing, for this process alone until the context ends.
+    """Create the folder if it is missing, and lock it for this process.
 
     Args:
-        folder: where the run's checkpoints and records lie.
-        resume: whether to go on with the checkpoints in it; without, it must hold none.
+        folder: of the run's checkpoints and records.
+        resume: continue with the checkpoints in it; without, it must hold none.
 
     Raises:
-        ResourceError: another process runs in it, it holds checkpoints or other things, or it cannot be written.
+        ResourceError: it is locked, holds checkpoints or other files, or cannot be written.
     """
     with os_errors(folder, "Choose another folder."):
         _check(folder, resume)
@@ -40,7 +40,7 @@ def run_folder(folder: Path, *, resume: bool) -> Iterator[Path]:
 def _check(folder: Path, resume: bool) -> None:
     if not folder.exists() or (folder / MARK).exists():
         if latest(folder) is not None and not resume:
-            fix = "Add --resume (in Python resume=True) to go on with it, or choose another folder."
+            fix = "Add --resume (in Python resume=True) to continue it, or choose another folder."
             raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
     elif any(folder.iterdir()):
         raise ResourceError(

@@ -1,7 +1,8 @@
 """Learning-rate schedules: pure functions of progress.
 
-A schedule knows the shape, the run's duration gives the scale: steps, tokens, epochs or hours. `Linear` is the shape of today's
-libraries, `GoogleLinear` that of BERT's own code, which lets the rate drop at the end of warm-up.
+A schedule is a shape; the run's duration gives the scale: steps, tokens, epochs or hours. `Linear`
+is the shape of today's libraries, `GoogleLinear` that of BERT's own code, in which the rate drops at
+the end of warm-up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ScheduleSpan = float | Duration
 """A part of a run: a share from 0 to below 1, or a duration of the same kind as the run's."""
 
 ROUNDING = 2 * sys.float_info.epsilon
-"""By so much of a run the sum of two shares of it, such as 0.2 and 0.8 of 3 epochs, may exceed it in floating-point numbers."""
+"""Share of a run by which the sum of two parts may exceed it in floating-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class GoogleLinear:
-    """Straight down from step 0, (T − s)/T, with the first `warmup` of it replaced by s/w: a drop by w/T where they meet."""
+    """Straight down from step 0, (T − s)/T, the first `warmup` of it replaced by s/w.
+
+    Where the two meet, the rate drops by w/T.
+    """
 
     warmup: ScheduleSpan = 0.0
     kind: Literal["google_linear"] = "google_linear"
@@ -50,7 +54,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Trapezoid:
-    """Up from 0 to the peak in `warmup`, constant, then straight down to 0 in the last `decay` of the run."""
+    """Up from 0 to the peak in `warmup`, constant, then straight down to 0 in the last `decay`."""
 
     warmup: ScheduleSpan = 0.0
     decay: ScheduleSpan = 0.2
@@ -63,14 +67,14 @@ ScheduleFunction = Callable[[float], float]
 
 
 def factor(schedule: Schedule | ScheduleFunction, run: Duration) -> Callable[[RunState], float]:
-    """The multiple of the peak rate, from 0 to 1, as a function of the progress before a step.
+    """Return the multiple of the peak rate as a function of the state before a step.
 
     Args:
         schedule: the shape, or a function of the share that is done.
         run: the duration of the whole run, which may be longer than the phase that is trained now.
 
     Raises:
-        ConfigError: a part is no share of the run, of another kind than the run, or as long as it.
+        ConfigError: a part is out of range, of another unit than the run, or as long as the run.
     """
     if not isinstance(schedule, Linear | GoogleLinear | Constant | Trapezoid):
         return lambda progress: schedule(min(1.0, progress.share(run)))
@@ -84,7 +88,7 @@ def factor(schedule: Schedule | ScheduleFunction, run: Duration) -> Callable[[Ru
         )
 
     def at(progress: RunState) -> float:
-        """The multiple of the peak rate before a step."""
+        """Return the multiple of the peak rate before a step."""
         done = min(progress.amount(run), total)
         if done < warmup:
             return done / warmup
@@ -104,12 +108,12 @@ def factor(schedule: Schedule | ScheduleFunction, run: Duration) -> Callable[[Ru
 
 
 def _amount(name: str, part: ScheduleSpan, run: Duration) -> float:
-    """A part of the run in the run's unit."""
+    """Return a part of the run in the run's unit."""
     where = f"training.schedule.{name}"
     if isinstance(part, float | int):
         if not 0 <= part < 1:
             raise ConfigError(
-                f"{part:g} is no share of a run: it must be at least 0 and below 1", where=where
+                f"a share of a run must be at least 0 and below 1, not {part:g}", where=where
             )
         return part * run.count
     if type(part) is not type(run):

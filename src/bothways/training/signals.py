@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and a closed terminal: finish the step, save, say how to go on. A second Ctrl-C ends the program at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the run finishes its step and saves.
+
+A second Ctrl-C ends the program at once.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ _SIGNALS = (
 
 
 class Interruption:
-    """While it is open, the first SIGINT, SIGTERM or SIGHUP is only noted. Afterwards the handlers are what they were.
+    """Notes the first SIGINT, SIGTERM or SIGHUP while it is open, and restores the handlers.
 
-    Signals reach the main thread alone: opened in another, it changes nothing.
+    Signals reach the main thread alone: opened in another thread, it changes nothing.
     """
 
     def __init__(self) -> None:
@@ -31,7 +34,7 @@ class Interruption:
 
     @property
     def asked(self) -> bool:
-        """Whether a signal has come."""
+        """True if a signal has come."""
         return self.by is not None
 
     def __enter__(self) -> Interruption:
@@ -58,9 +61,7 @@ class Interruption:
             raise KeyboardInterrupt
         self.by = self.by or signal.Signals(number)
         # Not through sys.stderr: the signal may have come in the middle of a write to it.
-        with contextlib.suppress(
-            OSError
-        ):  # nobody reads it: Ctrl-C has also ended what our output went to
+        with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader of the output, too
             os.write(
                 2,
                 f"\n{self.by.name}: the run saves after this step and ends. Ctrl-C ends it at once.\n".encode(),
@@ -68,7 +69,7 @@ class Interruption:
 
 
 def resume_command(arguments: Sequence[str]) -> str:
-    """The line that continues a run which was started with these arguments, under torchrun if this one is.
+    """Return the command that resumes a run started with these arguments, under torchrun if needed.
 
     >>> resume_command(["pretrain", "my run"])
     "bothways pretrain 'my run' --resume"

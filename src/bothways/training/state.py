@@ -19,17 +19,17 @@ START = Cursor()
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is: all that it needs, beside weights, optimizer and random state, to continue.
+    """What a run needs to continue, besides weights, optimizer and random state.
 
     Attributes:
         steps: updates done.
         tokens: tokens read over all ranks.
         epochs: passes over the data, those of earlier phases included.
-        seconds: time taken until the last step began, sessions before a resume included; equal on all ranks.
+        seconds: time until the last step began, earlier sessions included; equal on all ranks.
         cursor: the place in the data of the current phase from which the next step reads.
         ends: the cursors at which the earlier phases ended.
         phase: which of the run's phases is the current one, from 0.
-        early: whether the run has ended before its length, for want of anything better (`Training.early_stopping`).
+        early: True if early stopping ended the run before its length.
     """
 
     steps: int = 0
@@ -42,7 +42,7 @@ class RunState:
     early: bool = False
 
     def amount(self, unit: Duration) -> float:
-        """How much is done, in the unit of a duration."""
+        """Return how much is done, in the unit of a duration."""
         match unit:
             case Steps():
                 return float(self.steps)
@@ -56,22 +56,22 @@ class RunState:
                 assert_never(unit)
 
     def share(self, duration: Duration) -> float:
-        """The part of a duration that is done: 0 at the start, 1 and above at its end."""
+        """Return the part of a duration that is done: 0 at the start, 1 or more at its end."""
         return self.amount(duration) / duration.count
 
     def finished(self, run: Duration) -> bool:
-        """Whether a run of this length is at its end, or ended before it on its own."""
+        """Return True if a run of this length is at its end or has ended early."""
         return self.early or self.share(run) >= 1
 
     def passed(self, every: Duration, since: RunState) -> bool:
-        """Whether a multiple of `every` lies after `since` and not after this."""
+        """Return True if a multiple of `every` was reached after `since`."""
         before, now = (
             math.floor(progress.share(every) + 1e-9) for progress in (since, self)
-        )  # 0.3 is no multiple of 0.1
+        )  # 0.3 / 0.1 < 3 in floating-point numbers
         return before < now
 
     def after(self, step: TrainingStep) -> RunState:
-        """The progress once the step is done."""
+        """Return the state after a step."""
         return dataclasses.replace(
             self,
             steps=self.steps + 1,
@@ -90,12 +90,12 @@ class RunState:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, from which `from_json` makes an equal progress."""
+        """Return plain values, which `from_json` reads."""
         ends = [list(end) for end in self.ends]
         return dataclasses.asdict(self) | {"cursor": list(self.cursor), "ends": ends}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunState:
-        """The progress that `to_json` wrote down."""
+        """Read the values of `to_json`."""
         ends = tuple(Cursor(*end) for end in values["ends"])
         return cls(**{**values, "cursor": Cursor(*values["cursor"]), "ends": ends})

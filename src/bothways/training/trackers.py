@@ -1,7 +1,7 @@
-"""Where the numbers of a run go: metrics.jsonl, TensorBoard, the terminal.
+"""Trackers of a run: metrics.jsonl, TensorBoard, the terminal.
 
-A record is a flat table of numbers with the step in it. `metrics.jsonl` is the one that reports are made from, and holds each
-step once, however often the run was stopped and resumed.
+A record is a flat table of numbers, one of which is the step. Reports read `metrics.jsonl`, which
+holds each step once, however often the run was stopped and resumed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIX = "Make room or choose another folder; the checkpoints are whole."
 
 
 def record(report: StepReport) -> dict[str, int | float]:
-    """A report as a flat table: progress, "loss/NAME", "accuracy/NAME", gradient norm, learning rate."""
+    """Return a report as a flat table, with keys such as "step", "loss/NAME" and "accuracy/NAME"."""
     return {
         **at(report.progress),
         **flat(report.scores),
@@ -45,7 +45,7 @@ def record(report: StepReport) -> dict[str, int | float]:
 
 
 def at(progress: RunState) -> dict[str, int | float]:
-    """What places a record in the run."""
+    """Return the place of a record in the run."""
     return {
         "step": progress.steps,
         "tokens": progress.tokens,
@@ -55,14 +55,14 @@ def at(progress: RunState) -> dict[str, int | float]:
 
 
 def flat(scores: EvaluationScores, prefix: str = "") -> dict[str, float]:
-    """Scores as a flat table: "PREFIXloss/NAME" and "PREFIXaccuracy/NAME"."""
+    """Return scores as a flat table: "PREFIXloss/NAME" and "PREFIXaccuracy/NAME"."""
     losses = {f"{prefix}loss/{name}": value for name, value in scores.losses.items()}
     return losses | {f"{prefix}accuracy/{name}": value for name, value in scores.accuracies.items()}
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """A place that records go to."""
+    """A receiver of records."""
 
     def write(self, record: Record) -> None:
         """Take one record: of training, with a "share" of the run in it, or of an evaluation."""
@@ -77,15 +77,15 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Bring out what is held back."""
+        """Write what is held back."""
         ...
 
 
 class JsonLines:
-    """One JSON table a line, appended; on resume, the lines after the step resumed from are dropped.
+    """Appends one JSON object a line; on resume, later lines than the step resumed from are dropped.
 
     Raises:
-        CheckpointError: a line that is not the last is no record.
+        CheckpointError: the file is not UTF-8, or a line is not a record.
         ResourceError: the file cannot be written.
     """
 
@@ -110,13 +110,17 @@ class JsonLines:
         """Record nothing."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: every line is written at once."""
 
 
 def _whole_lines(file: Path) -> list[str]:
-    """The lines of a file; a last one that was cut by a kill is left out."""
-    text = file.read_text(encoding="utf8") if file.exists() else ""
-    # By "\n" alone: a label in the name of a metric may hold other signs that `splitlines` cuts at.
+    """Return the lines of a file, without a last one that was cut by a kill."""
+    try:
+        text = file.read_text(encoding="utf8") if file.exists() else ""
+    except UnicodeDecodeError as error:
+        fix = "Move it away: the run continues with new records."
+        raise CheckpointError("is not UTF-8", where=file, fix=fix) from error
+    # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
     return [f"{line}\n" for line in text.split("\n")[:-1]]
 
 
@@ -125,12 +129,12 @@ def _step(file: Path, line: str) -> int:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{line.strip()!r} is no record of a run", where=file, fix="Delete that line."
+            f"{line.strip()!r} is not a record of a run", where=file, fix="Delete that line."
         ) from error
 
 
 class TensorBoard:
-    """One event file a session, in `folder`; a resumed session tells TensorBoard to forget the steps after its first."""
+    """Writes one event file a session; a resumed one has TensorBoard drop the steps it repeats."""
 
     def __init__(self, folder: Path, step: int) -> None:
         with optional("tensorboard", "writing TensorBoard events"):
@@ -174,13 +178,13 @@ class TensorBoard:
 
 
 class _Console(Console):
-    """Standard error, as long as somebody reads it: a run goes on without, where the usual one would end it."""
+    """Standard error that falls silent when its reader ends, instead of ending the run."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True)
 
     def on_broken_pipe(self) -> None:
-        """Print no more: Ctrl-C, say, has ended the `tee` that the output went through."""
+        """Print no more: Ctrl-C may have ended the `tee` that reads the output."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(
@@ -190,11 +194,11 @@ class _Console(Console):
 
 
 class Terminal:
-    """How the run goes, on standard error: a live bar with the last record, or a line now and then where no one watches.
+    """Shows a run on standard error: a live bar on a terminal, else a line now and then.
 
     Args:
-        name: what runs.
-        console: none for standard error.
+        name: of the run, such as "training".
+        console: None for standard error.
         pause: seconds between two lines where there is no live bar.
     """
 
@@ -217,7 +221,7 @@ class Terminal:
         self._bar.start()
 
     def write(self, record: Record) -> None:
-        """Move the bar, or print a line; an evaluation's is always printed."""
+        """Move the bar, or print a line; that of an evaluation is always printed."""
         self._left = TimeLeft()
         if self._console.is_terminal and "share" in record:
             left = _time_left(record["seconds_left"]) if "seconds_left" in record else ""
@@ -232,7 +236,7 @@ class Terminal:
             self._console.print(f"{self._name} {line(record)}", highlight=False, soft_wrap=True)
 
     def evaluating(self, share: float) -> None:
-        """On a terminal: how far, and the time left, in the place of the last record."""
+        """Show the progress of an evaluation in the place of the last record."""
         self._bar.update(self._task, line=f"evaluating: {self._left.said(share)}")
 
     def message(self, text: str) -> None:
@@ -240,14 +244,14 @@ class Terminal:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop the bar."""
         self._bar.stop()
 
 
 def line(record: Record) -> str:
-    """A record in words: the step, the losses with their accuracies and other metrics, then speed and time left.
+    """Return a record in words: the step, losses with accuracies, other metrics, speed, time left.
 
-    Metrics of single classes, such as "dev/f1/person", are for the file alone.
+    Metrics of single classes, such as "dev/f1/person", are in the file alone.
     """
     metrics = {
         name: value for name, value in record.items() if name not in _FORMS and _is_shown(name)
@@ -292,11 +296,11 @@ _FORMS: dict[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True)
 class Peak:
-    """What speed is compared with.
+    """The highest speed a run could have.
 
     Attributes:
         flops_per_token: of one step of training, forward and backward.
-        flops_per_second: what matrix products reach on all devices of the run together (`core.hardware.gemm_rate`).
+        flops_per_second: of matrix products on all devices together (`runtime.devices.gemm_rate`).
     """
 
     flops_per_token: float
@@ -304,11 +308,11 @@ class Peak:
 
 
 class Speed:
-    """Tokens a second and time left, over a sliding window of time as it passes: evaluation and saving count.
+    """Measures tokens a second and the time left over a sliding window, evaluation and saving included.
 
     Args:
         run: the duration of the whole run.
-        peak: what to compare with, if anything.
+        peak: to compare with; None for no comparison.
         window: in seconds.
     """
 
@@ -317,7 +321,7 @@ class Speed:
         self._marks: deque[tuple[float, int, float]] = deque()
 
     def mark(self, progress: RunState) -> dict[str, float]:
-        """Note where the run is now: "share", and from the second time on "tokens_per_second" and "seconds_left"."""
+        """Return "share" and, from the second call on, "tokens_per_second" and "seconds_left"."""
         self._marks.append((time.perf_counter(), progress.tokens, progress.share(self._run)))
         while len(self._marks) > 2 and self._marks[-1][0] - self._marks[0][0] > self._window:
             self._marks.popleft()
