@@ -337,7 +337,7 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
         ),
         ("phases.2.length=64", r"^phases\.2: there are 1 items, counted from 0"),
         ("phases.1.length=64", r"^phases: the shares add up to 2"),
-        ("phases.0.length=100000", r"^phases\.0\.length: sequences of 100000 tokens are longer"),
+        ("phases.0.length=100000", r"^phases\.0\.length: sequences of 100000 tokens exceed"),
         ("phases.0.share=0.5", r"^phases: the shares add up to 0\.5"),
         ("objective.segments.cross=true", r"^objective\.segments\.cross: unknown key 'cross'"),
         ("seed", r"^'seed' is not a setting\n  Write key=value"),
