@@ -19,17 +19,22 @@ from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.learner import Learner
 from bothways.core.progress import OnShare, untold
-from bothways.model.config import ModelConfig
 from bothways.model.block import Block
+from bothways.model.config import ModelConfig
 from bothways.model.flops import BACKWARD, kept_floats
+from bothways.model.heads import Head
 from bothways.model.lstm import AnyEncoder
+from bothways.model.parameters import parameter_table
+from bothways.runtime.devices import (
+    Precision,
+    disk_free,
+    gemm_rate,
+    memory_available,
+    resolve_precision,
+)
 from bothways.training.parallel import Plan
 from bothways.training.run import Training
 from bothways.training.trackers import Peak
-from bothways.runtime.devices import gemm_rate
-from bothways.model.heads import Head
-from bothways.model.parameters import parameter_table
-from bothways.runtime.devices import Precision, disk_free, memory_available, resolve_precision
 
 ADAM_BYTES = 16
 """Bytes per parameter in training: the weight, its gradient, Adam's two moments, in fp32."""
