@@ -362,8 +362,8 @@ BROKEN: dict[str, dict[str, bytes]] = {
 @pytest.mark.parametrize(
     ("name", "kind", "says"),
     [
-        ("no merges", TokenizerError, r"has a vocab.json, and no merges.txt"),
-        ("merges of another", TokenizerError, "does not go with merges.txt"),
+        ("no merges", TokenizerError, r"has a vocab.json, but not its merges.txt"),
+        ("merges of another", TokenizerError, "does not match merges.txt"),
         ("gpt-2", TokenizerError, r"lacks special tokens: \[PAD\] or <pad>, .*\[MASK\] or <mask>"),
         (
             "no message",
