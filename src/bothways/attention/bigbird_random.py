@@ -70,7 +70,7 @@ def _draw(key: RandomBlocks, count: int, pattern: Blocks) -> BlockNumbers:
                 for block in range(1, last - 1)
             ]
             result[head, 1:-1] = rows[: count - 2]
-    else:
+    else:  # block by block and then head by head: the order of the generator's draws matters
         for block in range(1, count - 1):
             for head in range(key.heads):
                 order = generator.permutation(5 + 2 * random)
@@ -80,6 +80,7 @@ def _draw(key: RandomBlocks, count: int, pattern: Blocks) -> BlockNumbers:
 
 def _range(block: int, count: int, size: int) -> BlockNumbers:
     """Return the blocks that a block draws from at the published lengths."""
+    # 0 and count − 1 are global blocks and never drawn.
     middle, last = np.arange(1, count - 1), REACHED // size - 1 if 2 * size < REACHED else count - 1
     before = block - 2
     match block:

@@ -119,6 +119,7 @@ def choose(call: AttentionCall) -> Kernel:
     """
     if call.relative:
         return Padded(padded_kernel(replace(call, learning=True)))
+    # A rectangle has left the packed form: kernels for whole batches are out of the question.
     if not call.rectangle:
         if _is_packed(call):
             return Packed()
@@ -214,6 +215,7 @@ def attend(
         qkv.requires_grad, view.has_global_tokens, global_qkv is not None,
     )  # fmt: skip
     match choose(call):
+        # The whole batch at once …
         case Packed():
             return attend_packed(qkv, view)
         case Flexible():
@@ -222,6 +224,7 @@ def attend(
             return packed_attention(qkv, view.layout, rate)
         case Gathered():
             return attend_gathered(qkv, view.parts, rate)
+        # … or rectangle by rectangle, each with its own choice.
         case Blocked() | Padded():
             parts = [_attend_part(qkv, global_qkv, part, call) for part in view.parts]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -239,6 +242,7 @@ def _attend_part(
             if isinstance(part.pattern, Blocks):
                 rate = 0.0  # BigBird's code drops no probability here
             sparse = part.block_mask
+            # Each block is a rectangle of its own: its length is the number of keys that it reads.
             read = replace(call, dropout=rate, max_seqlen=sparse.mask.shape[-1])
             outputs = attend_in_blocks(
                 q, k, v, sparse, part.global_tokens, rate, padded_kernel(read)
@@ -248,6 +252,7 @@ def _attend_part(
         case other:
             raise AssertionError(f"{other} is for a whole batch")
     if part.global_tokens is not None:
+        # Global tokens attend to all tokens, in windows through projections of their own.
         if global_qkv is not None and isinstance(part.pattern, Window):
             q, k, v = rectangle.pad(global_qkv).permute(2, 0, 3, 1, 4)
         kernel = padded_kernel(replace(call, dropout=rate))

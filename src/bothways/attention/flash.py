@@ -40,6 +40,7 @@ def attend_packed(
 
     q, k, v = qkv.unbind(1)
     starts, longest = view.layout.cu_seqlens_int32, view.layout.max_seqlen
+    # Sequence i is the tokens [starts[i], starts[i+1]), of queries and of keys.
     with sdpa_kernel(BACKENDS):
         outputs = varlen_attn(
             q, k, v, starts, starts, longest, longest, window_size=_window(view.pattern)
@@ -73,5 +74,6 @@ def attend_fused(
         rate: of the dropout on probabilities.
         scale: of the scores; None for 1/√d.
     """
+    # On a CPU the choice of kernels is torch's; the context would cost time for nothing.
     with sdpa_kernel(BACKENDS) if q.is_cuda else contextlib.nullcontext():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, scale=scale)

@@ -51,7 +51,8 @@ class RotaryTables:
 
     def __call__(self, qkv: Float[Tensor, "tokens 3 heads d"]) -> Float[Tensor, "tokens 3 heads d"]:
         """Rotate queries and keys, in fp32; values stay as they are."""
-        first, second = qkv[:, :2].float().chunk(2, -1)
+        first, second = qkv[:, :2].float().chunk(2, -1)  # each (tokens, 2, heads, d/2)
+        # A rotation of the plane: (a, b) → (a cos − b sin, b cos + a sin).
         turned = torch.cat(
             [first * self.cos - second * self.sin, second * self.cos + first * self.sin], -1
         )
@@ -154,6 +155,7 @@ class AttentionView:
         """The rectangles of the layout with what their tokens see."""
         layout, pattern, device = self.layout, self.pattern, self.layout.positions.device
         rectangles = layout.rectangles
+        # Blocks depend on the length of a sequence: long ones are read with others of their length.
         if isinstance(pattern, Blocks):
             rectangles = layout.even(pattern.dense)
         return tuple(
@@ -194,13 +196,14 @@ def attention_mask(
         1 1 1     1 1 0
         0 1 1     1 1 1   ← padding, see below
     """
-    keys = None if part.keep is None else part.keep[:, None, None, :]
+    keys = None if part.keep is None else part.keep[:, None, None, :]  # (rows, 1, 1, longest)
     place = torch.arange(part.longest, device=device)
     match pattern:
         case Full() | Blocks():  # longer sequences with blocks have a `block_mask`
             return keys
         case _ if sees_all(pattern, part.longest):
             return keys
+        # For all rows alike: (1, 1, queries, keys).
         case Window(radius):
             near = ((place[:, None] - place).abs() <= radius)[None, None]
         case Causal():
@@ -209,6 +212,7 @@ def attention_mask(
             assert_never(pattern)
     if global_tokens is not None:
         chosen = torch.zeros(part.rows, part.longest, dtype=torch.bool, device=device)
+        # All queries of a row attend to its global tokens: (rows, 1, 1, longest).
         near = near | chosen.scatter(1, global_tokens.slots, global_tokens.exists)[:, None, None]
     if part.keep is None or keys is None:
         return near

@@ -47,11 +47,13 @@ class _Attention(torch.autograd.Function):
             # beta=0 ignores the first argument: this is alpha · q @ kᵀ in one operation.
             scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=size**-0.5)
             if part.mask is not None:
+                # Adding the least number hides a key: e to its power is 0.
                 least = torch.finfo(scores.dtype).min
                 hidden = torch.zeros(part.mask.shape, dtype=scores.dtype)
                 _by_rows(scores, part).add_(hidden.masked_fill_(~part.mask, least))
             exact = torch.promote_types(scores.dtype, torch.float32)
             probabilities = scores.softmax(-1, dtype=exact)
+            # A large mask is not kept: its seed is enough to draw it again.
             dropped, mask = drop(probabilities, rate)
             outputs = dropped.to(v.dtype) @ v
             torch.index_select(outputs.view(-1, size), 0, index.outputs, out=result[here])
@@ -71,10 +73,13 @@ class _Attention(torch.autograd.Function):
         for (part, index, here), seeded in parts:
             q, k, v, probabilities, factors = (next(saved) for _ in range(5))
             mask, rectangle = seeded._replace(factors=factors).like(probabilities), part.rectangle
-            above = vectors[here].index_select(0, index.queries).view(q.shape)
-            if rectangle.keep is not None:
+            # The gradient of O = dropout(P) V with P = softmax(S), S = scale · Q Kᵀ:
+            # dV = dropout(P)ᵀ dO, dP = dropout(dO Vᵀ), dS = P ∘ (dP − Σ P ∘ dP),
+            # dQ = scale · dS K, dK = scale · dSᵀ Q.
+            above = vectors[here].index_select(0, index.queries).view(q.shape)  # dO
+            if rectangle.keep is not None:  # padding has read a copied query: it gives no gradient
                 _by_rows(above, part).mul_(rectangle.keep[:, None, :, None])
-            of_qkv = torch.empty(3, *q.shape, dtype=q.dtype)
+            of_qkv = torch.empty(3, *q.shape, dtype=q.dtype)  # written in place, gathered once
             torch.bmm(mask.times(probabilities).to(v.dtype).mT, above, out=of_qkv[2])
             of_probabilities = mask.times_(torch.bmm(above, v.mT).to(probabilities.dtype))
             of_scores = torch._softmax_backward_data(

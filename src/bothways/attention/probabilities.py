@@ -39,10 +39,12 @@ def attention_probabilities(
         rows = None if view.distances is None else view.distances.rows[at]
         shares = _shares(qkv, part, terms, rows)
         if part.global_tokens is not None and global_qkv is not None:
+            # The rows of global tokens come from their own queries and keys.
             slots, exists = part.global_tokens.slots, part.global_tokens.exists
             theirs = _shares(global_qkv, part, None, None, whole=True)
             row, column = exists.nonzero(as_tuple=True)
             shares[row, :, slots[row, column]] = theirs[row, :, slots[row, column]]
+        # Cut each row of the rectangle to the length of its sequence.
         keep = part.rectangle.keep
         longest = part.rectangle.longest
         lengths = [longest] * len(shares) if keep is None else keep.sum(1).tolist()
@@ -59,6 +61,7 @@ def _shares(
 ) -> Float[Tensor, "rows heads longest longest"]:
     """Return the softmax of a rectangle's scores; `whole` lets every query see all keys."""
     q, k, _ = part.rectangle.pad(qkv).permute(2, 0, 3, 1, 4)
+    # Each term adds a score of the same variance: √(d · terms) keeps the sum at 1.
     count = 1 if terms is None else 1 + sum(x is not None for x in (terms.keys, terms.queries))
     scale = (q.shape[-1] * count) ** -0.5
     scores = (q * scale) @ k.mT

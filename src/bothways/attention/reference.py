@@ -36,6 +36,7 @@ def attend_padded(
         case "fused":
             return attend_fused(q, k, v, mask, rate)
         case "products":
+            # Scaling queries takes (n × d) products, scaling scores (n × n).
             scores = (q * scale).contiguous() @ k.contiguous().transpose(-2, -1)
             if mask is not None:
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
@@ -90,6 +91,7 @@ def attend_from(
 def _in_blocks(
     x: Float[Tensor, "rows heads longest d"], count: int, size: int
 ) -> Float[Tensor, "rows heads blocks size d"]:
+    # Zeros fill up the last block: (rows, heads, 7, d) in blocks of 2 → (rows, heads, 4, 2, d).
     padded = F.pad(x, (0, 0, 0, count * size - x.shape[2]))
     return padded.reshape(*x.shape[:2], count, size, x.shape[3])
 
@@ -114,6 +116,7 @@ def _read(
         # Block b of head h has the number h · count + b in (rows, heads · blocks, size, d).
         numbers = sparse.blocks + count * torch.arange(heads, device=x.device)[:, None, None]
         near = x.flatten(1, 2).index_select(1, numbers.flatten())
+    # (rows, heads, blocks · read, size, d): the blocks that one block reads are neighbours.
     near = near.reshape(*x.shape[:2], count, read * sparse.size, x.shape[-1])
     if global_tokens is None:
         return _blocks_first(near)

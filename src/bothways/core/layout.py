@@ -77,6 +77,7 @@ class Rectangle:
         """`(tokens, …)` → `(rows, longest, …)`: a view without padding, else with zeros in it."""
         part = x[self.start : self.stop]
         if self.slots is not None:
+            # [a b | c d e] → [a b 0 | c d e]
             full = part.new_zeros((self.rows * self.longest, *part.shape[1:]))
             part = full.index_copy(0, self.slots, part)
         return part.view(self.rows, self.longest, *part.shape[1:])
@@ -170,10 +171,13 @@ class Layout:
         """The batch as padded rectangles of neighbours, each tight or small."""
         result, lengths, first = list[Rectangle](), self.lengths, 0
         tightness, small = self.cut.tightness, self.cut.small
+        # Batches keep the order of their sequences: a rectangle takes neighbours while it stays tight or small.
+        # With tightness 0.8 and small 0, lengths [10, 9, 8, 3, 3] give rectangles of 3 and 2 rows.
         while first < len(lengths):
             last, low, high = first, lengths[first], lengths[first]
             while last + 1 < len(lengths):
                 new_low, new_high = min(low, lengths[last + 1]), max(high, lengths[last + 1])
+                # One more row: `last + 2 - first` rows of `new_high` slots.
                 if new_low < tightness * new_high and (last + 2 - first) * new_high > small:
                     break
                 last, low, high = last + 1, new_low, new_high
@@ -206,7 +210,9 @@ class Layout:
         stop, rows, longest = start + sum(lengths), len(lengths), max(lengths)
         if min(lengths) == longest:
             return Rectangle(start, stop, rows, longest, None, None)
+        # Row r, column c is slot r · longest + c.
         slots = (self.sequence_ids[start:stop] - row) * longest + self.positions[start:stop]
+        # From the tensors of the batch, not from `lengths`: copying those to a GPU would wait for it.
         held = self.cu_seqlens[row : row + rows + 1].diff()[:, None]
         keep = torch.arange(longest, device=slots.device) < held
         return Rectangle(start, stop, rows, longest, slots, keep)

@@ -49,7 +49,8 @@ class FeedForward(nn.Module):
         if not self.gated:
             return self.down(activate(self.activation, x))  # type: ignore[no-any-return]
         hidden, gate = x.chunk(2, -1)
-        return self.down(self.dropout(activate(self.activation, hidden) * gate))  # type: ignore[no-any-return]
+        result: Tensor = self.down(self.dropout(activate(self.activation, hidden) * gate))
+        return result
 
 
 class Block(nn.Module):

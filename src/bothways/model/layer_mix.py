@@ -1,8 +1,8 @@
-"""Which of an encoder's layers are a word's features: the six choices of Devlin et al. 2018, table
-7.
+"""Which layers of an encoder are a word's features: the six choices of Devlin et al. 2018, table 7.
 
-Weighted sums are learned as ELMo's are: γ · Σ softmax(w)ₖ · layerₖ (Peters et al. 2018, section
-3.2), without its layer normalisation.
+Weighted sums are learned like ELMo's: γ · Σ softmax(w)ₖ · layerₖ, without its layer normalisation.
+
+Source: Peters et al. 2018, section 3.2.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
 
 
 class LayerSum(nn.Module):
-    """γ · Σ softmax(w)ₖ · layerₖ; begins as the mean.
+    """γ · Σ softmax(w)ₖ · layerₖ, at first the mean.
 
     Args:
         layers: how many.
@@ -63,12 +63,12 @@ class LayerSum(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens width"]:
-        """One vector of each token's layers."""
+        """Return one vector of each token's layers."""
         return self.scale * torch.einsum("tlw,l->tw", x, self.weights.softmax(0))
 
 
 class LayerConcat(nn.Module):
-    """All layers of a token side by side; of a single layer, itself."""
+    """All layers of a token, concatenated."""
 
     def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens features"]:
         """Concatenate the layers of each token."""
@@ -76,7 +76,7 @@ class LayerConcat(nn.Module):
 
 
 def build_mix(choice: LayerChoice, layers: int) -> LayerSum | LayerConcat:
-    """Build the module that combines the layers of a choice into one vector."""
+    """Return the module that makes one vector of the layers of a choice."""
     match choice:
         case "weighted_last_four" | "weighted_all":
             return LayerSum(layers)
