@@ -221,36 +221,36 @@ HUGE = varint(2**70 - 1)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: rows((b"x", GOOD))[:-1] + b"\0", "does not end as an index does"),
-        (lambda: b"", "does not end as an index does"),
+        (lambda: rows((b"x", GOOD))[:-1] + b"\0", "does not end like an index"),
+        (lambda: b"", "does not end like an index"),
         (lambda: rows((b"x", GOOD), compression=1), "the block at 0 is compressed"),
-        (lambda: b"x" + rows((b"x", GOOD))[1:], "the block at 0 does not fit its checksum"),
-        (twice, "its blocks lie on top of each other"),
+        (lambda: b"x" + rows((b"x", GOOD))[1:], "the block at 0 does not match its checksum"),
+        (twice, "its blocks overlap"),
         (lambda: raw(b""), "the block at 0 is too short for its 0 restart points"),
         (lambda: raw(struct.pack("<I", 2**32 - 1)), "is too short for its 4294967295 restart points"),
-        (lambda: raw(b"\0\0\1" + END), "1 bytes are announced where 0 are left"),
+        (lambda: raw(b"\0\0\1" + END), "1 bytes are needed, but only 0 are left"),
         (lambda: raw(b"\5\0\0" + END), "a name shares 5 bytes with one of 0"),
         (lambda: raw(b"\0" + HUGE + b"\0" + END), "and adds 1180591620717411303423; 512 are allowed"),
         (lambda: raw(b"\xff" * 11 + END), "a number has no end"),
-        (lambda: rows((b"a", GOOD), (b"a", GOOD)), "b'a' comes after b'a': names must rise"),
-        (lambda: rows((b"b", GOOD), (b"a", GOOD)), "b'a' comes after b'b'"),
+        (lambda: rows((b"a", GOOD), (b"a", GOOD)), "b'a' follows b'a': names must increase"),
+        (lambda: rows((b"b", GOOD), (b"a", GOOD)), "b'a' follows b'b'"),
         (lambda: table({b"a": GOOD}), "it has no header"),
         (lambda: table({}), "it has no header"),
         (lambda: table({b"": header(endianness=1)}), "its numbers are big-endian"),
         (lambda: table({b"": header(shards=0)}), "it cannot have 0 data files"),
         (lambda: table({b"": header(shards=10**6)}), "it cannot have 1000000 data files"),
         (lambda: rows((b"\0slice", GOOD)), "holds variables in slices"),
-        (lambda: rows((b"\xff", GOOD)), "is no name of a variable"),
+        (lambda: rows((b"\xff", GOOD)), "is not the name of a variable"),
         (lambda: rows((b"_CHECKPOINTABLE_OBJECT_GRAPH", GOOD)), "only those of TensorFlow 1 are read"),
         (lambda: rows((b"x", varint(1 << 3 | 3))), "the unknown wire type 3"),
         (lambda: rows((b"x", field(2, b"ab")[:-1])), "a field of 2 bytes has only 1 left"),
-        (lambda: rows((b"x", entry(7, shape_of(4), 0, 0, 16, 0))), "x is of type 7, which is no plain number"),
+        (lambda: rows((b"x", entry(7, shape_of(4), 0, 0, 16, 0))), "x is of type 7, which is not numeric"),
         (lambda: rows((b"x", entry(99, shape_of(4), 0, 0, 16, 0))), "x is of type 99"),
         (lambda: rows((b"x", entry(1, shape_of(5), 0, 0, 16, 0))), "x has 16 bytes, not those of"),
         (lambda: rows((b"x", entry(1, shape_of(*[1] * 9), 0, 0, 4, 0))), "x has more than 8 axes"),
         (lambda: rows((b"x", entry(1, shape_of(2**64 - 4), 0, 0, 2**66 - 16, 0))), "x has a negative size"),
         (lambda: rows((b"x", entry(1, field(3, 1), 0, 0, 4, 0))), "x has no known shape"),
-        (lambda: rows((b"x", entry(1, shape_of(4), 1, 0, 16, 0))), "x lies in data file 1 of 1"),
+        (lambda: rows((b"x", entry(1, shape_of(4), 1, 0, 16, 0))), "x is in data file 1 of 1"),
     ],
 )  # fmt: skip
 def test_an_index_that_cannot_be_is_refused(
@@ -274,7 +274,7 @@ def test_a_field_that_is_not_known_is_passed_over(tmp_path: Path) -> None:
         ([entry(1, shape_of(4), 0, 2**69, 16, 0)], "and a ends at"),
         (
             [entry(1, shape_of(2), 0, 0, 8, 0), entry(1, shape_of(3), 0, 4, 12, 0)],
-            "b and a lie on top of each other",
+            "the bytes of b and a overlap",
         ),
     ],
 )
@@ -297,13 +297,13 @@ def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path: Path) -> None:
     )
     bundle = open_bundle(file)
     assert bundle.read("good").tolist() == [2, 3]
-    with pytest.raises(FolderError, match="the bytes of bad do not fit their checksum"):
+    with pytest.raises(FolderError, match="the bytes of bad do not match their checksum"):
         bundle.read("bad")
     (tmp_path / "a.ckpt.data-00000-of-00001").unlink()
     with pytest.raises(FolderError, match="cannot be read: No such file"):
         bundle.read("good")
     with pytest.raises(
-        FolderError, match=r"needs a.ckpt.data-00000-of-00001, which is not beside it"
+        FolderError, match=r"needs a.ckpt.data-00000-of-00001, which is not in its folder"
     ):
         open_bundle(file)
 

@@ -1,13 +1,13 @@
 """TensorFlow's checkpoint format, the tensor bundle, read without TensorFlow.
 
-`NAME.index` is a sorted table in LevelDB's format: blocks of entries whose keys leave out what
-they share with the one before, each block with a checksum, and a footer that says where the index
-block lies. The empty key holds the bundle's header, every other key is a tensor's name with its
-type, shape and place. `NAME.data-00000-of-00001` and its like hold the tensors' bytes.
+`NAME.index` is a sorted table in LevelDB's format: blocks of entries, each block with a checksum,
+and a footer with the offset of the index block. A key omits the prefix that it shares with the
+previous one. The empty key holds the bundle's header; every other key is the name of a tensor, with
+its type, shape and place. `NAME.data-00000-of-00001` and so on hold the bytes of the tensors.
 
-Notable choices. A file is believed in nothing: every length is held against what is there before
-it is used, keys must rise, tensors may not overlap, all checksums (CRC-32C) are compared. Opening
-reads the index alone; a tensor is read when asked for.
+Notable choices. Files are not trusted: every length is checked before it is used, keys must
+increase, tensors must not overlap, and all checksums (CRC-32C) are compared. Opening reads only the
+index; tensors are read on demand.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ _FOOTER = 48
 _MOST_INDEX = 1 << 22
 _MOST_NAME = 512
 _MOST_AXES = 8
-"""Limits on the index and on a name, in bytes, and on the axes of a tensor. The index of
-BERT-large with its optimizer's state has 0.1 MB.
-"""
+"""Limits of the index and of a name, in bytes, and of the axes of a tensor. The index of BERT-large
+with its optimizer's state has 0.1 MB."""
 
 _TYPES: Mapping[int, torch.dtype] = {
     1: torch.float32,
@@ -48,20 +47,20 @@ _TYPES: Mapping[int, torch.dtype] = {
     14: torch.bfloat16,
     19: torch.float16,
 }
-"""TensorFlow's numbers of types. The others are no plain numbers, such as strings."""
+"""TensorFlow's type numbers; the other types, such as strings, are not numbers."""
 
 
 @dataclass(frozen=True)
 class BundleEntry:
-    """Where a tensor lies.
+    """The place of a tensor.
 
     Attributes:
-        dtype: of its numbers, little-endian.
-        shape: none for a scalar.
+        dtype: the type of its little-endian numbers.
+        shape: its shape; empty for a scalar.
         shard: the number of the data file.
-        offset: of its first byte in there.
-        size: in bytes.
-        checksum: of its bytes, masked.
+        offset: the first byte in the data file.
+        size: the number of bytes.
+        checksum: the masked checksum of its bytes.
     """
 
     dtype: torch.dtype
@@ -73,10 +72,10 @@ class BundleEntry:
 
 
 def open_bundle(index: Path) -> Weights:
-    """The tensors of a checkpoint by TensorFlow's names.
+    """Open a checkpoint; its tensors have TensorFlow's names.
 
     Args:
-        index: its `.index` file; the data files lie beside it.
+        index: the `.index` file, in the folder of its data files.
 
     Raises:
         FolderError: a file is missing, truncated, corrupt or of another kind. Reading a tensor
@@ -86,7 +85,7 @@ def open_bundle(index: Path) -> Weights:
         shards, entries = _read_index(_content(index))
     except MalformedError as error:
         raise FolderError(
-            f"is no whole TensorFlow checkpoint: {error}", where=index, fix=AGAIN
+            f"is not a complete TensorFlow checkpoint: {error}", where=index, fix=AGAIN
         ) from error
     files = {
         shard: _shard(index, shard, shards)
@@ -120,7 +119,7 @@ def _shard(index: Path, shard: int, shards: int) -> Path:
     file = index.with_name(f"{index.name.removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}")
     if not file.is_file():
         raise FolderError(
-            f"needs {file.name}, which is not beside it",
+            f"needs {file.name}, which is not in its folder",
             where=index,
             fix="Fetch all files of the checkpoint.",
         )
@@ -131,9 +130,7 @@ def _check_places(file: Path, entries: Mapping[str, BundleEntry]) -> None:
     size, end, before = file.stat().st_size, 0, ""
     for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].offset, pair[1].size)):
         if entry.offset < end:
-            raise FolderError(
-                f"{name} and {before} lie on top of each other", where=file, fix=AGAIN
-            )
+            raise FolderError(f"the bytes of {name} and {before} overlap", where=file, fix=AGAIN)
         end, before = entry.offset + entry.size, name
         if end > size:
             raise FolderError(
@@ -151,28 +148,28 @@ def _read_tensor(file: Path, name: str, entry: BundleEntry) -> Tensor:
             f"cannot be read: {error.strerror}", where=file, fix="Check the permissions."
         ) from error
     if len(data) != entry.size or _masked(data) != entry.checksum:
-        raise FolderError(f"the bytes of {name} do not fit their checksum", where=file, fix=AGAIN)
+        raise FolderError(f"the bytes of {name} do not match their checksum", where=file, fix=AGAIN)
     if not data:
         return torch.empty(entry.shape, dtype=entry.dtype)
     return torch.frombuffer(bytearray(data), dtype=entry.dtype).reshape(entry.shape)
 
 
 def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
-    """The content of an index → how many data files there are, and the tensors."""
+    """Return the number of data files, and the tensors by name."""
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
-        raise MalformedError("it does not end as an index does")
+        raise MalformedError("it does not end like an index")
     footer = _Bytes(data[-_FOOTER:-8])
     _handle(footer)  # of a block about the blocks, which TensorFlow leaves empty
     index = _block(data, *_handle(footer))
     handles = [_handle(_Bytes(value)) for _, value in _entries(index)]
     if any(offset + size > after for (offset, size), (after, _) in itertools.pairwise(handles)):
-        raise MalformedError("its blocks lie on top of each other")
-    shards, found, before = None, dict[str, BundleEntry](), None
+        raise MalformedError("its blocks overlap")
+    shards, tensors, before = None, dict[str, BundleEntry](), None
     for key, value in itertools.chain.from_iterable(
         _entries(_block(data, *handle)) for handle in handles
     ):
         if before is not None and key <= before:
-            raise MalformedError(f"{key!r} comes after {before!r}: names must rise")
+            raise MalformedError(f"{key!r} follows {before!r}: names must increase")
         before = key
         if not key:
             shards = _header(value)
@@ -180,10 +177,10 @@ def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
             raise MalformedError("it has no header")
         else:
             name = _name(key)
-            found[name] = _entry(name, value, shards)
+            tensors[name] = _entry(name, value, shards)
     if shards is None:
         raise MalformedError("it has no header")
-    return shards, found
+    return shards, tensors
 
 
 def _name(key: bytes) -> str:
@@ -191,16 +188,16 @@ def _name(key: bytes) -> str:
         raise MalformedError("it holds variables in slices, which are not read")
     name = key.decode("latin-1")
     if not name.isascii() or not name.isprintable():
-        raise MalformedError(f"{key!r} is no name of a variable")
+        raise MalformedError(f"{key!r} is not the name of a variable")
     if name == "_CHECKPOINTABLE_OBJECT_GRAPH":
         raise MalformedError(
-            "it is one of objects, as TensorFlow 2 writes them; only those of TensorFlow 1 are read"
+            "it holds objects, as TensorFlow 2 writes them; only TensorFlow 1 checkpoints are read"
         )
     return name
 
 
 class _Bytes:
-    """A part of a file, read from its beginning on."""
+    """A part of a file with the position of the next byte to read."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -208,7 +205,7 @@ class _Bytes:
     def take(self, count: int) -> bytes:
         if count > len(self.data) - self.at:
             raise MalformedError(
-                f"{count} bytes are announced where {len(self.data) - self.at} are left"
+                f"{count} bytes are needed, but only {len(self.data) - self.at} are left"
             )
         self.at += count
         return self.data[self.at - count : self.at]
@@ -222,20 +219,20 @@ class _Bytes:
 
 
 def _handle(data: _Bytes) -> tuple[int, int]:
-    """Offset and size of a block."""
+    """Read the offset and size of a block."""
     return data.varint(), data.varint()
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:
-    """The entries of a block, without the restart points that follow them."""
+    """Return the entries of a block, without the restart points that follow them."""
     source = _Bytes(data[:-_FOOTER])
     source.take(offset)
     content = source.take(size)
     compression = source.take(1)
     if source.fixed(4) != _masked(content + compression):
-        raise MalformedError(f"the block at {offset} does not fit its checksum")
+        raise MalformedError(f"the block at {offset} does not match its checksum")
     if compression != b"\0":
-        raise MalformedError(f"the block at {offset} is compressed, and only plain ones are read")
+        raise MalformedError(f"the block at {offset} is compressed, which is not supported")
     restarts = int.from_bytes(content[-4:], "little")
     if len(content) < 4 * (restarts + 1):
         raise MalformedError(
@@ -245,20 +242,25 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) of each entry."""
+    """Yield (key, value) of each entry.
+
+    An entry is (shared, rest, size, suffix, value): after "weight_a", the entry (7, 1, …, "b") has
+    the key "weight_b".
+    """
     source, key = _Bytes(block), b""
     while source.at < len(block):
         shared, rest, size = source.varint(), source.varint(), source.varint()
         if shared > len(key) or shared + rest > _MOST_NAME:
             raise MalformedError(
-                f"a name shares {shared} bytes with one of {len(key)} and adds {rest}; {_MOST_NAME} are allowed"
+                f"a name shares {shared} bytes with one of {len(key)} and adds {rest}; "
+                f"{_MOST_NAME} are allowed"
             )
         key = key[:shared] + source.take(rest)
         yield key, source.take(size)
 
 
 def _masked(data: bytes) -> int:
-    """CRC-32C, turned and shifted, so that a checksum of data that holds checksums is sound."""
+    """Return the CRC-32C, rotated and offset: a CRC of data that contains CRCs would be weak."""
     with optional("tensorflow", "reading a TensorFlow checkpoint"):
         import google_crc32c
     plain: int = google_crc32c.value(data)
@@ -266,19 +268,17 @@ def _masked(data: bytes) -> int:
 
 
 def _numbers(message: bytes, **numbers: int) -> dict[str, int]:
-    """Whole numbers by name, of the fields of these numbers; 0 where there is none, as the format
-    has it.
-    """
+    """Return the integers in fields by name → number; 0, the format's default, if missing."""
     whole = (
         (number, value.whole if isinstance(value, Fixed) else value)
         for number, value in fields(message)
     )
-    found = {number: value for number, value in whole if isinstance(value, int)}
-    return {name: found.get(number, 0) for name, number in numbers.items()}
+    values = {number: value for number, value in whole if isinstance(value, int)}
+    return {name: values.get(number, 0) for name, number in numbers.items()}
 
 
 def _header(message: bytes) -> int:
-    """How many data files there are."""
+    """Return the number of data files."""
     numbers = _numbers(message, shards=1, big_endian=2)
     if numbers["big_endian"]:
         raise MalformedError("its numbers are big-endian")
@@ -292,7 +292,7 @@ def _entry(name: str, message: bytes, shards: int) -> BundleEntry:
     dtype = _TYPES.get(numbers["dtype"])
     if dtype is None:
         raise MalformedError(
-            f"{name} is of type {numbers['dtype']}, which is no plain number: one of {list(_TYPES)}"
+            f"{name} has type {numbers['dtype']}, which is not numeric: one of {list(_TYPES)}"
         )
     shapes = [
         value for number, value in fields(message) if number == 2 and isinstance(value, bytes)
@@ -304,10 +304,11 @@ def _entry(name: str, message: bytes, shards: int) -> BundleEntry:
         raise MalformedError(f"{name} has more than {_MOST_AXES} axes")
     if math.prod(shape) * dtype.itemsize != numbers["size"]:
         raise MalformedError(
-            f"{name} has {numbers['size']} bytes, not those of {list(shape)} numbers of {dtype.itemsize} bytes"
+            f"{name} has {numbers['size']} bytes, not those of {list(shape)} numbers "
+            f"of {dtype.itemsize} bytes"
         )
     if numbers["shard"] >= shards:
-        raise MalformedError(f"{name} lies in data file {numbers['shard']} of {shards}")
+        raise MalformedError(f"{name} is in data file {numbers['shard']} of {shards}")
     return BundleEntry(
         dtype, shape, numbers["shard"], numbers["offset"], numbers["size"], numbers["checksum"]
     )

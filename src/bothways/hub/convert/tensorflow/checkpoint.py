@@ -1,9 +1,9 @@
-"""Google's published checkpoints of BERT, ALBERT and ELECTRA → our models, without TensorFlow.
+"""Google's published checkpoints of BERT, ALBERT and ELECTRA, converted without TensorFlow.
 
-Notable choices. Sizes are read off the tensors; `bert_config.json` says what tensors cannot, such
-as the number of heads, and is refused where it says otherwise. ELECTRA has no such file: its heads
-are 64 wide (google-research/electra). Google's "gelu" is GELU's tanh approximation, in all three,
-and becomes "gelu_tanh". What an optimizer kept beside the weights is left out.
+Notable choices. Sizes come from the tensors. `bert_config.json` gives the settings that tensors do
+not determine, such as the number of heads, and is refused if it contradicts the tensors. ELECTRA has
+no such file: its heads have 64 features (google-research/electra). Google's "gelu" is the tanh
+approximation in all three, and becomes "gelu_tanh". The optimizer's state is ignored.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_files import Bert, bert_backend, finish
 
 ModelPart = Literal["discriminator", "generator"]
-"""ELECTRA's two models, which one checkpoint holds."""
+"""The two models in an ELECTRA checkpoint."""
 
 GELU = {"gelu": "gelu_pytorch_tanh", "relu": "relu"}
-"""Their activations by transformers' names. Their "gelu" is the approximation."""
+"""Google's activations → transformers' names; Google's "gelu" is the tanh approximation."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a family's checkpoints say what our configuration needs.
+    """The format of a family's checkpoints.
 
     Attributes:
-        family: what becomes of them.
-        rules: names of variables.
-        sizes: settings that are the length of a tensor along an axis: (transformers' name of the
-            tensor, axis).
-        counts: settings that tell how many tensors there are of a name.
-        config: the file that holds the other settings; none if there is no such file.
+        family: the family of the models.
+        rules: the names of variables.
+        sizes: setting → (transformers' name of a tensor, the axis whose length is the setting).
+        counts: setting → the name of the tensors whose number is the setting.
+        config: the file with the other settings; None if there is none.
     """
 
     family: Family
@@ -109,14 +108,13 @@ _DISCRIMINATOR = Dialect(
 
 @dataclass(frozen=True)
 class TensorFlowCheckpoint:
-    """A checkpoint of TensorFlow in memory.
+    """A TensorFlow checkpoint in memory.
 
     Attributes:
-        model: in evaluation mode, in fp32, on the CPU.
-        report: what became of every variable; those that were taken have transformers' names, the
-            others TensorFlow's.
-        tokenizer: of the `vocab.txt` or the SentencePiece file beside it; none if there is none.
-        index: its `.index` file.
+        model: the model in evaluation mode, in fp32, on the CPU.
+        report: the variables that were used, by transformers' names, and unused, by TensorFlow's.
+        tokenizer: the tokenizer of `vocab.txt` or a SentencePiece file in the folder; None without.
+        index: the `.index` file.
     """
 
     model: Model
@@ -126,16 +124,16 @@ class TensorFlowCheckpoint:
 
 
 def read_checkpoint(source: str | Path, part: ModelPart | None = None) -> TensorFlowCheckpoint:
-    """Open a checkpoint of TensorFlow 1.
+    """Open a TensorFlow 1 checkpoint.
 
     Args:
-        source: the folder that holds it, its `.index` file, or that name without `.index`.
-        part: of an ELECTRA, which model; none means the discriminator.
+        source: the folder, the `.index` file, or its name without `.index`.
+        part: the model of an ELECTRA checkpoint; None means the discriminator.
 
     Raises:
-        FolderError: none, or several; a file is missing or corrupt; it is of another family; no
-            class has its heads.
-        ConfigError: a part is asked for, and it is no ELECTRA.
+        FolderError: the folder has no checkpoint or several, a file is missing or corrupt, the
+            family is unknown, or no class has these heads.
+        ConfigError: `part` is given, but the checkpoint is not an ELECTRA.
     """
     index = _find_index(Path(source).expanduser())
     bundle = open_bundle(index)
@@ -155,17 +153,20 @@ def read_checkpoint(source: str | Path, part: ModelPart | None = None) -> Tensor
 
 def _find_index(source: Path) -> Path:
     if source.is_dir():
-        found = sorted(source.glob("*.index"))
-        if len(found) > 1:
-            what = f"holds {len(found)} checkpoints: {listed(file.name for file in found)}"
+        files = sorted(source.glob("*.index"))
+        if len(files) > 1:
+            what = f"holds {len(files)} checkpoints: {listed(file.name for file in files)}"
             raise FolderError(what, where=source, fix="Give the .index file of one of them.")
-        if found:
-            return found[0]
+        if files:
+            return files[0]
     else:
         file = source if source.suffix == ".index" else source.with_name(f"{source.name}.index")
         if file.is_file():
             return file
-    fix = "Give the folder with bert_model.ckpt.index and bert_model.ckpt.data-00000-of-00001, unpacked."
+    fix = (
+        "Give the unpacked folder with bert_model.ckpt.index and "
+        "bert_model.ckpt.data-00000-of-00001."
+    )
     what = (
         "holds no checkpoint of TensorFlow"
         if source.exists()
@@ -176,7 +177,7 @@ def _find_index(source: Path) -> Path:
 
 def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) -> Dialect:
     def has(stem: str) -> bool:
-        """Whether a variable is named so."""
+        """Return True if a variable has this prefix."""
         return any(name.startswith(stem) for name in variables)
 
     if has("electra/"):
@@ -192,16 +193,17 @@ def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) ->
         return _ALBERT
     if has("bert/"):
         return _BERT
-    what = f"holds no BERT, ALBERT or ELECTRA of Google's code: its variables are {listed(sorted(variables)) or 'none'}"
+    variable_names = listed(sorted(variables)) or "none"
+    what = f"holds no BERT, ALBERT or ELECTRA of Google's code: its variables are {variable_names}"
     raise FolderError(what, where=index, fix="Checkpoints of other code have other names.")
 
 
 def _renamed(bundle: Weights, rules: Sequence[names.NameRule]) -> Weights:
-    """The variables that rules are about, as transformers names them and lays them out."""
-    found = ((variable, names.find_rule(rules, variable)) for variable in bundle.shapes)
+    """Return the variables that have rules, with transformers' names and layout."""
+    matches = ((variable, names.find_rule(rules, variable)) for variable in bundle.shapes)
     places = {
         rule[1]: TensorPlacement(rule[0], (variable,))
-        for variable, rule in found
+        for variable, rule in matches
         if rule is not None
     }
     shapes = {
@@ -250,7 +252,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
-    """What the tensors say of the configuration, by transformers' names of settings."""
+    """Return the settings that follow from the tensors, by transformers' names."""
     sizes = {
         setting: _length(weights, name, axis) for setting, (name, axis) in dialect.sizes.items()
     }
@@ -270,7 +272,7 @@ def _length(weights: Weights, name: str, axis: int) -> int:
 
 
 def _architecture(family: Family, weights: Weights) -> Architecture:
-    """The class with the most of the heads that there are tensors for."""
+    """Return the class with the most heads among those whose heads all have tensors."""
     kinds = {kind for name in weights.shapes for kind in _heads(family.keys, name)}
     able = [architecture for architecture in family.architectures if architecture.heads <= kinds]
     if not able:
@@ -289,7 +291,7 @@ def _heads(table: KeyTable, name: str) -> Iterable[str]:
 
 
 def _why(variable: str, variables: Collection[str]) -> str:
-    """Why a variable that no rule is about is left out."""
+    """Return the reason why a variable without a rule is not used."""
     owner, _, last = variable.rpartition("/")
     if owner in variables or last == "global_step":
         return "the optimizer's state"
@@ -303,10 +305,9 @@ def _why(variable: str, variables: Collection[str]) -> str:
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """That of `vocab.txt`, or of the one SentencePiece file, such as ALBERT's `30k-clean.model`.
+    """Load `vocab.txt`, or the only SentencePiece file, such as ALBERT's `30k-clean.model`.
 
-    No file of Google's says whether a vocabulary is of lower-case text; a capital letter in it
-    does.
+    Google's files do not say if a vocabulary is cased: it is if it holds a capital letter.
     """
     file, pieces = folder / "vocab.txt", list(folder.glob("*.model"))
     if not file.is_file():

@@ -1,10 +1,9 @@
-"""What Google's checkpoints call the weights, as rules: TensorFlow's name of a variable ↔
-transformers' name of a tensor.
+"""Rules for names in Google's checkpoints: TensorFlow's variable ↔ transformers' tensor.
 
-google-research/bert, google-research/albert and google-research/electra name a dense layer's
-matrix `kernel`, which lies there transposed, a LayerNorm's vectors `gamma` and `beta`, and number
-layers as `layer_0`. A table of embeddings or of a head's outputs is a variable as it is. `{}`
-stands for a number.
+google-research/bert, google-research/albert and google-research/electra name the matrix of a dense
+layer `kernel` (stored transposed), the vectors of a LayerNorm `gamma` and `beta`, and the layers
+`layer_0`, `layer_1`, …. Embedding tables and the outputs of a head are not transposed. In a rule,
+`{}` matches a number.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NameRule = Rename | Transpose
 
 
 def find_rule(rules: Iterable[NameRule], variable: str) -> tuple[NameRule, str] | None:
-    """The rule about a variable, and what transformers calls it; none if no rule is about it."""
+    """Return the rule for a variable and its name in transformers; None if there is no rule."""
     for rule in rules:
         match = re.fullmatch(re.escape(rule.theirs).replace(r"\{\}", "([0-9]+)"), variable)
         if match is not None:
@@ -39,7 +38,7 @@ def _norm(theirs: str, ours: str) -> tuple[NameRule, ...]:
 
 
 def _outputs(theirs: str, ours: str) -> tuple[NameRule, ...]:
-    """A head's last layer: its matrix is not transposed."""
+    """Return the rules of a head's last layer, whose matrix is not transposed."""
     return (
         Rename(f"{ours}.weight", f"{theirs}output_weights"),
         Rename(f"{ours}.bias", f"{theirs}output_bias"),
@@ -125,6 +124,6 @@ _GENERATOR: tuple[NameRule, ...] = (
     Rename("generator_lm_head.bias", "generator_predictions/output_bias"),
 )
 GENERATOR = (*_embeddings("electra", "electra"), *_GENERATOR)
-"""It reads the discriminator's embeddings (Clark et al. 2020, section 3.2)."""
+"""The generator shares the discriminator's embeddings (Clark et al. 2020, section 3.2)."""
 UNTIED_GENERATOR = (*_embeddings("generator", "electra"), *_GENERATOR)
-"""As trained with embeddings of its own, which their code can do."""
+"""A generator with its own embeddings, an option of Google's code."""
