@@ -34,7 +34,7 @@ ALTERNATIVES = {
 
 OPENINGS = re.compile(r"(What|Whether|How|Of|Those|So|That|Where|Which|As|Such)\b")
 
-PENDING = {"hub", "training"}
+PENDING: set[str] = set()
 """Packages and pages whose language is still to be revised."""
 
 PENDING_NAMES: set[str] = set()
