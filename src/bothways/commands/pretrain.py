@@ -56,7 +56,7 @@ def pretrain(
     config
         A TOML file with settings; the overrides win over it.
     resume
-        Go on from the newest checkpoint in the run's folder.
+        Continue from the newest checkpoint in the folder, or start a run if there is none.
     device
         auto, cpu, cuda or cuda:N.
     """

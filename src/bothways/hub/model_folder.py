@@ -285,7 +285,7 @@ def save_model(
     problem: Problem | None = None,
     card: Card | None = None,
     extra: Mapping[str, Any] | None = None,
-    beside: Mapping[str, Any] | None = None,
+    extra_files: Mapping[str, Any] | None = None,
 ) -> Architecture:
     """Save a model folder, which appears complete or not at all, and replaces an older one.
 
@@ -301,7 +301,7 @@ def save_model(
         problem: the purpose of the label head.
         card: the content of `README.md`.
         extra: the content of `bothways.json`: tuned thresholds, the training's record. JSON only.
-        beside: JSON files of other programs, by name, such as those of sentence-transformers.
+        extra_files: JSON files of other programs, by name, such as those of sentence-transformers.
 
     Returns:
         The class of transformers that the folder is for, or a stand-in with `own=True`.
@@ -327,7 +327,11 @@ def save_model(
     digest = {} if tokenizer is None else {VOCABULARY: vocabulary_digest(tokenizer)}
     record = {VERSION: __version__, **digest, **(extra or {}), **config.record}
     with replace_folder(place) as hidden:
-        for name, tree in {"config.json": config.raw, RECORD: record, **(beside or {})}.items():
+        for name, tree in {
+            "config.json": config.raw,
+            RECORD: record,
+            **(extra_files or {}),
+        }.items():
             (hidden / name).parent.mkdir(exist_ok=True)
             text = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
             (hidden / name).write_text(text, encoding="utf8")

@@ -151,8 +151,8 @@ def save_sentence_folder(
         what = "transformers has no class for this model, and sentence-transformers needs one"
         fix = "Save it with save_model, for use with bothways."
         raise FolderError(what, where=folder, fix=fix)
-    beside = _files(model, config)
-    save_model(folder, model, tokenizer, card=card, extra=extra, beside=beside)
+    extra_files = _files(model, config)
+    save_model(folder, model, tokenizer, card=card, extra=extra, extra_files=extra_files)
 
 
 def _files(model: Model, config: SentenceEncoderConfig) -> dict[str, Any]:

@@ -22,7 +22,7 @@ SAMPLE = 1000
 
 
 @runtime_checkable
-class Encoded(Protocol):
+class EncodedInput(Protocol):
     """An example as sequences, with the number of tokens read and cut."""
 
     @property
@@ -44,7 +44,7 @@ def unknown_share(tokenizer: Tokenizer, texts: list[str]) -> float:
     return float((ids == tokenizer.specials.unknown).mean()) if len(ids) else 0.0
 
 
-def needed_length(inputs: Iterable[Encoded], share: float = WHOLE) -> int:
+def needed_length(inputs: Iterable[EncodedInput], share: float = WHOLE) -> int:
     """Return the length that holds this share of examples whole, rounded up to a multiple of 32.
 
     Example: 95 % of the texts have at most 201 tokens, special tokens included → 224.
@@ -57,7 +57,7 @@ def needed_length(inputs: Iterable[Encoded], share: float = WHOLE) -> int:
 
 
 def check_inputs(
-    inputs: Many[Encoded],
+    inputs: Many[EncodedInput],
     tokenizer: Tokenizer,
     length: int,
     advice: Callable[[int], str] = lambda needed: f"Set length={needed}.",

@@ -236,7 +236,7 @@ class Terminal:
             self._console.print(f"{self._name} {line(record)}", highlight=False, soft_wrap=True)
 
     def evaluating(self, share: float) -> None:
-        """Show the progress of an evaluation in the place of the last record."""
+        """Show the progress of an evaluation instead of the last record."""
         self._bar.update(self._task, line=f"evaluating: {self._left.said(share)}")
 
     def message(self, text: str) -> None:
