@@ -157,7 +157,7 @@ def test_the_record_says_how_the_model_was_made(
     )
     assert "- It was trained on sequences of at most 16 tokens." in card
     assert "- This is one run, with seed 0; other seeds" in card
-    assert "- The weights were chosen by the metrics above" in card
+    assert "- The weights were selected by the metrics above" in card
 
 
 def test_the_run_folder_has_a_report_on_the_dev_data(
@@ -308,7 +308,7 @@ def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
     assert f"1 examples have an empty text: {tmp_path}/train.csv:3" in message
     assert f"1 examples have no label (empty, null or NaN): {tmp_path}/train.csv:4" in message
     assert (
-        f"1 dev examples have labels that no training example has: {tmp_path}/dev.csv:2 ('odd')"
+        f"1 dev examples have labels without a training example: {tmp_path}/dev.csv:2 ('odd')"
         in message
     )
     assert not list((tmp_path / "run").glob("step-*"))

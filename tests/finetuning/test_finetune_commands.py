@@ -258,7 +258,7 @@ def test_empty_texts_are_answered_with_a_warning(
         ("finetune bert train.tsv --out bert", "bert: is not empty, and not the folder of a run"),
         (
             "evaluate bert dev.tsv",
-            "bert: is for no task that is known: its heads are masked, pooler, pair",
+            "bert: is for no known task: its heads are masked, pooler, pair",
         ),
         ("predict run none.txt", "none.txt: no such file"),
     ],

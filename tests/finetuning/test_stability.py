@@ -292,11 +292,12 @@ def test_patience_counts_evaluations_that_were_not_better(
 ) -> None:
     """Every third step, with 0.3 as the best one: two later it is over, be that before the run's own end or at it."""
     values = iter([0.1, 0.3, 0.2, 0.3, 0.9])
-    monkeypatch.setattr(
-        Classifier,
-        "score",
-        lambda task, results: {"accuracy": next(values), "count": len([*results])},
-    )
+    for name in ("score", "score_tuned"):
+        monkeypatch.setattr(
+            Classifier,
+            name,
+            lambda task, results: {"accuracy": next(values), "count": len([*results])},
+        )
     patient = dataclasses.replace(FAST, early_stopping=2, until=Steps(until))
     done = fit_task(
         load_model(folder).model, data, dataclasses.replace(METHOD, training=patient), device="cpu"
