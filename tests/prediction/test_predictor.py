@@ -118,7 +118,7 @@ def test_rows_are_read_by_their_columns(folder: Path) -> None:
     assert classify(rows) == [classify((text, other))]
     assert classify.evaluate([{"text": text, "label": classify(text).label}])["accuracy"] == 1
     answer = predictor(folder, "answer")
-    assert answer({"question": text, "context": other}).answer == answer((text, other)).answer
+    assert answer({"question": text, "context": other}).text == answer((text, other)).text
     choose = predictor(folder, "choice")
     row = {"context": text, "ending0": other, "ending1": text}
     assert choose(row) == choose(ChoiceExample(text, (other, text)))
@@ -151,7 +151,7 @@ def test_inputs_of_another_shape_are_one_message(folder: Path) -> None:
         DataError, match=r"input 1: is one text, and the task 'answer' needs a tuple"
     ):
         predictor(folder, "answer")("who?")
-    with pytest.raises(DataError, match="input 1: is two texts, and the task 'tag' needs one text"):
+    with pytest.raises(DataError, match="input 1: is 2 texts, and the task 'tag' needs one text"):
         predictor(folder, "tag")(("a", "b"))
 
 

@@ -32,19 +32,11 @@ from bothways.prediction.engine import (
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.preflight.text import check_model
 from bothways.runtime.devices import choose_device
-from bothways.tasks.base import Metrics, Reading, Task, TaskLearner
+from bothways.tasks.base import Metrics, Reading, TaskLearner
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.examples import MultilabelExample
-from bothways.tasks.multilabel.task import MultilabelTask
-from bothways.tasks.question_answering.examples import Question
-from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.sentence_embedding.folder import read_sentence_encoder
 from bothways.tasks.sentence_embedding.task import Embedder
-from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.tagging.word_splitter import split_words
-from bothways.tasks.text_examples import TextExample
 
 Input = str | tuple[str, str] | Mapping[str, Any]
 """A text, a pair of texts, or a row with the columns of the task."""
@@ -170,9 +162,9 @@ def _example(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
     where = f"input {number}"
     match value:
         case str():
-            return _from_texts(definition, (value,), where)
+            return definition.from_texts((value,), where=where)
         case (str(), str()):
-            return _from_texts(definition, tuple(value), where)
+            return definition.from_texts(tuple(value), where=where)
         case Mapping():
             return definition.example(value, where=where)
         case _ if dataclasses.is_dataclass(value):
@@ -182,28 +174,6 @@ def _example(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
                 f"is a {type(value).__name__}: it must be a text, a tuple of two texts, or a dict"
             )
             raise DataError(what, where=where)
-
-
-def _from_texts(definition: Task[Any, Any], texts: tuple[str, ...], where: str) -> Any:
-    """Return the example of a task that consists of one or two texts."""
-    match definition, texts:
-        case QuestionAnsweringTask(), (question, context):
-            return Question("", question, context, where=where)
-        case TaggingTask(splitter=splitter), (text,):
-            spans = split_words(text, splitter)
-            slices = tuple(text[start:stop] for start, stop in spans)
-            return TagExample(slices, where=where, text=text, starts=tuple(s for s, _ in spans))
-        case MultilabelTask(), _:
-            return MultilabelExample(texts[0], texts[1] if len(texts) > 1 else None, where=where)
-        case ((QuestionAnsweringTask() | TaggingTask()), _):
-            pass
-        case _ if definition.name != "choice":
-            return TextExample(*texts, where=where)
-    needs = {"answer": "a tuple (question, context)", "tag": "one text"}.get(
-        definition.name, "a dict with its columns"
-    )
-    given = "one text" if len(texts) == 1 else "two texts"
-    raise DataError(f"is {given}, and the task {definition.name!r} needs {needs}", where=where)
 
 
 class FolderRecord(NamedTuple):

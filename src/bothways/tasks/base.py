@@ -122,6 +122,19 @@ class Task(Generic[E, P]):
         """
         raise NotImplementedError
 
+    def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> E:
+        """Return the example that consists of one text or two.
+
+        Raises:
+            DataError: an example of the task has another form.
+        """
+        raise self.wrong_texts(texts, where, "a dict with its columns")
+
+    def wrong_texts(self, texts: tuple[str, ...], where: str, needs: str) -> DataError:
+        """Return the error for texts that are not an example."""
+        given = "one text" if len(texts) == 1 else f"{len(texts)} texts"
+        return DataError(f"is {given}, and the task {self.name!r} needs {needs}", where=where)
+
     def labels(self, examples: Iterable[E]) -> tuple[str, ...]:
         """Return the names of the outputs, in order: the labels that occur in training data."""
         return ()

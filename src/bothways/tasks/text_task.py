@@ -51,6 +51,11 @@ class TextTask(Task[Any, P]):
         self.check_columns(columns, where)
         return self.parse(row, columns, where)
 
+    def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
+        columns = TextColumns("text", "text_b" if len(texts) > 1 else None)
+        self.check_columns(columns, where)
+        return self.parse(dict(zip(("text", "text_b"), texts, strict=False)), columns, where)
+
     def usual_columns(self, labelled: bool) -> TextColumns:
         """Return the columns to read where none are asked for."""
         return self.columns

@@ -136,6 +136,11 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
     def example(self, row: Row, *, where: str = "an example") -> Question:
         return question_of(row, self.columns, labelled=True, where=where)
 
+    def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Question:
+        if len(texts) != 2:
+            raise self.wrong_texts(texts, where, "a tuple (question, context)")
+        return Question("", *texts, where=where)
+
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         if dropout is not None:
             what = "the head of this task has none"

@@ -126,6 +126,11 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         columns = choose_columns(tuple(row), where, FIRST_AND_LAST, self.columns, labelled=None)
         return example_of(row, columns, where, self.splitter)
 
+    def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
+        if len(texts) > 1:
+            raise self.wrong_texts(texts, where, "one text")
+        return example_of({"text": texts[0]}, TagColumns("text"), where, self.splitter)
+
     def labels(self, examples: Iterable[TagExample]) -> tuple[str, ...]:
         """Return "O", then B and I of every type; plain tags in the order of their characters."""
         tags = {tag for example in examples for tag in example.tags or ()}
