@@ -48,7 +48,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> type[Api]:
 
 def test_a_folder_is_uploaded_without_foreign_files(tmp_path: Path, api: type[Api]) -> None:
     beside = {"1_Pooling/config.json": {}, "modules.json": []}
-    save_model(tmp_path / "model", own("ForMaskedLM"), beside=beside)
+    save_model(tmp_path / "model", own("ForMaskedLM"), extra_files=beside)
     (tmp_path / "model" / "notes.txt").write_text("private")
     url = push_to_hub(tmp_path / "model", "me/mine", private=True, message="first")
     assert url == "https://hub/me/mine/first"

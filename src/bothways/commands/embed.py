@@ -45,8 +45,8 @@ def embed(
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     precision
         Precision of matrix products: fp32 gives equal results on every machine, auto uses bf16
-            where the hardware supports it. int8 is faster and less exact on a CPU; `bothways
-            evaluate --precision int8` measures the loss.
+        where the hardware supports it. int8 is faster and less exact on a CPU; `bothways
+        evaluate --precision int8` measures the loss.
     device
         auto, cpu, cuda or cuda:N.
     """

@@ -65,7 +65,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
         examples.
     precision
         Precision of matrix products: fp32 gives equal results on every machine, auto uses bf16
-            where the hardware supports it. int8 is compared with fp32 in accuracy and speed.
+        where the hardware supports it. int8 is compared with fp32 in accuracy and speed.
     limit
         Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     device

@@ -81,7 +81,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         A TOML file with settings; options and overrides win over it.
     seeds
         Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
-            has a folder seed-N; model/ is that of the best run.
+        has a folder seed-N; model/ is that of the best run.
     resume
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     device

@@ -49,8 +49,8 @@ def predict(  # noqa: PLR0913 – one option per question
         Number of texts to read before the first prediction; default: 4096, on a terminal 1.
     precision
         Precision of matrix products: fp32 gives equal results on every machine, auto uses bf16
-            where the hardware supports it. int8 is faster and less exact on a CPU; `bothways
-            evaluate --precision int8` measures the loss.
+        where the hardware supports it. int8 is faster and less exact on a CPU; `bothways
+        evaluate --precision int8` measures the loss.
     device
         auto, cpu, cuda or cuda:N.
     """

@@ -39,12 +39,12 @@ def pretrain(
     corpus
         A folder made by `bothways corpus build`.
     overrides
-        Settings by dotted path, such as training.until="2 hours" masking.rate=0.2 encoder.depth=6.
+        Settings by dotted path, such as training.until="2 hours" objective.masking.rate=0.2.
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     model
         The shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base,
-            bert-large, roberta-base and others. Vocabulary and padding are the corpus' own.
+        bert-large, roberta-base and others. Vocabulary and padding are the corpus' own.
     recipe
         modern is current practice; paper is Devlin et al. 2018 to the letter; short is for
         minutes: many small updates, on short sequences at first. Without it, short for a budget of

@@ -39,7 +39,7 @@ def quickstart(
         Total time; more time means more pre-training.
     out
         Folder for the corpus, the models and the report: new, empty, or of an interrupted
-            quickstart, which is resumed.
+        quickstart, which is resumed.
     corpus
         Text files, folders or globs, as for `bothways corpus build`; default: the documentation
         inside this Python installation.

@@ -58,7 +58,7 @@ def search(  # noqa: PLR0913 – one option per question
         Number of runs that optuna proposes from --space, instead of a grid; needs bothways[search].
     space
         Search space: "key=low..high", "key=low..high:log" or "key=value,value", separated by
-            spaces.
+        spaces.
     out
         Folder for all runs; model/ is the best model, search.json has all results.
     recipe
