@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck
@@ -25,6 +27,13 @@ PRECISIONS = [
     pytest.param("bf16", marks=NEEDS_BF16),
     pytest.param("int8", marks=NEEDS_VNNI),
 ]
+
+
+def examples(count: int) -> int:
+    """Return a number of examples for hypothesis: fewer under sanitizers, where each takes longer."""
+    return -(-count // int(os.environ.get("BOTHWAYS_EXAMPLES_DIVISOR", "1")))
+
+
 SAME_PROCESSOR = [HealthCheck.function_scoped_fixture]
 """The processor is the same for all examples of a test."""
 LENGTHS = st.lists(st.integers(1, 40) | st.integers(41, 150), min_size=1, max_size=6)

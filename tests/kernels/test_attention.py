@@ -16,11 +16,20 @@ from bothways.kernels.cross_entropy import cross_entropy
 from bothways.kernels.library import Feature, kernel_features
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.encoder import Encoder
-from kernel_cases import LENGTHS, NEEDS_AMX, NEEDS_AVX512, SAME_PROCESSOR, SHAPES, draw_qkv, formula
+from kernel_cases import (
+    LENGTHS,
+    NEEDS_AMX,
+    NEEDS_AVX512,
+    SAME_PROCESSOR,
+    SHAPES,
+    draw_qkv,
+    examples,
+    formula,
+)
 
 
 @NEEDS_AVX512
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(lengths=LENGTHS, spread=st.sampled_from([0.1, 1.0, 4.0]), **SHAPES)
 def test_attention_is_the_formula(
     lengths: list[int], heads: int, size: int, seed: int, spread: float
@@ -35,7 +44,7 @@ def test_attention_is_the_formula(
 
 @NEEDS_AVX512
 @pytest.mark.usefixtures("processor")
-@settings(deadline=None, max_examples=60, suppress_health_check=SAME_PROCESSOR)
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=SAME_PROCESSOR)
 @given(lengths=LENGTHS, spread=st.sampled_from([0.1, 1.0, 4.0]), **SHAPES)
 def test_attention_in_bf16_loses_only_the_rounding_of_what_it_gives(
     lengths: list[int], heads: int, size: int, seed: int, spread: float
@@ -136,7 +145,7 @@ def factors_of(qkv: Tensor, lengths: list[int], rate: float, seed: int) -> Tenso
 
 
 @NEEDS_AVX512
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(lengths=LENGTHS, rate=st.sampled_from([0.0, 0.1, 0.5]), **SHAPES)
 def test_learning_is_the_formula_and_so_is_its_gradient(
     lengths: list[int], heads: int, size: int, seed: int, rate: float
@@ -162,7 +171,7 @@ def test_learning_is_the_formula_and_so_is_its_gradient(
 
 
 @NEEDS_AMX
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(lengths=LENGTHS, rate=st.sampled_from([0.0, 0.1, 0.5]), **SHAPES)
 def test_learning_in_bf16_loses_only_rounding(
     lengths: list[int], heads: int, size: int, seed: int, rate: float

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from bothways.kernels.int8 import OneDNNInt8, quantize_weights
 from bothways.kernels.linear import CompiledLinear
-from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, SAME_PROCESSOR
+from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, SAME_PROCESSOR, examples
 
 
 def drawn_layer(
@@ -25,7 +25,7 @@ def drawn_layer(
 
 @NEEDS_VNNI
 @pytest.mark.usefixtures("processor")
-@settings(deadline=None, max_examples=60, suppress_health_check=SAME_PROCESSOR)
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=SAME_PROCESSOR)
 @given(
     st.integers(1, 230),
     st.integers(1, 200),
@@ -44,7 +44,7 @@ def test_int8_is_the_same_rounding_as_torchs_operators(
 
 @NEEDS_AVX512
 @pytest.mark.usefixtures("processor")
-@settings(deadline=None, max_examples=60, suppress_health_check=SAME_PROCESSOR)
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=SAME_PROCESSOR)
 @given(
     st.integers(0, 230),
     st.integers(1, 900),
@@ -96,7 +96,7 @@ def test_in_fp32_a_number_that_is_not_finite_spoils_its_row_alone(rows: int, val
 
 @NEEDS_BF16
 @pytest.mark.usefixtures("processor")
-@settings(deadline=None, max_examples=60, suppress_health_check=SAME_PROCESSOR)
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=SAME_PROCESSOR)
 @given(
     st.integers(0, 230),
     st.integers(1, 200),
