@@ -36,7 +36,8 @@ static inline void emulated_loadconfig(const void *config) {
 
 static inline void emulated_load(int tile, const void *from, int64_t stride) {
     emulated_need_config();
-    for (int i = 0; i < 16; i++) memcpy(emulated_tiles.rows[tile][i], (const char *)from + i * stride, 64);
+    for (int i = 0; i < 16; i++)
+        memcpy(emulated_tiles.rows[tile][i], (const char *)from + i * stride, 64);
 }
 
 static inline void emulated_store(int tile, void *to, int64_t stride) {
@@ -58,7 +59,9 @@ static inline float emulated_widen(uint16_t half) {
     return x;
 }
 
-static inline float emulated_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
+static inline float emulated_flush(float x) {
+    return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
+}
 
 /* Registers only: nothing to check, and many times faster without the checks. */
 #define EMULATED_REGISTERS __attribute__((no_sanitize("address", "undefined"), optimize("O3")))

@@ -17,10 +17,12 @@
 
 int32_t bothways_abi(int64_t *struct_sizes, int32_t count) {
     const int64_t sizes[] = {
-        sizeof(dropout),    sizeof(attention_batch), sizeof(linear),         sizeof(layer_norm),     sizeof(moments),
-        sizeof(block_tail), sizeof(encoder_layer),   sizeof(classification), sizeof(log_normalizer),
+        sizeof(dropout),       sizeof(attention_batch), sizeof(linear),
+        sizeof(layer_norm),    sizeof(moments),         sizeof(block_tail),
+        sizeof(encoder_layer), sizeof(classification),  sizeof(log_normalizer),
     };
-    for (int32_t i = 0; i < count && i < (int32_t)(sizeof sizes / sizeof *sizes); i++) struct_sizes[i] = sizes[i];
+    for (int32_t i = 0; i < count && i < (int32_t)(sizeof sizes / sizeof *sizes); i++)
+        struct_sizes[i] = sizes[i];
     return BOTHWAYS_ABI;
 }
 
@@ -30,15 +32,17 @@ int32_t bothways_available(void) {
     if (features >= 0) return features;
     features = 0;
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma")) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("fma")) {
         features |= HAS_AVX512;
         if (__builtin_cpu_supports("avx512vnni")) features |= HAS_VNNI;
 #ifdef WITH_BF16
         if (__builtin_cpu_supports("avx512bf16")) features |= HAS_BF16;
 #endif
 #ifdef WITH_AMX
-        if ((features & HAS_VNNI) && (features & HAS_BF16) && amx_is_available()) features |= HAS_AMX;
+        if ((features & HAS_VNNI) && (features & HAS_BF16) && amx_is_available())
+            features |= HAS_AMX;
 #endif
     }
     known = features;
@@ -72,9 +76,9 @@ static void end_thread(int32_t features) {
 /* ---- validation ---- */
 
 /* Return from the calling function unless a check gives BOTHWAYS_OK. */
-#define CHECK(check)                              \
-    do {                                          \
-        status checked = (check);                 \
+#define CHECK(check)                                \
+    do {                                            \
+        status checked = (check);                   \
         if (checked != BOTHWAYS_OK) return checked; \
     } while (0)
 
@@ -96,17 +100,20 @@ static int is_float(int32_t dtype) { return dtype == FP32 || dtype == BF16; }
 static status check_dropout(const dropout *drop) { return require(drop && isfinite(drop->scale)); }
 
 /* cu_seqlens ascend from 0 to the number of tokens; `longest`: the longest sequence. */
-static status check_batch(const attention_batch *b, int32_t features, int32_t threads, int64_t *longest) {
+static status check_batch(const attention_batch *b, int32_t features, int32_t threads,
+                          int64_t *longest) {
     CHECK(require(b != NULL));
     CHECK(check_call(features, b->tokens, threads));
     CHECK(check_dropout(&b->drop));
-    CHECK(require(is_float(b->dtype) && is_width(b->heads) && is_width(b->head_size) && b->head_size % 16 == 0 &&
-                  is_width(b->heads * b->head_size)));
-    CHECK(require(b->cu_seqlens && b->sequences >= 0 && b->sequences <= MAX_ROWS && b->cu_seqlens[0] == 0));
+    CHECK(require(is_float(b->dtype) && is_width(b->heads) && is_width(b->head_size) &&
+                  b->head_size % 16 == 0 && is_width(b->heads * b->head_size)));
+    CHECK(require(b->cu_seqlens && b->sequences >= 0 && b->sequences <= MAX_ROWS &&
+                  b->cu_seqlens[0] == 0));
     *longest = 0;
     for (int64_t i = 0; i < b->sequences; i++) {
         int64_t start = b->cu_seqlens[i], end = b->cu_seqlens[i + 1];
-        CHECK(require(start <= end && end <= b->tokens)); /* before the difference, which else could overflow */
+        CHECK(require(start <= end &&
+                      end <= b->tokens)); /* before the difference, which else could overflow */
         *longest = maximum(*longest, end - start);
     }
     return require(b->cu_seqlens[b->sequences] == b->tokens);
@@ -114,8 +121,11 @@ static status check_batch(const attention_batch *b, int32_t features, int32_t th
 
 static status check_linear(const linear *l, int32_t features) {
     CHECK(require(l && l->panels && is_width(l->in_features) && is_width(l->out_features)));
-    CHECK(require(l->dtype == FP32 || l->dtype == BF16 || (l->dtype == INT8 && l->scales && l->zero_point_sum)));
-    CHECK(require_features(features, l->dtype == FP32 ? HAS_AVX512 : l->dtype == BF16 ? HAS_BF16 : HAS_VNNI));
+    CHECK(require(l->dtype == FP32 || l->dtype == BF16 ||
+                  (l->dtype == INT8 && l->scales && l->zero_point_sum)));
+    CHECK(require_features(features, l->dtype == FP32   ? HAS_AVX512
+                                     : l->dtype == BF16 ? HAS_BF16
+                                                        : HAS_VNNI));
     return require(l->panel_bytes == round_up(l->out_features, PANEL) * row_bytes(l, l->dtype));
 }
 
@@ -133,11 +143,14 @@ static status check_tail(const block_tail *tail, int32_t features) {
     CHECK(check_norm(&tail->attention_norm));
     CHECK(check_norm(&tail->mlp_norm));
     int64_t width = tail->out.out_features;
-    CHECK(require(tail->up.in_features == width && tail->down.in_features == tail->up.out_features));
-    return require(tail->down.out_features == width && tail->attention_norm.width == width && tail->mlp_norm.width == width);
+    CHECK(
+        require(tail->up.in_features == width && tail->down.in_features == tail->up.out_features));
+    return require(tail->down.out_features == width && tail->attention_norm.width == width &&
+                   tail->mlp_norm.width == width);
 }
 
-static status check_layers(const encoder_layer *const *layers, int64_t depth, const attention_batch *b, int32_t features) {
+static status check_layers(const encoder_layer *const *layers, int64_t depth,
+                           const attention_batch *b, int32_t features) {
     CHECK(require(layers && depth >= 0 && (!depth || layers[0])));
     for (int64_t i = 0; i < depth; i++) {
         CHECK(require(layers[i] != NULL));
@@ -145,8 +158,10 @@ static status check_layers(const encoder_layer *const *layers, int64_t depth, co
         CHECK(check_linear(qkv, features));
         CHECK(check_tail(&layers[i]->tail, features));
         CHECK(require(qkv->dtype == layers[0]->qkv.dtype && qkv->dtype == out->dtype));
-        CHECK(require(qkv->in_features == layers[0]->qkv.in_features && qkv->in_features == out->out_features));
-        CHECK(require(out->in_features == b->heads * b->head_size && qkv->out_features == 3 * out->in_features));
+        CHECK(require(qkv->in_features == layers[0]->qkv.in_features &&
+                      qkv->in_features == out->out_features));
+        CHECK(require(out->in_features == b->heads * b->head_size &&
+                      qkv->out_features == 3 * out->in_features));
     }
     return BOTHWAYS_OK;
 }
@@ -178,8 +193,8 @@ status bothways_attention(const attention_batch *b, void *out, float *lse, int32
     return BOTHWAYS_OK;
 }
 
-status bothways_attention_backward(const attention_batch *b, const void *out, const void *grad_out, const float *lse,
-                                   void *grad_qkv, int32_t threads) {
+status bothways_attention_backward(const attention_batch *b, const void *out, const void *grad_out,
+                                   const float *lse, void *grad_qkv, int32_t threads) {
     int32_t features = current_features();
     int64_t longest, bytes = 0;
     CHECK(check_batch(b, features, threads, &longest));
@@ -199,9 +214,11 @@ status bothways_attention_backward(const attention_batch *b, const void *out, co
 #pragma omp for schedule(dynamic, 4) nowait
         for (int64_t unit = 0; unit < b->sequences * b->heads; unit++) {
             head_view h = head_of(b, unit, 0);
-            if (b->dtype == FP32) attend_backward_fp32(&h, &b->drop, out, grad_out, lse, grad_qkv, mine);
+            if (b->dtype == FP32)
+                attend_backward_fp32(&h, &b->drop, out, grad_out, lse, grad_qkv, mine);
 #ifdef WITH_AMX
-            if (b->dtype == BF16) attend_backward_amx(&h, &b->drop, out, grad_out, lse, grad_qkv, mine);
+            if (b->dtype == BF16)
+                attend_backward_amx(&h, &b->drop, out, grad_out, lse, grad_qkv, mine);
 #endif
         }
         end_thread(features);
@@ -213,24 +230,28 @@ status bothways_attention_backward(const attention_batch *b, const void *out, co
 
 /* ---- rows ---- */
 
-status bothways_add_norm(const layer_norm *norm, const dropout *drop, const float *x, const void *y, int32_t y_dtype,
-                         int64_t rows, float *sums, moments *row_moments, float *out, int32_t threads) {
+status bothways_add_norm(const layer_norm *norm, const dropout *drop, const float *x, const void *y,
+                         int32_t y_dtype, int64_t rows, float *sums, moments *row_moments,
+                         float *out, int32_t threads) {
     CHECK(check_call(current_features(), rows, threads));
     CHECK(check_norm(norm));
     CHECK(check_dropout(drop));
     CHECK(require(is_float(y_dtype) && (!rows || (x && y && sums && row_moments && out))));
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t i = 0; i < rows; i++) add_norm_row(norm, drop, x, y, y_dtype == BF16, i, sums, row_moments, out);
+    for (int64_t i = 0; i < rows; i++)
+        add_norm_row(norm, drop, x, y, y_dtype == BF16, i, sums, row_moments, out);
     return BOTHWAYS_OK;
 }
 
 status bothways_add_norm_backward(const layer_norm *norm, const dropout *drop, const float *sums,
-                                  const moments *row_moments, const float *grad_out, int64_t rows, float *grad_x,
-                                  void *grad_y, int32_t y_dtype, float *grad_weight, float *grad_bias, int32_t threads) {
+                                  const moments *row_moments, const float *grad_out, int64_t rows,
+                                  float *grad_x, void *grad_y, int32_t y_dtype, float *grad_weight,
+                                  float *grad_bias, int32_t threads) {
     CHECK(check_call(current_features(), rows, threads));
     CHECK(check_norm(norm));
     CHECK(check_dropout(drop));
-    CHECK(require(is_float(y_dtype) && grad_weight && (!rows || (sums && row_moments && grad_out && grad_x && grad_y))));
+    CHECK(require(is_float(y_dtype) && grad_weight &&
+                  (!rows || (sums && row_moments && grad_out && grad_x && grad_y))));
     /* Each thread adds up gradients of weight and bias of its own; then they are added in order. */
     int64_t width = norm->width, bytes = round_up(2 * width * FP32, LINE);
     char *workspaces = alloc_workspaces(bytes, threads);
@@ -241,7 +262,8 @@ status bothways_add_norm_backward(const layer_norm *norm, const dropout *drop, c
         float *mine = (float *)(void *)(workspaces + omp_get_thread_num() * bytes);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; i++)
-            add_norm_backward_row(norm, drop, sums, row_moments, grad_out, i, grad_x, grad_y, y_dtype == BF16, mine, mine + width);
+            add_norm_backward_row(norm, drop, sums, row_moments, grad_out, i, grad_x, grad_y,
+                                  y_dtype == BF16, mine, mine + width);
     }
     float *total = (float *)(void *)workspaces;
     for (int32_t t = 1; t < threads; t++) {
@@ -257,19 +279,21 @@ status bothways_add_norm_backward(const layer_norm *norm, const dropout *drop, c
 static status check_classification(const classification *c, int32_t threads) {
     CHECK(require(c != NULL));
     CHECK(check_call(current_features(), c->rows, threads));
-    CHECK(require(is_float(c->dtype) && is_width(c->classes) && (!c->rows || (c->logits && c->labels))));
+    CHECK(require(is_float(c->dtype) && is_width(c->classes) &&
+                  (!c->rows || (c->logits && c->labels))));
     for (int64_t i = 0; i < c->rows; i++)
         if (c->labels[i] != c->ignore_index && (c->labels[i] < 0 || c->labels[i] >= c->classes))
             return BOTHWAYS_LABEL_OUT_OF_RANGE;
     return BOTHWAYS_OK;
 }
 
-status bothways_cross_entropy(const classification *c, log_normalizer *normalizers, float *losses, uint8_t *hits,
-                              int32_t threads) {
+status bothways_cross_entropy(const classification *c, log_normalizer *normalizers, float *losses,
+                              uint8_t *hits, int32_t threads) {
     CHECK(check_classification(c, threads));
     CHECK(require(!c->rows || (normalizers && losses && hits)));
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t i = 0; i < c->rows; i++) cross_entropy_row(c, i, normalizers + i, losses + i, hits + i);
+    for (int64_t i = 0; i < c->rows; i++)
+        cross_entropy_row(c, i, normalizers + i, losses + i, hits + i);
     return BOTHWAYS_OK;
 }
 
@@ -278,7 +302,8 @@ status bothways_cross_entropy_backward(const classification *c, const log_normal
     CHECK(check_classification(c, threads));
     CHECK(require(!c->rows || (normalizers && grad_loss && grad_logits)));
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t i = 0; i < c->rows; i++) cross_entropy_backward_row(c, i, normalizers[i], *grad_loss, grad_logits);
+    for (int64_t i = 0; i < c->rows; i++)
+        cross_entropy_backward_row(c, i, normalizers[i], *grad_loss, grad_logits);
     return BOTHWAYS_OK;
 }
 
@@ -290,40 +315,43 @@ typedef struct {
     int64_t rows;    /* of a chunk */
     int64_t members; /* of a team; 1: each thread takes its own chunks */
     int64_t threads;
-    int32_t small;
 } schedule;
 
 /* Rows from which fp32 products by AMX pay for splitting the weights. Decided by the rows of the
  * whole call, so that the result does not depend on the number of threads. */
 #define MIN_SPLIT_ROWS 32
 
-static int32_t splits_fp32(int64_t rows, int32_t features) { return rows >= MIN_SPLIT_ROWS && (features & HAS_AMX); }
+static int32_t splits_fp32(int64_t rows, int32_t features) {
+    return rows >= MIN_SPLIT_ROWS && (features & HAS_AMX);
+}
 
 /* What the layers make of a row takes some 8 KiB, which stays in the second cache. */
 static schedule plan(int64_t count, int64_t width, int64_t threads) {
-    int32_t small = count < PANEL * threads;
-    if (small) {
-        threads = machine_is_busy() ? 1 : minimum(threads, (width + 2 * PANEL - 1) / (2 * PANEL)); /* see team_linear */
-        if (count < PANEL * threads) return (schedule){count, threads, threads, 1};
+    if (count < PANEL * threads) {
+        /* A member of a team computes pairs of panels (team_linear): more threads would wait. */
+        threads = minimum(threads, (width + 2 * PANEL - 1) / (2 * PANEL));
+        if (count < PANEL * threads) return (schedule){count, threads, threads};
     }
-    int64_t cache = sysconf(_SC_LEVEL2_CACHE_SIZE), most = cache > (1 << 20) ? minimum(cache, 1 << 22) / 8192 : 96;
+    int64_t cache = sysconf(_SC_LEVEL2_CACHE_SIZE),
+            most = cache > (1 << 20) ? minimum(cache, 1 << 22) / 8192 : 96;
     int64_t chunks = round_up((count + most - 1) / most, threads);
-    return (schedule){round_up((count + chunks - 1) / chunks, PANEL), 1, threads, small};
+    return (schedule){round_up((count + chunks - 1) / chunks, PANEL), 1, threads};
 }
 
 /* The team of a thread: all of them, or itself alone. */
 static team team_of(const schedule *s, int64_t rows, int32_t features, barrier *sync) {
-    int64_t rank = s->members > 1 ? omp_get_thread_num() : 0, size = s->members > 1 ? omp_get_num_threads() : 1;
-    return (team){rank, size, features, splits_fp32(rows, features), s->small, sync};
+    int64_t rank = s->members > 1 ? omp_get_thread_num() : 0,
+            size = s->members > 1 ? omp_get_num_threads() : 1;
+    return (team){rank, size, features, splits_fp32(rows, features), sync};
 }
 
 /* A team of the size for which a workspace has room. */
 static team largest_team(const schedule *s, int64_t rows, int32_t features) {
-    return (team){0, s->members, features, splits_fp32(rows, features), 0, NULL};
+    return (team){0, s->members, features, splits_fp32(rows, features), NULL};
 }
 
-status bothways_linear(const linear *layer, const void *x, int32_t x_dtype, int64_t rows, void *out, int32_t out_dtype,
-                       int32_t threads) {
+status bothways_linear(const linear *layer, const void *x, int32_t x_dtype, int64_t rows, void *out,
+                       int32_t out_dtype, int32_t threads) {
     int32_t features = current_features();
     CHECK(check_call(features, rows, threads));
     CHECK(check_linear(layer, features));
@@ -337,16 +365,22 @@ status bothways_linear(const linear *layer, const void *x, int32_t x_dtype, int6
     barrier step = {0}, done = {0};
 #pragma omp parallel num_threads((int)s.threads)
     {
-        int64_t alone = s.members == 1, thread = alone * omp_get_thread_num(), row_size = layer->out_features * out_dtype;
+        int64_t alone = s.members == 1, thread = alone * omp_get_thread_num(),
+                row_size = layer->out_features * out_dtype;
         team t = team_of(&s, rows, features, &step);
         begin_thread(features);
-        for (int64_t i = thread * s.rows; i < rows; i += alone ? omp_get_num_threads() * s.rows : rows) {
+        for (int64_t i = thread * s.rows; i < rows;
+             i += alone ? omp_get_num_threads() * s.rows : rows) {
             int64_t count = minimum(s.rows, rows - i);
-            packed_rows packed = carve_packed(&(arena){.base = workspaces + thread * size.used}, &t, layer, count);
+            packed_rows packed =
+                carve_packed(&(arena){.base = workspaces + thread * size.used}, &t, layer, count);
             range mine = partition(&t, count, 1);
-            pack_rows(layer, (const char *)x + i * layer->in_features * x_dtype, x_dtype, mine.from, mine.to, &packed);
+            pack_rows(layer, (const char *)x + i * layer->in_features * x_dtype, x_dtype, mine.from,
+                      mine.to, &packed);
             team_barrier(&t);
-            team_linear(&t, layer, &packed, count, &(destination){row_major((char *)out + i * row_size, row_size), out_dtype, 0});
+            team_linear(
+                &t, layer, &packed, count,
+                &(destination){row_major((char *)out + i * row_size, row_size), out_dtype, 0});
         }
         end_thread(features);
         barrier_wait(&done, omp_get_num_threads());
@@ -355,8 +389,8 @@ status bothways_linear(const linear *layer, const void *x, int32_t x_dtype, int6
     return BOTHWAYS_OK;
 }
 
-status bothways_block_tail(const block_tail *tail, const float *residual, const void *heads, int32_t heads_dtype,
-                           int64_t rows, float *result, int32_t threads) {
+status bothways_block_tail(const block_tail *tail, const float *residual, const void *heads,
+                           int32_t heads_dtype, int64_t rows, float *result, int32_t threads) {
     int32_t features = current_features();
     CHECK(check_call(features, rows, threads));
     CHECK(check_tail(tail, features));
@@ -372,8 +406,10 @@ status bothways_block_tail(const block_tail *tail, const float *residual, const 
         int64_t alone = s.members == 1, thread = alone * omp_get_thread_num();
         team t = team_of(&s, rows, features, &step);
         begin_thread(features);
-        for (int64_t i = thread * s.rows; i < rows; i += alone ? omp_get_num_threads() * s.rows : rows)
-            run_tail(&t, tail, residual + i * width, (const char *)heads + i * tail->out.in_features * heads_dtype, heads_dtype,
+        for (int64_t i = thread * s.rows; i < rows;
+             i += alone ? omp_get_num_threads() * s.rows : rows)
+            run_tail(&t, tail, residual + i * width,
+                     (const char *)heads + i * tail->out.in_features * heads_dtype, heads_dtype,
                      minimum(s.rows, rows - i), result + i * width, workspaces + thread * bytes);
         end_thread(features);
         barrier_wait(&done, omp_get_num_threads());
@@ -382,9 +418,10 @@ status bothways_block_tail(const block_tail *tail, const float *residual, const 
     return BOTHWAYS_OK;
 }
 
-/* Whole sequences in chunks of up to s->rows tokens, or of one longer sequence: the first sequence of
- * each, and the number of all → `firsts`. Return the number of chunks. */
-static int64_t cut_sequences(const attention_batch *b, const schedule *s, int64_t *firsts, int64_t *most_tokens) {
+/* Cut sequences into chunks of up to s->rows tokens, or of one longer sequence. The first sequence
+ * of each, and at the end the number of all → `firsts`. Return the number of chunks. */
+static int64_t cut_sequences(const attention_batch *b, const schedule *s, int64_t *firsts,
+                             int64_t *most_tokens) {
     int64_t chunks = 0, i = 0;
     for (*most_tokens = 0; i < b->sequences; chunks++) {
         int64_t first = i, end = b->cu_seqlens[i] + s->rows;
@@ -397,8 +434,8 @@ static int64_t cut_sequences(const attention_batch *b, const schedule *s, int64_
     return chunks;
 }
 
-status bothways_encoder_layers(const encoder_layer *const *layers, int64_t depth, const attention_batch *b, float *x,
-                               int32_t threads) {
+status bothways_encoder_layers(const encoder_layer *const *layers, int64_t depth,
+                               const attention_batch *b, float *x, int32_t threads) {
     int32_t features = current_features();
     int64_t longest, most_tokens;
     CHECK(check_batch(b, features, threads, &longest));
@@ -409,7 +446,8 @@ status bothways_encoder_layers(const encoder_layer *const *layers, int64_t depth
     int64_t *firsts = malloc((size_t)(b->sequences + 1) * sizeof(int64_t));
     if (!firsts) return BOTHWAYS_NO_MEMORY;
     int64_t chunks = cut_sequences(b, &s, firsts, &most_tokens);
-    s.members = chunks >= s.threads ? 1 : s.threads; /* sequences are not cut: there may be too few */
+    s.members =
+        chunks >= s.threads ? 1 : s.threads; /* sequences are not cut: there may be too few */
     int64_t alone = s.members == 1, count = round_up(alone ? most_tokens : b->tokens, PANEL);
     team largest = largest_team(&s, b->tokens, features);
     int64_t bytes = layers_bytes(&largest, layers, depth, b, count, longest);

@@ -43,20 +43,24 @@ int64_t attention_bytes(int64_t tokens, int64_t head_size) {
 }
 
 /* scores[i][j] = Σ_f queries[i][f] · keys[f][j] */
-INLINE void compute_scores(const float *queries, const float *keys, int64_t head_size, int64_t padded, float *scores) {
+INLINE void compute_scores(const float *queries, const float *keys, int64_t head_size,
+                           int64_t padded, float *scores) {
     for (int64_t j = 0; j < padded; j += KEYS) {
         __m512 sums[QUERIES][2];
-        UNROLL for (int i = 0; i < QUERIES; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+        UNROLL
+        for (int i = 0; i < QUERIES; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
         for (int64_t f = 0; f < head_size; f++) {
             __m512 left = _mm512_loadu_ps(keys + f * padded + j);
             __m512 right = _mm512_loadu_ps(keys + f * padded + j + LANES);
-            UNROLL for (int i = 0; i < QUERIES; i++) {
+            UNROLL
+            for (int i = 0; i < QUERIES; i++) {
                 __m512 query = _mm512_set1_ps(queries[i * head_size + f]);
                 sums[i][0] = _mm512_fmadd_ps(query, left, sums[i][0]);
                 sums[i][1] = _mm512_fmadd_ps(query, right, sums[i][1]);
             }
         }
-        UNROLL for (int i = 0; i < QUERIES; i++) {
+        UNROLL
+        for (int i = 0; i < QUERIES; i++) {
             _mm512_storeu_ps(scores + i * padded + j, sums[i][0]);
             _mm512_storeu_ps(scores + i * padded + j + LANES, sums[i][1]);
         }
@@ -71,7 +75,8 @@ typedef struct {
 INLINE softmax_row exponentials(float *scores, int64_t tokens, const dropout *drop, int64_t row) {
     __m512 largest = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
     for (int64_t j = 0; j < tokens; j += LANES)
-        largest = _mm512_mask_max_ps(largest, first_lanes(tokens - j), largest, _mm512_loadu_ps(scores + j));
+        largest = _mm512_mask_max_ps(largest, first_lanes(tokens - j), largest,
+                                     _mm512_loadu_ps(scores + j));
     softmax_row result = {_mm512_reduce_max_ps(largest), 0};
     largest = _mm512_set1_ps(result.largest);
     uint64_t key = drop->threshold ? dropout_row_key(drop, row) : 0;
@@ -92,18 +97,26 @@ INLINE void weighted_sums(const float *weights, int64_t padded, const float *sca
                           const float *values, int64_t head_size, int64_t tokens, const int vectors,
                           void *out, int64_t at, int64_t stride, int bf16) {
     __m512 sums[QUERIES][2];
-    UNROLL for (int i = 0; i < QUERIES; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+    UNROLL
+    for (int i = 0; i < QUERIES; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
     for (int64_t j = 0; j < tokens; j++) {
         __m512 value[2];
-        UNROLL for (int n = 0; n < vectors; n++) value[n] = _mm512_loadu_ps(values + j * head_size + n * LANES);
-        UNROLL for (int i = 0; i < QUERIES; i++) {
+        UNROLL
+        for (int n = 0; n < vectors; n++)
+            value[n] = _mm512_loadu_ps(values + j * head_size + n * LANES);
+        UNROLL
+        for (int i = 0; i < QUERIES; i++) {
             __m512 weight = _mm512_set1_ps(weights[i * padded + j]);
-            UNROLL for (int n = 0; n < vectors; n++) sums[i][n] = _mm512_fmadd_ps(weight, value[n], sums[i][n]);
+            UNROLL
+            for (int n = 0; n < vectors; n++)
+                sums[i][n] = _mm512_fmadd_ps(weight, value[n], sums[i][n]);
         }
     }
-    UNROLL for (int i = 0; i < QUERIES; i++) {
+    UNROLL
+    for (int i = 0; i < QUERIES; i++) {
         if (i >= rows) break;
-        UNROLL for (int n = 0; n < vectors; n++) {
+        UNROLL
+        for (int n = 0; n < vectors; n++) {
             __m512 scaled = _mm512_mul_ps(sums[i][n], _mm512_set1_ps(scale[i]));
             store16(out, at + i * stride + n * LANES, scaled, bf16);
         }
@@ -114,16 +127,19 @@ INLINE void weighted_sums(const float *weights, int64_t padded, const float *sca
 INLINE void prefetch_token(const head_view *h, int64_t at, int bf16) {
     for (int64_t part = 0; part < 3; part++)
         for (int64_t f = 0; f < h->head_size; f += LANES)
-            _mm_prefetch((const char *)h->qkv + (at + part * h->width + f) * (bf16 ? BF16 : FP32), _MM_HINT_T0);
+            _mm_prefetch((const char *)h->qkv + (at + part * h->width + f) * (bf16 ? BF16 : FP32),
+                         _MM_HINT_T0);
 }
 
 /* Eight queries from token `start` on, times 1/√d; where fewer are left, the last is repeated. */
-INLINE void load_queries(const head_view *h, int64_t start, int64_t rows, float *queries, int bf16) {
+INLINE void load_queries(const head_view *h, int64_t start, int64_t rows, float *queries,
+                         int bf16) {
     __m512 scale = _mm512_set1_ps(1.0f / sqrtf((float)h->head_size));
     for (int64_t i = 0; i < QUERIES; i++)
         for (int64_t f = 0; f < h->head_size; f += LANES) {
             int64_t at = h->offset + (start + minimum(i, rows - 1)) * h->stride + f;
-            _mm512_storeu_ps(queries + i * h->head_size + f, _mm512_mul_ps(load16(h->qkv, at, bf16), scale));
+            _mm512_storeu_ps(queries + i * h->head_size + f,
+                             _mm512_mul_ps(load16(h->qkv, at, bf16), scale));
         }
 }
 
@@ -132,19 +148,23 @@ INLINE void load_queries(const head_view *h, int64_t start, int64_t rows, float 
 INLINE void load_transposed(const void *from, int64_t at, int64_t stride, int64_t tokens, float *to,
                             int64_t width, int bf16) {
     __m512 a[LANES];
-    UNROLL for (int i = 0; i < LANES; i++)
+    UNROLL
+    for (int i = 0; i < LANES; i++)
         a[i] = i < tokens ? load16(from, at + i * stride, bf16) : _mm512_setzero_ps();
     transpose16(a);
-    UNROLL for (int i = 0; i < LANES; i++) _mm512_storeu_ps(to + i * width, a[i]);
+    UNROLL
+    for (int i = 0; i < LANES; i++) _mm512_storeu_ps(to + i * width, a[i]);
 }
 
-INLINE void attend(const head_view *h, const dropout *drop, void *out, float *lse, char *workspace, int bf16) {
+INLINE void attend(const head_view *h, const dropout *drop, void *out, float *lse, char *workspace,
+                   int bf16) {
     int64_t tokens = h->tokens, size = h->head_size, stride = h->stride;
     forward_workspace w = carve_forward(&(arena){.base = workspace}, tokens, size);
     for (int64_t f = 0; f < size; f += LANES) {
         int64_t keys = h->offset + h->width + f, values = keys + h->width;
         for (int64_t j = 0; j < w.padded; j += LANES)
-            load_transposed(h->qkv, keys + j * stride, stride, tokens - j, w.keys + f * w.padded + j, w.padded, bf16);
+            load_transposed(h->qkv, keys + j * stride, stride, tokens - j,
+                            w.keys + f * w.padded + j, w.padded, bf16);
         for (int64_t j = 0; j < tokens; j++)
             _mm512_storeu_ps(w.values + j * size + f, load16(h->qkv, values + j * stride, bf16));
     }
@@ -166,9 +186,11 @@ INLINE void attend(const head_view *h, const dropout *drop, void *out, float *ls
         }
         int64_t f = 0, at = h->out_offset + start * h->width;
         for (; f + KEYS <= size; f += KEYS)
-            weighted_sums(w.scores, w.padded, inverse_sums, rows, w.values + f, size, tokens, 2, out, at + f, h->width, bf16);
+            weighted_sums(w.scores, w.padded, inverse_sums, rows, w.values + f, size, tokens, 2,
+                          out, at + f, h->width, bf16);
         if (f < size)
-            weighted_sums(w.scores, w.padded, inverse_sums, rows, w.values + f, size, tokens, 1, out, at + f, h->width, bf16);
+            weighted_sums(w.scores, w.padded, inverse_sums, rows, w.values + f, size, tokens, 1,
+                          out, at + f, h->width, bf16);
     }
 }
 
@@ -195,7 +217,8 @@ typedef struct {
 } backward_workspace;
 
 static backward_workspace carve_backward(arena *a, int64_t tokens, int64_t head_size) {
-    int64_t padded = round_up(tokens, KEYS), number = (int64_t)sizeof(float), whole = number * head_size * padded;
+    int64_t padded = round_up(tokens, KEYS), number = (int64_t)sizeof(float),
+            whole = number * head_size * padded;
     return (backward_workspace){
         .keys_t = take(a, whole),
         .values_t = take(a, whole),
@@ -217,29 +240,37 @@ int64_t attention_backward_bytes(int64_t tokens, int64_t head_size) {
 }
 
 /* sums[j] += Σ_i weights[i][j] · rows[i], for `vectors` (1 or 2) vectors of features. */
-INLINE void add_outer_products(const float *weights, int64_t padded, const float *rows, int64_t head_size,
-                               int64_t tokens, const int vectors, float *sums) {
+INLINE void add_outer_products(const float *weights, int64_t padded, const float *rows,
+                               int64_t head_size, int64_t tokens, const int vectors, float *sums) {
     for (int64_t j = 0; j < tokens; j++) {
         __m512 sum[2];
-        UNROLL for (int n = 0; n < vectors; n++) sum[n] = _mm512_loadu_ps(sums + j * head_size + n * LANES);
-        UNROLL for (int i = 0; i < QUERIES; i++) {
+        UNROLL
+        for (int n = 0; n < vectors; n++)
+            sum[n] = _mm512_loadu_ps(sums + j * head_size + n * LANES);
+        UNROLL
+        for (int i = 0; i < QUERIES; i++) {
             __m512 weight = _mm512_set1_ps(weights[i * padded + j]);
-            UNROLL for (int n = 0; n < vectors; n++)
-                sum[n] = _mm512_fmadd_ps(weight, _mm512_loadu_ps(rows + i * head_size + n * LANES), sum[n]);
+            UNROLL
+            for (int n = 0; n < vectors; n++)
+                sum[n] = _mm512_fmadd_ps(weight, _mm512_loadu_ps(rows + i * head_size + n * LANES),
+                                         sum[n]);
         }
-        UNROLL for (int n = 0; n < vectors; n++) _mm512_storeu_ps(sums + j * head_size + n * LANES, sum[n]);
+        UNROLL
+        for (int n = 0; n < vectors; n++)
+            _mm512_storeu_ps(sums + j * head_size + n * LANES, sum[n]);
     }
 }
 
 /* In place, for one query: scores → P; grad_probabilities (dP) → dS. `inner` is D. What lies
  * beyond the last token means nothing. */
-INLINE void softmax_backward(float *scores, float *grad_probabilities, int64_t tokens, const dropout *drop,
-                             int64_t row, float lse, float inner) {
+INLINE void softmax_backward(float *scores, float *grad_probabilities, int64_t tokens,
+                             const dropout *drop, int64_t row, float lse, float inner) {
     uint64_t key = drop->threshold ? dropout_row_key(drop, row) : 0;
     for (int64_t j = 0; j < tokens; j += LANES) {
         __m512 probability = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + j), _mm512_set1_ps(lse)));
         __m512 factor = drop->threshold ? dropout_row_factors(drop, key, j) : _mm512_set1_ps(1.0f);
-        __m512 grad = _mm512_fmsub_ps(_mm512_loadu_ps(grad_probabilities + j), factor, _mm512_set1_ps(inner));
+        __m512 grad =
+            _mm512_fmsub_ps(_mm512_loadu_ps(grad_probabilities + j), factor, _mm512_set1_ps(inner));
         _mm512_storeu_ps(grad_probabilities + j, _mm512_mul_ps(probability, grad));
         _mm512_storeu_ps(scores + j, _mm512_mul_ps(probability, factor));
     }
@@ -254,16 +285,20 @@ INLINE float inner_product(const float *a, const float *b, int64_t size) {
 }
 
 /* The gradients that eight queries give: dQ of their own, and their shares of dK and dV. */
-INLINE void accumulate_gradients(const backward_workspace *w, int64_t size, int64_t tokens, int64_t rows,
-                                 const float *scale, const int vectors, int64_t f, float *grad_qkv,
-                                 int64_t at, int64_t stride) {
-    weighted_sums(w->grad_scores, w->padded, scale, rows, w->keys + f, size, tokens, vectors, grad_qkv, at + f, stride, 0);
-    add_outer_products(w->grad_scores, w->padded, w->queries + f, size, tokens, vectors, w->grad_keys + f);
-    add_outer_products(w->scores, w->padded, w->grad_out + f, size, tokens, vectors, w->grad_values + f);
+INLINE void accumulate_gradients(const backward_workspace *w, int64_t size, int64_t tokens,
+                                 int64_t rows, const float *scale, const int vectors, int64_t f,
+                                 float *grad_qkv, int64_t at, int64_t stride) {
+    weighted_sums(w->grad_scores, w->padded, scale, rows, w->keys + f, size, tokens, vectors,
+                  grad_qkv, at + f, stride, 0);
+    add_outer_products(w->grad_scores, w->padded, w->queries + f, size, tokens, vectors,
+                       w->grad_keys + f);
+    add_outer_products(w->scores, w->padded, w->grad_out + f, size, tokens, vectors,
+                       w->grad_values + f);
 }
 
-void attend_backward_fp32(const head_view *h, const dropout *drop, const void *out_, const void *grad_out_,
-                          const float *lse, void *grad_qkv_, char *workspace) {
+void attend_backward_fp32(const head_view *h, const dropout *drop, const void *out_,
+                          const void *grad_out_, const float *lse, void *grad_qkv_,
+                          char *workspace) {
     const float *qkv = h->qkv, *out = out_, *grad_out = grad_out_;
     float *grad_qkv = grad_qkv_;
     int64_t tokens = h->tokens, size = h->head_size, width = h->width, stride = h->stride;
@@ -273,7 +308,8 @@ void attend_backward_fp32(const head_view *h, const dropout *drop, const void *o
         for (int64_t j = 0; j < w.padded; j += LANES) {
             int64_t at = f * w.padded + j;
             load_transposed(qkv, keys + j * stride, stride, tokens - j, w.keys_t + at, w.padded, 0);
-            load_transposed(qkv, values + j * stride, stride, tokens - j, w.values_t + at, w.padded, 0);
+            load_transposed(qkv, values + j * stride, stride, tokens - j, w.values_t + at, w.padded,
+                            0);
         }
         for (int64_t j = 0; j < tokens; j++)
             _mm512_storeu_ps(w.keys + j * size + f, _mm512_loadu_ps(qkv + keys + j * stride));
@@ -293,7 +329,8 @@ void attend_backward_fp32(const head_view *h, const dropout *drop, const void *o
         compute_scores(w.queries, w.keys_t, size, w.padded, w.scores);
         compute_scores(w.grad_out, w.values_t, size, w.padded, w.grad_scores);
         for (int64_t i = 0; i < rows; i++) {
-            float inner = inner_product(w.grad_out + i * size, out + h->out_offset + (start + i) * width, size);
+            float inner = inner_product(w.grad_out + i * size,
+                                        out + h->out_offset + (start + i) * width, size);
             int64_t row = h->first_row + (start + i) * h->heads, at = i * w.padded;
             softmax_backward(w.scores + at, w.grad_scores + at, tokens, drop, row, lse[row], inner);
         }
@@ -304,7 +341,8 @@ void attend_backward_fp32(const head_view *h, const dropout *drop, const void *o
         int64_t f = 0, at = h->offset + start * stride;
         for (; f + KEYS <= size; f += KEYS)
             accumulate_gradients(&w, size, tokens, rows, scale, 2, f, grad_qkv, at, stride);
-        if (f < size) accumulate_gradients(&w, size, tokens, rows, scale, 1, f, grad_qkv, at, stride);
+        if (f < size)
+            accumulate_gradients(&w, size, tokens, rows, scale, 1, f, grad_qkv, at, stride);
     }
     for (int64_t j = 0; j < tokens; j++) {
         float *grad_key = grad_qkv + h->offset + width + j * stride;

@@ -1,8 +1,8 @@
 /* The interface between Python (`library.py` and its neighbours) and the compiled kernels.
  *
  * All arrays are dense, row-major and owned by the caller. Every function that computes validates
- * its arguments and returns a status; on any status but BOTHWAYS_OK nothing has been written, except
- * where BOTHWAYS_NO_MEMORY is returned. `threads` is the number of OpenMP threads to use.
+ * its arguments first and returns a status: if it is not BOTHWAYS_OK, nothing has been written.
+ * `threads` is the number of OpenMP threads to use.
  */
 
 #ifndef BOTHWAYS_H
@@ -58,7 +58,8 @@ typedef struct {
  *     fp32:  w[0][0]    w[1][0]    …  w[31][0]    |  w[0][1]    w[1][1]    …
  *     bf16:  w[0][0:2]  w[1][0:2]  …  w[31][0:2]  |  w[0][2:4]  w[1][2:4]  …
  *
- * Features (in bf16 and int8, to whole cache lines) and outputs (to whole panels) are padded with 0. */
+ * Features (to whole cache lines, in bf16 and int8) and outputs (to whole panels) are padded
+ * with 0. */
 typedef struct {
     const void *panels;
     const float *scales;           /* INT8: of each output's weights */
@@ -122,16 +123,18 @@ EXPORT int32_t bothways_limit(int32_t features);
 EXPORT status bothways_attention(const attention_batch *b, void *out, float *lse, int32_t threads);
 
 /* Its gradient → `grad_qkv` (tokens, 3, heads, head_size). bf16 needs AMX. */
-EXPORT status bothways_attention_backward(const attention_batch *b, const void *out, const void *grad_out,
-                                          const float *lse, void *grad_qkv, int32_t threads);
+EXPORT status bothways_attention_backward(const attention_batch *b, const void *out,
+                                          const void *grad_out, const float *lse, void *grad_qkv,
+                                          int32_t threads);
 
 /* x·Wᵀ + b of `x` (rows, in_features), fp32 or bf16 → `out` (rows, out_features), fp32 or bf16. */
-EXPORT status bothways_linear(const linear *layer, const void *x, int32_t x_dtype, int64_t rows, void *out,
-                              int32_t out_dtype, int32_t threads);
+EXPORT status bothways_linear(const linear *layer, const void *x, int32_t x_dtype, int64_t rows,
+                              void *out, int32_t out_dtype, int32_t threads);
 
 /* y = attention_norm(residual + out(heads)); mlp_norm(y + down(gelu(up(y)))) → `result`, fp32. */
 EXPORT status bothways_block_tail(const block_tail *tail, const float *residual, const void *heads,
-                                  int32_t heads_dtype, int64_t rows, float *result, int32_t threads);
+                                  int32_t heads_dtype, int64_t rows, float *result,
+                                  int32_t threads);
 
 /* `depth` layers, one after the other, of `x` (tokens, width) in place; b->qkv is not read, and
  * b->dtype is that of the attention inside. */
@@ -140,22 +143,25 @@ EXPORT status bothways_encoder_layers(const encoder_layer *const *layers, int64_
 
 /* LayerNorm(x + dropout(y)) → `out`; x + dropout(y) → `sums` (which may be `out`), and the moments
  * of its rows, for the backward pass. y is fp32 or bf16; the rest fp32. */
-EXPORT status bothways_add_norm(const layer_norm *norm, const dropout *drop, const float *x, const void *y,
-                                int32_t y_dtype, int64_t rows, float *sums, moments *row_moments, float *out,
-                                int32_t threads);
+EXPORT status bothways_add_norm(const layer_norm *norm, const dropout *drop, const float *x,
+                                const void *y, int32_t y_dtype, int64_t rows, float *sums,
+                                moments *row_moments, float *out, int32_t threads);
 
-EXPORT status bothways_add_norm_backward(const layer_norm *norm, const dropout *drop, const float *sums,
-                                         const moments *row_moments, const float *grad_out, int64_t rows,
-                                         float *grad_x, void *grad_y, int32_t y_dtype, float *grad_weight,
+EXPORT status bothways_add_norm_backward(const layer_norm *norm, const dropout *drop,
+                                         const float *sums, const moments *row_moments,
+                                         const float *grad_out, int64_t rows, float *grad_x,
+                                         void *grad_y, int32_t y_dtype, float *grad_weight,
                                          float *grad_bias, int32_t threads);
 
 /* −log softmax(logits)[label] of each row → `losses`, 0 where it is ignored; whether the label's
  * logit is the first of the largest → `hits`; `normalizers` for the backward pass. */
-EXPORT status bothways_cross_entropy(const classification *c, log_normalizer *normalizers, float *losses,
-                                     uint8_t *hits, int32_t threads);
+EXPORT status bothways_cross_entropy(const classification *c, log_normalizer *normalizers,
+                                     float *losses, uint8_t *hits, int32_t threads);
 
 /* (softmax(logits) − one_hot(label)) · grad_loss → `grad_logits`, in the dtype of the logits. */
-EXPORT status bothways_cross_entropy_backward(const classification *c, const log_normalizer *normalizers,
-                                              const float *grad_loss, void *grad_logits, int32_t threads);
+EXPORT status bothways_cross_entropy_backward(const classification *c,
+                                              const log_normalizer *normalizers,
+                                              const float *grad_loss, void *grad_logits,
+                                              int32_t threads);
 
 #endif

@@ -17,7 +17,8 @@ static inline uint64_t dropout_row_key(const dropout *drop, int64_t row) {
 
 /* Factors, 0 or drop->scale, of sixteen columns and the halves of their rows' keys. The mixing
  * steps and constants are those of MurmurHash3's finalizer. */
-INLINE __m512 dropout_factors(const dropout *drop, __m512i column, __m512i key_low, __m512i key_high) {
+INLINE __m512 dropout_factors(const dropout *drop, __m512i column, __m512i key_low,
+                              __m512i key_high) {
     const __m512i golden = _mm512_set1_epi32((int32_t)0x9e3779b9u);
     __m512i x = _mm512_add_epi32(_mm512_mullo_epi32(column, golden), key_low);
     x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));

@@ -30,10 +30,10 @@ int64_t head_bytes(const attention_batch *b, int64_t tokens, int32_t features) {
     return attention_bytes(tokens, b->head_size);
 }
 
-void attend_head(const attention_batch *b, const head_view *h, int32_t features, void *out, float *lse, char *workspace) {
+void attend_head(const attention_batch *b, const head_view *h, int32_t features, void *out,
+                 float *lse, char *workspace) {
     (void)features;
-    if (b->dtype == FP32)
-        attend_fp32(h, &b->drop, out, lse, workspace);
+    if (b->dtype == FP32) attend_fp32(h, &b->drop, out, lse, workspace);
 #ifdef WITH_AMX
     else if (features & HAS_AMX)
         attend_amx(h, &b->drop, out, lse, workspace);
@@ -68,19 +68,21 @@ int64_t tail_bytes(const team *t, const block_tail *tail, int64_t count) {
     return a.used;
 }
 
-void run_tail(team *t, const block_tail *tail, const float *residual, const void *heads, int32_t heads_dtype,
-              int64_t count, float *result, char *workspace) {
+void run_tail(team *t, const block_tail *tail, const float *residual, const void *heads,
+              int32_t heads_dtype, int64_t count, float *result, char *workspace) {
     int64_t width = tail->out.out_features, inner = tail->up.out_features;
     tail_workspace w = carve_tail(&(arena){.base = workspace}, t, tail, count);
     range mine = partition(t, count, 1);
     pack_rows(&tail->out, heads, heads_dtype, mine.from, mine.to, &w.out);
     team_barrier(t);
-    team_linear(t, &tail->out, &w.out, count, &(destination){row_major(w.normed, FP32 * width), FP32, 0});
+    team_linear(t, &tail->out, &w.out, count,
+                &(destination){row_major(w.normed, FP32 * width), FP32, 0});
     add_norm_rows(&tail->attention_norm, residual, w.normed, mine.from, mine.to, w.normed);
     pack_rows(&tail->up, w.normed, FP32, mine.from, mine.to, &w.up);
     if (tail->down.dtype == INT8) {
         team_barrier(t);
-        team_linear(t, &tail->up, &w.up, count, &(destination){row_major(w.intermediate, FP32 * inner), FP32, 1});
+        team_linear(t, &tail->up, &w.up, count,
+                    &(destination){row_major(w.intermediate, FP32 * inner), FP32, 1});
         pack_rows(&tail->down, w.intermediate, FP32, mine.from, mine.to, &w.down);
         team_barrier(t);
     } else { /* the epilogue of `up` writes what `down` reads, up to the padding of its rows */
@@ -90,7 +92,8 @@ void run_tail(team *t, const block_tail *tail, const float *residual, const void
         team_barrier(t);
         team_linear(t, &tail->up, &w.up, count, &(destination){w.down.codes, w.down.format, 1});
     }
-    team_linear(t, &tail->down, &w.down, count, &(destination){row_major(result, FP32 * width), FP32, 0});
+    team_linear(t, &tail->down, &w.down, count,
+                &(destination){row_major(result, FP32 * width), FP32, 0});
     add_norm_rows(&tail->mlp_norm, w.normed, result, mine.from, mine.to, result);
 }
 
@@ -103,8 +106,8 @@ typedef struct {
     char *tail;
 } layer_workspace;
 
-static layer_workspace carve_layer(arena *a, const team *t, const encoder_layer *l, const attention_batch *b,
-                                   int64_t count, int64_t longest) {
+static layer_workspace carve_layer(arena *a, const team *t, const encoder_layer *l,
+                                   const attention_batch *b, int64_t count, int64_t longest) {
     layer_workspace w = {.heads = take(a, count * l->tail.out.in_features * b->dtype)};
     arena before = *a, after = *a; /* share memory: of the first part only `heads` is read later */
     w.read = carve_packed(&before, t, &l->qkv, count);
@@ -115,8 +118,8 @@ static layer_workspace carve_layer(arena *a, const team *t, const encoder_layer 
     return w;
 }
 
-int64_t layers_bytes(const team *t, const encoder_layer *const *layers, int64_t depth, const attention_batch *b,
-                     int64_t count, int64_t longest) {
+int64_t layers_bytes(const team *t, const encoder_layer *const *layers, int64_t depth,
+                     const attention_batch *b, int64_t count, int64_t longest) {
     int64_t most = 0;
     for (int64_t i = 0; i < depth; i++) {
         arena a = {0};
@@ -126,8 +129,9 @@ int64_t layers_bytes(const team *t, const encoder_layer *const *layers, int64_t 
     return most;
 }
 
-void run_layers(team *t, const encoder_layer *const *layers, int64_t depth, const attention_batch *b, int64_t from,
-                int64_t to, int64_t longest, float *x, char *workspace) {
+void run_layers(team *t, const encoder_layer *const *layers, int64_t depth,
+                const attention_batch *b, int64_t from, int64_t to, int64_t longest, float *x,
+                char *workspace) {
     int64_t origin = b->cu_seqlens[from], count = b->cu_seqlens[to] - origin;
     int64_t each = head_bytes(b, longest, t->features);
     range mine = partition(t, count, 1);

@@ -2,14 +2,17 @@
 
 #include "linear.h"
 
-int packed_format(const team *t, const linear *l) { return l->dtype == FP32 && t->split_fp32 ? SPLIT_BF16 : l->dtype; }
+int packed_format(const team *t, const linear *l) {
+    return l->dtype == FP32 && t->split_fp32 ? SPLIT_BF16 : l->dtype;
+}
 
 packed_rows carve_packed(arena *a, const team *t, const linear *l, int64_t count) {
     int format = packed_format(t, l), amx = format != FP32 && (t->features & HAS_AMX);
     int64_t bytes = row_bytes(l, format), filled = round_up(count, PANEL);
     char *codes = take(a, filled * bytes);
     float *scales = take(a, filled * (int64_t)sizeof(float));
-    int64_t split_bytes = format == SPLIT_BF16 ? 2 * PANEL * bytes : 0; /* two panels for each member */
+    int64_t split_bytes =
+        format == SPLIT_BF16 ? 2 * PANEL * bytes : 0; /* two panels for each member */
     char *split_panels = take(a, t->size * split_bytes);
     return (packed_rows){
         .codes = amx ? tile_major(codes, bytes) : row_major(codes, bytes),
@@ -20,7 +23,8 @@ packed_rows carve_packed(arena *a, const team *t, const linear *l, int64_t count
     };
 }
 
-void pack_rows(const linear *l, const void *x, int32_t dtype, int64_t from, int64_t to, const packed_rows *into) {
+void pack_rows(const linear *l, const void *x, int32_t dtype, int64_t from, int64_t to,
+               const packed_rows *into) {
     int bf16 = dtype == BF16;
     if (l->dtype == INT8)
         pack_int8(l, x, bf16, from, to, into);
@@ -39,7 +43,7 @@ static microkernel *const *microkernels(const linear *l, int panels) {
     return l->dtype == INT8 ? int8_microkernels[panels - 1] : fp32_microkernels[panels - 1];
 }
 
-/* Up to so many rows one panel at a time is faster: it is read from the second cache fewer times. */
+/* Rows up to which one panel at a time is faster: it is read from the second cache fewer times. */
 #define MAX_ROWS_ONE_PANEL 24
 
 /* All packed rows, for the outputs [from, to). Every group of rows runs through the same panel,
@@ -60,13 +64,15 @@ static void multiply(const linear *l, const packed_rows *x, int64_t count, int64
     int64_t rows = (count + groups - 1) / groups; /* of each group, as equal as possible */
     int64_t lines = panels * PANEL / 16;          /* that a step reads, of the panels */
     for (int64_t output = from; output < to; output += panels * PANEL) {
-        prefetcher prefetch = {panel_at(l, output + panels * PANEL), (lines + groups - 1) / groups * LINE};
+        prefetcher prefetch = {panel_at(l, output + panels * PANEL),
+                               (lines + groups - 1) / groups * LINE};
         for (int64_t row = 0; row < count; row += rows)
             kernels[minimum(rows, count - row) - 1](l, output, x, row, into, &prefetch);
     }
 }
 
-void team_linear(team *t, const linear *l, const packed_rows *x, int64_t count, const destination *into) {
+void team_linear(team *t, const linear *l, const packed_rows *x, int64_t count,
+                 const destination *into) {
     range outputs = partition(t, l->out_features, 2 * PANEL);
     multiply(l, x, count, outputs.from, outputs.to, into);
     team_barrier(t);

@@ -68,14 +68,17 @@ int packed_format(const team *t, const linear *l);
 packed_rows carve_packed(arena *a, const team *t, const linear *l, int64_t count);
 
 /* Convert the rows [from, to) of `x`, dense in fp32 or bf16, to the format of `into`. */
-void pack_rows(const linear *l, const void *x, int32_t dtype, int64_t from, int64_t to, const packed_rows *into);
+void pack_rows(const linear *l, const void *x, int32_t dtype, int64_t from, int64_t to,
+               const packed_rows *into);
 
 /* x·Wᵀ + b of `count` packed rows; each member of the team computes its share of the outputs. */
-void team_linear(team *t, const linear *l, const packed_rows *x, int64_t count, const destination *into);
+void team_linear(team *t, const linear *l, const packed_rows *x, int64_t count,
+                 const destination *into);
 
 /* ---- one unit each ---- */
 
-typedef void pack_function(const linear *, const void *x, int bf16, int64_t from, int64_t to, const packed_rows *);
+typedef void pack_function(const linear *, const void *x, int bf16, int64_t from, int64_t to,
+                           const packed_rows *);
 pack_function pack_fp32, pack_bf16, pack_int8;
 
 /* What to fetch into the second cache meanwhile: `bytes` at each step. */
@@ -85,8 +88,8 @@ typedef struct {
 } prefetcher;
 
 /* A microkernel computes so many rows times one panel, or two, while the sums stay in registers. */
-typedef void microkernel(const linear *, int64_t output, const packed_rows *, int64_t row, const destination *,
-                         prefetcher *);
+typedef void microkernel(const linear *, int64_t output, const packed_rows *, int64_t row,
+                         const destination *, prefetcher *);
 
 #define MAX_TILE_ROWS 12 /* with one panel: 24 registers of sums; half as many rows with two */
 
@@ -103,6 +106,7 @@ void amx_begin(void);
 void amx_end(void);
 
 /* By AMX: all rows, for the outputs [from, to), whole panels. */
-void linear_amx(const linear *, const packed_rows *, int64_t count, int64_t from, int64_t to, const destination *);
+void linear_amx(const linear *, const packed_rows *, int64_t count, int64_t from, int64_t to,
+                const destination *);
 
 #endif

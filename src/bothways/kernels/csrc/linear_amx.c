@@ -38,7 +38,8 @@ void amx_begin(void) {
         uint8_t rows[16];
     } shape = {.palette = 1};
     for (int i = 0; i < 8; i++) shape.rows[i] = LANES, shape.bytes[i] = LINE;
-    __asm__ volatile("" ::"r"(&shape) : "memory"); /* some compilers think that only its first bytes are read */
+    __asm__ volatile("" ::"r"(&shape)
+                     : "memory"); /* some compilers think that only its first bytes are read */
     _tile_loadconfig(&shape);
 }
 
@@ -54,13 +55,14 @@ typedef struct {
 } unfinished_block;
 
 /* Finish the next `max_rows` rows; `add`: add to what is stored already. */
-INLINE void finish_rows(unfinished_block *b, int64_t max_rows, const float *scales, const destination *into, int add,
-                        int dtype, int format, int gelu) {
+INLINE void finish_rows(unfinished_block *b, int64_t max_rows, const float *scales,
+                        const destination *into, int add, int dtype, int format, int gelu) {
     int64_t end = minimum(b->rows, b->done + max_rows);
     for (int64_t i = b->done; i < end; i++) {
         const float *scale = scales + b->row + i;
         __m512 left = epilogue16(&b->left, _mm512_load_ps(b->sums[i]), dtype, scale, gelu);
-        __m512 right = epilogue16(&b->right, _mm512_load_ps(b->sums[i] + LANES), dtype, scale, gelu);
+        __m512 right =
+            epilogue16(&b->right, _mm512_load_ps(b->sums[i] + LANES), dtype, scale, gelu);
         char *to = address_of(&into->rows, b->row + i, b->output * format);
         if (format == BF16) {
             __mmask32 mask = (__mmask32)b->right.mask << LANES | b->left.mask;
@@ -94,8 +96,10 @@ typedef struct {
 } panel_splitter;
 
 static panel_splitter start_splitting(const linear *l, int64_t output, range features, char *to) {
-    int64_t width = features.to - features.from, pairs = output < l->out_features ? round_up(width, PANEL) / 2 : 0;
-    return (panel_splitter){(const float *)panel_at(l, output) + features.from * PANEL, to, width, 0, pairs};
+    int64_t width = features.to - features.from,
+            pairs = output < l->out_features ? round_up(width, PANEL) / 2 : 0;
+    return (panel_splitter){(const float *)panel_at(l, output) + features.from * PANEL, to, width,
+                            0, pairs};
 }
 
 /* Split the next `max_pairs` pairs; 0 where there is no feature. */
@@ -104,8 +108,10 @@ INLINE void split_pairs(panel_splitter *s, int64_t max_pairs) {
     for (int64_t p = s->done; p < end; p++) {
         int64_t group = p / LANES, first = group * PANEL + p % LANES, second = first + LANES;
         char *to = s->to + group * 6 * TILE_BYTES + p % LANES * 2 * LINE;
-        __mmask16 first_exists = first < s->width ? 0xffff : 0, second_exists = second < s->width ? 0xffff : 0;
-        UNROLL for (int n = 0; n < 2; n++) {
+        __mmask16 first_exists = first < s->width ? 0xffff : 0,
+                  second_exists = second < s->width ? 0xffff : 0;
+        UNROLL
+        for (int n = 0; n < 2; n++) {
             const float *from = s->from + n * LANES;
             _mm_prefetch((const char *)(from + (first + PREFETCH_FEATURES) * PANEL), _MM_HINT_T1);
             _mm_prefetch((const char *)(from + (second + PREFETCH_FEATURES) * PANEL), _MM_HINT_T1);
@@ -147,7 +153,7 @@ INLINE void multiply_int8(void) {
     _tile_dpbusd(3, 5, 7);
 }
 
-/* Load what the next of the six products of parts needs; in this order each needs only one new part:
+/* Load what the next of the six products of parts needs. In this order each needs one new part:
  * xc·wa, xb·wa, xb·wb, xa·wb, xa·wa, xa·wc. */
 INLINE void load_parts(int product, const char *above, const char *below, const char *panel) {
     switch (product) {
@@ -161,46 +167,60 @@ INLINE void load_parts(int product, const char *above, const char *below, const 
 }
 
 /* All rows, for the outputs [from, to) and these features alone, which in INT8 and BF16 are all. */
-INLINE void multiply_features(const linear *l, range features, const packed_rows *x, int64_t count, int64_t from,
-                              int64_t to, const destination *into_, int dtype, int format, int gelu) {
+INLINE void multiply_features(const linear *l, range features, const packed_rows *x, int64_t count,
+                              int64_t from, int64_t to, const destination *into_, int dtype,
+                              int format, int gelu) {
     float sums[2][PANEL][PANEL] __attribute__((aligned(LINE))); /* of this block and the last */
     /* A step takes a line of each row, or in SPLIT_BF16 a line of each of the three parts. */
-    int64_t step = dtype == FP32 ? 3 * LINE : LINE, add = features.from > 0, skipped = features.from / PANEL * step;
-    int64_t length = dtype == FP32 ? round_up(features.to - features.from, PANEL) * SPLIT_BF16 : row_bytes(l, dtype);
+    int64_t step = dtype == FP32 ? 3 * LINE : LINE, add = features.from > 0,
+            skipped = features.from / PANEL * step;
+    int64_t length = dtype == FP32 ? round_up(features.to - features.from, PANEL) * SPLIT_BF16
+                                   : row_bytes(l, dtype);
     /* How the other work is spread over the tile products of a block. */
-    int64_t blocks = (count + PANEL - 1) / PANEL, products = length / step * (dtype == FP32 ? 6 : 1);
-    int64_t rows_each = (PANEL + products - 1) / products, pairs_each = (LANES + 6 * blocks - 1) / (6 * blocks);
+    int64_t blocks = (count + PANEL - 1) / PANEL,
+            products = length / step * (dtype == FP32 ? 6 : 1);
+    int64_t rows_each = (PANEL + products - 1) / products,
+            pairs_each = (LANES + 6 * blocks - 1) / (6 * blocks);
     int64_t fetched_each = (PANEL + blocks - 1) / blocks * LINE, turn = 0;
     const float *scales = x->scales;
     const destination into = *into_;
     unfinished_block last = {0};
     panel_splitter next = start_splitting(l, from, features, x->split_panels);
     for (int64_t output = from; output < to; output += PANEL) {
-        const char *panel = panel_at(l, output), *fetch = panel + length * PANEL; /* the next one, from far away */
+        const char *panel = panel_at(l, output),
+                   *fetch = panel + length * PANEL; /* the next one, from far away */
         if (dtype == FP32) {
             split_pairs(&next, next.pairs); /* what is left of this panel */
             panel = next.to;
-            char *other = panel == x->split_panels ? x->split_panels + length * PANEL : x->split_panels;
+            char *other =
+                panel == x->split_panels ? x->split_panels + length * PANEL : x->split_panels;
             next = start_splitting(l, output + PANEL, features, other);
         }
         for (int64_t row = 0; row < count; row += PANEL) {
-            const char *rows = x->codes.base + row / LANES * x->codes.block_stride + skipped * LANES;
-            unfinished_block block = {.sums = sums[turn++ % 2], .output = output, .row = row,
+            const char *rows =
+                x->codes.base + row / LANES * x->codes.block_stride + skipped * LANES;
+            unfinished_block block = {.sums = sums[turn++ % 2],
+                                      .output = output,
+                                      .row = row,
                                       .rows = minimum(PANEL, count - row),
-                                      .left = load_columns(l, output), .right = load_columns(l, output + LANES)};
+                                      .left = load_columns(l, output),
+                                      .right = load_columns(l, output + LANES)};
             if (add) block.left.bias = block.right.bias = _mm512_setzero_ps();
             zero_sums();
             for (int64_t f = 0; f < length; f += step) {
-                const char *above = rows + f * LANES, *below = above + x->codes.block_stride, *lines = panel + f * PANEL;
+                const char *above = rows + f * LANES, *below = above + x->codes.block_stride,
+                           *lines = panel + f * PANEL;
                 if (dtype == FP32) {
-                    UNROLL for (int product = 0; product < 6; product++) {
+                    UNROLL
+                    for (int product = 0; product < 6; product++) {
                         load_parts(product, above, below, lines);
                         multiply_bf16();
                         split_pairs(&next, pairs_each);
                         finish_rows(&last, rows_each, scales, &into, (int)add, dtype, format, gelu);
                     }
                 } else {
-                    for (int64_t q = 0; q < fetched_each; q += LINE) _mm_prefetch(fetch + q, _MM_HINT_T1);
+                    for (int64_t q = 0; q < fetched_each; q += LINE)
+                        _mm_prefetch(fetch + q, _MM_HINT_T1);
                     fetch += fetched_each;
                     load_rows(above, below, 0);
                     load_outputs(lines, 0);
@@ -221,12 +241,13 @@ INLINE void multiply_features(const linear *l, range features, const packed_rows
     finish_rows(&last, PANEL, scales, &into, (int)add, dtype, format, gelu);
 }
 
-/* One function for each dtype, format of the outputs and epilogue that occurs: all are constants. */
-typedef void product(const linear *, range, const packed_rows *, int64_t, int64_t, int64_t, const destination *);
-#define PRODUCT(name, dtype, format, gelu)                                                                             \
-    static void name(const linear *l, range features, const packed_rows *x, int64_t count, int64_t from, int64_t to,   \
-                     const destination *into) {                                                                        \
-        multiply_features(l, features, x, count, from, to, into, dtype, format, gelu);                                 \
+/* One function for each dtype, output format and epilogue that occurs: all are constants. */
+typedef void product(const linear *, range, const packed_rows *, int64_t, int64_t, int64_t,
+                     const destination *);
+#define PRODUCT(name, dtype, format, gelu)                                                 \
+    static void name(const linear *l, range features, const packed_rows *x, int64_t count, \
+                     int64_t from, int64_t to, const destination *into) {                  \
+        multiply_features(l, features, x, count, from, to, into, dtype, format, gelu);     \
     }
 PRODUCT(int8_to_fp32, INT8, FP32, 0)
 PRODUCT(int8_to_fp32_gelu, INT8, FP32, 1)
@@ -240,14 +261,20 @@ PRODUCT(fp32_to_split_gelu, FP32, SPLIT_BF16, 1)
 
 /* GELU is only ever applied to what the next layer reads. */
 static product *product_for(int dtype, const destination *into) {
-    if (dtype == INT8) return into->format == BF16 ? int8_to_bf16 : into->gelu ? int8_to_fp32_gelu : int8_to_fp32;
-    if (dtype == BF16) return into->format == FP32 ? bf16_to_fp32 : into->gelu ? bf16_to_bf16_gelu : bf16_to_bf16;
-    return into->format == SPLIT_BF16 ? fp32_to_split_gelu : into->format == BF16 ? fp32_to_bf16 : fp32_to_fp32;
+    if (dtype == INT8)
+        return into->format == BF16 ? int8_to_bf16 : into->gelu ? int8_to_fp32_gelu : int8_to_fp32;
+    if (dtype == BF16)
+        return into->format == FP32 ? bf16_to_fp32 : into->gelu ? bf16_to_bf16_gelu : bf16_to_bf16;
+    return into->format == SPLIT_BF16 ? fp32_to_split_gelu
+           : into->format == BF16     ? fp32_to_bf16
+                                      : fp32_to_fp32;
 }
 
-#define SPLIT_DEPTH 384 /* features at a time in SPLIT_BF16: two panels of them stay in the second cache */
+#define SPLIT_DEPTH \
+    384 /* features at a time in SPLIT_BF16: two panels of them stay in the second cache */
 
-void linear_amx(const linear *l, const packed_rows *x, int64_t count, int64_t from, int64_t to, const destination *into) {
+void linear_amx(const linear *l, const packed_rows *x, int64_t count, int64_t from, int64_t to,
+                const destination *into) {
     product *multiply = product_for(l->dtype, into);
     int64_t depth = l->dtype == FP32 && into->format == FP32 ? SPLIT_DEPTH : l->in_features;
     for (int64_t f = 0; f < l->in_features; f += depth)

@@ -17,31 +17,44 @@
 
 #include <string.h>
 
-INLINE void multiply_panel(const linear *l, int64_t output, const packed_rows *x, int64_t row, const destination *into,
-                           prefetcher *prefetch, const int rows, const int vectors) {
+INLINE void multiply_panel(const linear *l, int64_t output, const packed_rows *x, int64_t row,
+                           const destination *into, prefetcher *prefetch, const int rows,
+                           const int vectors) {
     int64_t length = row_bytes(l, FORMAT);
-    const char *left = panel_at(l, output), *codes = x->codes.base + row * length, *fetch = prefetch->next;
+    const char *left = panel_at(l, output), *codes = x->codes.base + row * length,
+               *fetch = prefetch->next;
     /* Behind the last panel there is no second one: compute the first twice, and write it once. */
     const char *right = output + PANEL < l->out_features ? panel_at(l, output + PANEL) : left;
     __m512 sums[MAX_TILE_ROWS][4];
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int n = 0; n < vectors; n++) sums[i][n] = _mm512_setzero_ps();
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        UNROLL
+        for (int n = 0; n < vectors; n++) sums[i][n] = _mm512_setzero_ps();
+    }
     for (int64_t f = 0; f < length; f += 4) {
         __m512i weights[4];
-        UNROLL for (int n = 0; n < vectors; n++)
+        UNROLL
+        for (int n = 0; n < vectors; n++)
             weights[n] = _mm512_loadu_si512((n < 2 ? left : right) + f * PANEL + n % 2 * LINE);
-        for (int64_t q = 0; q < prefetch->bytes; q += LINE, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T1);
-        UNROLL for (int i = 0; i < rows; i++) {
+        for (int64_t q = 0; q < prefetch->bytes; q += LINE, fetch += LINE)
+            _mm_prefetch(fetch, _MM_HINT_T1);
+        UNROLL
+        for (int i = 0; i < rows; i++) {
             int32_t four_bytes;
             memcpy(&four_bytes, codes + i * length + f, 4);
             __m512i broadcast = _mm512_set1_epi32(four_bytes);
-            UNROLL for (int n = 0; n < vectors; n++) sums[i][n] = multiply_add(sums[i][n], broadcast, weights[n]);
+            UNROLL
+            for (int n = 0; n < vectors; n++)
+                sums[i][n] = multiply_add(sums[i][n], broadcast, weights[n]);
         }
     }
     prefetch->next = fetch;
-    UNROLL for (int n = 0; n < vectors; n++) {
+    UNROLL
+    for (int n = 0; n < vectors; n++) {
         if (l->out_features <= output + n * LANES) break;
         output_columns c = load_columns(l, output + n * LANES);
-        UNROLL for (int i = 0; i < rows; i++) {
+        UNROLL
+        for (int i = 0; i < rows; i++) {
             __m512 result = epilogue16(&c, sums[i][n], FORMAT, x->scales + row + i, into->gelu);
             char *to = address_of(&into->rows, row + i, (output + n * LANES) * into->format);
             store16_masked(to, 0, c.mask, result, into->format == BF16);
@@ -50,14 +63,18 @@ INLINE void multiply_panel(const linear *l, int64_t output, const packed_rows *x
 }
 
 /* One function for each number of rows and panels: both have to be constants. */
-#define MICROKERNEL(rows, panels)                                                                        \
-    static void multiply_##rows##x##panels(const linear *l, int64_t output, const packed_rows *x, int64_t row, \
-                                           const destination *into, prefetcher *prefetch) {              \
-        multiply_panel(l, output, x, row, into, prefetch, rows, 2 * panels);                             \
+#define MICROKERNEL(rows, panels)                                                                 \
+    static void multiply_##rows##x##panels(const linear *l, int64_t output, const packed_rows *x, \
+                                           int64_t row, const destination *into,                  \
+                                           prefetcher *prefetch) {                                \
+        multiply_panel(l, output, x, row, into, prefetch, rows, 2 * panels);                      \
     }
-MICROKERNEL(1, 1) MICROKERNEL(2, 1) MICROKERNEL(3, 1) MICROKERNEL(4, 1) MICROKERNEL(5, 1) MICROKERNEL(6, 1)
-MICROKERNEL(7, 1) MICROKERNEL(8, 1) MICROKERNEL(9, 1) MICROKERNEL(10, 1) MICROKERNEL(11, 1) MICROKERNEL(12, 1)
-MICROKERNEL(1, 2) MICROKERNEL(2, 2) MICROKERNEL(3, 2) MICROKERNEL(4, 2) MICROKERNEL(5, 2) MICROKERNEL(6, 2)
+/* clang-format off */
+MICROKERNEL(1, 1) MICROKERNEL(2, 1) MICROKERNEL(3, 1) MICROKERNEL(4, 1)
+MICROKERNEL(5, 1) MICROKERNEL(6, 1) MICROKERNEL(7, 1) MICROKERNEL(8, 1)
+MICROKERNEL(9, 1) MICROKERNEL(10, 1) MICROKERNEL(11, 1) MICROKERNEL(12, 1)
+MICROKERNEL(1, 2) MICROKERNEL(2, 2) MICROKERNEL(3, 2)
+MICROKERNEL(4, 2) MICROKERNEL(5, 2) MICROKERNEL(6, 2)
 
 microkernel *const KERNELS[2][MAX_TILE_ROWS] = {
     {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1, multiply_5x1, multiply_6x1,

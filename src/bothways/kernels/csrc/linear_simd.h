@@ -1,4 +1,4 @@
-/* What the units of linear layers share: splitting fp32 into bf16, and the epilogue of a product. */
+/* What the units of linear layers share: fp32 split into bf16, and the epilogue of a product. */
 
 #ifndef LINEAR_SIMD_H
 #define LINEAR_SIMD_H
@@ -16,7 +16,8 @@
  * than eight bits, and is truncated, unless it is too small to count. */
 INLINE void split_to_bf16(__m512 x, __m512 y, char *to, int64_t distance) {
     const __m512i upper = _mm512_set1_epi32((int32_t)0xffff0000), half = _mm512_set1_epi32(0x8000);
-    UNROLL for (int part = 0; part < 3; part++, to += distance) {
+    UNROLL
+    for (int part = 0; part < 3; part++, to += distance) {
         __m512i a = _mm512_castps_si512(x), b = _mm512_castps_si512(y);
         if (part < 2) {
             a = _mm512_and_si512(_mm512_add_epi32(a, half), upper);
@@ -24,7 +25,8 @@ INLINE void split_to_bf16(__m512 x, __m512 y, char *to, int64_t distance) {
             x = _mm512_sub_ps(x, _mm512_castsi512_ps(a));
             y = _mm512_sub_ps(y, _mm512_castsi512_ps(b));
         }
-        _mm512_store_si512(to, _mm512_or_si512(_mm512_srli_epi32(a, 16), _mm512_and_si512(b, upper)));
+        _mm512_store_si512(to,
+                           _mm512_or_si512(_mm512_srli_epi32(a, 16), _mm512_and_si512(b, upper)));
     }
 }
 
@@ -36,8 +38,8 @@ typedef struct {
 } output_columns;
 
 INLINE output_columns load_columns(const linear *l, int64_t output) {
-    output_columns c = {first_lanes(l->out_features - output), _mm512_setzero_ps(), _mm512_setzero_ps(),
-                        _mm512_setzero_si512()};
+    output_columns c = {first_lanes(l->out_features - output), _mm512_setzero_ps(),
+                        _mm512_setzero_ps(), _mm512_setzero_si512()};
     if (l->dtype == INT8) {
         c.scale = _mm512_maskz_loadu_ps(c.mask, l->scales + output);
         c.zero_point_sum = _mm512_maskz_loadu_epi32(c.mask, l->zero_point_sum + output);
@@ -48,7 +50,8 @@ INLINE output_columns load_columns(const linear *l, int64_t output) {
 
 /* The outputs of one row from its sums of products, which in INT8 are int32: subtract what the zero
  * point of the row's codes added, scale, add the bias, apply GELU. */
-INLINE __m512 epilogue16(const output_columns *c, __m512 sum, int dtype, const float *row_scale, int gelu) {
+INLINE __m512 epilogue16(const output_columns *c, __m512 sum, int dtype, const float *row_scale,
+                         int gelu) {
     __m512 result = _mm512_add_ps(sum, c->bias);
     if (dtype == INT8) {
         __m512i whole = _mm512_sub_epi32(_mm512_castps_si512(sum), c->zero_point_sum);

@@ -6,10 +6,10 @@
 
 /* ---- LayerNorm ---- */
 
-/* LayerNorm(x + dropout(y)) of one row; y begins at element `at`. The sum is stored to `sums`, which
- * stays in the first cache until its mean and then its variance are known; `sums` may be `out`. */
-INLINE moments normalize(const layer_norm *norm, const float *x, const void *y, int64_t at, int bf16,
-                         const dropout *drop, int64_t row, float *sums, float *out) {
+/* LayerNorm(x + dropout(y)) of one row; y begins at element `at`. The sum is stored to `sums`,
+ * which stays in the first cache until its mean and variance are known; `sums` may be `out`. */
+INLINE moments normalize(const layer_norm *norm, const float *x, const void *y, int64_t at,
+                         int bf16, const dropout *drop, int64_t row, float *sums, float *out) {
     int64_t width = norm->width;
     __m512 sum = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
     uint64_t key = drop->threshold ? dropout_row_key(drop, row) : 0;
@@ -33,14 +33,19 @@ INLINE moments normalize(const layer_norm *norm, const float *x, const void *y, 
     __m512 scale = _mm512_set1_ps(result.inverse_deviation);
     for (int64_t f = 0; f < width; f += LANES) {
         __mmask16 mask = first_lanes(width - f);
-        __m512 unit = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, sums + f), mean), scale);
-        __m512 bias = norm->bias ? _mm512_maskz_loadu_ps(mask, norm->bias + f) : _mm512_setzero_ps();
-        _mm512_mask_storeu_ps(out + f, mask, _mm512_fmadd_ps(unit, _mm512_maskz_loadu_ps(mask, norm->weight + f), bias));
+        __m512 unit =
+            _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, sums + f), mean), scale);
+        __m512 bias =
+            norm->bias ? _mm512_maskz_loadu_ps(mask, norm->bias + f) : _mm512_setzero_ps();
+        _mm512_mask_storeu_ps(
+            out + f, mask,
+            _mm512_fmadd_ps(unit, _mm512_maskz_loadu_ps(mask, norm->weight + f), bias));
     }
     return result;
 }
 
-void add_norm_rows(const layer_norm *norm, const float *x, const float *y, int64_t from, int64_t to, float *out) {
+void add_norm_rows(const layer_norm *norm, const float *x, const float *y, int64_t from, int64_t to,
+                   float *out) {
     const dropout none = {0};
     for (int64_t row = from; row < to; row++) {
         int64_t at = row * norm->width;
@@ -48,8 +53,8 @@ void add_norm_rows(const layer_norm *norm, const float *x, const float *y, int64
     }
 }
 
-void add_norm_row(const layer_norm *norm, const dropout *drop, const float *x, const void *y, int bf16, int64_t row,
-                  float *sums, moments *row_moments, float *out) {
+void add_norm_row(const layer_norm *norm, const dropout *drop, const float *x, const void *y,
+                  int bf16, int64_t row, float *sums, moments *row_moments, float *out) {
     int64_t at = row * norm->width;
     row_moments[row] = normalize(norm, x + at, y, at, bf16, drop, row, sums + at, out + at);
 }
@@ -57,18 +62,22 @@ void add_norm_row(const layer_norm *norm, const dropout *drop, const float *x, c
 /* With u = (sum − mean) / deviation and g = grad_out · weight, the gradient of the sum is
  * (g − mean(g) − u · mean(g · u)) / deviation (Ba et al. 2016); those of weight and bias are
  * Σ grad_out · u and Σ grad_out over rows, added to what is there. */
-void add_norm_backward_row(const layer_norm *norm, const dropout *drop, const float *sums, const moments *row_moments,
-                           const float *grad_out, int64_t row, float *grad_x, void *grad_y, int bf16,
-                           float *grad_weight, float *grad_bias) {
+void add_norm_backward_row(const layer_norm *norm, const dropout *drop, const float *sums,
+                           const moments *row_moments, const float *grad_out, int64_t row,
+                           float *grad_x, void *grad_y, int bf16, float *grad_weight,
+                           float *grad_bias) {
     int64_t width = norm->width, at = row * width;
     sums += at, grad_out += at;
-    __m512 mean = _mm512_set1_ps(row_moments[row].mean), scale = _mm512_set1_ps(row_moments[row].inverse_deviation);
+    __m512 mean = _mm512_set1_ps(row_moments[row].mean),
+           scale = _mm512_set1_ps(row_moments[row].inverse_deviation);
     __m512 sum_g = _mm512_setzero_ps(), sum_gu = _mm512_setzero_ps();
     for (int64_t f = 0; f < width; f += LANES) {
         __mmask16 mask = first_lanes(width - f);
         __m512 g = _mm512_maskz_loadu_ps(mask, grad_out + f);
-        __m512 unit = _mm512_maskz_mul_ps(mask, _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, sums + f), mean), scale);
-        __m512 weight_sum = _mm512_maskz_loadu_ps(mask, grad_weight + f), bias_sum = _mm512_maskz_loadu_ps(mask, grad_bias + f);
+        __m512 unit = _mm512_maskz_mul_ps(
+            mask, _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, sums + f), mean), scale);
+        __m512 weight_sum = _mm512_maskz_loadu_ps(mask, grad_weight + f),
+               bias_sum = _mm512_maskz_loadu_ps(mask, grad_bias + f);
         _mm512_mask_storeu_ps(grad_weight + f, mask, _mm512_fmadd_ps(g, unit, weight_sum));
         _mm512_mask_storeu_ps(grad_bias + f, mask, _mm512_add_ps(g, bias_sum));
         g = _mm512_mul_ps(g, _mm512_maskz_loadu_ps(mask, norm->weight + f));
@@ -82,7 +91,8 @@ void add_norm_backward_row(const layer_norm *norm, const dropout *drop, const fl
         __mmask16 mask = first_lanes(width - f);
         __m512 weight = _mm512_maskz_loadu_ps(mask, norm->weight + f);
         __m512 g = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, grad_out + f), weight);
-        __m512 unit = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, sums + f), mean), scale);
+        __m512 unit =
+            _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, sums + f), mean), scale);
         __m512 grad = _mm512_sub_ps(_mm512_sub_ps(g, mean_g), _mm512_mul_ps(unit, mean_gu));
         grad = _mm512_mul_ps(scale, grad);
         _mm512_mask_storeu_ps(grad_x + at + f, mask, grad);
@@ -97,18 +107,21 @@ INLINE float logit_at(const classification *c, int64_t at) {
     return _mm512_cvtss_f32(load16_masked(1, c->logits, at, c->dtype == BF16));
 }
 
-void cross_entropy_row(const classification *c, int64_t row, log_normalizer *normalizer, float *loss, uint8_t *hit) {
+void cross_entropy_row(const classification *c, int64_t row, log_normalizer *normalizer,
+                       float *loss, uint8_t *hit) {
     int64_t at = row * c->classes, label = c->labels[row];
     int bf16 = c->dtype == BF16;
     __m512 largest = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
     for (int64_t j = 0; j < c->classes; j += LANES) {
         __mmask16 mask = first_lanes(c->classes - j);
-        largest = _mm512_mask_max_ps(largest, mask, largest, load16_masked(mask, c->logits, at + j, bf16));
+        largest = _mm512_mask_max_ps(largest, mask, largest,
+                                     load16_masked(mask, c->logits, at + j, bf16));
     }
     float top = _mm512_reduce_max_ps(largest);
     for (int64_t j = 0; j < c->classes; j += LANES) {
         __mmask16 mask = first_lanes(c->classes - j);
-        __m512 shifted = _mm512_sub_ps(load16_masked(mask, c->logits, at + j, bf16), _mm512_set1_ps(top));
+        __m512 shifted =
+            _mm512_sub_ps(load16_masked(mask, c->logits, at + j, bf16), _mm512_set1_ps(top));
         sum = _mm512_mask_add_ps(sum, mask, sum, exp16(shifted));
     }
     *normalizer = (log_normalizer){top, logf(_mm512_reduce_add_ps(sum))};
@@ -123,8 +136,8 @@ void cross_entropy_row(const classification *c, int64_t row, log_normalizer *nor
     }
 }
 
-void cross_entropy_backward_row(const classification *c, int64_t row, log_normalizer normalizer, float grad_loss,
-                                void *grad_logits) {
+void cross_entropy_backward_row(const classification *c, int64_t row, log_normalizer normalizer,
+                                float grad_loss, void *grad_logits) {
     int64_t at = row * c->classes, label = c->labels[row];
     int bf16 = c->dtype == BF16;
     __m512 factor = _mm512_set1_ps(grad_loss), top = _mm512_set1_ps(normalizer.largest);
@@ -133,9 +146,11 @@ void cross_entropy_backward_row(const classification *c, int64_t row, log_normal
         __mmask16 mask = first_lanes(c->classes - j);
         __m512 grad = _mm512_setzero_ps();
         if (label != c->ignore_index) {
-            grad = exp16(_mm512_sub_ps(_mm512_sub_ps(load16_masked(mask, c->logits, at + j, bf16), top), log_sum));
+            grad = exp16(_mm512_sub_ps(
+                _mm512_sub_ps(load16_masked(mask, c->logits, at + j, bf16), top), log_sum));
             if (label >= j && label < j + LANES)
-                grad = _mm512_mask_sub_ps(grad, (__mmask16)(1u << (label - j)), grad, _mm512_set1_ps(1.0f));
+                grad = _mm512_mask_sub_ps(grad, (__mmask16)(1u << (label - j)), grad,
+                                          _mm512_set1_ps(1.0f));
         }
         store16_masked(grad_logits, at + j, mask, _mm512_mul_ps(grad, factor), bf16);
     }

@@ -9,8 +9,8 @@
 #include <math.h>
 #include <stdint.h>
 
-#define LANES 16                         /* fp32 numbers of a vector */
-#define BF16_LANES (2 * LANES)           /* bf16 numbers of a vector */
+#define LANES 16               /* fp32 numbers of a vector */
+#define BF16_LANES (2 * LANES) /* bf16 numbers of a vector */
 #define INLINE static inline __attribute__((always_inline))
 /* Unroll a short loop completely: arrays of vectors stay in registers only if every index is a
  * constant. */
@@ -46,7 +46,8 @@ INLINE __m256i round_to_bf16(__m512 x) {
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
     __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
-    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); /* the addition could carry NaN into infinity */
+    __mmask16 nan =
+        _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); /* the addition could carry NaN into infinity */
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
 }
 
@@ -77,23 +78,27 @@ INLINE __m512 unpack_high_pairs(__m512 x, __m512 y) {
 /* Transpose a 16 × 16 matrix in registers: first within blocks of 4 × 4, then the blocks. */
 INLINE void transpose16(__m512 a[LANES]) {
     __m512 b[LANES];
-    UNROLL for (int i = 0; i < LANES; i += 2) {
+    UNROLL
+    for (int i = 0; i < LANES; i += 2) {
         b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
     }
-    UNROLL for (int i = 0; i < LANES; i += 4) {
+    UNROLL
+    for (int i = 0; i < LANES; i += 4) {
         a[i] = unpack_low_pairs(b[i], b[i + 2]);
         a[i + 1] = unpack_high_pairs(b[i], b[i + 2]);
         a[i + 2] = unpack_low_pairs(b[i + 1], b[i + 3]);
         a[i + 3] = unpack_high_pairs(b[i + 1], b[i + 3]);
     }
-    UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL
+    for (int i = 0; i < 4; i++) {
         b[i] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0x88);
         b[i + 4] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd);
         b[i + 8] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0x88);
         b[i + 12] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xdd);
     }
-    UNROLL for (int i = 0; i < 8; i++) {
+    UNROLL
+    for (int i = 0; i < 8; i++) {
         a[i] = _mm512_shuffle_f32x4(b[i], b[i + 8], 0x88);
         a[i + 8] = _mm512_shuffle_f32x4(b[i], b[i + 8], 0xdd);
     }
@@ -104,11 +109,13 @@ INLINE void transpose16(__m512 a[LANES]) {
 /* e^x for x ≤ 0, to six digits; 1.6e-38 for everything below −87; NaN for NaN.
  * e^x = 2^n · e^r with n = round(x / ln 2); the polynomial for e^r is that of Cephes. */
 INLINE __m512 exp16(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x); /* max gives its second operand where one is NaN */
+    x = _mm512_max_ps(_mm512_set1_ps(-87.0f),
+                      x); /* max gives its second operand where one is NaN */
     __m512 n = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
     n = _mm512_roundscale_ps(n, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x); /* ln 2 as a sum of two, so that */
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);     /* n times the first is exact */
+    __m512 r =
+        _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);    /* ln 2 as a sum of two, so that */
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r); /* n times the first is exact */
     __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
     sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(1.3981999507e-3f));
     sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(8.3334519073e-3f));
@@ -129,14 +136,16 @@ static const float ERF_Q[] = {3.82305569e-5f, 1.18171204e-3f, 1.51090400e-2f,
 /* x·Φ(x) with the exact Φ(x) = (1 + erf(x/√2)) / 2. */
 INLINE __m512 gelu16(__m512 x) {
     __m512 z = _mm512_mul_ps(x, _mm512_set1_ps(0.70710678f));
-    __mmask16 saturated = _mm512_cmp_ps_mask(_mm512_abs_ps(z), _mm512_set1_ps(ERF_IS_ONE_BEYOND), _CMP_GT_OQ);
+    __mmask16 saturated =
+        _mm512_cmp_ps_mask(_mm512_abs_ps(z), _mm512_set1_ps(ERF_IS_ONE_BEYOND), _CMP_GT_OQ);
     __m512 sign = _mm512_and_ps(z, _mm512_set1_ps(-0.0f)), square = _mm512_mul_ps(z, z);
     __m512 p = _mm512_set1_ps(ERF_P[0]), q = _mm512_set1_ps(ERF_Q[0]);
-    UNROLL for (int i = 1; i < 6; i++) {
+    UNROLL
+    for (int i = 1; i < 6; i++) {
         p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(ERF_P[i]));
         q = _mm512_fmadd_ps(q, square, _mm512_set1_ps(ERF_Q[i]));
     }
-    /* 1/q to 14 bits, then to all of them by one step of Newton's method: faster than a division. */
+    /* 1/q to 14 bits, then to all by one step of Newton's method: faster than a division. */
     __m512 reciprocal = _mm512_rcp14_ps(q);
     reciprocal = _mm512_mul_ps(reciprocal, _mm512_fnmadd_ps(q, reciprocal, _mm512_set1_ps(2.0f)));
     __m512 erf = _mm512_mul_ps(z, _mm512_mul_ps(p, reciprocal));

@@ -21,7 +21,6 @@ typedef struct {
     int64_t rank, size;
     int32_t features;   /* HAS_… bits that are in use; the same for the whole call */
     int32_t split_fp32; /* whether fp32 products are made by AMX, from numbers split into bf16 */
-    int32_t small;      /* whether every step takes microseconds, so that a long wait means a busy machine */
     barrier *sync;      /* NULL in a team that only measures workspaces */
 } team;
 
@@ -35,13 +34,9 @@ static inline range partition(const team *t, int64_t count, int64_t step) {
     return (range){minimum(count, t->rank * share), minimum(count, (t->rank + 1) * share)};
 }
 
-/* Wait until `size` threads have called it. Return nanoseconds if it had to sleep, else 0. */
-int64_t barrier_wait(barrier *b, int64_t size);
+/* Wait until `size` threads have called it. */
+void barrier_wait(barrier *b, int64_t size);
 
-void team_barrier(const team *t);
-
-/* Whether a small input has waited long for a thread of its team a moment ago: other programs keep
- * the processors busy, and one thread alone is faster now. */
-int machine_is_busy(void);
+static inline void team_barrier(const team *t) { barrier_wait(t->sync, t->size); }
 
 #endif
