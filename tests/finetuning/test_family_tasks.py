@@ -29,9 +29,9 @@ from bothways.model.heads import Head, LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_learner, open_task
+from bothways.prediction.predictor import open_learner
 from bothways.pretraining.build import fit_to_corpus
-from bothways.tasks.base import Reading, TaskLearner
+from bothways.tasks.base import TaskLearner
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
@@ -231,11 +231,9 @@ def theirs(folder: Path, example: Any) -> np.ndarray:
 def assert_opens_as_it_was(
     folder: Path, task: TaskLearner[Any, Any], examples: list[Any], name: str | None = None
 ) -> None:
-    opened = open_task(str(folder), name, device="cpu")
-    assert opened.task.task == task.task
-    again = [
-        prediction.to_json() for _, prediction in opened.predict(Reading(task.task, iter(examples)))
-    ]
+    opened = open_learner(str(folder), name, device="cpu")
+    assert opened.task == task.task
+    again = [prediction.to_json() for _, prediction in predict(opened, examples)]
     assert again == [prediction.to_json() for _, prediction in predict(task, examples)]
 
 

@@ -68,7 +68,7 @@ def test_pre_training_learns_to_tell_both_neighbours(trained: Path) -> None:
     mean = (metrics["held-out/loss/next"] + metrics["held-out/loss/previous"]) / 2
     assert metrics["held-out/perplexity"] == pytest.approx(math.exp(mean))
     card = (trained / "model" / "README.md").read_text()
-    assert "It predicts the token that follows and the one before, each from one side alone" in card
+    assert "It predicts the next and the previous token, each from one side alone" in card
     assert "positions are as they were" not in card
     # The configuration of the run makes an equal one without a base.
     settings = configs.load(PretrainConfig, file=trained / "config.toml")
@@ -134,12 +134,12 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus: Corpus, tmp_path: Path) -
 def test_recipes_give_a_language_model_running_text(recipe: Any) -> None:
     for name in ("elmo-original", "gpt2"):
         settings = recipe(preset(name))
-        assert settings.segments.kind == "full_sentences"
+        assert settings.objective.segments.kind == "full_sentences"
         assert settings.objective.models(settings.encoder)["model"].heads[0].kind in (
             "bilm",
             "causal",
         )
-    assert recipe(preset("bert-base")).segments.kind == "next_sentence"
+    assert recipe(preset("bert-base")).objective.segments.kind == "next_sentence"
 
 
 @pytest.mark.parametrize(

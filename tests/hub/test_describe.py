@@ -89,7 +89,7 @@ def test_operations_are_defined_and_grow_with_the_length(
         f"{3 * forward:,.1f} million"
     ]
     assert (
-        "An operation (FLOP) is a multiplication or an addition in a matrix product"
+        "An operation (FLOP) is a multiplication or addition in a matrix product"
         in text.replace("\n", "")
     )
 

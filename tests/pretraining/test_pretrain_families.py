@@ -134,7 +134,7 @@ def test_a_deberta_is_trained_with_its_decoder(home: Path) -> None:
 def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None:
     """RoBERTa and ELECTRA know no pairs; with RoBERTa's vocabulary there are none to make."""
     with pytest.raises(
-        BothwaysError, match="no class of the family roberta with the heads masked, pooler, pair"
+        BothwaysError, match="no roberta class with the heads masked, pooler, pair"
     ) as caught:
         run(home, "pairs", "--model", "roberta-base")
     assert "Set objective=masked_lm" in str(caught.value)
