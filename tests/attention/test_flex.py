@@ -124,7 +124,8 @@ def test_every_block_is_read_in_which_somebody_sees_somebody(
 def test_more_programs_are_compiled_than_torch_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past its limit all pairs of tokens are computed, and a run comes there: sizes of 1 and precisions need their own."""
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    # Not by monkeypatch, whose undoing hides the setting from torch.
+    before, torch._dynamo.config.recompile_limit = torch._dynamo.config.recompile_limit, 2
     counter, compiled = CompileCounterWithBackend("eager"), torch.compile
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -134,9 +135,12 @@ def test_more_programs_are_compiled_than_torch_would(monkeypatch: pytest.MonkeyP
         )
         kernel = flex._kernel.__wrapped__("cuda")
     monkeypatch.setattr(flex, "_kernel", lambda device: kernel)
-    for lengths in ([9], [200, 70]):
-        layout = Layout.of(lengths)
-        FlexWindow(layout, 5, layout.positions == 0)(torch.randn(layout.tokens, 3, 1, 16), None)
+    try:
+        for lengths in ([9], [200, 70]):
+            layout = Layout.of(lengths)
+            FlexWindow(layout, 5, layout.positions == 0)(torch.randn(layout.tokens, 3, 1, 16), None)
+    finally:
+        torch._dynamo.config.recompile_limit = before
     assert counter.frame_count == 4
     torch._dynamo.reset()
 

@@ -514,7 +514,7 @@ def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
         )
     best = Path(json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]["best"])
     (best / "model").rename(best / "elsewhere")
-    with pytest.raises(ResourceError, match=r"is the best run, but its weights are gone"):
+    with pytest.raises(ResourceError, match=r"is the best run now, but its weights were deleted"):
         reproduce("glue", request, device="cpu")
     for split in ("train", "dev"):
         other = tmp_path / f"other-{split}" / "CoLA"

@@ -234,6 +234,10 @@ def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collec
     raise FolderError(what, where=file, fix=fix)
 
 
+_SMALL = 2**16
+"""Maximum number of elements of a tensor that is copied for its alignment."""
+
+
 def _read_state(
     plan: LoadPlan, table: KeyTable, names: Iterable[str], weights: Weights
 ) -> dict[str, Tensor]:
@@ -250,8 +254,10 @@ def _read_state(
         bad += [n for n, part in zip(place.names, parts, strict=True) if not _is_finite(part)]
         tensor = place.join(parts).contiguous()
         # On some processors matrix products depend on the alignment of the weights in the last
-        # bit. A file aligns them to 8 bytes, torch to 64: a loaded model equals the saved one.
-        state[ours] = tensor.clone() if tensor.data_ptr() % 64 else tensor
+        # bit. A file aligns them to 8 bytes, torch to 64, so small tensors are copied; large ones
+        # stay in the memory of the file.
+        aligned = tensor.data_ptr() % 64 == 0 or tensor.numel() > _SMALL
+        state[ours] = tensor if aligned else tensor.clone()
     if bad:
         what = f"holds NaN or infinity in {len(bad)} of its tensors: {listed(sorted(bad))}"
         fix = "Use a checkpoint from before training diverged, or download the file again."
