@@ -12,11 +12,14 @@ import torch
 VERSION = 1
 """BOTHWAYS_ABI: increased with every change of a struct, a signature or their meaning."""
 
+# More threads than this are an invalid argument in C: workspaces grow with their number.
 MAX_THREADS = 1024
 
 FORMATS = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
 """The number of a dtype, which is its number of bytes."""
 
+# Fields and arguments have the widths of <stdint.h>, so that no struct depends on the platform's
+# int and long. Pointers are passed as integer addresses.
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
@@ -40,6 +43,7 @@ class AttentionBatch(ctypes.Structure):
         ("sequences", _INT64),
         ("heads", _INT64),
         ("head_size", _INT64),
+        # By value: a struct inside a struct, as in C.
         ("drop", DropoutStruct),
         ("dtype", _INT32),
     ]
@@ -55,6 +59,7 @@ class LinearStruct(ctypes.Structure):
         ("bias", _POINTER),
         ("in_features", _INT64),
         ("out_features", _INT64),
+        # The kernels compare it with the sizes above: a wrong size cannot overrun the panels.
         ("panel_bytes", _INT64),
         ("dtype", _INT32),
     ]

@@ -39,6 +39,7 @@ def add_norm(
 def _has_kernel(x: Tensor, y: Tensor, norm: nn.Module) -> bool:
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None:
         return False
+    # A norm over several dimensions, or of other rows, is PyTorch's.
     fits = norm.normalized_shape == x.shape[1:] == y.shape[1:] and len(x) == len(y)
     exact = x.dtype is norm.weight.dtype is torch.float32
     exact = exact and (norm.bias is None or norm.bias.dtype is torch.float32)
@@ -61,6 +62,8 @@ class _AddNorm(torch.autograd.Function):
         out, drop = torch.empty_like(x), draw_dropout(rate)
         # Without a backward pass the sums may be overwritten by the output.
         sums = torch.empty_like(x) if any(ctx.needs_input_grad) else out
+        # Mean and 1/√(variance + ε) of each row: the backward pass reads them instead of summing
+        # over the row again.
         moments = x.new_empty(len(x), 2)
         call(
             "bothways_add_norm",
@@ -83,6 +86,9 @@ class _AddNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         sums, moments, weight, bias = ctx.saved_tensors
         grad_out = grad_out.contiguous()
+        # With z = x + dropout(y), n = (z − mean) / deviation and g = grad_out · weight:
+        #     grad_x = (g − mean(g) − n · mean(g · n)) / deviation
+        #     grad_y = grad_x · (the factors of the dropout)
         grad_x, grad_y = torch.empty_like(sums), torch.empty_like(sums, dtype=ctx.dtype)
         grad_weight = torch.empty_like(weight)
         grad_bias = None if bias is None else torch.empty_like(bias)

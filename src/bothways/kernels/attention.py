@@ -27,6 +27,7 @@ from bothways.kernels import abi
 from bothways.kernels.dropout import draw_dropout
 from bothways.kernels.library import call, runs_on
 
+# A vector of AVX-512 holds 16 fp32 numbers; heads of other sizes would need masks everywhere.
 HEAD_STEP = 16
 """The number of features of a head is a multiple of it."""
 
@@ -56,6 +57,8 @@ def packed_attention(
     if dropout or qkv.requires_grad:
         result: Tensor = _PackedAttention.apply(qkv, layout, dropout)  # type: ignore[no-untyped-call]
         return result
+    # (tokens, 3, heads, d) → (tokens, heads, d); the projection's output is read where it is, so
+    # that queries, keys and values are never copied apart.
     qkv = qkv.contiguous()
     out = qkv.new_empty(len(qkv), *qkv.shape[2:])
     batch = _batch_of(qkv, layout, draw_dropout(0.0))
@@ -68,9 +71,12 @@ class _PackedAttention(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
         qkv, drop = qkv.contiguous(), draw_dropout(dropout)
         out = qkv.new_empty(len(qkv), *qkv.shape[2:])
+        # log Σ exp(score) of each row, (tokens, heads): with it P = exp(score − lse), without a
+        # second pass over the row.
         lse = qkv.new_empty(out.shape[:2], dtype=torch.float32)
         batch = _batch_of(qkv, layout, drop)
         call("bothways_attention", ctypes.byref(batch), out.data_ptr(), lse.data_ptr())
+        # `drop` holds the seed: the backward pass hashes the same dropout from it.
         ctx.layout, ctx.drop = layout, drop
         ctx.save_for_backward(qkv, out, lse)
         return out
@@ -80,6 +86,7 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:
         qkv, out, lse = ctx.saved_tensors
         grad_out, grad_qkv = grad_out.to(qkv.dtype).contiguous(), torch.empty_like(qkv)
+        # `out` gives D = Σ_f grad_out · out, the correction of the softmax's gradient.
         places = (x.data_ptr() for x in (out, grad_out, lse, grad_qkv))
         batch = _batch_of(qkv, ctx.layout, ctx.drop)
         call("bothways_attention_backward", ctypes.byref(batch), *places)

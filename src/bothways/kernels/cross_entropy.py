@@ -51,6 +51,8 @@ class _CompiledLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits, labels = logits.contiguous(), labels.contiguous()
+        # log softmax(z)[label] = z[label] − largest − log Σ exp(z − largest): two numbers a row
+        # are all that the backward pass needs beyond the logits.
         normalizers = logits.new_empty(len(logits), 2, dtype=torch.float32)
         losses = logits.new_empty(len(logits), dtype=torch.float32)
         hits = labels.new_empty(len(labels), dtype=torch.uint8)
@@ -58,6 +60,7 @@ class _CompiledLoss(torch.autograd.Function):
         try:
             call("bothways_cross_entropy", ctypes.byref(_struct(logits, labels)), *places)
         except LabelError:
+            # The kernel has compared the labels anyway; only the message needs them here.
             counted = labels[labels != IGNORED]
             reach = f"{counted.min()} to {counted.max()}"
             what = f"labels reach from {reach}, but there are {logits.shape[1]} classes"
@@ -65,12 +68,15 @@ class _CompiledLoss(torch.autograd.Function):
         count = hits.sum()
         ctx.mark_non_differentiable(count)
         ctx.save_for_backward(logits, labels, normalizers)
+        # PyTorch sums in blocks: the rounding error does not grow with the number of rows.
         return losses.sum(), count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _hits: Tensor) -> tuple[Tensor, None]:
         logits, labels, normalizers = ctx.saved_tensors
+        # (softmax(z) − one_hot(label)) · grad_total in one pass over the logits. The kernel reads
+        # the factor through its address.
         grad_logits, grad_total = torch.empty_like(logits), grad_total.contiguous()
         places = (x.data_ptr() for x in (normalizers, grad_total, grad_logits))
         call("bothways_cross_entropy_backward", ctypes.byref(_struct(logits, labels)), *places)
@@ -91,7 +97,7 @@ class _ChunkedLoss(torch.autograd.Function):
         for part in _chunks(logits):
             z, label = logits[part].to(exact), labels[part, None]
             counted = label != IGNORED
-            label = label.masked_fill(~counted, 0)
+            label = label.masked_fill(~counted, 0)  # any class: its loss is multiplied by 0
             largest, best = z.max(1, keepdim=True)
             shifted = z.sub(largest)
             chosen = shifted.gather(1, label)
@@ -99,6 +105,7 @@ class _ChunkedLoss(torch.autograd.Function):
             total += ((sums.log() - chosen) * counted).sum()
             hits += ((best == label) & counted).sum()
             if grad_logits is not None:
+                # softmax = exp(shifted) / sums; then −1 at the label.
                 shifted.mul_(counted / sums).scatter_add_(1, label, -counted.to(exact))
                 grad_logits[part] = shifted
         ctx.mark_non_differentiable(hits)
@@ -119,6 +126,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
+    # One chunk of logits in fp32 exists at a time, whatever the number of targets.
     cuda, cpu = TUNING.loss_chunk_elements_cuda, TUNING.loss_chunk_elements_cpu
     rows = max(1, (cuda if logits.is_cuda else cpu) // max(1, logits.shape[1]))
     return (slice(at, at + rows) for at in range(0, len(logits), rows))

@@ -42,6 +42,8 @@ def _dropped_steps(rate: float) -> int:
 
 def draw_dropout(rate: float) -> abi.DropoutStruct:
     """Return a dropout for compiled kernels, with a new seed; without one for rate 0."""
+    # The kernels compare 32 random bits with a threshold: rate · 2³², in the same 65536 steps as
+    # `keep_mask`, so that both have the same distribution.
     dropped = _dropped_steps(rate)
     seed = draw_seed() if dropped else 0
     return abi.DropoutStruct(seed, dropped * (2**32 // STEPS), STEPS / (STEPS - dropped))

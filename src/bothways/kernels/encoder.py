@@ -40,10 +40,12 @@ class CompiledBlockTail(CompiledPart):
         linears: Sequence[CompiledLinear],
         norms: tuple[nn.LayerNorm, nn.LayerNorm],
     ) -> None:
+        # The struct holds addresses; `tensors` and `linears` keep alive what they point to.
         out = linears[0]
         self.heads_width, self.width = out.in_features, out.out_features
         self.tensors = [(as_fp32(norm.weight), as_fp32(norm.bias)) for norm in norms]
         self.linears = linears
+        # `ctypes` copies the linear layers' structs into this one.
         self.struct = abi.BlockTail(
             *(linear.struct for linear in self.linears),
             *(
@@ -93,6 +95,7 @@ class CompiledLayers(CompiledPart):
         self.parts = qkv, tails
         self.width, self.dtype = tails[0].width, dtype
         self.heads, self.head_size = heads, tails[0].heads_width // heads
+        # An array of pointers to one struct per block: `depth` in a call chooses how many are read.
         pairs = zip(qkv, tails, strict=True)
         layers = [abi.EncoderLayer(linear.struct, tail.struct) for linear, tail in pairs]
         self.layers = (ctypes.POINTER(abi.EncoderLayer) * len(layers))(*map(ctypes.pointer, layers))
@@ -108,6 +111,8 @@ class CompiledLayers(CompiledPart):
         if x.shape[1:] != (self.width,) or depth > len(self.layers):
             limits = f"{self.width} features and {len(self.layers)} layers"
             raise ValueError(f"there are {limits}, not {[*x.shape[1:]]} and {depth}")
+        # The kernel works in place: each block reads its residual from `x` and writes its output
+        # there. Queries, keys, values and what lies between exist in workspaces only.
         x = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         batch = attention_batch(layout, len(x), self.heads, self.head_size, self.dtype)
         call("bothways_encoder_layers", self.layers, depth, ctypes.byref(batch), x.data_ptr())

@@ -56,6 +56,8 @@ def quantize_weights(
 ) -> tuple[Int8[Tensor, "outputs width"], Float[Tensor, " outputs"]]:
     """Return codes q and scales s with weight ≈ s·q; the largest of a row becomes ±127."""
     scales = weight.abs().amax(1) / 127
+    # Symmetric, without −128: the largest product of a pair, 127 · 255, leaves int32 room for
+    # 66,000 features.
     codes = (weight / scales[:, None]).round()
     # A row of zeros has a scale of 0, and NaN for codes.
     return codes.nan_to_num(0.0, 0.0, 0.0).to(torch.int8), scales
@@ -122,6 +124,7 @@ class OneDNNInt8:
         scales: Float[Tensor, " outputs"],
         bias: Float[Tensor, " outputs"] | None,
     ) -> None:
+        # oneDNN's own order, chosen for this processor.
         self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
         self.scales, self.bias = scales, bias
         self.zeros = torch.zeros(len(scales), dtype=torch.int32)
@@ -134,6 +137,7 @@ class OneDNNInt8:
         weights = (self.packed, self.scales, self.zeros, None)
         # No scale and no activation in the epilogue: it has one scale for all rows.
         epilogue: tuple[object, ...] = (1.0, 0, torch.float32, "none", [], "")
+        # Σ (q − 128) · w in fp32, scaled by the weights: the scale of each row follows below.
         products: Tensor = torch.ops.onednn.qlinear_pointwise(
             codes, 1.0, ZERO_POINT, *weights, *epilogue
         )

@@ -71,6 +71,8 @@ def _load() -> _Loaded:
             function.argtypes, function.restype = arguments, ctypes.c_int32
     except (OSError, AttributeError) as error:
         return _Loaded(None, f"cannot be loaded ({error}): install bothways again")
+    # A library of another version may have other structs under the same names of functions: its
+    # version and its own sizes of the structs are compared before anything is computed.
     sizes = (ctypes.c_int64 * len(abi.STRUCTS))()
     version = library.bothways_abi(sizes, len(sizes))
     if version != abi.VERSION or [*sizes] != [ctypes.sizeof(struct) for struct in abi.STRUCTS]:
@@ -111,6 +113,7 @@ def limit(features: Feature) -> Iterator[Feature]:
     """
     global _limited  # noqa: PLW0603
     library, outer = _load().library, _limited
+    # C keeps the limit for direct calls, Python for its choice of kernels.
     before = 0 if library is None else library.bothways_limit(features)
     _limited = features & available()
     try:
@@ -175,6 +178,7 @@ def call(name: str, *arguments: object) -> None:
         RuntimeError: the processor, or a `limit`, does not allow it.
         ValueError: an argument is invalid.
     """
+    # Read at each call: the program may change PyTorch's threads at any time.
     threads = min(torch.get_num_threads(), abi.MAX_THREADS)
     match getattr(_load().library, name)(*arguments, threads):
         case 0:

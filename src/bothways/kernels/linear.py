@@ -31,6 +31,7 @@ from bothways.kernels import abi
 from bothways.kernels.library import Feature, call, kernel_features
 from bothways.runtime.tuning import TUNING
 
+# 32 outputs are two vectors of 16 fp32 sums, or two AMX tiles of 16 columns.
 PANEL, LINE = 32, 64
 """Outputs of a panel, and bytes of a cache line, as in `csrc`."""
 
@@ -96,13 +97,18 @@ class CompiledLinear(CompiledPart):
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype, size = dtype, abi.FORMATS[weight.dtype]
+        # 4 bytes of one output are adjacent: 1 number in fp32, 2 in bf16, 4 in int8. That is what
+        # one lane of a multiply-add instruction (FMA, VDPBF16PS, VPDPBUSD, TDPBF16PS, …) reads.
         together = 4 // size
         step = together if size == 4 else LINE // size  # an AMX tile reads whole lines
         padding = (0, -self.in_features % step, 0, -self.out_features % PANEL)
         padded = F.pad(weight, padding)
+        # (outputs, width) → (panels, 32, width/together, together) → (panels, width/together, 32,
+        # together): within a panel, the numbers that are multiplied together come first.
         groups = padded.view(-1, PANEL, padded.shape[1] // together, together)
         panels = groups.transpose(1, 2).contiguous()
-        # A row's codes are shifted by 128, the code of 0: what that adds to each output.
+        # VNNI multiplies unsigned by signed bytes, so a row's codes are q + 128, and
+        # Σ (q + 128) · w = Σ q · w + 128 · Σ w: the last term is subtracted from each output.
         sums = None if scales is None else weight.sum(1, dtype=torch.int32) * 128
         self.tensors = panels, scales, sums, as_fp32(bias)
         sizes = (self.in_features, self.out_features, panels.nbytes, size)
@@ -150,6 +156,7 @@ class PanelLinear(InferenceLayer):
         weight = linear.weight.detach().to(dtype)
         self.bias = as_fp32(linear.bias)
         self.product = CompiledLinear(weight, None, self.bias, dtype)
+        # PyTorch's fp32 products are as fast by vectors once the rows are many; AMX stays ahead.
         always = dtype is torch.bfloat16 or Feature.AMX in kernel_features()
         self.max_rows = math.inf if always else float(TUNING.panel_rows)
         """Rows up to which the kernel is used."""

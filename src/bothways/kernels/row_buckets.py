@@ -25,6 +25,7 @@ from bothways.kernels.library import is_tracing
 
 def round_rows(rows: int) -> int:
     """Return a number at most an eighth above `rows`, one of nine between any n and 2n."""
+    # Four leading binary digits stay, rounded up: 8, 9, … 15, 16, 18, … 30, 32, 36, …
     step = 1 << max(0, rows.bit_length() - 4)
     return -(-rows // step) * step
 
@@ -34,6 +35,7 @@ def on_round_rows(
 ) -> Float[Tensor, "rows outputs"]:
     """Return `compute(*x)`, a row-wise function, computed for a bucketed number of rows."""
     rows = len(x[0])
+    # Products in fp32 are MKL's, which plans nothing; predictions have packed layers.
     learns = x[0].is_cpu and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
     extra = round_rows(rows) - rows if learns and not is_tracing() else 0
     return compute(*(F.pad(part, (0, 0, 0, extra)) for part in x))[:rows] if extra else compute(*x)

@@ -55,7 +55,7 @@ int32_t bothways_limit(int32_t features) {
     return atomic_exchange(&allowed_features, features) & bothways_available();
 }
 
-/* Read once in every call: whoever limits them meanwhile does not change the kernel between sizing
+/* Read once in every call: a limit set by another thread does not change the kernel between sizing
  * a workspace and using it. */
 static int32_t current_features(void) { return bothways_available() & allowed_features; }
 
@@ -325,7 +325,7 @@ static int32_t splits_fp32(int64_t rows, int32_t features) {
     return rows >= MIN_SPLIT_ROWS && (features & HAS_AMX);
 }
 
-/* What the layers make of a row takes some 8 KiB, which stays in the second cache. */
+/* The intermediate results of a row take some 8 KiB; those of a chunk stay in the second cache. */
 static schedule plan(int64_t count, int64_t width, int64_t threads) {
     if (count < PANEL * threads) {
         /* A member of a team computes pairs of panels (team_linear): more threads would wait. */

@@ -245,7 +245,7 @@ INLINE void add_outer_products(const backward_workspace *w, const uint16_t *rows
         }
 }
 
-/* What a block of 32 queries knows of its two sets. */
+/* Numbers of a block of 32 queries: of its two sets of sixteen. */
 typedef struct {
     __m512 inner[2], lse[2];
     query_keys keys[2];

@@ -261,8 +261,8 @@ INLINE void add_outer_products(const float *weights, int64_t padded, const float
     }
 }
 
-/* In place, for one query: scores → P; grad_probabilities (dP) → dS. `inner` is D. What lies
- * beyond the last token means nothing. */
+/* In place, for one query: scores → P; grad_probabilities (dP) → dS. `inner` is D.
+ * Numbers beyond the last token mean nothing. */
 INLINE void softmax_backward(float *scores, float *grad_probabilities, int64_t tokens,
                              const dropout *drop, int64_t row, float lse, float inner) {
     uint64_t key = drop->threshold ? dropout_row_key(drop, row) : 0;

@@ -7,8 +7,10 @@
 
 /* ---- two tiles of rows by two of columns ----
  *
- * Or by one set of columns, where `sets` is 1. Sums lie as   0 2   rows 4   with columns 6 7.
- *                                                            1 3   rows 5                     */
+ * Or by one set of columns, where `sets` is 1. The tiles of sums are
+ *
+ *     0 2   rows 4   with columns 6 7
+ *     1 3   rows 5                      */
 
 INLINE void multiply_tiles(const void *rows, int64_t next_rows, int64_t row_stride,
                            const void *columns, int64_t next_columns, int64_t column_stride,

@@ -27,7 +27,7 @@ typedef enum {
     BOTHWAYS_LABEL_OUT_OF_RANGE = 4,
 } status;
 
-/* What a kernel needs from the processor, as bits. */
+/* Features of a processor that kernels need, as bits. */
 enum { HAS_AVX512 = 1, HAS_VNNI = 2, HAS_BF16 = 4, HAS_AMX = 8 };
 
 /* Formats of numbers; each value is the number of bytes that one number takes. SPLIT_BF16 exists
@@ -51,7 +51,7 @@ typedef struct {
     int32_t dtype;
 } attention_batch;
 
-/* A linear layer for inference, x·Wᵀ + b. The weights lie in panels of 32 outputs each. A panel is
+/* A linear layer for inference, x·Wᵀ + b. The weights are stored in panels of 32 outputs. A panel is
  * a sequence of rows of 128 bytes: 4 bytes of each output, then the next 4 bytes of each, that is
  * one feature in fp32, two in bf16, four in int8:
  *
@@ -81,7 +81,7 @@ typedef struct {
     float mean, inverse_deviation;
 } moments;
 
-/* What follows the attention in a post-norm block with GELU. */
+/* The layers after the attention of a post-norm block with GELU. */
 typedef struct {
     linear out, up, down; /* all of one dtype */
     layer_norm attention_norm, mlp_norm;
@@ -114,7 +114,7 @@ EXPORT int32_t bothways_abi(int64_t *struct_sizes, int32_t count);
 /* The HAS_… bits of this processor for which kernels were compiled. */
 EXPORT int32_t bothways_available(void);
 
-/* Use only these of the available features from now on, to stand for another processor; return
+/* Use only these of the available features from now on, as on another processor; return
  * those that were in use before. */
 EXPORT int32_t bothways_limit(int32_t features);
 

@@ -31,7 +31,7 @@ INLINE __m512 dropout_factors(const dropout *drop, __m512i column, __m512i key_l
     return _mm512_maskz_mov_ps(kept, _mm512_set1_ps(drop->scale));
 }
 
-/* Those of the columns j to j + 15 of one row. */
+/* The factors of the columns j to j + 15 of one row. */
 INLINE __m512 dropout_row_factors(const dropout *drop, uint64_t row_key, int64_t j) {
     __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     __m512i column = _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)j));

@@ -139,6 +139,7 @@ void run_layers(team *t, const encoder_layer *const *layers, int64_t depth,
         const encoder_layer *l = layers[i];
         float *rows = x + origin * l->qkv.in_features;
         layer_workspace w = carve_layer(&(arena){.base = workspace}, t, l, b, count, longest);
+        /* Four steps; a barrier between two of them where members read the rows of others. */
         pack_rows(&l->qkv, rows, FP32, mine.from, mine.to, &w.read);
         team_barrier(t);
         row_layout qkv = row_major(w.qkv, l->qkv.out_features * b->dtype);

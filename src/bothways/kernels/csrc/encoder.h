@@ -22,11 +22,11 @@ int64_t tail_bytes(const team *t, const block_tail *tail, int64_t count);
 int64_t layers_bytes(const team *t, const encoder_layer *const *layers, int64_t depth,
                      const attention_batch *b, int64_t count, int64_t longest);
 
-/* As bothways_block_tail. */
+/* Compute bothways_block_tail for `count` rows. */
 void run_tail(team *t, const block_tail *tail, const float *residual, const void *heads,
               int32_t heads_dtype, int64_t count, float *result, char *workspace);
 
-/* As bothways_encoder_layers, for the sequences [from, to), of up to `longest` tokens each. */
+/* Compute bothways_encoder_layers for the sequences [from, to), of up to `longest` tokens each. */
 void run_layers(team *t, const encoder_layer *const *layers, int64_t depth,
                 const attention_batch *b, int64_t from, int64_t to, int64_t longest, float *x,
                 char *workspace);

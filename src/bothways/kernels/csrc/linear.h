@@ -1,4 +1,4 @@
-/* Linear layers whose weights lie in panels (see bothways.h): how their inputs and outputs are laid
+/* Linear layers with weights in panels (see bothways.h): how their inputs and outputs are laid
  * out, and what the kernels of this and other units have in common. */
 
 #ifndef LINEAR_H
@@ -12,7 +12,7 @@
 
 #define PANEL 32 /* outputs of a panel; also the rows that four AMX tiles make together */
 
-/* Where rows lie. Sixteen rows form a block; a row is a sequence of cache lines. */
+/* Addresses of rows. Sixteen rows form a block; a row is a sequence of cache lines. */
 typedef struct {
     char *base;
     int64_t block_stride; /* from sixteen rows to the next sixteen */
@@ -56,7 +56,7 @@ typedef struct {
     int32_t format, amx;
 } packed_rows;
 
-/* Where outputs go, in which format, and whether GELU is applied first. */
+/* The place and format of outputs; `gelu`: apply GELU first. */
 typedef struct {
     row_layout rows;
     int32_t format, gelu;
@@ -81,7 +81,7 @@ typedef void pack_function(const linear *, const void *x, int bf16, int64_t from
                            const packed_rows *);
 pack_function pack_fp32, pack_bf16, pack_int8;
 
-/* What to fetch into the second cache meanwhile: `bytes` at each step. */
+/* Memory to fetch into the second cache during a product: `bytes` at each step. */
 typedef struct {
     const char *next;
     int64_t bytes;
@@ -98,7 +98,7 @@ extern microkernel *const fp32_microkernels[2][MAX_TILE_ROWS];
 extern microkernel *const bf16_microkernels[2][MAX_TILE_ROWS];
 extern microkernel *const int8_microkernels[2][MAX_TILE_ROWS];
 
-/* Whether this processor has AMX for bf16 and int8, and the system lets this process use it. */
+/* Return 1 if this processor has AMX for bf16 and int8, and the system lets this process use it. */
 int amx_is_available(void);
 
 /* Configure, and release, the tiles of the calling thread. */

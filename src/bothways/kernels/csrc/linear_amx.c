@@ -10,7 +10,7 @@
  *
  *     x·w ≈ xa·wa + (xa·wb + xb·wa) + (xa·wc + xb·wb + xc·wa)
  *
- * The three left out lie below the rounding of a product in fp32. Weights are split on the way, the
+ * The three left out are below the rounding of a product in fp32. Weights are split on the way, the
  * next panel while the tiles multiply by this one. */
 
 #include "amx.h"
@@ -37,6 +37,8 @@ void amx_begin(void) {
         uint16_t bytes[16];
         uint8_t rows[16];
     } shape = {.palette = 1};
+    /* All eight tiles have 16 rows of 64 bytes: 16 × 32 bf16 or 16 × 64 int8 numbers, or 16 × 16
+     * sums. Padding fills them, so one configuration serves every call. */
     for (int i = 0; i < 8; i++) shape.rows[i] = LANES, shape.bytes[i] = LINE;
     __asm__ volatile("" ::"r"(&shape)
                      : "memory"); /* some compilers think that only its first bytes are read */
@@ -137,8 +139,8 @@ INLINE void load_outputs(const char *panel, int part) {
     LOAD_TILE(7, panel + part * 2 * TILE_BYTES + LINE, 2 * LINE);
 }
 
-/* Sums lie as   0 1   rows 4   with outputs 6 7.
- *               2 3   rows 5                       */
+/* The tiles of sums are   0 1   rows 4   with outputs 6 7.
+ *                         2 3   rows 5                        */
 INLINE void multiply_bf16(void) {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);

@@ -3,7 +3,7 @@
  *
  * A microkernel computes `rows` rows times one panel (2 vectors of outputs) or two (4 vectors), and
  * keeps all sums in registers: 12 × 2 or 6 × 4, 24 of the 32. At every step it loads the same 4
- * bytes of each output, which lie side by side in a panel, and multiplies them by the same 4 bytes
+ * bytes of each output, which are adjacent in a panel, and multiplies them by the same 4 bytes
  * of each row, broadcast to all lanes:
  *
  *                              panel:  [w0 w1 … w15] [w16 … w31]     one line each

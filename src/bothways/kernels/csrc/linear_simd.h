@@ -1,4 +1,4 @@
-/* What the units of linear layers share: fp32 split into bf16, and the epilogue of a product. */
+/* Shared by the units of linear layers: fp32 split into bf16, and the epilogue of a product. */
 
 #ifndef LINEAR_SIMD_H
 #define LINEAR_SIMD_H
@@ -30,7 +30,7 @@ INLINE void split_to_bf16(__m512 x, __m512 y, char *to, int64_t distance) {
     }
 }
 
-/* What sixteen outputs have in common for all rows. */
+/* Constants of sixteen outputs, the same for all rows. */
 typedef struct {
     __mmask16 mask; /* of those that exist */
     __m512 scale, bias;

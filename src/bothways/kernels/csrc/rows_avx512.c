@@ -21,6 +21,7 @@ INLINE moments normalize(const layer_norm *norm, const float *x, const void *y, 
         _mm512_mask_storeu_ps(sums + f, mask, both);
         sum = _mm512_add_ps(sum, both);
     }
+    /* Two passes: Σ(z − mean)² loses no digits where the mean is large, unlike Σz² − n·mean². */
     moments result = {_mm512_reduce_add_ps(sum) / (float)width, 0};
     __m512 mean = _mm512_set1_ps(result.mean);
     for (int64_t f = 0; f < width; f += LANES) {

@@ -24,9 +24,11 @@ void barrier_wait(barrier *b, int64_t size) {
         if (atomic_load_explicit(&b->round, memory_order_acquire) != round) return;
         _mm_pause();
     }
+    /* `sleepers` is set before the round is read again, and the last thread opens the round before
+     * it reads `sleepers`: one of the two always sees the other, so no thread sleeps for ever. */
     while (atomic_load(&b->round) == round) {
         atomic_store(&b->sleepers, 1);
-        /* The kernel compares the round once more: if it is over meanwhile, nobody sleeps. */
+        /* The system compares the round once more: if it has ended, the thread does not sleep. */
         syscall(SYS_futex, &b->round, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0);
     }
 }
