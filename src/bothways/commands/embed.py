@@ -52,12 +52,13 @@ def embed(
     """
     import sys
 
-    from bothways.commands.progress import asked, say_guess, watched
+    from bothways.commands.progress import asked, say_guess, say_kernels, watched
     from bothways.core.errors import DataError
     from bothways.prediction.layer_sweep import check_out, write_vectors
     from bothways.prediction.predictor import open_task
 
     check_out(out, file)
+    say_kernels(device)
     opened = open_task(
         folder, "embed", length=length, device=device, precision=precision, settings=settings
     )

@@ -71,6 +71,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     device
         auto, cpu, cuda or cuda:N.
     """
+    from bothways.commands.progress import say_kernels
     from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
     from bothways.prediction.int8_report import MAX_LOSS, measure_int8
@@ -79,6 +80,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.tasks.sentence_embedding.task import Embedder
 
     if Path(file, "manifest.json").is_file():
+        say_kernels(device)
         _evaluate_on_corpus(folder, file, length, json, device)
         return
     if report is not None:
@@ -94,6 +96,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
         )
 
     columns = {"text": text, "text_b": text_b, "label": label}
+    say_kernels(device)
     if precision == "int8":
         last = _Data(file, columns)
 

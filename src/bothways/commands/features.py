@@ -58,6 +58,7 @@ def features(
     """
     from rich.console import Console
 
+    from bothways.commands.progress import say_kernels
     from bothways.core.config import reader as configs
     from bothways.core.config.tree import merge, parse_overrides
     from bothways.finetuning.feature_data import FeatureConfig
@@ -70,6 +71,7 @@ def features(
         overrides=merge(parse_overrides(overrides), options),
     )
     console, until = Console(stderr=True), settings.training.until
+    say_kernels(device)
     with (
         keeping(out, console, "What was read to its end"),
         console.status("reading the model and the data …") as status,

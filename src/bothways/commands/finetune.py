@@ -89,6 +89,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     """
     from rich.console import Console
 
+    from bothways.commands.progress import say_kernels
     from bothways.finetuning import run as job
     from bothways.sweeps.runs import SweepFolder
     from bothways.sweeps.seeds import finetune_seeds, parse_seeds
@@ -110,6 +111,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         "max_length": max_length,
     }
     settings = settings_from(options, overrides, task, recipe, config)
+    say_kernels(device)
     if seeds is not None:
         series = finetune_seeds(
             settings, parse_seeds(seeds, settings.seed), SweepFolder(out, resume, device, console)

@@ -62,7 +62,7 @@ def pretrain(
     """
     from rich.console import Console
 
-    from bothways.commands.progress import MessageProgress
+    from bothways.commands.progress import MessageProgress, say_kernels
     from bothways.core.config import reader as configs
     from bothways.data.corpus import Corpus
     from bothways.families.catalogue import preset
@@ -88,6 +88,7 @@ def pretrain(
         settings = read(usual)
         print(f"note: --recipe {usual}, for a budget of {settings.training.until}", file=sys.stderr)
     console = Console(stderr=True)
+    say_kernels(device)
     done = job.pretrain(
         settings, text, out, resume=resume, device=device, progress=MessageProgress(console)
     )

@@ -52,6 +52,16 @@ def _has_columns(source: str) -> bool:
     return source != STDIN and ".txt" not in Path(source).suffixes
 
 
+def say_kernels(device: str) -> None:
+    """Print on standard error which kernels a long command computes with; nothing for a GPU."""
+    from bothways.kernels.library import describe_kernels
+    from bothways.runtime.devices import choose_device
+    from bothways.training.parallel import is_main, plan_here
+
+    if choose_device(device).type == "cpu" and is_main(plan_here()):
+        print(describe_kernels(), file=sys.stderr)
+
+
 @contextmanager
 def watched(
     reading: Reading[Any], what: str, *, hidden: bool = False

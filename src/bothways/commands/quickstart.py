@@ -48,6 +48,7 @@ def quickstart(
     """
     from rich.console import Console
 
+    from bothways.commands.progress import say_kernels
     from bothways.core.errors import ConfigError
     from bothways.quickstart.report_page import quickstart_report
     from bothways.quickstart.story import Story, run_story
@@ -57,7 +58,7 @@ def quickstart(
     if minutes < 0.5:
         raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
     console, story = Console(stderr=True), Story(minutes=minutes)
-
+    say_kernels("auto")
     with keeping(out, console), _bar(story.method.training.until, console) as watch:
         result = run_story(
             story, out, files=corpus, labels=labels, say=partial(say, console), on_fine_tuning=watch

@@ -54,6 +54,7 @@ def reproduce(  # noqa: PLR0913 – one option per question
     """
     from rich.console import Console
 
+    from bothways.commands.progress import say_kernels
     from bothways.paper import run as benchmarks
     from bothways.paper.experiment import Request
     from bothways.report.terminal import show
@@ -61,6 +62,8 @@ def reproduce(  # noqa: PLR0913 – one option per question
     console = Console(stderr=True)
     chosen = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
     request = Request(model, data, out, chosen, seeds, grid, limit, overrides)
+    if not dry_run:
+        say_kernels(device)
     with keeping(out, console):
         done = benchmarks.reproduce(
             benchmark, request, dry_run=dry_run, device=device, console=console

@@ -73,6 +73,7 @@ def search(  # noqa: PLR0913 – one option per question
     from rich.console import Console
 
     from bothways.commands.finetune import conclude, settings_from
+    from bothways.commands.progress import say_kernels
     from bothways.commands.resuming import check_begun
     from bothways.sweeps.grid import parse_grid, search_grid, search_trials
     from bothways.sweeps.runs import SweepFolder
@@ -90,6 +91,7 @@ def search(  # noqa: PLR0913 – one option per question
         "task": {"columns": columns} if columns else None,
     }
     settings = settings_from(options, overrides, task, recipe, config)
+    say_kernels(device)
     place = SweepFolder(out, resume, device, console)
     series = (
         search_grid(settings, parse_grid(grid), place)

@@ -47,6 +47,12 @@ class Feature(enum.IntFlag):
 
 
 ALL_FEATURES = Feature(15)
+_NAMES = {
+    Feature.AVX512: "AVX-512",
+    Feature.VNNI: "VNNI",
+    Feature.BF16: "BF16",
+    Feature.AMX: "AMX",
+}
 
 
 class _Loaded(NamedTuple):
@@ -87,7 +93,10 @@ def is_loaded() -> bool:
 
 @functools.cache
 def available() -> Feature:
-    """Return what this processor has of what the kernels use; nothing if they are not loaded."""
+    """Return what this processor has of what the kernels use; nothing if they are not loaded.
+
+    The first call in a process logs one line (INFO) that names the kernels.
+    """
     library = _load().library
     found = Feature(0) if library is None else Feature(library.bothways_available())
     logger.info(_describe(found))
@@ -152,17 +161,20 @@ def multiplies(precision: Literal["fp32", "bf16", "int8"]) -> bool:
 
 
 def describe_kernels() -> str:
-    """Return one line that says which kernels run, or why none do and what to do about it."""
+    """Return one line that names the kernels in use, or says why there are none and what to do.
+
+    Example: "kernels: AVX-512 + VNNI + BF16 + AMX, 2 threads".
+    """
     return _describe(kernel_features())
 
 
 def _describe(features: Feature) -> str:
     if _load().library is None:
-        return f"compiled kernels: {_load().problem}; PyTorch's operators are used"
-    used = [precision for precision, needed in _NEEDED.items() if needed in features]
-    if not used:
-        return "compiled kernels: not used, the processor has no AVX-512"
-    return f"compiled kernels: {', '.join(used)}{' with AMX' if Feature.AMX in features else ''}"
+        return f"kernels: PyTorch's operators; the compiled ones are {_load().problem}"
+    if Feature.AVX512 not in features:
+        return "kernels: PyTorch's operators; the processor has no AVX-512"
+    used = " + ".join(name for feature, name in _NAMES.items() if feature in features)
+    return f"kernels: {used}, {torch.get_num_threads()} threads"
 
 
 class LabelError(IndexError):
