@@ -13,19 +13,22 @@ import torch
 from safetensors.torch import load_file
 
 from bothways.core.batch import Batch
+from bothways.core.errors import BothwaysError
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import LabelTargets
+from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
+from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import Dropouts, EncoderConfig, ModelConfig
-from bothways.model.heads import PairHead, PoolerHead
+from bothways.model.heads import MaskedHead, PairHead, PoolerHead, ReplacedHead, TagHead
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective
+from bothways.pretraining.build import preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
 from bothways.training.durations import Steps
@@ -79,11 +82,62 @@ class ShuffledLearner(Learner):
         return {"shuffled": Loss(total, (logits.argmax(1) == labels).sum())}
 
 
-def config_for(corpus: Corpus, steps: int) -> PretrainConfig:
+@dataclass(frozen=True)
+class TokenClasses(Objective):
+    """Tells the remainder of each token's id by 3: classes of tokens, which are no vocabulary."""
+
+    segments: FullSentences = FullSentences()
+
+    kind = "token_classes"
+
+    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+        return {"model": ModelSpec(encoder, (TagHead(3),))}
+
+    def prepare(
+        self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
+    ) -> Sequence:
+        targets = TokenTargets(np.arange(len(sequence)), sequence.ids.astype(np.int64) % 3)
+        return dataclasses.replace(sequence, targets={"class": targets})
+
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
+        return TokenClassLearner(models["model"])
+
+
+class TokenClassLearner(ShuffledLearner):
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"class": float(len(batch.target("class", TokenTargets).ids))}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        targets = batch.target("class", TokenTargets)
+        rows = self.model.encoder(batch).last[torch.as_tensor(targets.index)]
+        return {
+            "class": cross_entropy(self.model.heads["tags"](rows), torch.as_tensor(targets.ids))
+        }
+
+
+@dataclass(frozen=True)
+class TwoHeads(TokenClasses):
+    """Has heads that no class of transformers has together."""
+
+    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+        return {"model": ModelSpec(encoder, (MaskedHead(), TagHead(3)))}
+
+
+@dataclass(frozen=True)
+class OtherFamily(TokenClasses):
+    """Has a head that ELECTRA has and BERT has not."""
+
+    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+        return {"model": ModelSpec(encoder, (ReplacedHead(),))}
+
+
+def config_for(
+    corpus: Corpus, steps: int, objective: Objective = ShuffledTokens()
+) -> PretrainConfig:
     return PretrainConfig(
         EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64, dropout=Dropouts(0.0, 0.0)),
         Training(Steps(steps), AdamW(lr=1e-3), Linear(), precision="fp32", save=Steps(2)),
-        ShuffledTokens(),
+        objective,
         (PretrainPhase(32),),
         ExampleBudget(8),
         held_out=0.1,
@@ -117,3 +171,21 @@ def test_it_is_trained_saved_and_resumed(
     )
     assert one.keys() == two.keys()
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
+def test_classes_of_tokens_are_compared_with_the_most_frequent_class(corpus: Corpus) -> None:
+    metrics = pretrain(config_for(corpus, 1, TokenClasses()), corpus, None).metrics
+    assert "unigram/loss/class" not in metrics, "a class is no token of the vocabulary"
+    assert 1 / 3 < metrics["majority/accuracy/class"] < 1
+    assert 0 < metrics["majority/loss/class"] < np.log(3)
+
+
+def test_heads_that_no_class_of_transformers_has_are_noted(corpus: Corpus) -> None:
+    found = preflight(config_for(corpus, 1, TwoHeads()), corpus, None, torch.device("cpu"))
+    said = [finding.what for finding in found if finding.severity == "note"]
+    assert any("has no class with the heads masked, tags: only bothways" in what for what in said)
+
+
+def test_heads_of_another_family_are_refused_and_the_family_is_named(corpus: Corpus) -> None:
+    with pytest.raises(BothwaysError, match=r"(?s)no bert class with the heads replaced.*electra"):
+        preflight(config_for(corpus, 1, OtherFamily()), corpus, None, torch.device("cpu"))

@@ -17,7 +17,7 @@ from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
-from bothways.families.catalogue import family_for
+from bothways.families.catalogue import FAMILIES, family_for
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve
@@ -180,13 +180,21 @@ def _check_class(
     """Return what is to be known of the class that the saved model will have."""
     family = family_for(encoder, tokenizer.kind)
     kinds = [head.kind for head in heads]
+    names = ", ".join(kinds)
     if family is None:
         what = (
             "no family of transformers has this configuration: only bothways will open the folder"
         )
         return [Finding("heads", "note", what, "encoder")]
-    if family.architecture_with(kinds) is not None:
+    able = [known for known in FAMILIES if known.architecture_with(kinds) is not None]
+    if not able:
+        what = (
+            f"transformers has no class with the heads {names}: only bothways will open the folder"
+        )
+        return [Finding("heads", "note", what, "objective")]
+    if family in able:
         return []
-    names = ", ".join(kinds)
     what = f"transformers has no {family.model_type} class with the heads {names}"
-    return [Finding("heads", "error", what, "objective", "Set objective=masked_lm.")]
+    others = ", ".join(known.model_type for known in able)
+    fix = f"Set objective=masked_lm, or train a model of another family: {others}."
+    return [Finding("heads", "error", what, "objective", fix)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bothways.core.learner import Learner
@@ -26,7 +27,7 @@ from bothways.runtime.devices import choose_device
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Plan, Single, total
+from bothways.training.parallel import Plan, Single, gather, total
 from bothways.training.run import Training
 from bothways.training.schedules import Constant
 from bothways.training.trackers import flat
@@ -39,9 +40,10 @@ class HeldOut:
     """Scores a learner on the same held-out sequences, with the same masks, at each call.
 
     The sequences are those of the longest phase. Besides losses, accuracies and the objective's
-    own metrics it reports baselines: "unigram/…" for predicted tokens (token frequencies as
-    probabilities, and always the most frequent token) and "majority/…" for labels (label
-    frequencies as probabilities, and always the most frequent label).
+    own metrics it reports baselines: "unigram/…" for the losses that `Learner.predicts` names
+    (token frequencies as probabilities, and always the most frequent token) and "majority/…" for
+    other classes of sequences or tokens (their frequencies as probabilities, and always the most
+    frequent class).
 
     Args:
         chosen: ids of the held-out documents.
@@ -94,6 +96,8 @@ class HeldOut:
         surprise = -np.log((counts + 1) / (counts.sum() + len(counts)))
         result = {}
         for name, ids in self._targets(TokenTargets, "ids").items():
+            if name not in self._learner.predicts:
+                continue  # classes of tokens, such as original and replaced
             sums = total(
                 self._plan,
                 {
@@ -107,13 +111,21 @@ class HeldOut:
         return result
 
     def _majority(self) -> dict[str, float]:
-        """Return what label frequencies alone reach."""
-        result = {}
-        for name, labels in self._targets(LabelTargets, "labels").items():
+        """Return what class frequencies alone reach."""
+        result, predicts = {}, self._learner.predicts
+        classes = self._targets(LabelTargets, "labels") | {
+            name: ids
+            for name, ids in self._targets(TokenTargets, "ids").items()
+            if name not in predicts
+        }
+        for name, labels in classes.items():
+            if not np.issubdtype(labels.dtype, np.integer):
+                continue  # scores
             known = labels[labels != IGNORED]
-            counted = {str(label): float((known == label).sum()) for label in range(2)}
-            shares = np.array([*total(self._plan, counted).values()])
-            shares = shares / max(1.0, shares.sum())
+            highest = gather(self._plan, torch.tensor(known.max(initial=0))).max()
+            counts = np.bincount(known, minlength=int(highest) + 1)
+            shares = gather(self._plan, torch.from_numpy(counts)).sum(0).numpy()
+            shares = shares / max(1, shares.sum())
             result[f"majority/loss/{name}"] = float(-(shares * np.log(shares + 1e-12)).sum())
             result[f"majority/accuracy/{name}"] = float(shares.max())
         return result
