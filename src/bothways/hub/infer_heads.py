@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from bothways.families.weight_names import Shape
 from bothways.hub.hf_config import HFConfig
 from bothways.hub.load_report import head_of, plan_loading
-from bothways.model.heads import (
-    BiLMHead,
-    ChoiceHead,
-    Head,
-    LabelHead,
-    MaskedHead,
-    NextTokenHead,
-    PairHead,
-    PoolerHead,
-    ReplacedHead,
-    SpanHead,
-    TagHead,
-    with_pooler,
-)
+from bothways.model.heads import HEADS, Head, with_pooler
 from bothways.model.init import without_weights
 
 
@@ -39,20 +27,18 @@ def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
         rules = [table.origin(table.full_name(name)) for name in names]
         known = (rule.ours for rule in rules if rule is not None and rule.ours not in table.shared)
         kinds = {head_of(ours) for ours in known}
-    dropout = config.dropouts.get
-    every: dict[str, Callable[[], Head]] = {
-        "masked": MaskedHead,
-        "pooler": PoolerHead,
-        "pair": PairHead,
-        "labels": lambda: LabelHead(len(config.labels()), dropout("labels")),
-        "tags": lambda: TagHead(len(config.labels()), dropout("tags")),
-        "span": SpanHead,
-        "choice": lambda: ChoiceHead(dropout("choice")),
-        "replaced": ReplacedHead,
-        "causal": NextTokenHead,
-        "bilm": BiLMHead,
-    }
-    return tuple(build() for kind, build in every.items() if kind in kinds)
+    return tuple(_head(config, cls) for kind, cls in HEADS.items() if kind in kinds)
+
+
+def _head(config: HFConfig, cls: type[Head]) -> Head:
+    """Return a head with as many outputs as there are labels, and its own dropout."""
+    fields = cls.__dataclass_fields__
+    settings: dict[str, Any] = {}
+    if "count" in fields:
+        settings["count"] = len(config.labels())
+    if "dropout" in fields:
+        settings["dropout"] = config.dropouts.get(fields["kind"].default)
+    return cls(**settings)
 
 
 def faults_of(
