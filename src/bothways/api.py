@@ -266,12 +266,12 @@ def finetune(  # noqa: PLR0913 – one option per question
     from bothways.finetuning.config import RECIPES
     from bothways.finetuning.in_memory_run import finetune_rows
     from bothways.finetuning.prepare import FinetuneConfig, load_config
-    from bothways.tasks.catalogue import TASKS, task_kind
+    from bothways.tasks.catalogue import trainable_task
 
     files = isinstance(train, str | Path) and isinstance(dev, str | Path | None)
     make = _choice(recipe, RECIPES, "recipe")
     if files and out is not None:
-        value = TASKS[task_kind(task)]() if isinstance(task, str) else task
+        value = trainable_task(task) if isinstance(task, str) else task
         base = FinetuneConfig(
             model=str(model),
             train=str(train),

@@ -1,13 +1,38 @@
-"""The tasks that the command line offers are those that there are."""
+"""The command line offers every task, by any of its names."""
 
 from __future__ import annotations
 
-from typing import get_args
+from pathlib import Path
 
-from bothways.commands.options import AnyTask, FineTask
-from bothways.tasks.catalogue import ALL_TASKS, TASKS
+import pytest
+
+import bothways
+from bothways.cli import app
+from bothways.commands.finetune import finetune
+from bothways.commands.predict import predict
+from bothways.commands.search import search
+from bothways.core.errors import ConfigError
+from bothways.tasks.catalogue import ALL_TASKS, TASKS, trainable_task
 
 
-def test_the_command_line_offers_every_task() -> None:
-    assert get_args(FineTask) == tuple(TASKS)
-    assert get_args(AnyTask) == tuple(ALL_TASKS)
+def test_the_help_names_every_task() -> None:
+    for command in (finetune, search):
+        assert all(f" {name}," in (command.__doc__ or "") for name in TASKS)
+    assert all(f" {name}," in (predict.__doc__ or "") for name in ALL_TASKS.keys() - TASKS.keys())
+
+
+def test_a_task_is_known_by_its_usual_names(tmp_path: Path) -> None:
+    assert trainable_task("NER").name == "tag"
+    with pytest.raises(ConfigError, match=r"'clasify' is not a task; .* did you mean 'classify'"):
+        app(["finetune", "m", "d.tsv", "--task", "clasify"], result_action="return_value")
+
+
+@pytest.mark.parametrize("name", ["fill-mask", "embed"])
+def test_a_task_without_training_is_one_message(name: str, tmp_path: Path) -> None:
+    message = rf"task: '{name}' needs no fine-tuning.*\n.*--task (fill|embed)"
+    with pytest.raises(ConfigError, match=message):
+        app(["finetune", "m", "d.tsv", "--task", name], result_action="return_value")
+    with pytest.raises(ConfigError, match=message):
+        bothways.finetune("m", [{"text": "a", "label": "b"}], task=name)
+    with pytest.raises(ConfigError, match=message):
+        bothways.finetune("m", "d.tsv", task=name, out=tmp_path / "run")

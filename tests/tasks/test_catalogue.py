@@ -39,6 +39,14 @@ def test_tasks_are_known_by_their_usual_names() -> None:
         assert task_kind(name) == kind
     assert task_kind("token_classification") == task_kind("Token classification") == "tag"
     assert all(task_kind(kind) == kind for kind in ALL_TASKS)
+
+
+def test_a_task_may_have_a_name_of_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALL_TASKS, "two_words", ClassificationTask)
+    assert task_kind("two_words") == "two_words"
+
+
+def test_an_unknown_task_is_guessed() -> None:
     with pytest.raises(ConfigError, match=r"'clasify' is not a task; .* did you mean 'classify'\?"):
         task_kind("clasify")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bothways.commands.options import AnyTask
 from bothways.core.terminal import say
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ def compare(  # noqa: PLR0913 – one option per question
     b: str,
     data: str,
     *,
-    task: AnyTask | None = None,
+    task: str | None = None,
     text: str | None = None,
     text_b: str | None = None,
     label: str | None = None,

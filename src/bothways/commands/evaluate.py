@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.commands.options import AnyTask
 from bothways.commands.tables import metric_table
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     folder: str,
     file: str,
     *settings: str,
-    task: AnyTask | None = None,
+    task: str | None = None,
     text: str | None = None,
     text_b: str | None = None,
     label: str | None = None,
@@ -49,7 +48,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     settings
         Settings of the task, such as variant=word_l2r for likelihood.
     task
-        The task; by default the one that the model was trained for.
+        A task as for predict; by default the one that the model was trained for.
     text
         Column of the text, or of the first of two; default: as in training.
     text_b

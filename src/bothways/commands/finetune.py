@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.commands.options import FineTask
 from bothways.commands.resuming import check_begun, stop_saved
 from bothways.commands.tables import metric_table
 from bothways.core.terminal import say
@@ -24,7 +23,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     model: str,
     train: str,
     *overrides: str,
-    task: FineTask = "classify",
+    task: str = "classify",
     dev: str | None = None,
     lr: float | None = None,
     epochs: float | None = None,
@@ -56,7 +55,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Settings by dotted path or common name, such as metric=mcc warmup=0.06
         stability.layer_decay=0.9 training.until="500 steps".
     task
-        The task.
+        classify, regress, multilabel, choice, tag, answer, or another usual name of one of them,
+        such as sentiment, ner or qa.
     dev
         Labelled data by which the best checkpoint is chosen.
     lr
@@ -126,7 +126,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
 def settings_from(
     options: dict[str, Any],
     overrides: tuple[str, ...],
-    task: FineTask,
+    task: str,
     recipe: Literal["modern", "paper"],
     file: Path | None,
 ) -> FinetuneConfig:
@@ -134,9 +134,9 @@ def settings_from(
     from bothways.core.config.tree import merge
     from bothways.finetuning.config import RECIPES, expand_shorthands
     from bothways.finetuning.prepare import FinetuneConfig, load_config
-    from bothways.tasks.catalogue import TASKS
+    from bothways.tasks.catalogue import trainable_task
 
-    method = RECIPES[recipe](TASKS[task]())
+    method = RECIPES[recipe](trainable_task(task))
     base = FinetuneConfig(model=options["model"], train=options["train"], **vars(method))
     named = expand_shorthands({k: v for k, v in options.items() if v is not None})
     return load_config(base, merge(expand_shorthands(overrides), named), file)

@@ -1,18 +1,10 @@
-"""Choices of the commands, spelled out so that the command line starts without heavy imports."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from cyclopts import Parameter
-
-FineTask = Literal["classify", "regress", "multilabel", "choice", "tag", "answer"]
-"""Tasks for fine-tuning: the keys of `tasks.catalogue.TASKS`."""
-AnyTask = Literal[
-    "classify", "regress", "multilabel", "choice", "tag", "answer", "fill", "likelihood", "embed"
-]
-"""Every task: the kinds of `tasks.catalogue.AnyTask`."""
 
 
 def _check_names(kind: object, names: str | Iterable[str] | None) -> None:

@@ -6,14 +6,12 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from bothways.commands.options import AnyTask
-
 
 def predict(  # noqa: PLR0913 – one option per question
     folder: str,
     file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     *settings: str,
-    task: AnyTask | None = None,
+    task: str | None = None,
     text: str | None = None,
     text_b: str | None = None,
     top: int | None = None,
@@ -36,7 +34,8 @@ def predict(  # noqa: PLR0913 – one option per question
     settings
         Settings of the task, such as top=10 for fill or pooling=max for embed.
     task
-        The task; default: the task of the model.
+        A task of finetune, fill, likelihood, embed, or another usual name of one of them; default:
+        the task of the model.
     text
         Column of the text, or of the first of two; default: as in training.
     text_b

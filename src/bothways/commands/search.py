@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from bothways.commands.options import FineTask
-
 
 def search(  # noqa: PLR0913 – one option per question
     model: str,
     train: str,
     *overrides: str,
     dev: str,
-    task: FineTask = "classify",
+    task: str = "classify",
     text: str | None = None,
     text_b: str | None = None,
     label: str | None = None,
@@ -44,7 +42,8 @@ def search(  # noqa: PLR0913 – one option per question
     dev
         Labelled data for comparing the runs.
     task
-        The task.
+        classify, regress, multilabel, choice, tag, answer, or another usual name of one of them,
+        such as sentiment, ner or qa.
     text
         Column of the text, or of the first of two; without a header its number, from 0.
     text_b

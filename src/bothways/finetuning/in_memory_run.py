@@ -50,7 +50,7 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.preflight.machine import compute_as
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Reading, TaskLearner
-from bothways.tasks.catalogue import TASKS, Trainable, task_kind
+from bothways.tasks.catalogue import Trainable, trainable_task
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.parallel import Single
 from bothways.training.run import TrainingPhase, train
@@ -136,7 +136,7 @@ def finetune_rows(  # noqa: PLR0913 – one option per question
     Raises:
         BothwaysError: the data or a setting cannot be used, or a loss is not finite.
     """
-    definition = TASKS[task_kind(task)]() if isinstance(task, str) else task
+    definition = trainable_task(task) if isinstance(task, str) else task
     base = RECIPES[recipe](definition)
     method = configs.load(FinetuneSettings, base=base, overrides=expand_shorthands(settings))
     loaded = load_model(resolve_run(str(model)), whole=False)

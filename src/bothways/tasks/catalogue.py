@@ -80,9 +80,23 @@ def task_kind(name: str) -> str:
         ConfigError: no task has this name.
     """
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
-    kind = ALIASES.get(plain, plain)
+    kind = name if name in ALL_TASKS else ALIASES.get(plain, plain)
     if kind not in ALL_TASKS:
         near = did_you_mean(plain, [*ALL_TASKS, *ALIASES])
         what = f"{name!r} is not a task; there are {', '.join(ALL_TASKS)}{near}"
         raise ConfigError(what, where="task", fix="Name one of these.")
     return kind
+
+
+def trainable_task(name: str) -> Trainable:
+    """Return the task with this name or alias, with its defaults.
+
+    Raises:
+        ConfigError: no task has this name, or models are not fine-tuned for it.
+    """
+    kind = task_kind(name)
+    if kind not in TASKS:
+        what = f"{name!r} needs no fine-tuning; models are fine-tuned for {', '.join(TASKS)}"
+        fix = f"Name one of these, or predict at once: bothways predict MODEL FILE --task {kind}"
+        raise ConfigError(what, where="task", fix=fix)
+    return TASKS[kind]()
