@@ -27,18 +27,18 @@ def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
         rules = [table.origin(table.full_name(name)) for name in names]
         known = (rule.ours for rule in rules if rule is not None and rule.ours not in table.shared)
         kinds = {head_of(ours) for ours in known}
-    return tuple(_head(config, cls) for kind, cls in HEADS.items() if kind in kinds)
+    return tuple(_head(config, kind) for kind in HEADS if kind in kinds)
 
 
-def _head(config: HFConfig, cls: type[Head]) -> Head:
+def _head(config: HFConfig, kind: str) -> Head:
     """Return a head with as many outputs as there are labels, and its own dropout."""
-    fields = cls.__dataclass_fields__
+    fields = HEADS[kind].__dataclass_fields__
     settings: dict[str, Any] = {}
     if "count" in fields:
         settings["count"] = len(config.labels())
     if "dropout" in fields:
-        settings["dropout"] = config.dropouts.get(fields["kind"].default)
-    return cls(**settings)
+        settings["dropout"] = config.dropouts.get(kind)
+    return HEADS[kind](**settings)
 
 
 def faults_of(
