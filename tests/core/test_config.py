@@ -49,19 +49,33 @@ durations = (
     | table("epochs", count=positive)
     | table("hours", count=positive)
 )
-optimizers = st.sampled_from(["adamw", "bert_adam"]).flatmap(
-    lambda kind: table(
-        kind,
-        lr=st.floats(1e-300, 1e3),
-        betas=st.lists(rates, min_size=2, max_size=2),
-        eps=positive,
-        decay=rates,
+adams = st.fixed_dictionaries(
+    {
+        "lr": st.floats(1e-300, 1e3),
+        "betas": st.lists(rates, min_size=2, max_size=2),
+        "eps": positive,
+        "decay": rates,
+    }
+)
+kinds = st.sampled_from(["adamw", "bert_adam", "lamb", "stable_adamw"])
+optimizers = st.builds(lambda kind, values: {**values, "kind": kind}, kinds, adams) | table(
+    "muon", lr=st.floats(1e-300, 1e3), momentum=rates, decay=rates, others=adams
+)
+warmups = rates | durations
+schedules = (
+    st.sampled_from(["linear", "google_linear", "constant"]).flatmap(
+        lambda kind: table(kind, warmup=warmups)
+    )
+    | table("polynomial", warmup=warmups, power=positive, floor=rates)
+    | table("cosine", warmup=warmups, floor=rates)
+    | table(
+        "wsd",
+        warmup=warmups,
+        decay=warmups,
+        shape=st.sampled_from(["linear", "sqrt"]),
+        floor=rates,
     )
 )
-schedules = st.sampled_from(["linear", "google_linear", "constant"]).flatmap(
-    lambda kind: table(kind, warmup=rates | durations)
-)
-trapezoids = table("trapezoid", warmup=rates | durations, decay=rates | durations)
 names = st.text(min_size=1).filter(lambda text: text != "none")
 bests = st.fixed_dictionaries(
     {"metric": names, "direction": st.sampled_from(["lowest", "highest"])}
@@ -70,9 +84,10 @@ trainings = st.fixed_dictionaries(
     {
         "until": durations,
         "optimizer": optimizers,
-        "schedule": schedules | trapezoids,
+        "schedule": schedules,
         "precision": st.sampled_from(["auto", "fp32", "bf16"]),
         "clip_norm": st.none() | positive,
+        "ema": st.none() | rates,
         "evaluate": st.none() | durations,
         "keep": st.fixed_dictionaries({"last": counts, "best": st.none() | bests}),
     }
@@ -125,7 +140,9 @@ pretrainings = st.fixed_dictionaries(
         "training": trainings,
         "objective": objectives,
         "phases": st.sampled_from(phases),
-        "batch": table("examples", n=counts) | table("tokens", n=counts),
+        "batch": table("examples", n=counts)
+        | table("tokens", n=counts)
+        | table("token_ramp", start=st.just(1), n=counts, over=counts),
         "data_copies": st.none() | counts,
         "seed": st.integers(-(2**62), 2**62),
     }

@@ -24,11 +24,11 @@ from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor, Source
 from bothways.core.targets import IGNORED
-from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp, budget_at
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.full_sentences import FullSentences
 from bothways.data.list_source import InOrder, ListSource, Shuffled
-from bothways.data.loader import Loader, Share, ahead, prefetch
+from bothways.data.loader import Loader, Share, ahead, prefetch, unchanged
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
 from bothways.data.next_sentence import NextSentence
 from toy_template import TEMPLATE
@@ -457,3 +457,57 @@ def tensors(value: object) -> list[Tensor]:
             for tensor in tensors(getattr(value, field.name))
         ]
     return []
+
+
+def test_a_ramp_of_budgets_is_straight_in_the_tokens_read():
+    ramp = TokenRamp(10, 110, 1000)
+    assert [budget_at(ramp, read) for read in (0, 1, 10, 500, 999, 1000, 10**9)] == [
+        TokenBudget(n) for n in (10, 10, 11, 60, 109, 110, 110)
+    ]
+    assert budget_at(ExampleBudget(7), 10**9) == ExampleBudget(7)
+
+
+def test_steps_of_a_ramp_take_what_its_integral_says():
+    """With budgets a + (b − a)·r/R after r tokens, R tokens take ∫ dr/budget = R/(b − a)·ln(b/a) steps."""
+    start, end, over = 20, 200, 20_000
+    source = list_source([1] * 30_000, InOrder())
+    loader = Loader(source, unchanged, TokenRamp(start, end, over), 10**6, 9)
+    read, sizes = 0, []
+    for step in loader.steps(Cursor()):
+        assert step.tokens == start + (end - start) * min(read, over) // over
+        sizes.append(step.tokens)
+        read += step.tokens
+        if read >= over + 5 * end:
+            break
+    steps = next(place for place in range(len(sizes)) if sum(sizes[: place + 1]) >= over)
+    assert steps == pytest.approx(over / (end - start) * np.log(end / start), rel=0.02)
+    assert sizes[-4:] == [end] * 4
+
+
+@pytest.mark.parametrize("segments", [NextSentence(24), FullSentences(24)])
+def test_a_ramp_continues_from_any_cursor_and_count_on_any_ranks(segments):
+    source, ramp = corpus_source(segments), TokenRamp(40, 300, 900)
+    whole = steps_of(loader_of(source, ramp), 14)
+    assert whole[-1].tokens > 2 * whole[0].tokens
+    for done in (1, 4, 9):
+        read = sum(step.tokens for step in whole[:done])
+        ranks = [
+            [
+                *itertools.islice(
+                    loader_of(source, ramp, rank=r, world=2).steps(whole[done - 1].cursor, read), 3
+                )
+            ]
+            for r in range(2)
+        ]
+        for expected, *step in zip(whole[done : done + 3], *ranks, strict=True):
+            assert contents(step) == contents([expected])
+            assert step[0].cursor == expected.cursor
+
+
+@pytest.mark.parametrize(
+    ("values", "where"), [((0, 5, 5), "start"), ((5, 4, 5), "n"), ((1, 5, 0), "over")]
+)
+def test_a_ramp_out_of_range_is_refused(values, where):
+    with pytest.raises(ConfigError) as caught:
+        TokenRamp(*values)
+    assert caught.value.where == f"batch.{where}"

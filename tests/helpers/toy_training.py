@@ -35,7 +35,14 @@ from bothways.training import parallel
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate, fit
-from bothways.training.optimizers import AdamW, build_optimizer
+from bothways.training.optimizers import (
+    AdamW,
+    Lamb,
+    Muon,
+    OptimizerConfig,
+    StableAdamW,
+    build_optimizer,
+)
 from bothways.training.run import Training, TrainingPhase, train
 from bothways.training.schedules import Linear
 from bothways.training.state import RunState
@@ -47,6 +54,8 @@ SINGLE = parallel.Single()
 
 class Toy(Learner):
     """Predicts hidden tokens, and a label of each sequence that has one; the latter without counting hits."""
+
+    hidden_matrices = {"inner.weight": 2}  # noqa: RUF012
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -126,10 +135,14 @@ def steps(
 
 
 def fit_toy(
-    learner: Toy, batches: Iterator[ToyStep], until: int, plan: parallel.Plan = SINGLE
+    learner: Toy,
+    batches: Iterator[ToyStep],
+    until: int,
+    plan: parallel.Plan = SINGLE,
+    config: OptimizerConfig = AdamW(lr=0.01),  # noqa: B008
 ) -> dict[str, dict[str, Tensor]]:
     """Train without clipping; weights, and the first moments, which after one step are the gradients times 1 − β₁."""
-    optimizer = build_optimizer(AdamW(lr=0.01), learner.trained_parameters())
+    optimizer = build_optimizer(config, learner.trained_parameters(), matrices=learner.matrices())
     fit(
         learner,
         batches,
@@ -178,11 +191,16 @@ TRAINING = Training(
 )
 
 
+WHOLE = (Lamb(lr=0.01), StableAdamW(lr=0.01), Muon(lr=0.01))
+"""The optimizers whose update depends on whole matrices."""
+
+
 def session(
     folder: Path,
     signal_at: int | None = None,
     number: int = signal.SIGTERM,
     plan: parallel.Plan = SINGLE,
+    training: Training = TRAINING,
 ) -> RunState:
     """Train a toy with dropout over two phases in this folder, from where it stands; a signal comes while a step is made."""
     torch.manual_seed(1)
@@ -206,7 +224,7 @@ def session(
         TrainingPhase(Steps(14), functools.partial(data, 4, 8)),
     ]
     progress = train(
-        learner, phases, TRAINING, plan, FolderStore(folder, CONFIG), evaluation=heldout
+        learner, phases, training, plan, FolderStore(folder, CONFIG), evaluation=heldout
     )
     if progress.steps == 14 and plan.rank == 0:
         torch.save(learner.state_dict(), folder / "final.pt")
@@ -244,6 +262,9 @@ def _collective(plan: parallel.Plan) -> dict[str, object]:
             # Two microbatches on rank 0, one on rank 1.
             mine = steps(Cursor(), size, 2 - plan.rank, plan.rank, 2)
             found[f"{size} sequences, {count} steps"] = fit_toy(learner, mine, count, plan)
+    for config in WHOLE:
+        mine = steps(Cursor(), 7, 2 - plan.rank, plan.rank, 2)
+        found[config.kind] = fit_toy(toy(dtype=torch.float64), mine, 3, plan, config)
     scores = evaluate(
         toy(dtype=torch.float64),
         [next(steps(Cursor(), 7, 2, plan.rank, 2))],

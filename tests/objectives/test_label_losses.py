@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,12 +12,15 @@ from torch.nn import functional as F
 
 from bothways.core.targets import IGNORED
 from bothways.kernels.cross_entropy import cross_entropy
+from bothways.objectives import losses
 from bothways.objectives.losses import (
     binary_cross_entropy,
     choice_cross_entropy,
     squared_error,
     weighted_cross_entropy,
+    z_loss,
 )
+from bothways.runtime.tuning import TUNING
 
 SEEDS = st.integers(0, 999)
 
@@ -135,3 +140,30 @@ def test_sums_are_in_single_precision_or_finer(dtype: torch.dtype) -> None:
         binary_cross_entropy(torch.ones(3, 2, dtype=dtype), torch.ones(3, 2)).total.dtype
         == torch.float32
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 50])
+def test_the_z_loss_is_its_formula_and_its_gradient_2_log_z_softmax(
+    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of 16 rows; in the sum with a cross-entropy, times a coefficient."""
+    monkeypatch.setattr(losses, "TUNING", dataclasses.replace(TUNING, loss_chunk_elements_cpu=320))
+    torch.manual_seed(0)
+    logits = (torch.randn(rows, 20, dtype=torch.float64) * 5).to(dtype).requires_grad_()
+    exact = logits.detach().double()
+    log_z = exact.logsumexp(1)
+    loss = z_loss(logits)
+    assert loss.hits is None
+    assert loss.total.dtype == torch.promote_types(dtype, torch.float32)
+    near = (
+        {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-5}
+    )
+    torch.testing.assert_close(loss.total.double(), log_z.square().sum(), **near)
+    (1e-4 * loss.total).backward()  # type: ignore[no-untyped-call]
+    expected = 2e-4 * log_z[:, None] * exact.softmax(1)
+    near = {"rtol": 1e-2, "atol": 1e-6} if dtype == torch.bfloat16 else near
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad.double(), expected, **near)
+    with torch.no_grad():
+        assert torch.equal(z_loss(logits).total, loss.total)

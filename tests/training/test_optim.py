@@ -6,12 +6,18 @@ from bothways.core.errors import ConfigError
 from bothways.training.optimizers import (
     AdamW,
     BertAdam,
+    Lamb,
+    Muon,
     ParameterRule,
+    StableAdamW,
     build_optimizer,
     groups,
     set_rate,
     update,
 )
+
+MATRICES = {"1.weight": 1, "3.weight": 3}
+KINDS = [AdamW, BertAdam, Lamb, StableAdamW, Muon]
 
 
 def model(dtype=torch.float64):
@@ -113,11 +119,11 @@ def test_adamw_with_clipping_is_torchs(clip_norm):
         )
 
 
-@pytest.mark.parametrize("config", [AdamW(lr=0.01), BertAdam(lr=0.01)])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_gradient_that_is_not_finite_changes_nothing(config, bad):
+def test_a_gradient_that_is_not_finite_changes_nothing(kind, bad):
     network = model(torch.float32)
-    optimizer = build_optimizer(config, network.named_parameters())
+    optimizer = build_optimizer(kind(lr=0.01), network.named_parameters(), matrices=MATRICES)
     gradients(network, 0)
     update(optimizer, 1.0)
     before = [p.detach().clone() for p in network.parameters()]
@@ -126,18 +132,19 @@ def test_a_gradient_that_is_not_finite_changes_nothing(config, bad):
         for p in network.parameters()
     ]
     gradients(network, 1)
-    next(network.parameters()).grad[0, 0] = bad
+    network[1].weight.grad[0, 0] = bad
     assert not update(optimizer, 1.0).isfinite()
     for p, old, kept in zip(network.parameters(), before, state, strict=True):
         assert torch.equal(p, old)
         assert all(torch.equal(optimizer.state[p][name], value) for name, value in kept.items())
 
 
-@pytest.mark.parametrize("config", [AdamW(lr=0.01), BertAdam(lr=0.01)])
-def test_state_goes_through_a_file_and_back(config, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_goes_through_a_file_and_back(kind, tmp_path):
     whole, stopped, resumed = model(torch.float32), model(torch.float32), model(torch.float32)
     optimizers = [
-        build_optimizer(config, net.named_parameters()) for net in (whole, stopped, resumed)
+        build_optimizer(kind(lr=0.01), net.named_parameters(), matrices=MATRICES)
+        for net in (whole, stopped, resumed)
     ]
     for step in range(10):
         gradients(whole, step)
@@ -156,7 +163,7 @@ def test_state_goes_through_a_file_and_back(config, tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", [AdamW, BertAdam])
+@pytest.mark.parametrize("kind", [AdamW, BertAdam, Lamb, StableAdamW])
 @pytest.mark.parametrize(
     ("values", "where"),
     [
@@ -170,6 +177,16 @@ def test_state_goes_through_a_file_and_back(config, tmp_path):
 def test_settings_out_of_range_are_refused(kind, values, where):
     with pytest.raises(ConfigError) as caught:
         kind(**values)
+    assert caught.value.where == f"optimizer.{where}"
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [({"lr": 0.0}, "lr"), ({"decay": -1.0}, "decay"), ({"momentum": 1.0}, "momentum")],
+)
+def test_settings_of_muon_out_of_range_are_refused(values, where):
+    with pytest.raises(ConfigError) as caught:
+        Muon(**values)
     assert caught.value.where == f"optimizer.{where}"
 
 
@@ -201,7 +218,7 @@ def test_rules_make_groups_of_their_own():
     assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.0625, 0.125, 0.25]
 
 
-@pytest.mark.parametrize("kind", [AdamW, BertAdam])
+@pytest.mark.parametrize("kind", [AdamW, BertAdam, Lamb, StableAdamW])
 def test_the_pull_is_a_decay_toward_the_start(kind):
     """w ← w − rate · pull · (w − w₀), then the optimizer's own step: against torch's Adam with the pull written out."""
     ours, theirs = model(), model()

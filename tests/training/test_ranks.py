@@ -10,6 +10,7 @@ from bothways.training.loop import evaluate
 from bothways.training.parallel import Replicated, Single, plan_here, rank_device
 from toy_training import (
     SINGLE,
+    WHOLE,
     fit_toy,
     free_port,
     metric_lines,
@@ -48,6 +49,15 @@ def test_gradients_are_those_of_one_process(two, size, rank):
 def test_weights_stay_equal_on_the_ranks_and_to_one_process(two, size):
     alone = fit_toy(toy(dtype=torch.float64), steps(Cursor(), size), 3)
     first, second = (found[f"{size} sequences, 3 steps"] for found in two[1])
+    for name, weight in alone["weights"].items():
+        assert torch.equal(first["weights"][name], second["weights"][name])
+        torch.testing.assert_close(first["weights"][name], weight, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("config", WHOLE, ids=lambda config: config.kind)
+def test_updates_of_whole_matrices_are_those_of_one_process(two, config):
+    alone = fit_toy(toy(dtype=torch.float64), steps(Cursor(), 7), 3, config=config)
+    first, second = (found[config.kind] for found in two[1])
     for name, weight in alone["weights"].items():
         assert torch.equal(first["weights"][name], second["weights"][name])
         torch.testing.assert_close(first["weights"][name], weight, rtol=1e-9, atol=1e-11)

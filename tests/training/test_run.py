@@ -20,6 +20,7 @@ from bothways.training.trackers import JsonLines, Terminal
 from toy_training import (
     CONFIG,
     TRAINING,
+    WHOLE,
     killed_in_save,
     metric_lines,
     processes,
@@ -86,6 +87,22 @@ def test_killed_at_any_step_and_resumed_it_ends_in_the_same_weights(step, whole,
     )
     assert in_a_process(session, tmp_path) == 0
     assert_equal_runs(tmp_path, whole)
+
+
+@pytest.mark.parametrize("optimizer", WHOLE, ids=lambda config: config.kind)
+def test_killed_with_other_optimizers_and_an_average_it_ends_in_the_same_weights(
+    optimizer, tmp_path
+):
+    training = dataclasses.replace(TRAINING, optimizer=optimizer, ema=0.9)
+    (whole, cut) = (tmp_path / "whole", tmp_path / "cut")
+    whole.mkdir()
+    cut.mkdir()
+    arguments = (signal.SIGKILL, Single(), training)
+    assert in_a_process(session, whole, None, *arguments) == 0
+    assert in_a_process(session, cut, 11, *arguments) == -signal.SIGKILL
+    assert checkpoints(cut)[-1].name == "step-9"
+    assert in_a_process(session, cut, None, *arguments) == 0
+    assert_equal_runs(cut, whole)
 
 
 @pytest.mark.parametrize("flush", [2, 4, 7, 8, 13])

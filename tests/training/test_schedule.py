@@ -2,14 +2,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
+from transformers import (
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+)
 
 from bothways.core.errors import ConfigError
 from bothways.training.durations import Epochs, Hours, Steps, Tokens
-from bothways.training.schedules import Constant, GoogleLinear, Linear, Trapezoid, factor
+from bothways.training.schedules import (
+    WSD,
+    Constant,
+    Cosine,
+    GoogleLinear,
+    Linear,
+    Polynomial,
+    factor,
+    plateau_end,
+)
 from bothways.training.state import RunState
 
-SCHEDULES = [Linear, GoogleLinear, Constant, Trapezoid]
+SCHEDULES = [Linear, GoogleLinear, Constant, Polynomial, Cosine, WSD]
 
 
 def rates(schedule, total):
@@ -20,7 +34,7 @@ def rates(schedule, total):
 @given(
     st.integers(2, 60).flatmap(lambda total: st.tuples(st.just(total), st.integers(1, total - 1)))
 )
-def test_linear_is_the_schedule_of_transformers(sizes):
+def test_the_schedules_are_those_of_transformers(sizes):
     total, warmup = sizes
     for schedule, theirs in (
         (
@@ -30,6 +44,16 @@ def test_linear_is_the_schedule_of_transformers(sizes):
         (
             Constant(Steps(warmup)),
             lambda optimizer: get_constant_schedule_with_warmup(optimizer, warmup),
+        ),
+        (
+            Cosine(Steps(warmup), floor=0.0),
+            lambda optimizer: get_cosine_schedule_with_warmup(optimizer, warmup, total),
+        ),
+        (
+            Polynomial(Steps(warmup), power=3.0, floor=0.1),
+            lambda optimizer: get_polynomial_decay_schedule_with_warmup(
+                optimizer, warmup, total, lr_end=0.1, power=3.0
+            ),
         ),
     ):
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
@@ -61,21 +85,58 @@ def test_google_linear_drops_where_warmup_ends_and_linear_does_not():
     assert rates(Linear(0.1), 100)[9:11] == pytest.approx([0.9, 1.0])
 
 
-def test_trapezoid_rises_stays_and_falls():
-    assert rates(Trapezoid(Steps(2), Steps(4)), 10) == pytest.approx(
+def test_wsd_rises_stays_and_falls():
+    assert rates(WSD(Steps(2), Steps(4)), 10) == pytest.approx(
         [0, 0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
     )
-    assert rates(Trapezoid(0.0, 0.0), 3) == [1, 1, 1, 1]
+    assert rates(WSD(0.0, 0.0), 3) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1, 1.0])
+def test_floors_are_shares_of_the_peak(floor):
+    """At 0, half of the warm-up, its end, the middle of what follows, and the end."""
+    places = (0, 2, 4, 12, 20)
+    down = {Cosine: 0.5, Polynomial: 0.5**2, WSD: 1 - 0.5**0.5}
+    for schedule in (
+        Cosine(Steps(4), floor),
+        Polynomial(Steps(4), 2.0, floor),
+        WSD(Steps(4), Steps(16), "sqrt", floor),
+    ):
+        found = rates(schedule, 20)
+        half = floor + (1 - floor) * down[type(schedule)]
+        assert [found[place] for place in places] == pytest.approx([0, 0.5, 1, half, floor])
+
+
+def test_the_plateau_ends_where_the_decay_begins():
+    assert plateau_end(WSD(0.1, 0.2), Steps(50)) == 40
+    assert plateau_end(WSD(0.1, Hours(0.5)), Hours(2.0)) == 1.5
+    assert plateau_end(Linear(0.1), Steps(50)) == float("inf")
+    assert plateau_end(lambda share: 1 - share, Steps(50)) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda: Cosine(floor=1.5), "floor"),
+        (lambda: WSD(floor=-0.1), "floor"),
+        (lambda: Polynomial(floor=float("nan")), "floor"),
+        (lambda: Polynomial(power=0.0), "power"),
+    ],
+)
+def test_shapes_out_of_range_are_refused(make, where):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.where == f"training.schedule.{where}"
 
 
 @pytest.mark.parametrize("run", [Steps(3), Epochs(3.0), Epochs(0.7), Tokens(10**9), Hours(1 / 3)])
 @pytest.mark.parametrize("tenths", range(1, 10))
 def test_shares_may_fill_the_run(run, tenths):
-    at = factor(Trapezoid(tenths / 10, 1 - tenths / 10), run)
+    at = factor(WSD(tenths / 10, 1 - tenths / 10), run)
     assert at(RunState()) == 0
     end = RunState(steps=3, tokens=10**9, epochs=3.0, seconds=1200.0)
     assert at(end) == pytest.approx(0, abs=1e-12)
-    factor(Trapezoid(tenths / 10, (10 - tenths) / 10), run)
+    factor(WSD(tenths / 10, (10 - tenths) / 10), run)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -107,7 +168,7 @@ def test_the_rate_stays_between_0_and_the_peak_past_the_end_too(schedule):
         (Linear(-0.1), "a share of a run must be"),
         (Linear(Tokens(5)), r"given in tokens \(5 tokens\), the run in steps \(10 steps\)"),
         (Linear(Steps(10)), "as long as the run"),
-        (Trapezoid(0.5, 0.6), "longer than the run"),
+        (WSD(0.5, 0.6), "longer than the run"),
     ],
 )
 def test_a_part_that_does_not_fit_the_run_is_refused(schedule, message):
@@ -119,8 +180,8 @@ def test_a_part_that_does_not_fit_the_run_is_refused(schedule, message):
 @pytest.mark.parametrize(
     ("schedule", "run"),
     [
-        (Trapezoid(0.2, 0.8 + 1e-14), Epochs(3.0)),
-        (Trapezoid(Tokens(2 * 10**14), Tokens(8 * 10**14 + 1)), Tokens(10**15)),
+        (WSD(0.2, 0.8 + 1e-14), Epochs(3.0)),
+        (WSD(Tokens(2 * 10**14), Tokens(8 * 10**14 + 1)), Tokens(10**15)),
     ],
 )
 def test_parts_that_are_ever_so_slightly_longer_than_the_run_are_refused(schedule, run):

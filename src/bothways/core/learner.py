@@ -52,6 +52,17 @@ class Learner(nn.Module):
         """
         return ()
 
+    def matrices(self) -> dict[str, int]:
+        """Return the hidden matrices by parameter name, with the number of matrices stacked in each.
+
+        Modules declare theirs in an attribute `hidden_matrices`, such as {"qkv.weight": 3}.
+        """
+        return {
+            f"{name}.{own}".removeprefix("."): count
+            for name, module in self.named_modules()
+            for own, count in getattr(module, "hidden_matrices", {}).items()
+        }
+
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the named parameters that are not frozen."""
         frozen = self.frozen()

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from typing_extensions import assert_never
 
 from bothways.core.config.checks import require_at_least
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,35 @@ class TokenBudget:
 
     def __post_init__(self) -> None:
         require_at_least(1, "batch", n=self.n)
+
+
+@dataclass(frozen=True)
+class TokenRamp:
+    """Token budgets that grow straight from `start` to `n` while the run reads its first `over`
+    tokens.
+
+    The budget of a step depends on the tokens read before it, not on steps or time.
+    """
+
+    start: int
+    n: int
+    over: int
+    kind: Literal["token_ramp"] = "token_ramp"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "batch", start=self.start, over=self.over)
+        require_at_least(self.start, "batch", n=self.n)
+
+
+BatchSize = ExampleBudget | TokenBudget | TokenRamp
+
+
+def budget_at(batch: BatchSize, read: int) -> ExampleBudget | TokenBudget:
+    """Return the budget of the step that follows `read` tokens of the run."""
+    if not isinstance(batch, TokenRamp):
+        return batch
+    grown = (batch.n - batch.start) * min(read, batch.over) // batch.over
+    return TokenBudget(batch.start + grown)
 
 
 def fits(batch: ExampleBudget | TokenBudget, sequences: int, tokens: int) -> bool:

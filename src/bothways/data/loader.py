@@ -23,7 +23,7 @@ from bothways.core.keyed_rng import rng
 from bothways.core.layout import cut_to_predict
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor, SequencePlan, Source
-from bothways.data.batching import ExampleBudget, TokenBudget, deal, fits
+from bothways.data.batching import BatchSize, budget_at, deal, fits
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class Loader(Generic[P]):
 
     source: Source[P]
     prepare: Prepare
-    batch: ExampleBudget | TokenBudget
+    batch: BatchSize
     microbatch_tokens: int
     seed: int
     share: Share = Share()
@@ -92,19 +92,24 @@ class Loader(Generic[P]):
     def __post_init__(self) -> None:
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
 
-    def steps(self, cursor: Cursor) -> Iterator[LoadedStep]:
-        """Yield steps from `cursor` on, without end; a step never crosses the end of an epoch."""
+    def steps(self, cursor: Cursor, read: int = 0) -> Iterator[LoadedStep]:
+        """Yield steps from `cursor` on, without end; a step never crosses the end of an epoch.
+
+        Args:
+            read: the tokens that the run has read before, over all ranks; for a ramp of batches.
+        """
         group: list[tuple[P, Cursor]] = []
         tokens = 0
         for plan, after in self.source.read(cursor):
-            if group and not fits(self.batch, len(group) + 1, tokens + plan.length):
+            budget = budget_at(self.batch, read)
+            if group and not fits(budget, len(group) + 1, tokens + plan.length):
                 yield self._step(group, cursor)
-                group, tokens = [], 0
+                group, tokens, read = [], 0, read + tokens
             group.append((plan, cursor))
             tokens += plan.length
             if after.epoch > cursor.epoch:
                 yield self._step(group, after)
-                group, tokens = [], 0
+                group, tokens, read = [], 0, read + tokens
             cursor = after
 
     def epoch(self, number: int = 0) -> Iterator[LoadedStep]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -22,7 +26,20 @@ class Attention(nn.Module):
     Global tokens may have a matrix of their own (Beltagy et al. 2020, section 3.1). With
     disentangled positions, keys and queries are also made from positions: by the same matrix, or by
     layers of their own.
+
+    Attributes:
+        hidden_matrices: the number of matrices stacked in each weight, for optimizers.
     """
+
+    hidden_matrices: ClassVar[Mapping[str, int]] = MappingProxyType(
+        {
+            "qkv.weight": 3,
+            "global_qkv.weight": 3,
+            "out.weight": 1,
+            "position_key.weight": 1,
+            "position_query.weight": 1,
+        }
+    )
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -31,6 +31,7 @@ class FeedForward(nn.Module):
         parts = 2 if self.gated else 1
         self.up = nn.Linear(config.width, parts * config.intermediate_size, bias=config.bias.mlp)
         self.down = nn.Linear(config.intermediate_size, config.width, bias=config.bias.mlp)
+        self.hidden_matrices = {"up.weight": parts, "down.weight": 1}  # stacked in each weight
         self.dropout = Dropout(config.mlp.dropout if isinstance(config.mlp, Gated) else 0.0)
 
     def forward(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:

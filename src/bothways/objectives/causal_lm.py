@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.learner import Learner
@@ -31,16 +32,21 @@ from bothways.model.config import ModelConfig
 from bothways.model.encoder import Hidden
 from bothways.model.heads import BiLMHead, NextTokenHead
 from bothways.model.model import Model
+from bothways.objectives.losses import z_loss
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 
 Direction = Literal["next", "previous"]
 
 
 class LMObjective(Objective):
-    """Base class of objectives that predict the neighbours of each token."""
+    """Base class of objectives that predict the neighbours of each token.
+
+    They add the field `z_loss`, the coefficient of `losses.z_loss`; 0 for none.
+    """
 
     directions: ClassVar[tuple[Direction, ...]]
     head: ClassVar[NextTokenHead | BiLMHead]
+    z_loss: float
 
     def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
         """Return the encoder with the head that predicts neighbours."""
@@ -61,7 +67,7 @@ class LMObjective(Objective):
 
     def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> LMLearner:
         """Return the module to train."""
-        return LMLearner(models["model"], self.directions)
+        return LMLearner(models["model"], self.directions, self.z_loss)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class CausalLM(LMObjective):
     directions = ("next",)
     head = NextTokenHead()
     segments: FullSentences = FullSentences()
+    z_loss: float = 0.0
     kind: Literal["causal_lm"] = "causal_lm"
 
 
@@ -81,6 +88,7 @@ class BiLM(LMObjective):
     directions = ("next", "previous")
     head = BiLMHead()
     segments: FullSentences = FullSentences()
+    z_loss: float = 0.0
     kind: Literal["bilm"] = "bilm"
 
 
@@ -89,12 +97,16 @@ class LMLearner(Learner):
 
     Args:
         model: an encoder with a "causal" or a "bilm" head.
-        directions: what is predicted.
+        directions: the neighbours that are predicted.
+        z_loss: the coefficient of the loss "z", over all directions; 0 for none.
     """
 
-    def __init__(self, model: Model, directions: tuple[Direction, ...]) -> None:
+    def __init__(
+        self, model: Model, directions: tuple[Direction, ...], z_loss: float = 0.0
+    ) -> None:
         super().__init__()
         self.model = model
+        self.coefficients = {"z": z_loss} if z_loss else {}
         self.directions = self.predicts = directions
 
     def saved(self) -> Mapping[str, Model]:
@@ -102,21 +114,29 @@ class LMLearner(Learner):
         return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of predictions in each direction."""
-        return {name: float(len(batch.target(name, TokenTargets).ids)) for name in self.directions}
+        """Return the number of predictions in each direction, and their sum for "z"."""
+        weights = {
+            name: float(len(batch.target(name, TokenTargets).ids)) for name in self.directions
+        }
+        return weights | ({"z": sum(weights.values())} if "z" in self.coefficients else {})
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the loss of each direction."""
+        """Return the loss of each direction, and "z"."""
         hidden = self.model.encoder(batch)
-        return {
-            name: self._loss(hidden, batch.target(name, TokenTargets), name)
+        targets = {name: batch.target(name, TokenTargets) for name in self.directions}
+        logits = {name: self._logits(hidden, targets[name], name) for name in self.directions}
+        losses: dict[str, Loss] = {
+            name: cross_entropy(logits[name], torch.as_tensor(targets[name].ids))
             for name in self.directions
         }
+        if "z" in self.coefficients:
+            losses["z"] = z_loss(torch.cat([*logits.values()]))
+        return losses
 
-    def _loss(self, hidden: Hidden, targets: TokenTargets, name: Direction) -> Loss:
+    def _logits(self, hidden: Hidden, targets: TokenTargets, name: Direction) -> Tensor:
         rows = hidden.last[targets.index]
         if "bilm" in self.model.heads:
-            logits = self.model.heads["bilm"](rows, hidden.table, name)
+            logits: Tensor = self.model.heads["bilm"](rows, hidden.table, name)
         else:
             logits = self.model.heads["causal"](rows, hidden.table)
-        return cross_entropy(logits, torch.as_tensor(targets.ids))
+        return logits

@@ -12,11 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bothways.core.layout import Layout
 from bothways.core.loss import Loss
 from bothways.core.targets import IGNORED, SpanTargets
 from bothways.kernels.cross_entropy import cross_entropy
+from bothways.runtime.tuning import TUNING
 
 
 def weighted_cross_entropy(
@@ -45,6 +47,26 @@ def weighted_cross_entropy(
     spread = (w * surprise).mean(1)
     total = (((1 - smoothing) * chosen + smoothing * spread) * kept).sum()
     return Loss(total, ((logits.argmax(1) == labels) & kept).sum())
+
+
+def z_loss(logits: Float[Tensor, "targets classes"]) -> Loss:
+    """Return Σ over targets of log² Z, with Z = Σ over classes of exp(logit), in fp32 or finer.
+
+    It keeps the normaliser of a softmax near 1, which cross-entropy leaves free. The gradient of a
+    row is 2 · log Z · softmax(logits). Some rows at a time are computed again in the backward
+    pass, so that no array of the size of the logits is kept.
+
+    Source: Chowdhery et al. 2022 (PaLM), section 5.
+    """
+    elements = TUNING.loss_chunk_elements_cuda if logits.is_cuda else TUNING.loss_chunk_elements_cpu
+    parts = torch.split(logits, max(1, elements // logits.shape[1]))
+    sums = [checkpoint(_squares, z, use_reentrant=False, preserve_rng_state=False) for z in parts]
+    return Loss(torch.stack(sums).sum())
+
+
+def _squares(logits: Float[Tensor, "rows classes"]) -> Float[Tensor, ""]:
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(exact).logsumexp(1).square().sum()
 
 
 def choice_cross_entropy(

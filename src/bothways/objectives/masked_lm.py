@@ -28,13 +28,16 @@ from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import ModelConfig
 from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
+from bothways.objectives.losses import z_loss
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 
 
 class MaskedObjective(Objective):
-    """Base class of objectives that hide tokens: they add the field `masking`."""
+    """Base class of objectives that hide tokens: they add the fields `masking` and `z_loss`."""
 
     masking: Masking
+    z_loss: float
+    """The coefficient of `losses.z_loss` on the logits of masked tokens; 0 for none."""
     pairs = False
     """True if the segments are pairs with a label."""
 
@@ -52,7 +55,7 @@ class MaskedObjective(Objective):
 
     def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> MaskedLMLearner:
         """Return the module to train."""
-        return MaskedLMLearner(models["model"])
+        return MaskedLMLearner(models["model"], self.z_loss)
 
     @property
     def predicted(self) -> float:
@@ -66,6 +69,7 @@ class MaskedLM(MaskedObjective):
 
     segments: FullSentences = FullSentences()
     masking: Masking = Masking()
+    z_loss: float = 0.0
     kind: Literal["masked_lm"] = "masked_lm"
 
 
@@ -75,6 +79,7 @@ class MaskedLMNextSentence(MaskedObjective):
 
     segments: NextSentence = NextSentence()
     masking: Masking = Masking()
+    z_loss: float = 0.0
     kind: Literal["masked_lm_nsp"] = "masked_lm_nsp"
     pairs = True
 
@@ -84,27 +89,31 @@ class MaskedLMLearner(Learner):
 
     Args:
         model: an encoder with a "masked" head and perhaps a "pooler" and a "pair" head.
+        z_loss: the coefficient of the loss "z"; 0 for none.
     """
 
     predicts = ("masked",)
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, z_loss: float = 0.0) -> None:
         super().__init__()
         self.model = model
+        self.coefficients = {"z": z_loss} if z_loss else {}
 
     def saved(self) -> Mapping[str, Model]:
         """Return the model."""
         return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of masked tokens, and of pairs if the model has a pair head."""
+        """Return the number of masked tokens, also for "z", and of pairs with a pair head."""
         weights = {"masked": float(len(batch.target("masked", TokenTargets).ids))}
+        if "z" in self.coefficients:
+            weights["z"] = weights["masked"]
         if "pair" in self.model.heads:
             weights["pair"] = float((_pair_labels(batch) != IGNORED).sum())
         return weights
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the losses "masked" and "pair"."""
+        """Return the losses "masked", "z" and "pair"."""
         heads = self.model.heads
         masked = batch.target("masked", TokenTargets)
         index, ids = torch.as_tensor(masked.index), torch.as_tensor(masked.ids)
@@ -114,6 +123,8 @@ class MaskedLMLearner(Learner):
         x = self.model.before_masked(batch, hidden, index)
         logits = heads["masked"](x[index], hidden.table)
         losses = {"masked": cross_entropy(logits, ids)}
+        if "z" in self.coefficients:
+            losses["z"] = z_loss(logits)
         if "pair" in heads:
             logits = heads["pair"](heads["pooler"](hidden.last, batch.layout))
             losses["pair"] = cross_entropy(logits, _pair_labels(batch))

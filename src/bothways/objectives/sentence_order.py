@@ -20,5 +20,6 @@ class MaskedLMSentenceOrder(MaskedObjective):
 
     segments: SentenceOrder = SentenceOrder()
     masking: Masking = Masking()
+    z_loss: float = 0.0
     kind: Literal["masked_lm_sop"] = "masked_lm_sop"
     pairs = True

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from bothways.core.config.reader import Members
 from bothways.core.errors import ConfigError
-from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.data.batching import BatchSize, ExampleBudget, TokenBudget
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking
 from bothways.data.next_sentence import NextSentence
@@ -55,7 +55,7 @@ class PretrainConfig:
             and saved.
         objective: what the model learns, from sequences of which segments.
         phases: one after the other; their shares add up to 1.
-        batch: sequences or tokens per update, over all ranks.
+        batch: sequences or tokens per update, over all ranks; tokens may grow along a ramp.
         microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
         held_out: the share of documents that is never trained on.
         evaluation_tokens: how many tokens of held-out text are scored each time.
@@ -78,7 +78,7 @@ class PretrainConfig:
     training: Training
     objective: Annotated[Objective, Members(AnyObjective)] = MaskedLMNextSentence()
     phases: tuple[PretrainPhase, ...] = (PretrainPhase(128),)
-    batch: ExampleBudget | TokenBudget = TokenBudget(8192)
+    batch: BatchSize = TokenBudget(8192)
     microbatch_tokens: int = 4096
     held_out: float = 0.01
     evaluation_tokens: int = 200_000

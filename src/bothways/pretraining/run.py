@@ -155,7 +155,7 @@ def _phases(
     def steps(state: RunState) -> Iterable[TrainingStep]:
         """Return the data of the current phase."""
         loader = loader_of(settings, corpus, chosen, plan, state.phase, state.ends)
-        return ahead(loader.steps(state.cursor), device)
+        return ahead(loader.steps(state.cursor, state.tokens), device)
 
     device = next(learner.parameters()).device
     ends = np.cumsum([phase.share for phase in settings.phases])

@@ -255,16 +255,18 @@ def best(run: Path, wanted: Best) -> Path | None:
     return min(evaluations, key=lambda folder: wanted.order(evaluations[folder]), default=None)
 
 
-def prune(run: Path, keep: Keep, newest: int | None = None) -> None:
+def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) -> None:
     """Delete the checkpoints that need not stay, and those after the step `newest`.
 
-    The latter are damaged ones, which a resumed run has skipped.
+    The latter are damaged ones, which a resumed run has skipped, or those of a decay that it has
+    left out. That of the step `plateau` stays.
     """
     for folder in checkpoints(run):
         if newest is not None and int(folder.name.removeprefix("step-")) > newest:
             remove_folder(folder)
     found = checkpoints(run)
     stay = {*found[-keep.last :], best(run, keep.best) if keep.best else None}
+    stay.add(run / f"step-{plateau}")
     for folder in found:
         if folder not in stay:
             remove_folder(folder)

@@ -86,7 +86,8 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
                 # The ranks' gradients are averaged: times `world` makes them a sum.
                 torch.autograd.backward(_share(losses, agreed, learner.coefficients) * plan.world)
             meter.add(weight, losses)
-        norm = update(optimizer, clip_norm)
+        with arithmetic:  # the matrix products of Muon
+            norm = update(optimizer, clip_norm)
         progress = progress.after(step)
         meter.close(progress, norm, rate)
         stop = on_step(progress, meter)

@@ -1,4 +1,5 @@
-"""AdamW and BERT's own Adam on torch's fused kernel, with clipping of the global norm.
+"""The optimizers, with clipping of the global norm: AdamW and BERT's own Adam on torch's fused kernel,
+LAMB, StableAdamW and Muon next to it.
 
 BERT's optimizer (Devlin et al. 2018) is Adam with decoupled decay and without bias correction. The
 corrections are 1 − βᵗ: with t so large that βᵗ is 0 they are exactly 1, and the fused kernel of AdamW
@@ -8,12 +9,16 @@ The same kernel clips and checks: it divides gradients by `grad_scale` and chang
 `found_inf` is 1. So neither needs a pass over the gradients, nothing waits for the device, and no
 gradient that is not finite reaches the weights.
 
+The groups of LAMB, StableAdamW and Muon name an update of `tensor_updates` instead, which depends
+on whole matrices. Their other parameters are groups of the fused kernel: biases and norms of LAMB
+are BERT's Adam, and all that are no matrices of blocks are AdamW next to Muon.
+
 A `ParameterRule` lowers the rate of a parameter or pulls it toward its start. The pull is decoupled
 as the decay is: before each update w ← w − rate · pull · (w − w₀), so that Adam does not rescale it.
 
 A table with a sparse gradient, an embedding of which the data names a part, is updated by rows: a
 row that has had no gradient yet has moments of 0, so that Adam leaves it alone, but for the decay.
-The result is that of the dense update.
+The result is that of the dense update. An update that depends on whole matrices reads it as dense.
 
 Sources: Kingma & Ba 2014; Loshchilov & Hutter 2017 on decoupled decay; Zhang et al. 2020 on the
 missing correction in fine-tuning; Li et al. 2018 (L2-SP) for the pull, there a term of the loss.
@@ -22,8 +27,9 @@ missing correction in fine-tuning; Li et al. 2018 (L2-SP) for the pull, there a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -31,7 +37,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from bothways.core.config.checks import require_probability
 from bothways.core.errors import ConfigError
+from bothways.training.tensor_updates import UPDATES
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.
 _ENDLESS = 1e9
@@ -68,7 +76,63 @@ class BertAdam:
         _check(self)
 
 
-OptimizerConfig = AdamW | BertAdam
+@dataclass(frozen=True)
+class Lamb:
+    """ALBERT's optimizer: each matrix and table moves by the rate times its own norm.
+
+    The rate belongs to the batch: 1.76e-3 is for 4,096 sequences, and falls with the root of their
+    number. Biases and LayerNorms are updated as by `BertAdam`.
+    """
+
+    lr: float = 1.76e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    decay: float = 0.01
+    kind: Literal["lamb"] = "lamb"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
+class StableAdamW:
+    """AdamW that takes a smaller step on a matrix whose gradients have grown suddenly.
+
+    It needs no clipping: set `training.clip_norm` to none.
+    """
+
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-6
+    decay: float = 0.01
+    kind: Literal["stable_adamw"] = "stable_adamw"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
+class Muon:
+    """Orthogonal updates of the matrices of blocks; the other parameters have AdamW.
+
+    Attributes:
+        lr: of the matrices, in units of the spectral norm.
+        momentum: the factor of the average of gradients.
+        decay: of the matrices.
+        others: the optimizer of embeddings, heads, biases and LayerNorms.
+    """
+
+    lr: float = 0.02
+    momentum: float = 0.95
+    decay: float = 0.01
+    others: AdamW = field(default_factory=lambda: AdamW(lr=3e-4, betas=(0.9, 0.95)))
+    kind: Literal["muon"] = "muon"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+OptimizerConfig = AdamW | BertAdam | Lamb | StableAdamW | Muon
 OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 """Parameter groups → an optimizer, such as `torch.optim.SGD` or a `functools.partial` of it. Its own
 learning rate is the peak of the schedule."""
@@ -101,6 +165,8 @@ def same_for_all(name: str) -> ParameterRule:
 class FusedAdamW(torch.optim.AdamW):
     """torch's AdamW on its fused kernel, which reads `grad_scale` and `found_inf` on the device.
 
+    Groups with an `update` other than "adamw" are stepped by `step_whole`.
+
     Attributes:
         anchors: the targets of pulled parameters; not in the state, a resumed run builds them again.
         seen: the rows of each parameter with a sparse gradient that have had one; not in the state,
@@ -117,87 +183,135 @@ class FusedAdamW(torch.optim.AdamW):
         super().load_state_dict(state_dict)
         self.seen = {}
 
+    def step_whole(self) -> None:
+        """Step the parameters whose update depends on whole matrices, and drop their gradients."""
+        for group in self.param_groups:
+            step = UPDATES.get(group["update"])
+            for weight in group["params"] if step else ():
+                if weight.grad is None:
+                    continue
+                keep = (1 - self.found_inf).to(weight.dtype)
+                gradient = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
+                if self.grad_scale is not None:
+                    gradient = gradient / self.grad_scale
+                step(group, weight, torch.where(keep > 0, gradient, 0.0), self.state[weight], keep)
+                weight.grad = None
+
 
 def _check(config: OptimizerConfig) -> None:
     if not 0 < config.lr <= MAX_RATE:
         what = f"must be above 0 and at most {MAX_RATE:g}, not {config.lr}"
         raise ConfigError(what, where="optimizer.lr")
+    if not 0 <= config.decay < math.inf:
+        raise ConfigError(f"must be at least 0, not {config.decay}", where="optimizer.decay")
+    if isinstance(config, Muon):
+        require_probability("optimizer", momentum=config.momentum)
+        return
     if not 0 < config.eps < math.inf:
         raise ConfigError(f"must be above 0, not {config.eps}", where="optimizer.eps")
     if not all(0 <= beta < 1 for beta in config.betas):
         what = f"both must be at least 0 and below 1, not {config.betas}"
         raise ConfigError(what, where="optimizer.betas")
-    if not 0 <= config.decay < math.inf:
-        raise ConfigError(f"must be at least 0, not {config.decay}", where="optimizer.decay")
 
 
 def _by_rule(
     parameters: Iterable[tuple[str, nn.Parameter]], rules: ParameterRules
-) -> dict[ParameterRule, list[nn.Parameter]]:
+) -> dict[ParameterRule, dict[str, nn.Parameter]]:
     """Return the parameters that need a gradient by their rule; ConfigError if there are none."""
-    result: dict[ParameterRule, list[nn.Parameter]] = {}
+    result: dict[ParameterRule, dict[str, nn.Parameter]] = {}
     for name, parameter in parameters:
         if parameter.requires_grad:
-            result.setdefault(rules(name), []).append(parameter)
+            result.setdefault(rules(name), {})[name] = parameter
     if not result:
         raise ConfigError("the model has no parameter to train", fix="Unfreeze some part of it.")
     return result
+
+
+NO_MATRICES: Mapping[str, int] = MappingProxyType({})
 
 
 def groups(
     parameters: Iterable[tuple[str, nn.Parameter]],
     config: OptimizerConfig,
     rules: ParameterRules = same_for_all,
+    matrices: Mapping[str, int] = NO_MATRICES,
 ) -> list[dict[str, Any]]:
-    """Return groups of one rule and one decay, with the peak of the rate.
+    """Return groups of one rule and equal settings, with the peak of the rate.
 
     Matrices and embedding tables decay; biases and norms, which are of one dimension, do not.
     Parameters that need no gradient are left out.
 
+    Args:
+        matrices: the hidden matrices by name, with the number of matrices stacked in each.
+
     Raises:
         ConfigError: no parameter needs a gradient.
     """
-    result = []
+    result: dict[tuple[Any, ...], dict[str, Any]] = {}
     for rule, members in _by_rule(parameters, rules).items():
-        decayed = [parameter for parameter in members if parameter.ndim >= 2]
-        others = [parameter for parameter in members if parameter.ndim < 2]
-        peak = config.lr * rule.factor
-        result += [
-            {"params": some, "lr": peak, "peak": peak, "weight_decay": decay, "pull": rule.pull}
-            for some, decay in ((decayed, config.decay), (others, 0.0))
-            if some
-        ]
-    return result
+        for name, parameter in sorted(members.items(), key=lambda item: item[1].ndim < 2):
+            settings = _settings(config, parameter.ndim >= 2, matrices.get(name, 0))
+            peak = settings.pop("peak") * rule.factor
+            group = {"params": [], "lr": peak, "peak": peak, "pull": rule.pull, **settings}
+            key = (rule, *settings.values())
+            result.setdefault(key, group)["params"].append(parameter)
+    return list(result.values())
+
+
+def _settings(config: OptimizerConfig, matrix: bool, stacked: int) -> dict[str, Any]:
+    """Return the settings of a parameter's group.
+
+    Args:
+        matrix: True for at least two dimensions.
+        stacked: the number of hidden matrices in it; 0 for a table or a vector.
+    """
+    if isinstance(config, Muon) and not stacked:
+        config = config.others
+    own: dict[str, Any] = {"peak": config.lr, "weight_decay": config.decay if matrix else 0.0}
+    if isinstance(config, Muon):
+        return own | {"update": "muon", "parts": stacked, "momentum": config.momentum}
+    own |= {"betas": config.betas, "eps": config.eps}
+    if isinstance(config, AdamW | BertAdam) or (isinstance(config, Lamb) and not matrix):
+        return own | {"update": "adamw"}
+    return own | {"update": config.kind, "parts": stacked or 1}
 
 
 def build_optimizer(
     config: OptimizerConfig | OptimizerFactory,
     parameters: Iterable[tuple[str, nn.Parameter]],
     rules: ParameterRules = same_for_all,
+    matrices: Mapping[str, int] = NO_MATRICES,
 ) -> torch.optim.Optimizer:
     """Return the optimizer over a model's named parameters.
 
     It is built while the parameters have the values that `rules` pulls them to: before a
     checkpoint is restored.
 
+    Args:
+        matrices: the hidden matrices by name, with the number of matrices stacked in each
+            (`Learner.matrices`).
+
     Raises:
-        ConfigError: no parameter needs a gradient, or a pull is asked of a foreign optimizer.
+        ConfigError: no parameter needs a gradient, a pull is asked of a foreign optimizer, Muon
+            gets no matrices, or an update of whole matrices gets parts of them on several ranks.
     """
     match config:
-        case AdamW() | BertAdam():
-            return _build_adam(config, groups(parameters, config, rules))
+        case AdamW() | BertAdam() | Lamb() | StableAdamW() | Muon():
+            return _build(config, groups(parameters, config, rules, matrices))
         case _:
             members = _by_rule(parameters, rules)
             if any(rule.pull for rule in members):
-                raise ConfigError("needs AdamW or BertAdam", where="stability.pull")
-            optimizer = config([{"params": some} for some in members.values()])
+                what = "needs one of the library's own optimizers"
+                raise ConfigError(what, where="stability.pull")
+            optimizer = config([{"params": [*some.values()]} for some in members.values()])
             for rule, group in zip(members, optimizer.param_groups, strict=True):
                 group["peak"] = group["lr"] * rule.factor
             return optimizer
 
 
-def _build_adam(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAdamW:
-    optimizer = FusedAdamW(parameters, betas=config.betas, eps=config.eps, fused=True)
+def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAdamW:
+    _check_whole(config, parameters)
+    optimizer = FusedAdamW(parameters, fused=True)
     pulled = [
         parameter
         for group in optimizer.param_groups
@@ -206,14 +320,26 @@ def _build_adam(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> Fu
     ]
     optimizer.anchors = {parameter: parameter.detach().clone() for parameter in pulled}
     optimizer.seen = {}
-    if isinstance(config, BertAdam):
+    if isinstance(config, BertAdam | Lamb):
         _leave_uncorrected(optimizer)
     return optimizer
 
 
+def _check_whole(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> None:
+    whole = [group for group in parameters if group["update"] != "adamw"]
+    if isinstance(config, Muon) and not whole:
+        what = "muon updates the matrices of Transformer blocks, and this model has none"
+        raise ConfigError(what, where="training.optimizer", fix="Set training.optimizer=adamw.")
+    # A DTensor, the import of whose class takes half a second.
+    if any(hasattr(weight, "placements") for group in whole for weight in group["params"]):
+        what = f"{config.kind} needs whole matrices, and these are sharded over ranks"
+        fix = "Replicate the model (torchrun with one copy for each rank), or use adamw."
+        raise ConfigError(what, where="training.optimizer", fix=fix)
+
+
 def _leave_uncorrected(optimizer: FusedAdamW) -> None:
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
+        for parameter in group["params"] if group["update"] == "adamw" else ():
             optimizer.state[parameter] = _start(parameter, _ENDLESS)
 
 
@@ -252,6 +378,7 @@ def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[T
     if isinstance(optimizer, FusedAdamW):
         optimizer.grad_scale, optimizer.found_inf = scale, norm.isfinite().logical_not().float()
         _pull(optimizer)
+        optimizer.step_whole()
         _step_rows(optimizer)
         optimizer.step()
     elif norm.isfinite():

@@ -14,6 +14,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.source import TrainingStep
 from bothways.runtime.devices import Precision
+from bothways.training.average import Average
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Duration, Steps
 from bothways.training.early_stopping import EarlyStopping, Evaluation, Metrics
@@ -27,7 +28,7 @@ from bothways.training.optimizers import (
     same_for_all,
 )
 from bothways.training.parallel import Plan
-from bothways.training.schedules import Schedule, ScheduleFunction, factor
+from bothways.training.schedules import Schedule, ScheduleFunction, factor, plateau_end
 from bothways.training.state import RunState
 from bothways.training.store import Store
 from bothways.training.trackers import (
@@ -49,6 +50,8 @@ class Training:
         optimizer: in Python also a function that makes any `torch.optim.Optimizer` of groups.
         schedule: in Python also a function of the share of the run that is done.
         clip_norm: the highest global gradient norm; None for no clipping.
+        ema: the decay of the moving average of the weights, which is evaluated and saved instead
+            of them; None for no average.
         recompute: compute blocks again in the backward pass instead of keeping their values: less
             memory, more time, the same update.
         compiled: compile what a block computes between two attentions; on a GPU only.
@@ -64,6 +67,7 @@ class Training:
     schedule: Annotated[Schedule | ScheduleFunction, Members(Schedule)]
     precision: Precision = "auto"
     clip_norm: float | None = 1.0
+    ema: float | None = None
     recompute: bool = False
     compiled: bool = False
     report: Duration = field(default_factory=lambda: Steps(10))
@@ -79,6 +83,9 @@ class Training:
             raise ConfigError(
                 what, where="training.clip_norm", fix="For no clipping, set it to none."
             )
+        if self.ema is not None and not 0 < self.ema < 1:
+            what = f"must be above 0 and below 1, not {self.ema:g}"
+            raise ConfigError(what, where="training.ema", fix="For no average, set it to none.")
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,12 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             is not evaluated, or early stopping has no such metric.
         ResourceError: a file cannot be written.
     """
-    optimizer = build_optimizer(training.optimizer, learner.trained_parameters(), rules)
+    optimizer = build_optimizer(
+        training.optimizer, learner.trained_parameters(), rules, learner.matrices()
+    )
+    average = None if training.ema is None else Average(learner, training.ema)
+    if average is not None and evaluation is not None:
+        evaluation = average.evaluating(evaluation)
     schedule, waiting = factor(training.schedule, training.until), _waiting(training, evaluation)
     progress, metrics, notes = store.restore(learner, optimizer, plan)
     metrics = waiting.restore(metrics)
@@ -169,6 +181,8 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
 
         def on_step(progress: RunState, meter: Meter) -> bool:
             """Do what is due; return True to stop."""
+            if average is not None:
+                average.update(progress.steps)
             on_event(Event("step", progress))
             watch.step(progress, meter, speed)
             return interruption.asked or waiting.over
@@ -184,6 +198,8 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
 
         progress = _one_by_one(phases, progress, waiting, fit_to)
         watch.finish(progress)
+    if average is not None and (waiting.over or progress.share(training.until) >= 1):
+        average.apply_to_weights()
     return dataclasses.replace(progress, early=waiting.over and progress.share(training.until) < 1)
 
 
@@ -241,6 +257,9 @@ class _Watch:
             progress.steps if metrics else None,
         )
         self._saved, self._clock = progress, clock
+        self._decay = plateau_end(training.schedule, training.until)
+        decaying = progress.amount(training.until) >= self._decay
+        self._plateau = (progress.plateau or progress.steps) if decaying else 0
 
     def step(self, progress: RunState, meter: Meter, speed: Speed) -> None:
         """Do what is due after a step."""
@@ -251,8 +270,12 @@ class _Watch:
             """Return True at the end of the run and at each multiple of a duration."""
             return end or (every is not None and progress.passed(every, before))
 
+        until = self._training.until
+        decaying = before.amount(until) < self._decay <= progress.amount(until)
+        self._plateau = progress.steps if decaying else self._plateau
         evaluating = self._evaluation is not None and due(self._training.evaluate)
         saving = due(self._training.save) or (evaluating and self._training.keep.best is not None)
+        saving = saving or decaying
         if due(self._training.report) or evaluating or saving:
             self.report(meter.read(), speed)
         if evaluating:
@@ -298,7 +321,7 @@ class _Watch:
         metrics = self._metrics if self._evaluated == progress.steps else {}
         self._saved = progress  # whose time all ranks agree on; that of now is the main one's
         self._checkpoint(
-            dataclasses.replace(progress, seconds=self._clock()),
+            dataclasses.replace(progress, seconds=self._clock(), plateau=self._plateau),
             {**metrics, **self._waiting.state()},
         )
 

@@ -2,11 +2,12 @@
 
 A schedule is a shape; the run's duration gives the scale: steps, tokens, epochs or hours. `Linear`
 is the shape of today's libraries, `GoogleLinear` that of BERT's own code, in which the rate drops at
-the end of warm-up.
+the end of warm-up. A `floor` is the multiple of the peak at the end.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,15 +54,60 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Trapezoid:
-    """Up from 0 to the peak in `warmup`, constant, then straight down to 0 in the last `decay`."""
+class Polynomial:
+    """Up from 0 to the peak in `warmup`, then down as a power of the share of the rest, to `floor`.
+
+    floor + (1 − floor) · ((T − s)/(T − w))^power.
+    """
+
+    warmup: ScheduleSpan = 0.0
+    power: float = 1.0
+    floor: float = 0.0
+    kind: Literal["polynomial"] = "polynomial"
+
+    def __post_init__(self) -> None:
+        _check_floor(self.floor)
+        if not 0 < self.power < math.inf:
+            what = f"must be above 0 and finite, not {self.power}"
+            raise ConfigError(what, where="training.schedule.power")
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Up from 0 to the peak in `warmup`, then down by half a cosine to `floor`.
+
+    floor + (1 − floor) · (1 + cos(π · (s − w)/(T − w)))/2 (Loshchilov & Hutter 2016).
+    """
+
+    warmup: ScheduleSpan = 0.0
+    floor: float = 0.1
+    kind: Literal["cosine"] = "cosine"
+
+    def __post_init__(self) -> None:
+        _check_floor(self.floor)
+
+
+@dataclass(frozen=True)
+class WSD:
+    """Warm-up, stable, decay: up to the peak in `warmup`, constant, down to `floor` in `decay`.
+
+    With p the part of the decay that is done, the rate falls as 1 − p ("linear") or 1 − √p
+    ("sqrt"). The run can be made longer from the end of its plateau: see `RunState.plateau`.
+
+    Sources: Hu et al. 2024 (MiniCPM); Hägele et al. 2024 for the root.
+    """
 
     warmup: ScheduleSpan = 0.0
     decay: ScheduleSpan = 0.2
-    kind: Literal["trapezoid"] = "trapezoid"
+    shape: Literal["linear", "sqrt"] = "linear"
+    floor: float = 0.0
+    kind: Literal["wsd"] = "wsd"
+
+    def __post_init__(self) -> None:
+        _check_floor(self.floor)
 
 
-Schedule = Linear | GoogleLinear | Constant | Trapezoid
+Schedule = Linear | GoogleLinear | Constant | Polynomial | Cosine | WSD
 ScheduleFunction = Callable[[float], float]
 """The share of the run that is done, from 0 to 1 → the multiple of the peak rate."""
 
@@ -76,11 +122,11 @@ def factor(schedule: Schedule | ScheduleFunction, run: Duration) -> Callable[[Ru
     Raises:
         ConfigError: a part is out of range, of another unit than the run, or as long as the run.
     """
-    if not isinstance(schedule, Linear | GoogleLinear | Constant | Trapezoid):
+    if callable(schedule):
         return lambda progress: schedule(min(1.0, progress.share(run)))
     total = run.count
     warmup = _amount("warmup", schedule.warmup, run)
-    decay = _amount("decay", schedule.decay, run) if isinstance(schedule, Trapezoid) else 0.0
+    decay = _amount("decay", schedule.decay, run) if isinstance(schedule, WSD) else 0.0
     if warmup + decay > total * (1 + ROUNDING):
         parts = f"warm-up ({warmup:g}) and decay ({decay:g})"
         raise ConfigError(
@@ -99,12 +145,33 @@ def factor(schedule: Schedule | ScheduleFunction, run: Duration) -> Callable[[Ru
                 return (total - done) / total
             case Constant():
                 return 1.0
-            case Trapezoid():
-                return min(1.0, (total - done) / decay) if decay else 1.0
+            case Polynomial(power=power, floor=floor):
+                left = (total - done) / (total - warmup)
+                return floor + (1 - floor) * math.pow(left, power)
+            case Cosine(floor=floor):
+                left = (total - done) / (total - warmup)
+                return floor + (1 - floor) * (1 - math.cos(math.pi * left)) / 2
+            case WSD(shape=shape, floor=floor):
+                left = min(1.0, (total - done) / decay) if decay else 1.0
+                share = left if shape == "linear" else 1 - math.sqrt(1 - left)
+                return floor + (1 - floor) * share
             case _:
                 assert_never(schedule)
 
     return at
+
+
+def plateau_end(schedule: Schedule | ScheduleFunction, run: Duration) -> float:
+    """Return where the decay of `WSD` begins, in the unit of the run; infinity without a plateau."""
+    if not isinstance(schedule, WSD):
+        return math.inf
+    return run.count - _amount("decay", schedule.decay, run)
+
+
+def _check_floor(floor: float) -> None:
+    if not 0 <= floor <= 1:
+        what = f"must be a share of the peak, from 0 to 1, not {floor}"
+        raise ConfigError(what, where="training.schedule.floor")
 
 
 def _amount(name: str, part: ScheduleSpan, run: Duration) -> float:

@@ -30,6 +30,8 @@ class RunState:
         ends: the cursors at which the earlier phases ended.
         phase: which of the run's phases is the current one, from 0.
         early: True if early stopping ended the run before its length.
+        plateau: the step of the checkpoint from which a longer run continues, since the decay of
+            its `WSD` schedule began there; 0 before.
     """
 
     steps: int = 0
@@ -40,6 +42,7 @@ class RunState:
     phase: int = 0
     ends: tuple[Cursor, ...] = ()
     early: bool = False
+    plateau: int = 0
 
     def amount(self, unit: Duration) -> float:
         """Return how much is done, in the unit of a duration."""

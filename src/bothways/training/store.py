@@ -18,6 +18,7 @@ from torch import Tensor
 from bothways.core.errors import CheckpointError
 from bothways.core.extras import installed
 from bothways.core.learner import Learner
+from bothways.training.average import use_average
 from bothways.training.checkpoint import (
     Best,
     Checkpoint,
@@ -56,10 +57,16 @@ class FolderStore:
     ) -> tuple[RunState, Metrics, list[str]]:
         """Restore the newest whole checkpoint: its progress, its metrics and notes.
 
+        With another `training.until`, a run in the decay of its schedule returns to the end of the
+        plateau.
+
         Raises:
             CheckpointError: a checkpoint is of another run, or all are damaged.
         """
         checkpoint, notes = self._newest()
+        if checkpoint is not None and (plateau := self._plateau(checkpoint)) is not None:
+            notes.append(f"note: continues from {plateau.name}, where the decay of the rate began")
+            checkpoint = read_checkpoint(plateau)
         if checkpoint is None:
             state: tuple[RunState, Metrics] = RunState(), {}
         else:
@@ -82,6 +89,12 @@ class FolderStore:
             raise failures[0]
         return None, notes
 
+    def _plateau(self, newest: Checkpoint) -> Path | None:
+        """Return the folder of an earlier checkpoint from which a longer run continues."""
+        then, now = (each.get("training", {}).get("until") for each in (newest.config, self.config))
+        folder = self.folder / f"step-{newest.progress.plateau}"
+        return folder if then != now and folder.exists() and folder != newest.folder else None
+
     def save(
         self,
         learner: Learner,
@@ -96,12 +109,13 @@ class FolderStore:
             self.folder, learner, optimizer, plan, progress, metrics=metrics, config=self.config
         )
         if is_main(plan):
-            prune(self.folder, keep, progress.steps)
+            prune(self.folder, keep, progress.steps, progress.plateau)
 
     def load_best(self, learner: Learner, wanted: Best) -> None:
         """Give the learner the best weights, if any evaluation has the metric."""
         if (folder := best(self.folder, wanted)) is not None:
             read_checkpoint(folder).load_weights(learner)
+            use_average(learner)
 
     @contextlib.contextmanager
     def session(
@@ -164,6 +178,7 @@ class MemoryStore:
         """Give the learner the best weights, if there was an evaluation."""
         if self.weights:
             learner.load_state_dict(self.weights, strict=False)
+            use_average(learner)
 
     @contextlib.contextmanager
     def session(

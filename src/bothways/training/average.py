@@ -1,0 +1,88 @@
+"""The exponential moving average of a learner's weights, for evaluation and the saved model.
+
+After update t the average is Σ dᵗ⁻ⁱ wᵢ / Σ dᵗ⁻ⁱ over the updates i ≤ t, with wᵢ the weights after
+update i and d the decay: the weights at the start have no share. It follows from
+
+    average ← average + (1 − d)/(1 − dᵗ) · (wₜ − average)
+
+The average is a submodule of the learner: checkpoints hold it, and a resumed run continues it.
+
+Source: Polyak & Juditsky 1992; the correction for the start is that of Kingma & Ba 2014, section 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from bothways.core.learner import Learner
+from bothways.core.progress import OnShare
+from bothways.training.early_stopping import Evaluation, Metrics
+
+NAME = "average"
+"""The name of the submodule."""
+
+
+class Average(nn.Module):
+    """The average of the weights that a learner trains; it becomes a submodule of the learner.
+
+    Args:
+        decay: d, above 0 and below 1.
+    """
+
+    def __init__(self, learner: Learner, decay: float) -> None:
+        super().__init__()
+        self.decay = decay
+        trained = [(name, p) for name, p in learner.trained_parameters() if p.requires_grad]
+        self._weights: list[Tensor] = [
+            p for _, p in trained
+        ]  # in a list, so that they are not its own
+        for name, p in trained:
+            self.register_buffer(name.replace(".", "/"), p.detach().clone())
+        learner.add_module(NAME, self)
+
+    @torch.no_grad()
+    def update(self, steps: int) -> None:
+        """Add the weights after an update to the average.
+
+        Args:
+            steps: the number of updates, this one included.
+        """
+        share = (1 - self.decay) / (1 - self.decay**steps)
+        torch._foreach_lerp_([*self.buffers()], self._weights, share)
+
+    @torch.no_grad()
+    def apply_to_weights(self) -> list[Tensor]:
+        """Replace the weights by their average; return those before."""
+        before = [weight.detach().clone() for weight in self._weights]
+        torch._foreach_copy_(self._weights, [*self.buffers()])
+        return before
+
+    def evaluating(self, evaluation: Evaluation) -> Evaluation:
+        """Return an evaluation of the average, after which the weights are as before."""
+
+        def evaluate(on_share: OnShare) -> Metrics:
+            """Evaluate the average."""
+            with self._applied():
+                return evaluation(on_share)
+
+        return evaluate
+
+    @contextlib.contextmanager
+    def _applied(self) -> Iterator[None]:
+        before = self.apply_to_weights()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._weights, before)
+
+
+def use_average(learner: Learner) -> None:
+    """Replace the weights of a learner by their average, if it has one."""
+    average = getattr(learner, NAME, None)
+    if isinstance(average, Average):
+        average.apply_to_weights()
