@@ -20,6 +20,7 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_encoding import Fit
 from bothways.tasks.text_examples import TextExample
+from parity import batch_of, check_sum
 from toy_task import VOCABULARY, WORDS, make_task, make_tokenizer
 
 LONG = " ".join(WORDS)  # ten tokens
@@ -96,6 +97,33 @@ def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path: Path, ta
         logits = np.log(chances) - np.log1p(-chances) if kind is MultilabelExample else 0
         expected = 1 / (1 + np.exp(-np.mean(logits))) if kind is MultilabelExample else 1
         assert whole.probabilities["x"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        ClassificationTask(long_texts="windows"),
+        ClassificationTask(long_texts="windows", smoothing=0.1, weighting=(1.0, 3.0)),
+        RegressionTask(long_texts="windows"),
+        MultilabelTask(long_texts="windows"),
+    ],
+    ids=lambda task: f"{task.name}-{getattr(task, 'smoothing', '')}",
+)
+def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tmp_path: Path, task: Task) -> None:  # type: ignore[type-arg]
+    labels = ("score",) if isinstance(task, RegressionTask) else ("0", "1")
+    toy = make_task(tmp_path, labels, dropout=0.0)
+    learner = task.learner(toy.model, toy.tokenizer, labels, 8)
+    multilabel = isinstance(task, MultilabelTask)
+    kind, answer = (MultilabelExample, ("1",)) if multilabel else (TextExample, "1")
+    texts = ["ape bee", LONG, "ape bee cat dog elk fox", "dog elk fox gnu hen ibis"]
+    texts.append("elk fox gnu hen ibis jay")
+    inputs = learner.encode([kind(text, None, answer) for text in texts])  # type: ignore[arg-type]
+    assert [len(item.sequences) for item in inputs] == [1, 3, 1, 1, 1]
+    losses = [learner(batch_of([item]))["label"].total.item() for item in inputs]
+    weights = [learner.weights(batch_of([item]))["label"] for item in inputs]
+    assert losses[1] == pytest.approx(np.mean(losses[2:]), rel=1e-5)
+    assert weights == pytest.approx([weights[0]] * 5)
+    check_sum(learner, list(inputs))
 
 
 def test_two_texts_of_several_windows_have_a_vector_each(tmp_path: Path) -> None:

@@ -105,6 +105,17 @@ class MultilabelTargets(Targets):
 
 
 @dataclass(frozen=True)
+class WindowWeight(Targets):
+    """The weight of a sequence's label, `(1)`: 1/n for each of the n windows of a text."""
+
+    weight: NDArray[np.float32] | Tensor
+
+    def without_weight(self) -> WindowWeight:
+        """Return the weight 0."""
+        return type(self)(np.zeros_like(self.weight))
+
+
+@dataclass(frozen=True)
 class SpanTargets(Targets):
     """The first and last token of an answer, `(1)` each, and its `weight`: 1, or 0 without one."""
 

@@ -26,6 +26,7 @@ def weighted_cross_entropy(
     labels: Int[Tensor, " targets"],
     classes: Float[Tensor, " classes"],
     smoothing: float = 0.0,
+    weight: Float[Tensor, " targets"] | float = 1.0,
 ) -> Loss:
     """Cross-entropy with a weight for each class, and a share of every target spread evenly over
     all classes.
@@ -38,6 +39,7 @@ def weighted_cross_entropy(
     Args:
         classes: w, above 0.
         smoothing: ε, in [0, 1).
+        weight: a factor of each target's loss.
     """
     exact = torch.promote_types(logits.dtype, torch.float32)
     kept, w = labels != IGNORED, classes.to(exact)
@@ -45,7 +47,7 @@ def weighted_cross_entropy(
     surprise = -torch.log_softmax(logits.to(exact), 1)
     chosen = w[label] * surprise.gather(1, label[:, None])[:, 0]
     spread = (w * surprise).mean(1)
-    total = (((1 - smoothing) * chosen + smoothing * spread) * kept).sum()
+    total = (((1 - smoothing) * chosen + smoothing * spread) * kept * weight).sum()
     return Loss(total, ((logits.argmax(1) == labels) & kept).sum())
 
 
@@ -90,22 +92,28 @@ def choice_cross_entropy(
 
 
 def binary_cross_entropy(
-    logits: Float[Tensor, "sequences labels"], labels: Float[Tensor, "sequences labels"]
+    logits: Float[Tensor, "sequences labels"],
+    labels: Float[Tensor, "sequences labels"],
+    weight: Float[Tensor, "sequences 1"] | float = 1.0,
 ) -> Loss:
     """−Σ over sequences and labels of y·log σ(z) + (1 − y)·log(1 − σ(z)), summed in fp32 or finer.
 
     Entries of `labels` that are NaN count for nothing. The mean over the others is over sequences
     × labels, that of torch's BCEWithLogitsLoss and of transformers. A hit is an entry on the right
-    side of one half.
+    side of one half. The loss of each sequence is multiplied by `weight`.
     """
     known, exact = ~labels.isnan(), torch.promote_types(logits.dtype, torch.float32)
     y = labels.nan_to_num(0.0).to(exact)
     each = F.binary_cross_entropy_with_logits(logits.to(exact), y, reduction="none")
-    return Loss((each * known).sum(), (((logits > 0) == (y > 0.5)) & known).sum())
+    return Loss((each * known * weight).sum(), (((logits > 0) == (y > 0.5)) & known).sum())
 
 
-def squared_error(outputs: Float[Tensor, " targets"], scores: Float[Tensor, " targets"]) -> Loss:
-    """Σ (output − score)², summed in fp32 or finer. Scores that are NaN count for nothing.
+def squared_error(
+    outputs: Float[Tensor, " targets"],
+    scores: Float[Tensor, " targets"],
+    weight: Float[Tensor, " targets"] | float = 1.0,
+) -> Loss:
+    """Σ weight · (output − score)², summed in fp32 or finer; NaN scores count for nothing.
 
     Divided by the number of the others it is the mean that transformers trains by where the
     problem is "regression".
@@ -114,7 +122,7 @@ def squared_error(outputs: Float[Tensor, " targets"], scores: Float[Tensor, " ta
     difference = outputs.to(torch.promote_types(outputs.dtype, torch.float32)) - scores.nan_to_num(
         0.0
     )
-    return Loss((difference.square() * known).sum())
+    return Loss((difference.square() * known * weight).sum())
 
 
 def span_loss(scores: Float[Tensor, "tokens 2"], layout: Layout, targets: SpanTargets) -> Loss:

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
+import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
+from torch import Tensor
 from typing_extensions import assert_never
 
+from bothways.core.batch import Batch
 from bothways.core.sequence import Ids, Sequence
-from bothways.core.targets import Targets
+from bothways.core.targets import Targets, WindowWeight
 from bothways.tasks.base import EncodedExample, Output
 from bothways.tasks.windows import windows
 from bothways.text.template import Template, assemble
@@ -102,7 +106,11 @@ class Fit:
 def encode_texts(
     examples: Many[Texts], targets: Many[Targets], tokenizer: Tokenizer, fit: Fit
 ) -> list[EncodedExample]:
-    """Encode texts and pairs; each sequence has its example's target under the name "label"."""
+    """Encode texts and pairs; each sequence has its example's target under the name "label".
+
+    Where long texts are read in windows, each sequence also has its "weight": the windows of a text
+    weigh as much together as one short text.
+    """
     firsts = tokenizer.encode([example.text for example in examples])
     seconds = iter(
         tokenizer.encode([example.text_b for example in examples if example.text_b is not None])
@@ -114,15 +122,23 @@ def encode_texts(
         else:
             b = next(seconds)
             tokens, (parts, cut) = len(a) + len(b), fit.pair(a, b, template)
+        held: dict[str, Targets] = {"label": target}
+        if fit.long_texts == "windows":
+            held["weight"] = WindowWeight(np.array([1 / len(parts)], dtype=np.float32))
         sequences = tuple(
             # [CLS], which the head reads, is global in Longformer.
-            Sequence(
-                part.ids, part.segments, {"label": target}, global_attention_mask=_first(len(part))
-            )
+            Sequence(part.ids, part.segments, held, global_attention_mask=_first(len(part)))
             for part in parts
         )
         results.append(EncodedExample(sequences, tokens, cut))
     return results
+
+
+def window_weight(batch: Batch) -> Float[Tensor, " sequences"]:
+    """Return the weight of each sequence's label: 1, or less where texts are read in windows."""
+    if "weight" not in batch.targets:
+        return torch.ones(batch.layout.sequences, device=batch.ids.device)
+    return torch.as_tensor(batch.target("weight", WindowWeight).weight)
 
 
 def _first(length: int) -> NDArray[np.bool_]:

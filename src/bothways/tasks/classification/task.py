@@ -44,7 +44,7 @@ from bothways.tasks.base import (
 from bothways.tasks.classification.checks import check_examples
 from bothways.tasks.metrics import classification_metrics, negative_log, softmax
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.text_encoding import averaged, encode_texts
+from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import TextColumns, TextExample, in_order, label_names
 from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
@@ -190,22 +190,25 @@ class Classifier(TaskLearner[TextExample, ClassPrediction]):
     ) -> None:
         super().__init__(task, model, tokenizer, labels, length)
         self._smoothing, self._equal = task.smoothing, task.weighting == "equal"
+        self._windows = task.long_texts == "windows"
         self._classes = torch.tensor(_weights(task, self.labels), dtype=torch.float64)
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the summed class weights of the labels; their number, where classes are equal."""
+        """Return the summed weights of the labels: of their class, and of their window."""
         labels = _labels(batch)
-        known = labels[labels != IGNORED]
-        return {"label": float(len(known)) if self._equal else float(self._classes[known].sum())}
+        known = labels != IGNORED
+        return {"label": float((self._classes[labels[known]] * window_weight(batch)[known]).sum())}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the cross-entropy of the labels. Weighted classes have no count of hits."""
+        """Return the cross-entropy of the labels. Weighted labels have no count of hits."""
         logits, labels = self.logits(batch), _labels(batch)
-        if self._equal and self._smoothing == 0:
+        if self._equal and self._smoothing == 0 and not self._windows:
             return {"label": cross_entropy(logits, labels)}
         classes = self._classes.to(logits.device)
-        loss = weighted_cross_entropy(logits, labels, classes, self._smoothing)
-        return {"label": loss if self._equal else dataclasses.replace(loss, hits=None)}
+        weight = window_weight(batch)
+        loss = weighted_cross_entropy(logits, labels, classes, self._smoothing, weight)
+        weighted = self._windows or not self._equal
+        return {"label": dataclasses.replace(loss, hits=None) if weighted else loss}
 
     def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """Return one logit per label for each sequence."""

@@ -42,7 +42,7 @@ from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabe
 from bothways.tasks.multilabel.checks import check_label_sets
 from bothways.tasks.multilabel.examples import MultilabelExample, parse_labels
 from bothways.tasks.predictions import MultilabelPrediction
-from bothways.tasks.text_encoding import averaged, encode_texts
+from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import TextColumns, in_order, texts_of_row
 from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
@@ -228,8 +228,9 @@ class MultilabelClassifier(TaskLearner[MultilabelExample, MultilabelPrediction])
     """A multilabel task with a model that has the head "labels"; see `TaskLearner`."""
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of labelled sequences times that of labels."""
-        return {"label": float((~_labels(batch).isnan()).sum())}
+        """Return the number of labelled texts times that of labels."""
+        known = ~_labels(batch).isnan()
+        return {"label": float((known * window_weight(batch)[:, None]).sum(dtype=torch.float64))}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of all decisions.
@@ -237,7 +238,8 @@ class MultilabelClassifier(TaskLearner[MultilabelExample, MultilabelPrediction])
         Hits are not counted: nearly all labels are absent, so the share of right decisions is high
         for any model.
         """
-        loss = binary_cross_entropy(self.logits(batch), _labels(batch))
+        weight = window_weight(batch)[:, None]
+        loss = binary_cross_entropy(self.logits(batch), _labels(batch), weight)
         return {"label": dataclasses.replace(loss, hits=None)}
 
     def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:

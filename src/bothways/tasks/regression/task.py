@@ -38,7 +38,7 @@ from bothways.tasks.base import (
 from bothways.tasks.metrics import correlation
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.text_checks import check_answered, check_overlap, check_texts, text_key
-from bothways.tasks.text_encoding import averaged, encode_texts
+from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import LABELS, TextExample
 from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
@@ -128,12 +128,13 @@ class Regressor(TaskLearner[TextExample, ScorePrediction]):
     """A regression task with a model whose head "labels" has one output; see `TaskLearner`."""
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of sequences with a score."""
-        return {"label": float((~_targets(batch).isnan()).sum())}
+        """Return the number of texts with a score."""
+        known = ~_targets(batch).isnan()
+        return {"label": float(window_weight(batch)[known].sum(dtype=torch.float64))}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the squared error of the scores."""
-        return {"label": squared_error(self.scores(batch), _targets(batch))}
+        return {"label": squared_error(self.scores(batch), _targets(batch), window_weight(batch))}
 
     def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
         """Return one score for each sequence."""
