@@ -73,3 +73,23 @@ def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path: P
         raise ZeroDivisionError
     assert (place / "a").read_text() == "former"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_reader_that_takes_the_pause_between_two_renames_for_a_crash_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, usual, tries = tmp_path / "model", Path.rename, iter(range(2))
+    with replace_folder(place) as hidden:
+        (hidden / "a").write_text("former")
+
+    def rename(path: Path, target: Path) -> Path:
+        if path.name.startswith(".writing-new-") and next(tries) == 0:
+            files.recover_folder(place)
+        return usual(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    with replace_folder(place) as hidden:
+        (hidden / "a").write_text("later")
+    assert (place / "a").read_text() == "later"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

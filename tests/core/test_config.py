@@ -454,6 +454,9 @@ def test_files_that_are_no_toml_are_named(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"binary\.toml: is not TOML"):
         read_toml(tmp_path / "binary.toml")
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"deep\.toml: is not TOML"):
+        read_toml(tmp_path / "deep.toml")
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import json
 import os
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from bothways.core.errors import FolderError, ResourceError
 from bothways.hub.hf_config import format_note
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.resolve import resolve_run
 from bothways.model.heads import Head, LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
@@ -283,3 +287,40 @@ def test_what_an_earlier_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
     for _ in range(2):
         save_model(tmp_path / "ours", own("Model"))
     assert [file.name for file in tmp_path.iterdir()] == ["ours"]
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+from bothways.core import atomic_files
+from bothways.hub.model_folder import load_model, save_model
+
+loaded, rename = load_model(sys.argv[1]), Path.rename
+
+
+def killed(path, target):
+    if path.name.startswith(atomic_files.HIDDEN):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(path, target)
+
+
+atomic_files._exchange = lambda *_: False  # as on a file system that cannot exchange two names
+Path.rename = killed
+save_model(sys.argv[1], loaded.model)
+"""
+
+
+def test_a_save_that_was_killed_between_its_renames_is_undone_when_the_model_is_opened(
+    tmp_path: Path,
+) -> None:
+    for place, name in ((tmp_path / "ours", "ours"), (tmp_path / "run" / "model", "run")):
+        save_model(place, own("Model"))
+        before = {file.name: file.read_bytes() for file in place.iterdir()}
+        done = subprocess.run([sys.executable, "-c", _KILLED, place], check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert not place.exists()
+        load_model(resolve_run(str(tmp_path / name)))
+        assert {file.name: file.read_bytes() for file in place.iterdir()} == before
+        save_model(place, own("Model"))  # what the killed process was writing is removed
+        assert [file.name for file in place.parent.iterdir() if "writing" in file.name] == []

@@ -83,7 +83,9 @@ def test_a_new_run_begins_its_records_anew(tmp_path):
     assert file.read_text() == '{"step": 1}\n'
 
 
-@pytest.mark.parametrize("bad", ["no json", "[1]", '{"loss": 1}', '{"step": "x"}', "null"])
+@pytest.mark.parametrize(
+    "bad", ["no json", "[1]", '{"loss": 1}', '{"step": "x"}', "null", "[" * 10**5]
+)
 def test_a_line_that_is_no_record_is_refused(tmp_path, bad):
     file = tmp_path / "metrics.jsonl"
     file.write_text(f'{{"step": 1}}\n{bad}\n{{"step": 2}}\n')

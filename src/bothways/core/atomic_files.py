@@ -49,10 +49,15 @@ def replace_folder(place: Path) -> Iterator[Path]:
 
 
 def recover_folder(place: Path) -> None:
-    """Restore a folder whose replacement was killed between its two renames."""
+    """Restore a folder whose replacement was killed between its two renames.
+
+    Raises:
+        OSError: no permission.
+    """
     old = place.with_name(f"{HIDDEN}old-{place.name}")
     if old.exists() and not place.exists():
-        old.rename(place)
+        with contextlib.suppress(FileNotFoundError):  # another process has restored it
+            old.rename(place)
 
 
 def replace_file(place: Path, write: Callable[[Path], object]) -> None:
@@ -135,6 +140,9 @@ def _rename_twice(hidden: Path, place: Path) -> None:
     try:
         hidden.rename(place)
     except OSError:
+        if place.exists() and not old.exists():  # a reader took the pause for a crash
+            _rename_twice(hidden, place)
+            return
         recover_folder(place)
         raise
     shutil.rmtree(old, ignore_errors=True)

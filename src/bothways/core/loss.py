@@ -8,6 +8,7 @@ number of ranks do not change the update. The weight follows from the targets al
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jaxtyping import Float, Int
@@ -25,3 +26,8 @@ class Loss:
 
     total: Float[Tensor, ""]
     hits: Int[Tensor, ""] | None = None
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss) of a mean loss in nats, at most e⁷⁰⁰: a higher one is no finite number."""
+    return math.exp(min(loss, 700.0))

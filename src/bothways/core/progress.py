@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from datetime import timedelta
 from typing import Protocol, TypeVar, runtime_checkable
+
+from bothways.core.terminal import time_text
 
 T = TypeVar("T")
 
@@ -86,4 +87,4 @@ class TimeLeft:
         if share <= before:
             return f"{share:.0%} done"
         left = (now - start) * max(0.0, 1 - share) / (share - before)
-        return f"{share:.0%} done, {timedelta(seconds=round(left))} left"
+        return f"{share:.0%} done, {time_text(left)} left"

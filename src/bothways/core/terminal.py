@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,3 +39,11 @@ def listed(names: Iterable[str], limit: int = 20) -> str:
 def say(console: Console, text: str) -> None:
     """Print a line without interpreting markup, colours or line breaks."""
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+_LONGEST = 1e9
+
+
+def time_text(seconds: float) -> str:
+    """Return a time as "0:01:30" or "2 days, 3:00:00"; "years" for 30 years or more."""
+    return str(timedelta(seconds=math.ceil(seconds))) if seconds < _LONGEST else "years"

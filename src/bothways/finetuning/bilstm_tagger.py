@@ -29,6 +29,8 @@ from torch import Tensor, nn
 from bothways.core.atomic_files import replace_folder
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.errors import BothwaysError
+from bothways.core.json_reader import read_object
 from bothways.core.learner import Learner, evaluating
 from bothways.core.loss import Loss
 from bothways.core.progress import OnShare, untold
@@ -172,11 +174,11 @@ def _words(item: EncodedExample) -> NDArray[np.int64]:
 def _held(folder: Path, about: Mapping[str, object]) -> tuple[int, ...]:
     """Return the layers that a folder holds; none if it holds other features."""
     try:
-        record = json.loads((folder / _ABOUT).read_text(encoding="utf8"))
-    except (OSError, ValueError):
+        record = read_object(folder / _ABOUT)
+    except BothwaysError:
         return ()
-    layers = tuple(record.pop("layers", ()))
-    return layers if record == about else ()
+    layers = record.pop("layers", ())
+    return tuple(layers) if record == about and isinstance(layers, list) else ()
 
 
 def _key(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> str:

@@ -6,12 +6,10 @@ of random vectors with the data's numbers of words, since the features are not c
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
@@ -19,8 +17,10 @@ import numpy as np
 from typing_extensions import assert_never
 
 from bothways.core.batch import pack
+from bothways.core.config.checks import require_seed
 from bothways.core.finding import Finding, report_findings
 from bothways.core.targets import TokenTargets
+from bothways.core.terminal import time_text
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning.bilstm_tagger import (
     BiLSTMTagger,
@@ -94,6 +94,9 @@ class FeatureConfig:
     stored: Stored = "float32"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        require_seed(seed=self.seed)
+
 
 @dataclass(frozen=True)
 class TaggedSentences:
@@ -146,7 +149,7 @@ def forecast_features(sentences: TaggedSentences, settings: FeatureConfig, folde
     Features that the folder holds take no time. Torch's generator is used.
     """
     parts = [*_encoding(sentences, settings, folder), _fitting(sentences, settings)]
-    left = timedelta(seconds=math.ceil(sum(seconds for _, seconds in parts)))
+    left = time_text(sum(seconds for _, seconds in parts))
     return Finding(
         "time", "note", f"{', '.join(text for text, _ in parts)}, as measured now: about {left}"
     )

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 
 from bothways.core.config import reader as configs
+from bothways.core.config.checks import require_seed
 from bothways.core.errors import ConfigError
 from bothways.core.stages import OnStage, unseen
 from bothways.finetuning.config import RECIPES, USUAL, FinetuneSettings, expand_shorthands
@@ -136,6 +137,7 @@ def finetune_rows(  # noqa: PLR0913 – one option per question
     Raises:
         BothwaysError: the data or a setting cannot be used, or a loss is not finite.
     """
+    require_seed(seed=seed, order_seed=order_seed)
     definition = trainable_task(task) if isinstance(task, str) else task
     base = RECIPES[recipe](definition)
     method = configs.load(FinetuneSettings, base=base, overrides=expand_shorthands(settings))

@@ -14,6 +14,7 @@ import torch
 
 from bothways.core.batch import Batch, pack
 from bothways.core.config import reader as configs
+from bothways.core.config.checks import require_seed
 from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
@@ -70,6 +71,7 @@ class FinetuneConfig(FinetuneSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_seed(seed=self.seed, order_seed=self.order_seed)
         if self.training.early_stopping is not None and self.dev is None:
             what = "early stopping needs dev data to measure improvement"
             raise ConfigError(

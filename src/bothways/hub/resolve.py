@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from bothways.core.errors import FolderError
+from bothways.core.atomic_files import recover_folder
+from bothways.core.errors import FolderError, os_errors
 from bothways.core.json_reader import read_json
 
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
@@ -57,8 +58,13 @@ _FIX = (
 
 
 def resolve_run(name: str) -> str | Path:
-    """Return the model folder of this name; for the folder of a run, the model in it."""
+    """Return the model folder of this name; for the folder of a run, the model in it.
+
+    Raises:
+        ResourceError: as `resolve`.
+    """
     inner = Path(name).expanduser() / "model"
+    _recover(inner)
     is_run = (inner / "config.json").is_file() and not (inner.parent / "config.json").exists()
     return inner if is_run else name
 
@@ -68,13 +74,16 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
 
     A name without a slash, or one whose parent folder exists here, is a folder and is never
     looked up on the Hub, except for the short names of well-known models. In an older folder of
-    sentence-transformers the result is the folder of the Transformer within it.
+    sentence-transformers the result is the folder of the Transformer within it. A folder whose
+    replacement was killed is restored first.
 
     Raises:
+        ResourceError: the folder cannot be restored.
         FolderError: it is neither a folder nor an id, the Hub does not have it, or it cannot be
             reached.
     """
     folder = Path(name).expanduser()
+    _recover(folder)
     if folder.is_dir():
         return folder / _inner(folder)
     if folder.exists():
@@ -90,6 +99,13 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     if files is MODEL_FILES and not any(snapshot.glob("model*.safetensors")):
         snapshot = _download(hub_id, PICKLE_FILES, inner)
     return snapshot
+
+
+def _recover(folder: Path) -> None:
+    """Restore a folder whose replacement was killed between its two renames."""
+    if folder.name not in ("", ".."):
+        with os_errors(folder, "Rename the hidden folder next to it by hand."):
+            recover_folder(folder)
 
 
 def _hub_id(name: str | Path) -> str | None:

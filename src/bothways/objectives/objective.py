@@ -8,7 +8,6 @@ named in a TOML file and on the command line.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +16,7 @@ import numpy as np
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.learner import Learner
+from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
@@ -70,7 +70,7 @@ class Objective:
     def metrics(self, losses: Mapping[str, float], predicts: tuple[str, ...]) -> dict[str, float]:
         """Return further metrics of an evaluation, from its mean losses by name."""
         known = [losses[name] for name in predicts if name in losses]
-        return {"perplexity": math.exp(min(float(np.mean(known)), 700.0))} if known else {}
+        return {"perplexity": perplexity(float(np.mean(known)))} if known else {}
 
     @property
     def predicted(self) -> float:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from bothways.core.batch import pack
 from bothways.core.sequence import Sequence
+from bothways.core.terminal import time_text
 from bothways.finetuning.feature_data import (
     FeatureConfig,
     encoder_speed,
@@ -203,15 +203,10 @@ def _tagger_seconds(
 def cost_table(costs: Many[Cost], note: str) -> TableSection:
     """Return the costs as a table, one experiment per row, with their sum."""
     rows: list[list[Cell]] = [
-        [cost.name, cost.runs, cost.done, cost.examples, round(cost.tokens), _time(cost.seconds)]
-        for cost in costs
+        [c.name, c.runs, c.done, c.examples, round(c.tokens), time_text(c.seconds)] for c in costs
     ]
     seconds = sum(cost.seconds for cost in costs)
     runs, done = sum(cost.runs for cost in costs), sum(cost.done for cost in costs)
-    rows.append(["all", runs, done, None, None, _time(seconds)])
+    rows.append(["all", runs, done, None, None, time_text(seconds)])
     columns = ["task", "runs", "finished", "training examples", "tokens (≈)", "time left (≈)"]
     return TableSection("Estimated cost", columns, rows, total=True, note=note)
-
-
-def _time(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

@@ -6,10 +6,8 @@ warnings and notes are printed once. `bothways.tasks.checks` checks labels.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -19,6 +17,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.learner import Learner
 from bothways.core.progress import OnShare, untold
+from bothways.core.terminal import time_text
 from bothways.model.block import Block
 from bothways.model.config import ModelConfig
 from bothways.model.flops import BACKWARD, kept_floats
@@ -96,7 +95,7 @@ def forecast(
 ) -> Finding:
     """Return a forecast of the time for a number of tokens, measured by `speed`."""
     rate = speed(learner, batch, precision, on_share)
-    left = timedelta(seconds=math.ceil(tokens / rate))
+    left = time_text(tokens / rate)
     return Finding(
         "time",
         "note",

@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
+from bothways.core.config.checks import require_seed
 from bothways.core.config.reader import Members
 from bothways.core.errors import ConfigError
 from bothways.data.batching import BatchSize, ExampleBudget, TokenBudget
@@ -92,8 +93,7 @@ class PretrainConfig:
         return segments_for(self.objective, phase.segments, phase.length)
 
     def __post_init__(self) -> None:
-        if not -(2**62) <= self.seed <= 2**62:
-            raise ConfigError(f"must be from -2**62 to 2**62, not {self.seed}", where="seed")
+        require_seed(seed=self.seed)
         self.objective.models(self.encoder)  # raises ConfigError if they do not fit
         total = sum(phase.share for phase in self.phases)
         if abs(total - 1) > 1e-6:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.core.loss import perplexity
+
 
 def brief(value: float) -> float:
     """Round a number to six digits, for JSON."""
@@ -167,7 +169,7 @@ class LikelihoodPrediction:
     @property
     def pseudo_perplexity(self) -> float | None:
         """exp of the mean loss of a token; None for an empty text."""
-        return math.exp(-self.log_likelihood / len(self.tokens)) if self.tokens else None
+        return perplexity(-self.log_likelihood / len(self.tokens)) if self.tokens else None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -30,6 +30,7 @@ import bothways
 from bothways.core.atomic_files import file_digest, remove_folder, replace_folder
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import CheckpointError, ConfigError, ResourceError
+from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
 from bothways.runtime.devices import disk_free
@@ -303,18 +304,10 @@ def _misfit(folder: Path, name: str, error: Exception) -> CheckpointError:
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        values = json.loads((folder / name).read_text(encoding="utf8"))
-    except OSError as error:
-        raise DamagedError(
-            f"is not a checkpoint: {name} cannot be read", where=folder, fix=_GO_BACK
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(
-            f"{name} is damaged: it is not JSON", where=folder, fix=_GO_BACK
-        ) from error
-    if not isinstance(values, dict):
-        raise DamagedError(f"{name} is damaged: it holds no table", where=folder, fix=_GO_BACK)
-    return values
+        return read_object(folder / name, DamagedError, _GO_BACK)
+    except ResourceError as error:
+        what = f"is not a checkpoint: {name} cannot be read"
+        raise DamagedError(what, where=folder, fix=_GO_BACK) from error
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ One type serves for the end of a run, warm-up, evaluation and saving.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +15,18 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError
 
+LONGEST = 1e15
+"""The largest number of a duration: whole numbers up to it are exact as floating-point numbers."""
+
 
 @dataclass(frozen=True)
 class _Amount:
     count: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.count < math.inf:
-            raise ConfigError(f"{self} is not a valid duration: it must be above 0 and finite")
+        if not 0 < self.count <= LONGEST:
+            what = f"{self} is not a valid duration: it must be above 0 and at most {LONGEST:g}"
+            raise ConfigError(what)
 
     def __str__(self) -> str:
         return f"{self.count:.12g} {type(self).__name__.lower()}"
@@ -69,7 +72,7 @@ _UNITS: dict[str, Callable[[float], Steps | Tokens | Epochs | Hours]] = {
     "minutes": lambda n: Hours(n / 60),
     "seconds": lambda n: Hours(n / 3600),
 }
-_FORM = re.compile(r"\s*([-+]?\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]+)\s*")
+_FORM = re.compile(r"\s*([-+]?\d+(?:_\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]+)\s*")
 
 
 def _whole(number: float, unit: str) -> int:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,9 +21,11 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from bothways.core.atomic_files import replace_file
-from bothways.core.errors import CheckpointError, os_errors
+from bothways.core.errors import BothwaysError, CheckpointError, os_errors
 from bothways.core.extras import optional
+from bothways.core.json_reader import parse_object
 from bothways.core.progress import TimeLeft
+from bothways.core.terminal import time_text
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, StepReport
 from bothways.training.state import RunState
@@ -126,11 +127,10 @@ def _whole_lines(file: Path) -> list[str]:
 
 def _step(file: Path, line: str) -> int:
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{line.strip()!r} is not a record of a run", where=file, fix="Delete that line."
-        ) from error
+        return int(parse_object(line, file)["step"])
+    except (BothwaysError, ValueError, KeyError, TypeError) as error:
+        what = f"{line.strip()[:80]!r} is not a record of a run"
+        raise CheckpointError(what, where=file, fix="Delete that line.") from error
 
 
 class TensorBoard:
@@ -224,7 +224,7 @@ class Terminal:
         """Move the bar, or print a line; that of an evaluation is always printed."""
         self._left = TimeLeft()
         if self._console.is_terminal and "share" in record:
-            left = _time_left(record["seconds_left"]) if "seconds_left" in record else ""
+            left = f"{time_text(record['seconds_left'])} left" if "seconds_left" in record else ""
             rest = {name: value for name, value in record.items() if name != "seconds_left"}
             # The bar and the time left stay visible on a narrow terminal: the line gives way.
             room = max(0, self._console.width - len(self._name) - len(left) - 16 - 3)
@@ -278,19 +278,11 @@ def _is_shown(name: str) -> bool:
 
 
 _NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "share", "gemm_share"}
-LONGEST = 1e9
-"""Seconds, about 30 years: a longer time left is not shown in figures."""
-
-
-def _time_left(seconds: float) -> str:
-    return f"{timedelta(seconds=round(seconds))} left" if seconds < LONGEST else "years left"
-
-
 _FORMS: dict[str, Callable[[float], str]] = {
     "learning_rate": lambda value: f"rate {value:.2e}",
     "gradient_norm": lambda value: f"gradient {value:.2f}",
     "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
-    "seconds_left": _time_left,
+    "seconds_left": lambda value: f"{time_text(value)} left",
 }
 
 

@@ -23,6 +23,14 @@ def require_at_least(least: int, where: str = "", **numbers: float | int | None)
             )
 
 
+def require_seed(where: str = "", **seeds: int | None) -> None:
+    """Check that seeds have at most 62 bits; arguments and errors as `require_at_least`."""
+    for name, seed in seeds.items():
+        if seed is not None and not -(2**62) <= seed <= 2**62:
+            what = f"must be from -2**62 to 2**62, not {seed}"
+            raise ConfigError(what, where=join_path(where, name))
+
+
 def require_probability(where: str = "", **rates: float | int | None) -> None:
     """Check that dropout rates are in [0, 1); arguments and errors as `require_at_least`."""
     for name, rate in rates.items():

@@ -26,7 +26,7 @@ def read_toml(file: Path) -> dict[str, Any]:
         tree: dict[str, Any] = parser.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=file) from error
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
         raise ConfigError(
             f"is not TOML: {error}", where=file, fix="Write key = value under [table] headings."
         ) from error

@@ -26,6 +26,7 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
 from bothways.core.errors import DataError
+from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
 from bothways.model.model import Model
@@ -133,8 +134,8 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
             total += prediction.log_likelihood
         if not tokens:
             raise nothing_to_score("token")
-        perplexity = float(np.exp(-total / tokens))
-        return {"pseudo_perplexity": perplexity, "pll": total, "tokens": tokens, "texts": texts}
+        mean = perplexity(-total / tokens)
+        return {"pseudo_perplexity": mean, "pll": total, "tokens": tokens, "texts": texts}
 
     def grade(
         self, example: TextExample, prediction: LikelihoodPrediction, labels: Many[str]

@@ -1,0 +1,116 @@
+"""Settings and places that no run can have: one message each, or a run that works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bothways
+from bothways import cli
+from bothways.core.errors import BothwaysError, ConfigError, ResourceError
+from bothways.core.folder_lock import lock_folder
+from bothways.core.loss import perplexity
+from bothways.finetuning.feature_data import FeatureConfig
+from bothways.tasks.predictions import LikelihoodPrediction
+from toy_folder import BAD, GOOD, make_folder
+
+ROWS = [{"text": f"a {word} film", "label": "pos"} for word in GOOD]
+ROWS += [{"text": f"a {word} play", "label": "neg"} for word in BAD]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("settings")
+    make_folder(folder / "bert", dropout=0.0)
+    lines = "".join(f"{row['text']}\t{row['label']}\n" for row in ROWS)
+    (folder / "train.tsv").write_text(f"text\tlabel\n{lines}", "utf8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.optimizer.lr=1e308", r"^training\.optimizer\.lr: must be above 0 and at most"),
+        ("lr=nan", r"^training\.optimizer\.lr: must be above 0 and at most"),
+        (f"seed={10**19}", r"^seed: must be from -2\*\*62 to 2\*\*62, not 10000000000000000000"),
+        (f"order_seed=-{10**19}", r"^order_seed: must be from -2\*\*62 to 2\*\*62"),
+        (f"training.until={10**22} steps", r"^training\.until: 1e\+22 steps is not a valid duration"),
+        ("training.until=1__0 steps", r"^training\.until: invalid duration '1__0 steps'"),
+        ("training.until=1_ steps", r"^training\.until: invalid duration '1_ steps'"),
+        (f"length={10**22}", r"^length: sequences of 10{22} tokens are longer than"),
+    ],
+)
+def test_a_setting_beyond_all_limits_is_one_message(
+    setting: str, message: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    with pytest.raises(BothwaysError, match=message):
+        cli.app(
+            ["finetune", "bert", "train.tsv", "--out", "run", setting],
+            result_action="return_value",
+        )
+
+
+def test_a_run_of_a_million_years_is_forecast(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The forecast is made; the run itself ends at its first step."""
+
+    def ended(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("bothways.finetuning.run.train", ended)
+    words = ["finetune", "bert", "train.tsv", "--out", "long", f"training.until={10**15} steps"]
+    with pytest.raises(KeyboardInterrupt):
+        cli.app(words, result_action="return_value")
+    captured = capsys.readouterr()
+    assert "as measured now: about years" in captured.out + captured.err
+
+
+def test_seeds_have_62_bits_in_python_too(place: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^seed: must be from"):
+        bothways.finetune(place / "bert", ROWS, seed=10**19)
+    with pytest.raises(ConfigError, match=r"^seed: must be from"):
+        FeatureConfig("bert", "a.conll", "b.conll", seed=10**19)
+
+
+def test_a_folder_that_nobody_may_change_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `chattr +i`: the folder exists, and no file can be created in it."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("bothways.core.folder_lock.FileLock.acquire", refused)
+    with (
+        pytest.raises(ResourceError, match=r"cannot be written: Operation not permitted"),
+        lock_folder(tmp_path),
+    ):
+        pass
+
+
+def test_a_perplexity_beyond_all_numbers_is_finite() -> None:
+    assert perplexity(1e4) == perplexity(700.0) < float("inf")
+    assert LikelihoodPrediction(("ape",), (-1e5,)).to_json()["pseudo_perplexity"] > 1e300
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status"), [("<&-", 2), (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0)]
+)
+def test_closed_streams_end_no_command_with_a_traceback(
+    redirection: str, status: int, place: Path
+) -> None:
+    words = "describe bert" if "<" not in redirection or ">" in redirection else "predict bert"
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m bothways {words} {redirection}"],
+        cwd=place,
+        capture_output=True,
+        check=False,
+    )
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == status
