@@ -37,7 +37,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("lr=nan", r"^training\.optimizer\.lr: must be above 0 and at most"),
         (f"seed={10**19}", r"^seed: must be from -2\*\*62 to 2\*\*62, not 10000000000000000000"),
         (f"order_seed=-{10**19}", r"^order_seed: must be from -2\*\*62 to 2\*\*62"),
-        (f"training.until={10**22} steps", r"^training\.until: 1e\+22 steps is not a valid duration"),
+        (
+            f"training.until={10**22} steps",
+            r"^training\.until: 1e\+22 steps is not a valid duration",
+        ),
         ("training.until=1__0 steps", r"^training\.until: invalid duration '1__0 steps'"),
         ("training.until=1_ steps", r"^training\.until: invalid duration '1_ steps'"),
         (f"length={10**22}", r"^length: sequences of 10{22} tokens are longer than"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,14 @@ import pytest
 from pyarrow import parquet
 
 from bothways.cli import app
+from bothways.commands import progress
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate_task, predict
 from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep, write_vectors
 from bothways.prediction.predictor import open_learner, open_task
+from bothways.tasks.sentence_embedding.folder import save_sentence_encoder
 from bothways.tasks.sentence_embedding.sts import Correlation
+from bothways.tasks.sentence_embedding.task import Embedder
 from bothways.tasks.text_examples import TextExample
 from toy_folder import FILLERS, make_folder
 
@@ -45,6 +49,32 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
     monkeypatch.chdir(place)
     app(list(words), result_action="return_value")
+
+
+def test_progress_is_printed_as_lines_where_there_is_no_terminal(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("embed", "bert", "texts.txt", "--out", str(place / "lines.npy"))
+    run(monkeypatch, place, *words)
+    assert "embedding:" not in capsys.readouterr().err  # shorter than ten seconds
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
+    run(monkeypatch, place, *words)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(r"^embedding: \d+ examples, \d+% done", captured.err, re.MULTILINE)
+
+
+def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embedder = open_learner(str(place / "bert"), "embed")
+    assert isinstance(embedder, Embedder)
+    save_sentence_encoder(place / "encoder", embedder)
+    (place / "encoder" / "bothways.json").unlink()  # as sentence-transformers would write it
+    run(monkeypatch, place, "evaluate", "encoder", "sts.tsv")
+    assert "encoder is a sentence encoder and is scored as embed" in capsys.readouterr().err
+    run(monkeypatch, place, "evaluate", "encoder", "sts.tsv", "--task", "embed")
+    assert "sentence encoder" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings", [{}, {"components": 7}])

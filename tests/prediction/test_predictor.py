@@ -18,7 +18,8 @@ from bothways.core.errors import ConfigError, DataError, DivergedError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import ChoiceHead, LabelHead, MaskedHead, PoolerHead, SpanHead, TagHead
 from bothways.model.model import Model
-from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.engine import prepare_task
+from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.runtime.devices import has_bf16, has_int8
 from bothways.tasks.catalogue import AnyTask
@@ -177,6 +178,28 @@ def test_outputs_that_are_not_finite_are_an_error(
             result_action="return_value",
         )
     assert "NaN" not in capsys.readouterr().out
+
+
+def test_bf16_without_its_instructions_is_refused_everywhere_and_auto_takes_fp32(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bothways.runtime.devices.has_bf16", lambda device: False)
+    words = ["predict", str(folder), "-", "--task", "fill", "--device", "cpu", "--precision"]
+    scored = ["evaluate", str(folder), "-", "--task", "likelihood", "--device", "cpu"]
+    learner = open_learner(folder, "embed", device="cpu")
+    calls = (
+        lambda: open_task(folder, "embed", precision="bf16", device="cpu"),
+        lambda: prepare_task(learner, "bf16"),
+        lambda: app([*words, "bf16"], result_action="return_value"),
+        lambda: app([*scored, "--precision", "bf16"], result_action="return_value"),
+    )
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"^precision: .* has no bf16 instructions"):
+            call()
+    assert open_task(folder, "embed", precision="auto", device="cpu").precision == "fp32"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the [MASK] was good\n")))
+    app([*words, "auto"], result_action="return_value")
+    assert "note: predicted in fp32" in capsys.readouterr().err
 
 
 def test_predict_prints_the_most_probable_labels(

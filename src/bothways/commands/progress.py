@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,10 @@ def watched(
 ) -> Iterator[PredictionCounts]:
     """Count predictions and show a bar with the number of examples and the time left.
 
+    Where standard error is no terminal, a line is printed every ten seconds instead.
+
     Args:
-        hidden: suppress the bar, even on a terminal.
+        hidden: show neither.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -77,19 +80,39 @@ def watched(
     from bothways.core.stages import counting
 
     console = Console(stderr=True)
+    if not (hidden or console.is_terminal):
+        yield counting(reading, _Lines(what))
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[count]:,.0f} examples"),
         TimeRemainingColumn(),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=hidden or not console.is_terminal
-    ) as progress:
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         bar = progress.add_task(what, total=None if reading.share is None else 1.0, count=0)
         yield counting(
             reading, lambda share, count: progress.update(bar, completed=share, count=count)
         )
+
+
+SECONDS_PER_LINE = 10.0
+"""The time between two lines of progress in a file or a pipe."""
+
+
+class _Lines:
+    """A receiver of the share done and the number of examples, which prints lines."""
+
+    def __init__(self, what: str) -> None:
+        from bothways.core.progress import TimeLeft
+
+        self._what, self._left, self._printed = what, TimeLeft(), time.monotonic()
+
+    def __call__(self, share: float | None, count: float) -> None:
+        part = "" if share is None else f", {self._left.said(share)}"
+        if time.monotonic() - self._printed >= SECONDS_PER_LINE:
+            self._printed = time.monotonic()
+            print(f"{self._what}: {count:,.0f} examples{part}", file=sys.stderr, flush=True)
 
 
 @contextmanager
