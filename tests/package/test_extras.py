@@ -9,8 +9,8 @@ from pathlib import Path
 from toy_folder import make_examples, make_folder, write_tsv
 
 OPTIONAL = (
-    "datasets", "google_crc32c", "jinja2", "matplotlib", "optuna", "pyarrow", "tensorboard",
-    "transformers", "zstandard",
+    "datasets", "google_crc32c", "jinja2", "matplotlib", "optuna", "pyarrow", "scipy", "sklearn",
+    "tensorboard", "transformers", "zstandard",
 )  # fmt: skip
 
 

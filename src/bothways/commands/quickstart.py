@@ -50,11 +50,13 @@ def quickstart(
 
     from bothways.commands.progress import say_kernels
     from bothways.core.errors import ConfigError
+    from bothways.core.extras import require
     from bothways.quickstart.report_page import quickstart_report
     from bothways.quickstart.story import Story, run_story
     from bothways.report.html import write_html
     from bothways.report.terminal import show
 
+    require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
     if minutes < 0.5:
         raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
     console, story = Console(stderr=True), Story(minutes=minutes)

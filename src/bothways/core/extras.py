@@ -38,3 +38,11 @@ def optional(extra: str, purpose: str) -> Iterator[None]:
             f"{purpose} needs the package {error.name!r}, which is not installed",
             fix=f'Install it: pip install "bothways[{extra}]"',
         ) from error
+
+
+def require(extra: str, purpose: str, *packages: str) -> None:
+    """Check that packages are installed, before long work that needs them; errors as `optional`."""
+    for package in packages:
+        if not installed(package):
+            with optional(extra, purpose):
+                raise ModuleNotFoundError(name=package)

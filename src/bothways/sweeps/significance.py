@@ -23,6 +23,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from bothways.core.errors import DataError, FolderError
+from bothways.core.extras import require
 from bothways.prediction.engine import PredictionCounts
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.tasks.base import Reading, examples_fingerprint
@@ -118,9 +119,11 @@ def compare(
         DataError: the models read different examples, there are fewer than two, or an example has
             no label.
         ConfigError: the task has no grade for a single example.
+        ResourceError: SciPy is not installed.
         FolderError: the second model lacks the heads of the first one's task.
         BothwaysError: a folder or the data cannot be read.
     """
+    require("report", "a test of significance", "scipy")
     for one in (*folders(a), *folders(b)):  # fail before reading all the data
         task = open_learner(one, task or default_task(one), device="cpu").task.name
     left, right = (

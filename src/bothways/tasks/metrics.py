@@ -5,7 +5,6 @@ Correlations and thresholds are exceptions: they need all scores at once.
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -37,25 +36,19 @@ def classification_metrics(confusion: Int[NDArray[np.int64], "labels labels"]) -
         "accuracy", "f1_macro" (over classes that occur or are predicted), "mcc", and "f1" for two
         classes; 0 where a quotient is undefined.
     """
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-    truth, predicted = np.nonzero(confusion)
-    counts, single = confusion[truth, predicted], len({*truth.tolist(), *predicted.tolist()}) == 1
-    averages = ["macro", "binary"] if len(confusion) == 2 else ["macro"]
-    f1 = {
-        average: f1_score(
-            truth, predicted, average=average, sample_weight=counts, zero_division=0.0
-        )
-        for average in averages
-    }
+    right = np.diag(confusion).astype(np.float64)
+    true, given = confusion.sum(1).astype(np.float64), confusion.sum(0).astype(np.float64)
+    total, known = true.sum(), true + given > 0
+    f1 = 2 * right / np.maximum(1, true + given)
+    # Matthews correlation of several classes (Gorodkin 2004), in counts.
+    norm = np.sqrt(total**2 - true @ true) * np.sqrt(total**2 - given @ given)
     scores = {
-        "accuracy": accuracy_score(truth, predicted, sample_weight=counts),
-        "f1_macro": f1["macro"],
-        # For a single class scikit-learn returns 0 too, with a warning.
-        "mcc": 0.0 if single else matthews_corrcoef(truth, predicted, sample_weight=counts),
+        "accuracy": right.sum() / total,
+        "f1_macro": f1[known].mean(),
+        "mcc": (total * right.sum() - true @ given) / norm if norm > 0 else 0.0,
     }
-    if "binary" in f1:
-        scores["f1"] = f1["binary"]
+    if len(confusion) == 2:
+        scores["f1"] = f1[1]
     return {name: float(score) for name, score in scores.items()}
 
 
@@ -148,12 +141,24 @@ def correlation(
     Returns:
         "pearson" and "spearman" (0 where an array is constant or has one element), and "mse".
     """
-    from scipy import stats
-
     result = {"pearson": 0.0, "spearman": 0.0, "mse": float(np.square(truth - predicted).mean())}
     if np.ptp(truth) > 0 and np.ptp(predicted) > 0:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SciPy warns about nearly constant arrays.
-            result["pearson"] = float(stats.pearsonr(truth, predicted).statistic)
-            result["spearman"] = float(stats.spearmanr(truth, predicted).statistic)
+        result["pearson"] = _pearson(truth, predicted)
+        result["spearman"] = _pearson(_ranks(truth), _ranks(predicted))
+    return result
+
+
+def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    units = []
+    for column in (x, y):
+        centred = column - column.mean()
+        centred /= np.abs(centred).max()  # squares of large numbers would overflow
+        units.append(centred / np.linalg.norm(centred))
+    return float(np.clip(units[0] @ units[1], -1, 1))
+
+
+def _ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the ranks from 1; equal numbers share the mean of theirs."""
+    _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
+    result: NDArray[np.float64] = (counts.cumsum() - (counts - 1) / 2)[place]
     return result
