@@ -6,10 +6,14 @@ import dataclasses
 import random
 from pathlib import Path
 
+import pytest
+
+from bothways.core.errors import FolderError
 from bothways.data.batching import ExampleBudget
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import label
 from bothways.finetuning.in_memory_run import fit_task
+from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
 from bothways.model.parameters import parameter_table
@@ -50,7 +54,19 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -
     assert evaluate_task(learner, dev) == result.metrics
     predict = Predictor(learner)
     row = {"words": ["cat", "ape", "dog"], "first": 1, "second": 2}
-    assert predict([row, {**row, "first": 2, "second": 1}])[0].label == "before"
+    expected = predict([row, {**row, "first": 2, "second": 1}])
+    assert expected[0].label == "before"
+
+    place = result.save(tmp_path / "saved")
+    loaded = load_model(place, heads=(RelationHead(2),))
+    assert loaded.labels == ("after", "before")
+    again = task.learner(loaded.model, loaded.tokenizer(), loaded.labels, LENGTH)
+    assert Predictor(again)([row, {**row, "first": 2, "second": 1}]) == expected
+    assert evaluate_task(again, dev) == result.metrics
+    with pytest.raises(FolderError, match=r"bothways\.heads\.0.*: unknown kind 'relation'"):
+        load_model(place)
+    with pytest.raises(FolderError, match=r"bothways\.heads: holds .*'count': 2.* is given"):
+        load_model(place, heads=(RelationHead(3),))
 
 
 def test_its_parameters_and_operations_are_counted() -> None:

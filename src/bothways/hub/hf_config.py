@@ -6,7 +6,7 @@ version of the family is known to have is listed in the load report.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,8 +20,8 @@ from bothways.families.weight_names import KeyTable
 from bothways.hub.load_report import listed
 from bothways.hub.native_format import (
     NATIVE,
-    NATIVE_KEYS,
     native_architecture,
+    native_keys,
     native_settings,
     read_native,
 )
@@ -140,8 +140,11 @@ def label_name(at: int) -> str:
     return f"LABEL_{at}"
 
 
-def read_hf_config(folder: Path) -> HFConfig:
+def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
     """Read the `config.json` of a folder.
+
+    Args:
+        own: heads from outside the library, which the file may name.
 
     Raises:
         FolderError: the file is missing or malformed, the family is unknown, or a setting has no
@@ -155,7 +158,7 @@ def read_hf_config(folder: Path) -> HFConfig:
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
     raw = read_object(file, FolderError)
     if raw.get("model_type") == NATIVE:
-        return _read_native(raw, file)
+        return _read_native(raw, file, own)
     family = family_named(str(raw.get("model_type")))
     if family is None:
         known = ", ".join([*(family.model_type for family in FAMILIES), NATIVE])
@@ -204,9 +207,10 @@ def _recorded_dropouts(folder: Path) -> dict[str, float]:
     }
 
 
-def _read_native(raw: Mapping[str, Any], file: Path) -> HFConfig:
-    encoder, heads = read_native(raw, file)
-    config = HFConfig(raw, file, NATIVE, encoder, NATIVE_KEYS, native_architecture(heads), heads)
+def _read_native(raw: Mapping[str, Any], file: Path, own: Iterable[Head]) -> HFConfig:
+    encoder, heads = read_native(raw, file, own)
+    keys, architecture = native_keys(heads), native_architecture(heads)
+    config = HFConfig(raw, file, NATIVE, encoder, keys, architecture, heads)
     counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
     if "id2label" in raw and counts != {len(config.labels())}:
         named, outputs = len(config.labels()), sorted(counts) or "none"
@@ -235,9 +239,10 @@ def write_hf_config(
     known = None if family is None else family.architecture_with(model.heads)
     outputs = _output_settings(model, labels, problem, where)
     if family is None or known is None or isinstance(config, LSTMConfig):
-        own = native_architecture(model.specification)
-        raw = {**native_settings(config, model.specification), **outputs}
-        return HFConfig(raw, where, NATIVE, config, NATIVE_KEYS, own, model.specification)
+        heads = model.specification
+        raw = {**native_settings(config, heads), **outputs}
+        keys, own = native_keys(heads), native_architecture(heads)
+        return HFConfig(raw, where, NATIVE, config, keys, own, heads)
     ids = model.kept.get("config.json", {}) if tokenizer is None else _special_ids(tokenizer)
     dropouts, record = _dropout_settings(family, model)
     raw = {

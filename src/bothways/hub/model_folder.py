@@ -40,7 +40,7 @@ from bothways.hub.load_report import LoadPlan, LoadReport, head_of, listed, plan
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
 from bothways.hub.weight_files import AGAIN, Weights, open_weights
-from bothways.model.heads import Head, PoolerHead, with_pooler
+from bothways.model.heads import Head, LabelHead, PoolerHead, TagHead, with_pooler
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 
@@ -133,6 +133,7 @@ def load_model(
     Args:
         source: the folder, or the model's id on the Hub.
         heads: the model's heads, with the pooler that they read; None means those of the folder.
+            Needed for a head from outside the library, whose class the folder cannot name.
         fresh: kinds of heads that start at random, even where the folder holds them.
         whole: whether the file must hold all of these heads; otherwise incomplete ones are left
             out, and listed in `faults`.
@@ -147,14 +148,14 @@ def load_model(
         >>> loaded.model.config.width  # doctest: +SKIP
         768
     """
-    folder = resolve(source)
-    config, weights = read_hf_config(folder), open_weights(folder)
+    folder, given = resolve(source), None if heads is None else tuple(heads)
+    config, weights = read_hf_config(folder, given or ()), open_weights(folder)
     config = config.with_names(weights.shapes)
     _check_depth(config, weights)
-    if heads is None:
+    if given is None:
         requested = heads_of(config, weights.shapes)
     else:
-        requested = with_pooler(config.encoder, heads)
+        requested = with_pooler(config.encoder, given)
     faults = {} if whole else faults_of(config, weights.shapes, requested, fresh)
     wanted = tuple(head for head in requested if head.kind not in faults)
     kinds = {head.kind for head in wanted}
@@ -169,7 +170,8 @@ def load_model(
     }
     known = (VERSION, DROPOUTS, VOCABULARY)
     extra = {key: value for key, value in _read_record(folder).items() if key not in known}
-    labels = config.labels() if {"labels", "tags"} & (kinds - set(fresh)) else ()
+    named = [h for h in wanted if isinstance(h, LabelHead | TagHead) and h.kind not in fresh]
+    labels = config.labels() if named else ()
     return LoadedModel(model, report, folder, labels, config.problem, extra, faults)
 
 

@@ -25,13 +25,13 @@ from bothways.model.model import Model
 
 NATIVE = "bothways"
 """The model type, and the key of our configuration in `config.json`."""
-NATIVE_KEYS = KeyTable(
-    "",
-    (
-        Rename("encoder", "encoder"),
-        *(Rename(f"heads.{kind}", f"heads.{kind}") for kind in HEADS),
-    ),
-)
+
+
+def native_keys(heads: Iterable[Head]) -> KeyTable:
+    """Return the names of the tensors: our own, for every head of the library and for these."""
+    kinds = dict.fromkeys([*HEADS, *(head.kind for head in heads)])
+    renames = (Rename(f"heads.{kind}", f"heads.{kind}") for kind in kinds)
+    return KeyTable("", (Rename("encoder", "encoder"), *renames))
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,13 @@ def native_settings(config: ModelConfig, heads: tuple[Head, ...]) -> dict[str, A
     }
 
 
-def read_native(raw: Mapping[str, Any], file: Path) -> tuple[ModelConfig, tuple[Head, ...]]:
+def read_native(
+    raw: Mapping[str, Any], file: Path, own: Iterable[Head] = ()
+) -> tuple[ModelConfig, tuple[Head, ...]]:
     """Return the encoder and the heads that a `config.json` in our own format describes.
+
+    Args:
+        own: heads from outside the library, which the file may name.
 
     Raises:
         FolderError: a key or value is missing, unknown or malformed; it has the dotted path.
@@ -78,15 +83,36 @@ def read_native(raw: Mapping[str, Any], file: Path) -> tuple[ModelConfig, tuple[
     if not isinstance(tree, Mapping):
         what = f"{NATIVE}: must be an object with encoder and heads, not {tree!r:.40}"
         raise FolderError(what, where=file, fix="Save the model again, or copy the file again.")
+    given = {head.kind: head for head in own if head.kind not in HEADS}
+    tree, outside = _without(tree, given, file)
     try:
         config = configs.read(NativeConfig, tree, where=NATIVE)
         _compare(tree, configs.to_dict(config), NATIVE)
         check_size(config.encoder, f"{NATIVE}.encoder")
         with without_weights():
-            Model(config.encoder, config.heads)
+            Model(config.encoder, (*config.heads, *outside))
     except ConfigError as error:
         raise FolderError(f"{error.where}: {error.what}", where=file, fix=error.fix) from error
-    return config.encoder, config.heads
+    return config.encoder, (*config.heads, *outside)
+
+
+def _without(
+    tree: Mapping[str, Any], given: Mapping[str, Head], file: Path
+) -> tuple[Mapping[str, Any], list[Head]]:
+    """Return the tree without the heads that are given, and these heads."""
+    parts, rest, outside = tree.get("heads"), [], []
+    if not given or not isinstance(parts, list):
+        return tree, []
+    for part in parts:
+        head = given.get(str(part.get("kind") if isinstance(part, Mapping) else part))
+        if head is None:
+            rest.append(part)
+        elif part in (head.kind, configs.to_dict(head)):
+            outside.append(head)
+        else:
+            what = f"{NATIVE}.heads: holds {part!r:.80}, and {configs.to_dict(head)} is given"
+            raise FolderError(what, where=file, fix="Give the head that the model was saved with.")
+    return {**tree, "heads": rest}, outside
 
 
 def _compare(given: Any, read: Any, where: str) -> None:
