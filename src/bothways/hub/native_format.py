@@ -83,7 +83,7 @@ def read_native(
     if not isinstance(tree, Mapping):
         what = f"{NATIVE}: must be an object with encoder and heads, not {tree!r:.40}"
         raise FolderError(what, where=file, fix="Save the model again, or copy the file again.")
-    given = {head.kind: head for head in own if head.kind not in HEADS}
+    given: dict[str, Head] = {head.kind: head for head in own if head.kind not in HEADS}
     tree, outside = _without(tree, given, file)
     try:
         config = configs.read(NativeConfig, tree, where=NATIVE)
