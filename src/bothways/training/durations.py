@@ -5,6 +5,7 @@ One type serves for the end of a run, warm-up, evaluation and saving.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,18 +16,14 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError
 
-LONGEST = 1e15
-"""The largest number of a duration: whole numbers up to it are exact as floating-point numbers."""
-
 
 @dataclass(frozen=True)
 class _Amount:
     count: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.count <= LONGEST:
-            what = f"{self} is not a valid duration: it must be above 0 and at most {LONGEST:g}"
-            raise ConfigError(what)
+        if not 0 < self.count < math.inf:
+            raise ConfigError(f"{self} is not a valid duration: it must be above 0 and finite")
 
     def __str__(self) -> str:
         return f"{self.count:.12g} {type(self).__name__.lower()}"
