@@ -9,7 +9,7 @@ import pytest
 from bothways.core.errors import DataError, ResourceError
 from bothways.core.extras import optional
 from bothways.core.json_reader import read_json, read_object
-from bothways.core.terminal import listed, printable
+from bothways.core.terminal import listed, printable, time_text
 
 
 def test_control_characters_are_escaped() -> None:
@@ -25,6 +25,13 @@ def test_control_characters_of_names_do_not_reach_messages() -> None:
 def test_long_lists_are_cut() -> None:
     assert listed("abcd", 2) == "a, b and 2 more"
     assert listed("ab", 2) == "a, b"
+
+
+def test_times_of_any_length_are_texts() -> None:
+    assert [time_text(seconds) for seconds in (0.0, 89.5, 90000.0)] == [
+        "0:00:00", "0:01:30", "1 day, 1:00:00",
+    ]  # fmt: skip
+    assert {time_text(seconds) for seconds in (1e9, 1e30, float("inf"))} == {"years"}
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
