@@ -185,7 +185,7 @@ def test_bf16_without_its_instructions_is_refused_everywhere_and_auto_takes_fp32
 ) -> None:
     monkeypatch.setattr("bothways.runtime.devices.has_bf16", lambda device: False)
     words = ["predict", str(folder), "-", "--task", "fill", "--device", "cpu", "--precision"]
-    scored = ["evaluate", str(folder), "-", "--task", "likelihood", "--device", "cpu"]
+    scored = ["evaluate", str(folder), "x.txt", "--task", "likelihood", "--device", "cpu"]
     learner = open_learner(folder, "embed", device="cpu")
     calls = (
         lambda: open_task(folder, "embed", precision="bf16", device="cpu"),

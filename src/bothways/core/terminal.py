@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from datetime import timedelta
@@ -46,4 +45,4 @@ _LONGEST = 1e9
 
 def time_text(seconds: float) -> str:
     """Return a time as "0:01:30" or "2 days, 3:00:00"; "years" for 30 years or more."""
-    return str(timedelta(seconds=math.ceil(seconds))) if seconds < _LONGEST else "years"
+    return str(timedelta(seconds=round(seconds))) if seconds < _LONGEST else "years"
