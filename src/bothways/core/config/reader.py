@@ -159,12 +159,13 @@ def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
             raise _unknown("key", key, fields, join_path(where, key))
     values = {}
     for name, field in fields.items():
-        below = getattr(base, name) if isinstance(base, cls) else None
+        below = getattr(base, name) if isinstance(base, cls) else _default(field)
         if name in tree:
-            values[name] = _value(hints[name], tree[name], below, join_path(where, name))
-        elif isinstance(base, cls):
+            known = None if below is dataclasses.MISSING else below
+            values[name] = _value(hints[name], tree[name], known, join_path(where, name))
+        elif below is not dataclasses.MISSING:
             values[name] = below
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        else:
             raise ConfigError(
                 f"is missing: it must be {_allowed(hints[name])}", where=join_path(where, name)
             )
@@ -174,6 +175,13 @@ def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
         raise ConfigError(
             error.what, where=_place(error.where, fields, where), fix=error.fix
         ) from error
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field; MISSING if it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def _place(named: Any, fields: Iterable[str], where: str) -> str | None:
