@@ -193,8 +193,9 @@ class FusedAdamW(torch.optim.AdamW):
                 keep = (1 - self.found_inf).to(weight.dtype)
                 gradient = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
                 if self.grad_scale is not None:
-                    gradient = gradient / self.grad_scale
-                step(group, weight, torch.where(keep > 0, gradient, 0.0), self.state[weight], keep)
+                    gradient.div_(self.grad_scale)
+                gradient.masked_fill_(self.found_inf.bool(), 0.0)  # 0 times NaN is not 0
+                step(group, weight, gradient, self.state[weight], keep)
                 weight.grad = None
 
 

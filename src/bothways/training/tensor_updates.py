@@ -8,7 +8,7 @@ that keep them apart.
 
 Arguments of each function:
     group: the settings of the parameter's group: lr, weight_decay, parts, and those of the update.
-    gradient: of the same shape, clipped and finite.
+    gradient: of the same shape, clipped and finite; its memory is used for intermediate results.
     state: of the parameter; filled at the first step.
     keep: 1, or 0 if nothing must change, on the parameter's device: nothing waits for it.
 
@@ -45,8 +45,8 @@ def lamb(
     The trust ratio ‖w‖/‖u‖ is 1 where one of the two is 0. It has no bounds, as in ALBERT's code.
     """
     _add_to_moments(group, gradient, state, keep)
-    change = state["exp_avg"] / state["exp_avg_sq"].sqrt().add_(group["eps"])
-    change.add_(weight, alpha=group["weight_decay"])
+    change = state["exp_avg_sq"].sqrt().add_(group["eps"])
+    torch.div(state["exp_avg"], change, out=change).add_(weight, alpha=group["weight_decay"])
     sizes = [_apart(x, group).norm(dim=1) for x in (weight, change)]
     trust = torch.where((sizes[0] > 0) & (sizes[1] > 0), sizes[0] / sizes[1], 1.0)
     _subtract(weight, change, keep * group["lr"] * trust)
@@ -64,14 +64,13 @@ def stable_adamw(
     RMS is the root of the mean of g²/max(v̂, ε²) over the matrix: about 1 as long as the second
     moment knows the size of the gradients, more when they have grown suddenly.
     """
-    _add_to_moments(group, gradient, state, keep)
-    mean, square = (
-        state[name] / -torch.expm1(state["step"].clamp(min=1).to(weight.dtype) * _log(beta))
-        for name, beta in zip(("exp_avg", "exp_avg_sq"), group["betas"], strict=True)
-    )
-    ratios = gradient.square() / square.clamp(min=group["eps"] ** 2)
-    rms = _apart(ratios, group).mean(1).sqrt()
-    change = mean / square.sqrt().add_(group["eps"])
+    squares = _add_to_moments(group, gradient, state, keep)
+    steps = state["step"].clamp(min=1).to(weight.dtype)
+    first, second = (-torch.expm1(steps * _log(beta)) for beta in group["betas"])
+    change = state["exp_avg_sq"] / second
+    rms = _apart(squares.div_(change.clamp(min=group["eps"] ** 2)), group).mean(1).sqrt()
+    change.sqrt_().add_(group["eps"])
+    torch.div(state["exp_avg"], change, out=change).div_(first)
     change.add_(weight, alpha=group["weight_decay"])
     _subtract(weight, change, keep * group["lr"] / rms.clamp(min=1))
 
@@ -93,7 +92,7 @@ def muon(
     momentum = group["momentum"]
     state["step"] += keep
     state["exp_avg"].lerp_(gradient, keep * (1 - momentum))
-    ahead = gradient.lerp(state["exp_avg"], momentum)
+    ahead = gradient.lerp_(state["exp_avg"], momentum)
     matrices = ahead.reshape(group["parts"], -1, weight.shape[1])
     scale = math.sqrt(max(1.0, matrices.shape[1] / matrices.shape[2]))
     change = orthogonalize(matrices).reshape(weight.shape) * scale
@@ -124,15 +123,17 @@ UPDATES: Mapping[
 
 def _add_to_moments(
     group: Mapping[str, Any], gradient: Tensor, state: dict[str, Tensor], keep: Tensor
-) -> None:
-    """Add to Adam's moments, m ← β₁m + (1 − β₁)g and v ← β₂v + (1 − β₂)g²."""
+) -> Tensor:
+    """Add to Adam's moments, m ← β₁m + (1 − β₁)g and v ← β₂v + (1 − β₂)g²; return g²."""
     if not state:
         moments = {name: torch.zeros_like(gradient) for name in ("exp_avg", "exp_avg_sq")}
         state |= {"step": keep.new_zeros(()), **moments}
     first, second = group["betas"]
     state["step"] += keep
     state["exp_avg"].lerp_(gradient, keep * (1 - first))
-    state["exp_avg_sq"].lerp_(gradient.square(), keep * (1 - second))
+    squares = gradient.square_()
+    state["exp_avg_sq"].lerp_(squares, keep * (1 - second))
+    return squares
 
 
 def _apart(x: Tensor, group: Mapping[str, Any]) -> Float[Tensor, "parts numbers"]:
@@ -142,7 +143,7 @@ def _apart(x: Tensor, group: Mapping[str, Any]) -> Float[Tensor, "parts numbers"
 
 def _subtract(weight: Tensor, change: Tensor, rates: Float[Tensor, " parts"]) -> None:
     """Subtract each matrix's change, times its rate."""
-    weight.view(len(rates), -1).sub_(change.reshape(len(rates), -1) * rates[:, None])
+    weight.view(len(rates), -1).sub_(change.reshape(len(rates), -1).mul_(rates[:, None]))
 
 
 def _log(beta: float) -> float:
