@@ -1,4 +1,4 @@
-"""Run the fuzzers: `python -m fuzz [data] [folders] [checkpoints] [kills] [--seconds 60] [--seed N]`.
+"""Run fuzzers: `python -m fuzz [data] [folders] [checkpoints] [kills] [--seconds N] [--seed N]`.
 
 A case passes if the command succeeds or ends with one of the library's own errors. Any other
 exception, a case over its time limit, or a damaged result fails; the case is printed with the seed

@@ -37,8 +37,8 @@ WORDS = [
     "fine",
 ]
 HOSTILE = (
-    b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b'"', b"\t", b"\r", b"\n\n", b"[" * 5000, b'{"a":' * 5000,
-    b"9" * 5000, b"-1", b"1e999", b"NaN", b"null", b"\x1b[31m", b"../../x", b",",
+    b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b'"', b"\t", b"\r", b"\n\n", b"[" * 5000,
+    b'{"a":' * 5000, b"9" * 5000, b"-1", b"1e999", b"NaN", b"null", b"\x1b[31m", b"../../x", b",",
 )  # fmt: skip
 """Bytes that parsers stumble over: invalid text, delimiters, deep nesting, numbers out of range."""
 
@@ -151,8 +151,9 @@ class Workshop:
     def pretrain_words(self, out: Path, steps: int, *more: object) -> list[str]:
         """Return the command that pre-trains a tiny model with a checkpoint at every step."""
         settings = (
-            f"training.until={steps} steps", "training.save=1 steps", "encoder.width=16", "encoder.heads=2",
-            "encoder.intermediate_size=32", "phases.0.length=16", "batch.n=64", "training.precision=fp32",
+            f"training.until={steps} steps", "training.save=1 steps",
+            "encoder.width=16", "encoder.heads=2", "encoder.intermediate_size=32",
+            "phases.0.length=16", "batch.n=64", "training.precision=fp32",
         )  # fmt: skip
         words = ("pretrain", self.corpus, "--out", out, "--model", "bert-tiny", *settings)
         return [*map(str, (*words, "--device", "cpu", *more))]

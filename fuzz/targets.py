@@ -74,7 +74,7 @@ def folders(workshop: Workshop) -> Iterator[Case]:
 
 
 def checkpoints(workshop: Workshop) -> Iterator[Case]:
-    """Runs that resume after one file of them was damaged."""
+    """Yield runs that resume after one file of them was damaged."""
     begun = workshop.folder / "begun"
     workshop.pretrain(begun, 3)()
     while True:
@@ -87,7 +87,7 @@ def checkpoints(workshop: Workshop) -> Iterator[Case]:
 
 
 def kills(workshop: Workshop) -> Iterator[Case]:
-    """Runs that are killed at random times: they end with the weights of one that was not."""
+    """Yield runs that are killed at random times; they end with the weights of a whole one."""
     whole = workshop.folder / "whole"
     workshop.pretrain(whole, 8)()
     wanted = file_digest(whole / "model" / "model.safetensors")

@@ -17,26 +17,15 @@ from typing import TYPE_CHECKING, Any
 from bothways._version import __version__
 
 _HOME = {
-    "BothwaysError": "core.errors",
-    "Corpus": "data.corpus",
-    "Encoder": "model.encoder",
-    "EncoderConfig": "model.config",
-    "FinetuneConfig": "finetuning.prepare",
-    "Model": "model.model",
-    "Predictor": "prediction.predictor",
-    "PretrainConfig": "pretraining.config",
-    "Tokenizer": "text.tokenizer",
-    "build_corpus": "api",
-    "finetune": "api",
-    "load": "api",
-    "load_model": "hub.model_folder",
-    "preset": "families.catalogue",
-    "pretrain": "api",
-    "push_to_hub": "hub.publish",
-    "save_model": "hub.model_folder",
-    "train_tokenizer": "api",
+    "BothwaysError": "core.errors", "Corpus": "data.corpus", "Encoder": "model.encoder",
+    "EncoderConfig": "model.config", "FinetuneConfig": "finetuning.prepare",
+    "Model": "model.model", "Predictor": "prediction.predictor",
+    "PretrainConfig": "pretraining.config", "Tokenizer": "text.tokenizer", "build_corpus": "api",
+    "finetune": "api", "load": "api", "load_model": "hub.model_folder",
+    "preset": "families.catalogue", "pretrain": "api", "push_to_hub": "hub.publish",
+    "save_model": "hub.model_folder", "train_tokenizer": "api",
     "tune_allocator": "runtime.allocator",
-}
+}  # fmt: skip
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 if TYPE_CHECKING:
@@ -63,7 +52,6 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(
-            f"module 'bothways' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}"
-        )
+        what = f"module 'bothways' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}"
+        raise AttributeError(what)
     return getattr(importlib.import_module(f"bothways.{_HOME[name]}"), name)

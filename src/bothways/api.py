@@ -98,11 +98,7 @@ def train_tokenizer(
     """
     from bothways.text import trainers
 
-    kinds = {
-        "wordpiece": trainers.WordPiece,
-        "bpe": trainers.ByteBPE,
-        "unigram": trainers.Unigram,
-    }
+    kinds = {"wordpiece": trainers.WordPiece, "bpe": trainers.ByteBPE, "unigram": trainers.Unigram}
     if kind not in kinds:
         fix = f"Choose one of {', '.join(kinds)}."
         raise ConfigError(f"unknown kind of tokenizer {kind!r}", where="kind", fix=fix)
@@ -290,9 +286,8 @@ def finetune(  # noqa: PLR0913 – one option per question
 
 def _choice(name: str, known: Mapping[str, Any], where: str) -> Any:
     if name not in known:
-        raise ConfigError(
-            f"unknown {where} {name!r}", where=where, fix=f"Choose one of {', '.join(known)}."
-        )
+        what = f"unknown {where} {name!r}"
+        raise ConfigError(what, where=where, fix=f"Choose one of {', '.join(known)}.")
     return known[name]
 
 

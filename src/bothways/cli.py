@@ -18,9 +18,8 @@ from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.limits import limit_threads
 
 _OUT_OF_MEMORY = (
-    "out of GPU memory\n"
-    "  In training, halve microbatch_tokens, then set training.recompute=true, and continue with "
-    "--resume: checkpoints are complete. For predictions, use --device cpu."
+    "out of GPU memory\n  In training, halve microbatch_tokens, then set training.recompute=true, "
+    "and continue with --resume: checkpoints are complete. For predictions, use --device cpu."
 )
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
@@ -46,10 +45,7 @@ _COMMANDS = {
         "quickstart:quickstart",
         "Measure the gain of pre-training on this machine, in five minutes.",
     ),
-    "pretrain": (
-        "pretrain:pretrain",
-        "Pre-train with masked LM and next sentence prediction.",
-    ),
+    "pretrain": ("pretrain:pretrain", "Pre-train with masked LM and next sentence prediction."),
     "finetune": ("finetune:finetune", "Fine-tune a model folder on labelled data."),
     "evaluate": ("evaluate:evaluate", "Score a fine-tuned model on labelled data."),
     "predict": ("predict:predict", "Predict labels with probabilities, as JSON lines."),
@@ -62,10 +58,7 @@ _COMMANDS = {
     "search": ("search:search", "Fine-tune over a grid of settings, keep the best model."),
     "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
     "convert": ("convert:convert", "Convert a TensorFlow checkpoint of Google's."),
-    "describe": (
-        "describe:describe",
-        "Show a model's configuration and its parameters by part.",
-    ),
+    "describe": ("describe:describe", "Show a model's configuration and its parameters by part."),
     "bench": ("bench:bench", "Compare the speed with transformers on this machine."),
 }
 _TOKENIZER = {

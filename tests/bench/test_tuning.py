@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bothways.bench import tuning
-from bothways.bench.tuning import Measurement, measure, snippet
+from bothways.bench.tuning import Measurement, measure_thresholds, snippet
 from bothways.commands.bench import bench
 from bothways.runtime.tuning import TUNING, Tuning
 
@@ -49,7 +49,7 @@ def test_every_way_that_is_measured_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(
         tuning, "_batch_tokens", lambda *_: Measurement("predict_tokens_cpu", "", {64: 1.0}, 64)
     )
-    found = list(measure(CPU, 1))
+    found = list(measure_thresholds(CPU, 1))
     fields = {each.field for each in found if each.used is not None}
     assert fields <= set(Tuning.__dataclass_fields__)
     assert {"products_fp32", "in_place_fp32", "masked_window_cpu", "predict_tokens_cpu"} <= fields

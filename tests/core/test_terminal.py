@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.core.errors import DataError, ResourceError
-from bothways.core.extras import optional
+from bothways.core.errors import DataError, ResourceError, optional
 from bothways.core.json_reader import read_json, read_object
 from bothways.core.terminal import listed, printable, time_text
 

@@ -35,7 +35,7 @@ from bothways.prediction.predictor import open_learner, open_task
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, modern, paper
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.sentence_embedding.folder import save_sentence_encoder
+from bothways.tasks.sentence_embedding.task import save_sentence_encoder
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Epochs, Steps
 

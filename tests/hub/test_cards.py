@@ -7,12 +7,18 @@ import pytest
 from bothways.core.finding import Finding
 from bothways.data.corpus import Corpus
 from bothways.families.family import Architecture
-from bothways.finetuning.model_card_text import data_of, limits_of_finetuned, run_of
 from bothways.finetuning.prepare import ModelSource
-from bothways.hub.model_card import UNSEEN, Card, render_card
+from bothways.hub.model_card import (
+    UNSEEN,
+    Card,
+    data_of_corpus,
+    limits_of_finetuned,
+    limits_of_pretrained,
+    render_card,
+    run_of,
+)
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
-from bothways.pretraining.model_card_text import data_of_corpus, limits_of_pretrained
 from bothways.training.durations import Epochs
 from bothways.training.state import RunState
 
@@ -80,7 +86,7 @@ def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) 
 
 def test_the_card_has_sections_for_data_and_limits(corpus: Corpus) -> None:
     data = {
-        **data_of({"train": ModelSource("a.tsv", 1234, "abc")}),
+        "train": ModelSource("a.tsv", 1234, "abc"),
         **data_of_corpus(corpus, "def"),
     }
     text = render_card(

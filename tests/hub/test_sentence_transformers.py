@@ -19,8 +19,12 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_learner, open_task
-from bothways.tasks.sentence_embedding.folder import read_sentence_encoder, save_sentence_encoder
-from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
+from bothways.tasks.sentence_embedding.task import (
+    Embedder,
+    SentenceEmbeddingTask,
+    read_sentence_encoder,
+    save_sentence_encoder,
+)
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 

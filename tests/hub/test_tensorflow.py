@@ -20,7 +20,7 @@ from bothways.cli import app
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.layout import Layout
-from bothways.hub.convert.tensorflow.checkpoint import read_checkpoint
+from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
 from bothways.hub.model_folder import load_model
 from bothways.text.tokenizer import Tokenizer
 from bundle_writer import field, varint, write_checkpoint
@@ -168,7 +168,7 @@ def test_bert(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_ours_opens_it_and_gives_the_same(tmp_path: Path) -> None:
     model = bert()
-    checkpoint = read_checkpoint(write_folder(tmp_path / "google", bert_variables(model), google()))
+    checkpoint = read_tensorflow(write_folder(tmp_path / "google", bert_variables(model), google()))
     assert checkpoint.model.config.activation == "gelu_tanh"
     with torch.no_grad():
         assert_same_outputs(outputs(checkpoint.model), peer_outputs(model))
@@ -184,7 +184,7 @@ def test_ours_opens_it_and_gives_the_same(tmp_path: Path) -> None:
 
 def test_the_exact_gelu_would_give_something_else(tmp_path: Path) -> None:
     model = bert()
-    checkpoint = read_checkpoint(write_folder(tmp_path / "google", bert_variables(model), google()))
+    checkpoint = read_tensorflow(write_folder(tmp_path / "google", bert_variables(model), google()))
     exact = transformers.BertForPreTraining(
         transformers.BertConfig(**BERT_SIZES, hidden_act="gelu")
     ).eval()
@@ -243,7 +243,7 @@ def test_albert(name: str, groups: int, inner: int, tmp_path: Path) -> None:
     }
     source = write_folder(tmp_path / "google", found, written, "albert_config.json")
     same_model(converted(source, tmp_path / "out"), model)
-    assert read_checkpoint(source).model.config.activation == "gelu_tanh"
+    assert read_tensorflow(source).model.config.activation == "gelu_tanh"
 
 
 def electra(name: str, width: int, embedding: int) -> Any:
@@ -302,7 +302,7 @@ def test_an_electra_computes_what_transformers_does(tmp_path: Path) -> None:
         electra_variables(discriminator, electra("ForMaskedLM", 64, 16), True),
         None,
     )
-    model = read_checkpoint(source).model
+    model = read_tensorflow(source).model
     ids, segments, kept = text()
     batch = Batch(ids[kept], segments[kept], Layout.of(LENGTHS))
     with torch.no_grad():
@@ -367,7 +367,7 @@ def test_an_alberts_tokenizer_is_its_sentencepiece_file(tmp_path: Path) -> None:
     peer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert peer("The cats")["input_ids"] == [2, 5, 6, 7, 3]
     (source / "other.model").write_bytes(b"")
-    assert read_checkpoint(source).tokenizer is None
+    assert read_tensorflow(source).tokenizer is None
 
 
 def test_without_a_vocabulary_there_is_a_warning(
@@ -387,26 +387,26 @@ def test_a_checkpoint_is_named_by_folder_index_or_prefix(tmp_path: Path) -> None
         google(),
     )
     with pytest.raises(FolderError, match="holds no BERT, ALBERT or ELECTRA"):
-        read_checkpoint(source)
+        read_tensorflow(source)
     found = bert_variables(bert())
     write_checkpoint(
         source / "bert_model.ckpt", {**found, "odd/one": np.zeros(1, np.float32)}, shards=2
     )
     for name in ("", "bert_model.ckpt", "bert_model.ckpt.index"):
-        report = read_checkpoint(source / name).report
+        report = read_tensorflow(source / name).report
         assert report.unused == {"odd/one": "not a known part of this family"}
     write_checkpoint(source / "model.ckpt-5", found)
     with pytest.raises(
         FolderError, match=r"holds 2 checkpoints: bert_model.ckpt.index, model.ckpt-5.index"
     ):
-        read_checkpoint(source)
-    assert len(read_checkpoint(source / "model.ckpt-5").report.loaded) == len(found)
+        read_tensorflow(source)
+    assert len(read_tensorflow(source / "model.ckpt-5").report.loaded) == len(found)
     for place, what in (
         (tmp_path, "holds no checkpoint of TensorFlow"),
         (tmp_path / "nothing", "no such folder"),
     ):
         with pytest.raises(FolderError, match=rf"{what}.*: there is no \.index file"):
-            read_checkpoint(place)
+            read_tensorflow(place)
 
 
 def test_a_folder_that_is_not_converted_says_how(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_a_configuration_that_does_not_fit_is_refused(
 ) -> None:
     source = write_folder(tmp_path / "google", bert_variables(bert()), google(**settings))
     with pytest.raises(FolderError, match=message):
-        read_checkpoint(source)
+        read_tensorflow(source)
 
 
 def test_what_the_configuration_leaves_out_is_read_off_the_tensors(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_what_the_configuration_leaves_out_is_read_off_the_tensors(tmp_path: Pat
         for key, value in google().items()
         if key not in ("type_vocab_size", "max_position_embeddings")
     }
-    found = read_checkpoint(write_folder(tmp_path / "google", bert_variables(bert()), config))
+    found = read_tensorflow(write_folder(tmp_path / "google", bert_variables(bert()), config))
     assert (found.model.config.segments, found.model.config.position.max_positions) == (2, 20)
 
 
@@ -507,7 +507,7 @@ def test_a_checkpoint_that_lacks_something_is_refused(
     found: Any, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(FolderError, match=message):
-        read_checkpoint(write_folder(tmp_path / "google", found(), google()))
+        read_tensorflow(write_folder(tmp_path / "google", found(), google()))
 
 
 def test_an_embedding_without_a_width_is_refused(tmp_path: Path) -> None:
@@ -519,23 +519,23 @@ def test_an_embedding_without_a_width_is_refused(tmp_path: Path) -> None:
         FolderError,
         match=r"no tensor for electra.embeddings.word_embeddings.weight of 2 axes or more: it is \[60\]",
     ):
-        read_checkpoint(write_folder(tmp_path / "google", found, None))
+        read_tensorflow(write_folder(tmp_path / "google", found, None))
 
 
 def test_the_configuration_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match=r"holds no bert_config.json"):
-        read_checkpoint(write_folder(tmp_path / "google", bert_variables(bert()), None))
+        read_tensorflow(write_folder(tmp_path / "google", bert_variables(bert()), None))
 
 
 def test_only_an_electra_has_parts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'generator' is a part of an ELECTRA"):
-        read_checkpoint(
+        read_tensorflow(
             write_folder(tmp_path / "google", bert_variables(bert()), google()), "generator"
         )
 
 
 def test_of_heads_without_a_class_the_most_are_kept(tmp_path: Path) -> None:
-    found = read_checkpoint(
+    found = read_tensorflow(
         write_folder(tmp_path / "google", lacking("seq_relationship"), google())
     )
     assert list(found.model.heads) == ["masked"]

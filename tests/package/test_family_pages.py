@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.core.config.diff import config_difference
-from bothways.core.config.reader import load, to_toml
+from bothways.core.config.reader import config_difference, load, to_toml
 from bothways.families.catalogue import FAMILIES, PRESETS, preset
 from bothways.model.config import EncoderConfig
 from bothways.model.parameters import parameter_table

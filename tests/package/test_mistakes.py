@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from bothways import cli
-from bothways.commands.resuming import stop_saved
+from bothways.commands.progress import stop_saved
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.data.documents import Document
 from bothways.quickstart.labelled_data import labelled_examples

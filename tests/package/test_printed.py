@@ -12,10 +12,9 @@ from rich.console import Console
 
 from bothways.cli import app
 from bothways.commands import features, finetune
-from bothways.commands.tables import metric_table
 from bothways.core.terminal import say
 from bothways.report.sections import TableSection
-from bothways.report.terminal import render_report
+from bothways.report.terminal import metric_table, render_report
 from bothways.sweeps.runs import Series, SweepOutcome
 from bothways.text.trainers import WordPiece, train_tokenizer
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bothways.tasks.sentence_embedding.folder import save_sentence_encoder
 from pyarrow import parquet
 
 from bothways.cli import app
@@ -18,7 +19,6 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate_task, predict
 from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep, write_vectors
 from bothways.prediction.predictor import open_learner, open_task
-from bothways.tasks.sentence_embedding.folder import save_sentence_encoder
 from bothways.tasks.sentence_embedding.sts import Correlation
 from bothways.tasks.sentence_embedding.task import Embedder
 from bothways.tasks.text_examples import TextExample

@@ -216,7 +216,6 @@ def test_a_task_has_to_say_what_it_does(tmp_path: Path) -> None:
         lambda: nothing.example({}),
         lambda: nothing.heads((), None),
         lambda: nothing.texts(TextExample("")),
-        lambda: nothing.learner(made.model, made.tokenizer, (), 16),
         lambda: task.outputs(pack(make_task(tmp_path).encode([TextExample("ape")])[0].sequences)),
         lambda: task.decode(TextExample(""), EncodedExample((), 0, 0), []),
         lambda: task.score([]),

@@ -167,7 +167,7 @@ def test_labels_of_any_type_are_texts(tmp_path: Path, value: object, label: str 
         ({"text": 3, "label": 1}, r"a\.jsonl:2: column 'text' holds int, not text"),
         (
             {"text": "a \ud83d", "label": 1},
-            r"a\.jsonl:2: column 'text' holds U\+D83D at character 2: half of a surrogate pair",
+            r"a\.jsonl:2: column 'text' holds U\+D83D at character 2, half of a surrogate pair",
         ),
         (
             {"text": "a", "label": "\udc00"},

@@ -192,7 +192,7 @@ def test_strange_files_are_refused(tmp_path: Path, tree: Any, message: str) -> N
 def test_half_of_a_surrogate_pair_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text(json.dumps(squad({"question": "Who \ud83d?", "id": "a"})))
     with pytest.raises(
-        DataError, match=r":a: column 'question' holds U\+D83D at character 4: half of"
+        DataError, match=r":a: column 'question' holds U\+D83D at character 4, half of"
     ):
         list(open_questions(str(tmp_path / "half.json"))[0])
 

@@ -57,10 +57,12 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         self.calibration = Calibration()
 
     def add(self, example: Question, prediction: AnswerPrediction) -> None:
+        """Count a prediction."""
         self.kinds[kind_of(example, prediction)] += 1
         self.calibration.add(prediction.confidence, bool(_grade(example, prediction).exact))
 
     def cost(self, example: Question, prediction: AnswerPrediction) -> float:
+        """Return the confidence in an answer times 1 − F1."""
         return prediction.confidence * (1 - _grade(example, prediction).f1)
 
     def doubt(self, example: Question, prediction: AnswerPrediction) -> float | None:
@@ -88,6 +90,7 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         return {"em": share, "f1": share, "f1_best": share} if 0 < share < 1 else {}
 
     def sections(self) -> list[s.Section]:
+        """Return the sections of a report."""
         total = max(1, self.kinds.total())
         rows: list[Many[s.Cell]] = [
             [kind, meaning, self.kinds[kind], s.percentage(self.kinds[kind] / total)]

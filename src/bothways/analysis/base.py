@@ -89,13 +89,9 @@ def reliability(calibration: Calibration, of: str = "predictions") -> list[s.Sec
         f"On average the model is {s.percentage(abs(gap))} {lean} confident than right."
     )
     curve = s.Curves(
-        "Confidence against accuracy",
-        "mean probability",
-        f"share of {of} that is right",
-        lines,
-        percent=True,
-        note=note,
-    )
+        "Confidence against accuracy", "mean probability", f"share of {of} that is right", lines,
+        percent=True, note=note,
+    )  # fmt: skip
     rows: list[Sequence[s.Cell]] = [
         [p.examples, s.percentage(p.confidence), s.percentage(p.accuracy)] for p in bins
     ]

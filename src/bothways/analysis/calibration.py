@@ -42,6 +42,7 @@ class _Counts:
         self.sums = np.zeros((3, len(edges) + 1))
 
     def add(self, confidence: float, right: bool) -> None:
+        """Count a prediction with this probability."""
         self.sums[:, np.searchsorted(self._edges, confidence)] += (1, confidence, right)
 
 

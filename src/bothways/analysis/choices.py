@@ -26,10 +26,12 @@ class ChoiceAnalysis(TaskAnalysis[ChoiceExample, ChoicePrediction]):
         self.calibration = Calibration()
 
     def add(self, example: ChoiceExample, prediction: ChoicePrediction) -> None:
+        """Count a prediction."""
         self.pairs[_label(example), prediction.index] += 1
         self.calibration.add(max(prediction.probabilities), prediction.index == example.label)
 
     def cost(self, example: ChoiceExample, prediction: ChoicePrediction) -> float:
+        """Return the cross-entropy in nats."""
         return negative_log(prediction.probabilities[_label(example)])
 
     def doubt(self, example: ChoiceExample, prediction: ChoicePrediction) -> float | None:
@@ -38,6 +40,7 @@ class ChoiceAnalysis(TaskAnalysis[ChoiceExample, ChoicePrediction]):
         return top - given if prediction.index != example.label and top >= SURE else None
 
     def show(self, example: ChoiceExample, prediction: ChoicePrediction) -> s.ReportExample:
+        """Return the context and the most probable endings."""
         endings = [f"{place}. {clip_text(text)}" for place, text in enumerate(example.endings, 1)]
         truth = endings[_label(example)]
         named = dict(zip(endings, prediction.probabilities, strict=True))
@@ -46,12 +49,14 @@ class ChoiceAnalysis(TaskAnalysis[ChoiceExample, ChoicePrediction]):
         )
 
     def baseline(self) -> Metrics:
+        """Return the accuracy of always choosing the most frequent place."""
         truth: Counter[int] = Counter()
         for (place, _), count in self.pairs.items():
             truth[place] += count
         return {"accuracy": max(truth.values()) / truth.total()} if truth else {}
 
     def sections(self) -> list[s.Section]:
+        """Return the sections of a report."""
         size = 1 + max(max(pair) for pair in self.pairs)
         counts = np.zeros((size, size), dtype=np.int64)
         for pair, count in self.pairs.items():

@@ -37,12 +37,14 @@ class ClassAnalysis(TaskAnalysis[TextExample, ClassPrediction]):
         self._index = {label: place for place, label in enumerate(labels)}
 
     def add(self, example: TextExample, prediction: ClassPrediction) -> None:
+        """Count a prediction."""
         self.confusion[self._index[_label(example)], prediction.index] += 1
         self.calibration.add(
             prediction.probabilities[prediction.label], prediction.label == example.label
         )
 
     def cost(self, example: TextExample, prediction: ClassPrediction) -> float:
+        """Return the cross-entropy in nats."""
         return negative_log(prediction.probabilities[_label(example)])
 
     def doubt(self, example: TextExample, prediction: ClassPrediction) -> float | None:
@@ -52,6 +54,7 @@ class ClassAnalysis(TaskAnalysis[TextExample, ClassPrediction]):
         return top - prediction.probabilities[_label(example)] if wrong else None
 
     def show(self, example: TextExample, prediction: ClassPrediction) -> s.ReportExample:
+        """Return the texts and the most probable classes."""
         best = guesses(prediction.probabilities, example.label)
         parts = clip_pair(example.text, example.text_b)
         return s.ReportExample(parts, str(example.label), best, example.where)
@@ -64,6 +67,7 @@ class ClassAnalysis(TaskAnalysis[TextExample, ClassPrediction]):
         return classification_metrics(constant) if truth.any() else {}
 
     def sections(self) -> list[s.Section]:
+        """Return the sections of a report."""
         return [
             *confusion_sections(self.labels, self.confusion),
             *reliability(self.calibration),

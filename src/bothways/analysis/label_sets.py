@@ -37,6 +37,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, MultilabelPrediction]):
         self.calibration = Calibration()
 
     def add(self, example: MultilabelExample, prediction: MultilabelPrediction) -> None:
+        """Count a prediction."""
         truth, given = self._held(example.labels), self._held(prediction.labels)
         self.examples += 1
         self.hits += truth & given
@@ -57,6 +58,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, MultilabelPrediction]):
         return worst if worst >= SURE else None
 
     def show(self, example: MultilabelExample, prediction: MultilabelPrediction) -> s.ReportExample:
+        """Return the texts and the labels furthest from the truth."""
         furthest = np.argsort(-self._misses(example, prediction), kind="stable")[:LISTED]
         names, held = [self.labels[place] for place in furthest], set(example.labels or ())
         shown = [
@@ -74,6 +76,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, MultilabelPrediction]):
         return multilabel_metrics(right, self.true + assigned - 2 * right)
 
     def sections(self) -> list[s.Section]:
+        """Return the sections of a report."""
         columns = (self.hits.tolist(), self.true.tolist(), self.given.tolist())
         table = rates_table("Each label", "label", list(zip(self.labels, *columns, strict=True)))
         return [table, *reliability(self.calibration, "labels")]

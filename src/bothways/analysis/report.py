@@ -25,8 +25,8 @@ from bothways.prediction.engine import (
     DEFAULT_PREDICT,
     PredictConfig,
     PredictionCounts,
+    encoded_windows,
     predict_encoded,
-    windows,
 )
 from bothways.report import sections as s
 from bothways.report.html import write_html
@@ -82,7 +82,7 @@ def analyse(
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
     """Evaluate a task and analyse its predictions; arguments and errors as `evaluate_task`."""
-    return analyse_encoded(task, windows(task, examples, config), config, counts)
+    return analyse_encoded(task, encoded_windows(task, examples, config), config, counts)
 
 
 def analyse_encoded(

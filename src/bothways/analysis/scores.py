@@ -26,13 +26,16 @@ class ScoreAnalysis(TaskAnalysis[TextExample, ScorePrediction]):
         self._truth, self._predicted = array("d"), array("d")
 
     def add(self, example: TextExample, prediction: ScorePrediction) -> None:
+        """Count a prediction."""
         self._truth.append(_number(example))
         self._predicted.append(prediction.score)
 
     def cost(self, example: TextExample, prediction: ScorePrediction) -> float:
+        """Return the squared error."""
         return (_number(example) - prediction.score) ** 2
 
     def show(self, example: TextExample, prediction: ScorePrediction) -> s.ReportExample:
+        """Return the texts with the true and the predicted score."""
         true, predicted = map(s.readable_number, (_number(example), prediction.score))
         parts = clip_pair(example.text, example.text_b)
         return s.ReportExample(parts, f"{true}, predicted {predicted}", [], example.where)
@@ -43,6 +46,7 @@ class ScoreAnalysis(TaskAnalysis[TextExample, ScorePrediction]):
         return {"spearman": 0.0, "pearson": 0.0, "mse": error}
 
     def sections(self) -> list[s.Section]:
+        """Return the sections of a report."""
         truth, predicted = np.array(self._truth), np.array(self._predicted)
         residuals = predicted - truth
         low, high = float(truth.min()), float(truth.max())

@@ -77,7 +77,9 @@ class Traits:
 
     def slices(self) -> Iterator[Slice]:
         """Yield the slices that hold some examples and not all of them."""
-        parts = (*self._by_length(), *self._by_overlap(), *self._by_unknown(), *self._by_cut())
+        cut = np.array(self._cut, dtype=np.bool_)
+        truncation = Slice("truncation", "whole", ~cut), Slice("truncation", "truncated", cut)
+        parts = (*self._by_length(), *self._by_overlap(), *self._by_unknown(), *truncation)
         return (part for part in parts if 0 < part.chosen.sum() < len(self))
 
     def _by_length(self) -> Iterator[Slice]:
@@ -102,11 +104,6 @@ class Traits:
         yield Slice("unknown tokens", "none", unknown == 0)
         yield Slice("unknown tokens", "up to 5 %", (unknown > 0) & (unknown <= 0.05))
         yield Slice("unknown tokens", "more than 5 %", unknown > 0.05)
-
-    def _by_cut(self) -> Iterator[Slice]:
-        cut = np.array(self._cut, dtype=np.bool_)
-        yield Slice("truncation", "whole", ~cut)
-        yield Slice("truncation", "truncated", cut)
 
     def table(self, grade_name: str | None, cost_name: str) -> s.TableSection:
         """Return the mean cost and the mean grade of each slice, with 95 % intervals."""

@@ -28,13 +28,8 @@ Outcome = Literal[
     "right", "other type", "other boundary", "other type and boundary", "missed", "spurious"
 ]
 OUTCOMES: tuple[Outcome, ...] = (
-    "right",
-    "other type",
-    "other boundary",
-    "other type and boundary",
-    "missed",
-    "spurious",
-)
+    "right", "other type", "other boundary", "other type and boundary", "missed", "spurious",
+)  # fmt: skip
 
 
 def outcomes(truth: Many[Chunk], predicted: Many[Chunk]) -> list[tuple[Chunk, Outcome]]:
@@ -84,6 +79,7 @@ class TagAnalysis(TaskAnalysis[TagExample, TagPrediction]):
         self.outcomes: Counter[tuple[str, Outcome]] = Counter()
 
     def add(self, example: TagExample, prediction: TagPrediction) -> None:
+        """Count a prediction."""
         gold = self._gold(example)
         truth, given = self._places(gold), self._places(prediction.tags)
         np.add.at(self.confusion, (truth, given), 1)
@@ -124,6 +120,7 @@ class TagAnalysis(TaskAnalysis[TagExample, TagPrediction]):
         return accuracy | ({"f1": 0.0} if self._entities else {})
 
     def sections(self) -> list[s.Section]:
+        """Return the sections of a report."""
         entities: list[s.Section] = [self._outcome_table()] if self._entities else []
         return [
             *entities,

@@ -59,6 +59,7 @@ def random_blocks(
 @functools.lru_cache(maxsize=256)
 def _draw(key: RandomBlocks, count: int, pattern: Blocks) -> BlockNumbers:
     """Draw for `count` blocks; the first and the last attend to all and keep block 0."""
+    # RandomState is NumPy's older generator, with the draws that the published models have seen.
     size, random, generator = pattern.size, pattern.random, np.random.RandomState(key.layer)
     result = np.zeros((key.heads, count, random), dtype=np.int64)
     if count * size in PUBLISHED:

@@ -17,12 +17,7 @@ from bothways.attention.flash import attend_packed, supports_packed
 from bothways.attention.mask import EVERYTHING, AttentionPart, AttentionView
 from bothways.attention.padded_autograd import attend_gathered
 from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
-from bothways.attention.reference import (
-    PaddedKernel,
-    attend_from,
-    attend_in_blocks,
-    attend_padded,
-)
+from bothways.attention.reference import PaddedKernel, attend_from, attend_in_blocks, attend_padded
 from bothways.kernels import library
 from bothways.kernels.attention import packed_attention, supports
 from bothways.kernels.library import Feature

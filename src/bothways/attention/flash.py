@@ -28,6 +28,7 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 def supports_packed(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
     """Return whether `attend_packed` computes heads of this size here: what FlashAttention does."""
+    # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
     half = dtype in {torch.bfloat16, torch.float16}
     return half and head_size % 8 == 0 and head_size <= 256 and has_varlen(device)
 

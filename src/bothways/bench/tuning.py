@@ -62,7 +62,7 @@ class Measurement:
         return getattr(TUNING, self.field, None)
 
 
-def measure(device: torch.device, rounds: int = 7) -> Iterator[Measurement]:
+def measure_thresholds(device: torch.device, rounds: int = 7) -> Iterator[Measurement]:
     """Measure one threshold after the other."""
     if device.type == "cpu":
         bf16 = [("products_bf16", torch.bfloat16)] if has_bf16(device) else []
@@ -134,6 +134,7 @@ def _padded(n: int, dtype: torch.dtype, kernel: PaddedKernel, learning: bool) ->
     view = AttentionView(Layout.of([n] * (len(qkv) // n)))
 
     def outputs() -> Tensor:
+        """Compute attention once."""
         if learning and kernel == "products":
             return attend_gathered(qkv, view.parts, 0.0)
         q, k, v = view.parts[0].rectangle.pad(qkv).permute(2, 0, 3, 1, 4)
@@ -175,13 +176,16 @@ def _panels(device: torch.device, rounds: int) -> Iterator[Measurement]:
     panels = CompiledLinear(linear.weight.detach(), None, linear.bias.detach())
 
     def rows(n: int) -> Tensor:
+        """Return `n` random rows."""
         return torch.randn(n, 768)
 
     def packed(n: int) -> Work:
+        """Return a product with weights in panels."""
         x = rows(n)
         return lambda: panels(x)
 
     def plain(n: int) -> Work:
+        """Return a plain product."""
         x, weight, bias = rows(n), linear.weight.detach(), linear.bias.detach()
         return lambda: nn.functional.linear(x, weight, bias)
 
@@ -196,6 +200,7 @@ def _sparse_update(device: torch.device, rounds: int) -> Measurement:
     vocab, width = 30_522, 768
 
     def table(rows: int, sparse: bool) -> Work:
+        """Return an update of a table of which `rows` rows have a gradient."""
         weight = nn.Parameter(torch.randn(vocab, width))
         optimizer = torch.optim.AdamW([weight], fused=True)
         chosen = torch.randperm(vocab)[:rows].sort().values
@@ -224,6 +229,7 @@ def _window(device: torch.device, rounds: int) -> Measurement:
     pattern = Window(radius)
 
     def work(more: int, sparse: bool) -> Work:
+        """Return attention over sequences `more` tokens longer than the window."""
         n = 2 * radius + more
         qkv = _qkv(n, torch.float32, device, True)
         view = AttentionView(Layout.of([n] * (len(qkv) // n)).to(device), pattern)
@@ -231,6 +237,7 @@ def _window(device: torch.device, rounds: int) -> Measurement:
         kernel: PaddedKernel = "products" if device.type == "cpu" else "fused"
 
         def run() -> None:
+            """Compute attention and its gradient once."""
             q, k, v = part.rectangle.pad(qkv).permute(2, 0, 3, 1, 4)
             if sparse:
                 outputs = attend_in_blocks(q, k, v, part.block_mask, None, 0.0, kernel)
@@ -253,12 +260,14 @@ def _batch_tokens(device: torch.device, rounds: int) -> Measurement:
     encoder, length, total = Encoder(config).eval().to(device), 32, 8192
 
     def work(tokens: int) -> Work:
+        """Return the encoding of `total` tokens in batches of `tokens`."""
         ids = torch.randint(config.vocab, (tokens,))
         layout = Layout.of([length] * (tokens // length))
         batch = Batch(ids, torch.zeros_like(ids), layout).to(device)
 
         @torch.no_grad()
         def run() -> None:
+            """Encode all tokens once."""
             for _ in range(total // tokens):
                 encoder(batch)
 

@@ -71,9 +71,9 @@ SUITED = {"cpu": ("small", "base"), "cuda": ("long", "large", "base")}
 """The workloads that keep a device busy without taking hours, the default first."""
 
 
-def make_batch(work: Workload, seed: int = 0) -> Batch:
+def make_batch(work: Workload) -> Batch:
     """Return random masked tokens in pairs of segments."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     special = np.zeros(work.encoder.vocab, dtype=bool)
     special[:5] = True
     vocabulary = Vocabulary(special, np.zeros_like(special), 4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from bothways.commands.options import Device
+
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
@@ -13,7 +15,7 @@ def bench(
     work: Literal["small", "base", "long", "large", "all", "tuning"] | None = None,
     *,
     rounds: int = 7,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> None:
     """Time a pre-training step (vocabulary 30,522) of this library and of transformers.
 
@@ -26,8 +28,6 @@ def bench(
         with the thresholds in use. Default: small, on a GPU long.
     rounds
         Number of rounds per contender; medians are compared.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     from rich.console import Console
     from rich.table import Table
@@ -75,10 +75,10 @@ def bench(
 def _tune(console: Console, device: torch.device, rounds: int) -> None:
     """Print measured thresholds as they come, then as Python."""
     from bothways.bench.race import hardware
-    from bothways.bench.tuning import measure, snippet
+    from bothways.bench.tuning import measure_thresholds, snippet
 
     found = []
-    for each in measure(device, rounds):
+    for each in measure_thresholds(device, rounds):
         found.append(each)
         console.print(f"[bold]{each.field}[/bold]: {each.ways}")
         speedups = ", ".join(f"{size:,}: {ratio:.2f}×" for size, ratio in each.speedups.items())

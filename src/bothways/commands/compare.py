@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bothways.commands.options import Device, LabelColumn, SecondColumn, TextColumn
 from bothways.core.terminal import say
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ def compare(  # noqa: PLR0913 – one option per question
     data: str,
     *,
     task: str | None = None,
-    text: str | None = None,
-    text_b: str | None = None,
-    label: str | None = None,
+    text: TextColumn = None,
+    text_b: SecondColumn = None,
+    label: LabelColumn = None,
     json: bool = False,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> None:
     """Compare two models example by example: mean difference, permutation test, bootstrap.
 
@@ -37,16 +38,8 @@ def compare(  # noqa: PLR0913 – one option per question
     task
         Task of the comparison; default: the task of the first model. Pre-trained models are
         compared by the log probability of each token given the others (likelihood).
-    text
-        Column of the text, or of the first of two; default: as in training.
-    text_b
-        The column of the second text.
-    label
-        The column of the label.
     json
         Write one JSON object instead of a sentence and a table.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     from functools import partial
 

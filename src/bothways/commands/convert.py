@@ -99,11 +99,11 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
 def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] | None) -> None:
     import sys
 
-    from bothways.hub.convert.tensorflow.checkpoint import read_checkpoint
+    from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
     from bothways.hub.model_card import Card
     from bothways.hub.model_folder import save_model
 
-    checkpoint = read_checkpoint(source, part)
+    checkpoint = read_tensorflow(source, part)
     summary = "Converted from a TensorFlow checkpoint with `bothways convert`, without training."
     card = Card(f"{checkpoint.index.stem}, converted", summary)
     save_model(out, checkpoint.model, checkpoint.tokenizer, card=card)

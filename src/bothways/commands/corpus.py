@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from bothways.commands.options import INPUTS
-from bothways.commands.progress import terminal_progress
-from bothways.commands.resuming import keeping
+from bothways.commands.progress import keeping, terminal_progress
 from bothways.core.terminal import say
 
 if TYPE_CHECKING:

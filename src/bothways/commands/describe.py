@@ -48,12 +48,11 @@ def describe(model: str, /, *, length: int = 128) -> None:
 
 
 _DEFINITION = (
-    "V vocabulary, H width, L blocks with weights of their own, I intermediate size. "
-    "An operation (FLOP) is a multiplication or addition in a matrix product; look-ups, norms and "
-    "activations are left out. In attention, only visible tokens count. A masked LM head predicts "
-    "15 % of the tokens. Training is a forward pass and twice that for the backward pass; AdamW in "
-    "fp32 keeps weight, gradient and two moments. Activations need more memory, which depends "
-    "on the batch."
+    "V vocabulary, H width, L blocks with weights of their own, I intermediate size. An operation "
+    "(FLOP) is a multiplication or addition in a matrix product; look-ups, norms and activations "
+    "are left out. In attention, only visible tokens count. A masked LM head predicts 15 % of the "
+    "tokens. Training is a forward pass and twice that for the backward pass; AdamW in fp32 keeps "
+    "weight, gradient and two moments. Activations need more memory, which depends on the batch."
 )
 
 
@@ -91,10 +90,8 @@ def _preset(name: str) -> _Found:
         return _Found(what, config, (token_head(config),))
     able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
     family = next((family for family in able if name.startswith(family.model_type)), able[0])
-    every, known = (
-        (PoolerHead(), MaskedHead(), PairHead(), ReplacedHead(), NextTokenHead()),
-        family.pretrained(name),
-    )
+    every = (PoolerHead(), MaskedHead(), PairHead(), ReplacedHead(), NextTokenHead())
+    known = family.pretrained(name)
     what = f"a preset of {family.model_type}, with the heads of {known.name}"
     return _Found(what, config, tuple(head for head in every if head.kind in known.heads))
 
@@ -151,7 +148,7 @@ def _settings(found: _Found) -> Table:
 
 def _against(found: _Found) -> list[str]:
     """Return the differences from BERT-base as lines of TOML."""
-    from bothways.core.config.diff import config_difference
+    from bothways.core.config.reader import config_difference
     from bothways.families import bert
 
     base = bert.base()
@@ -176,10 +173,8 @@ def _text(value: object) -> str:
 def _parameters(found: _Found) -> Table:
     from bothways.model.parameters import parameter_table
 
-    whole, encoder = (
-        parameter_table(found.config, found.heads),
-        parameter_table(found.config).entries,
-    )
+    whole = parameter_table(found.config, found.heads)
+    encoder = parameter_table(found.config).entries
     textbook = [entry for entry in encoder if entry.textbook]
     sections = [("textbook: V·H + 12·L·H², where I = 4·H", textbook)] if textbook else []
     sections.append(("encoder", [entry for entry in encoder if not entry.textbook]))

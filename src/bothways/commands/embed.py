@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from cyclopts import Parameter
+
+from bothways.commands.options import Device, Precision
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,8 +23,8 @@ def embed(
     out: Path,
     text: str | None = None,
     length: int | None = None,
-    precision: Literal["auto", "fp32", "bf16", "int8"] = "fp32",
-    device: str = "auto",
+    precision: Precision = "fp32",
+    device: Device = "auto",
 ) -> None:
     """Compute a vector of each text, in the order of the input and in constant memory.
 
@@ -43,12 +45,6 @@ def embed(
         Column of the text.
     length
         Maximum length of a text in tokens; default: as in the folder, else all positions.
-    precision
-        Precision of matrix products: fp32 gives equal results on every machine, auto uses bf16
-        where the hardware supports it. int8 is faster and less exact on a CPU; `bothways
-        evaluate --precision int8` measures the loss.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     import sys
 
@@ -89,9 +85,7 @@ def sweep_table(found: Sweep, title: str) -> RenderableType:
 
     from bothways.report.terminal import titled
 
-    table = Table(
-        caption=f"{found.pairs:,} pairs. anisotropy: the mean cosine of any two texts",
-    )
+    table = Table(caption=f"{found.pairs:,} pairs. anisotropy: the mean cosine of any two texts")
     for name in ("layer", "pooling", "pearson", "spearman", "anisotropy"):
         table.add_column(name, justify="left" if name == "pooling" else "right")
     best = found.best

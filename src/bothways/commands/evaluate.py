@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from bothways.commands.tables import metric_table
+from bothways.commands.options import (
+    Device,
+    LabelColumn,
+    Precision,
+    SecondColumn,
+    TextColumn,
+)
+from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.tasks.base import Metrics, Reading
+    from bothways.tasks.sentence_embedding.task import Embedder
 
 
 def evaluate(  # noqa: PLR0913 – one option per question
@@ -23,15 +33,15 @@ def evaluate(  # noqa: PLR0913 – one option per question
     file: str,
     *settings: str,
     task: str | None = None,
-    text: str | None = None,
-    text_b: str | None = None,
-    label: str | None = None,
+    text: TextColumn = None,
+    text_b: SecondColumn = None,
+    label: LabelColumn = None,
     length: int | None = None,
     json: bool = False,
     report: Path | None = None,
-    precision: Literal["auto", "fp32", "bf16", "int8"] = "fp32",
+    precision: Precision = "fp32",
     limit: float | None = None,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss.
 
@@ -49,12 +59,6 @@ def evaluate(  # noqa: PLR0913 – one option per question
         Settings of the task, such as variant=word_l2r for likelihood.
     task
         A task as for predict; by default the one that the model was trained for.
-    text
-        Column of the text, or of the first of two; default: as in training.
-    text_b
-        The column of the second text.
-    label
-        The column of the label.
     length
         Maximum length of a sequence in tokens; default: as in training.
     json
@@ -62,19 +66,13 @@ def evaluate(  # noqa: PLR0913 – one option per question
     report
         Write an HTML page with confusions, calibration, slices of the data and the hardest
         examples.
-    precision
-        Precision of matrix products: fp32 gives equal results on every machine, auto uses bf16
-        where the hardware supports it. int8 is compared with fp32 in accuracy and speed.
     limit
         Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     from bothways.commands.progress import say_kernels
     from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
-    from bothways.prediction.int8_report import MAX_LOSS, measure_int8
-    from bothways.prediction.layer_sweep import sweep
+    from bothways.prediction.int8_report import MAX_LOSS
     from bothways.prediction.predictor import open_task
     from bothways.tasks.sentence_embedding.task import Embedder
 
@@ -88,46 +86,55 @@ def evaluate(  # noqa: PLR0913 – one option per question
         what = f"limits the loss of int8, and the precision is {precision}"
         fix = "Add --precision int8, or leave --limit out."
         raise ConfigError(what, where="limit", fix=fix)
+    say_kernels(device)
 
     def open_in(precision: PredictPrecision) -> Predictor:
+        """Open the model for a precision."""
         return open_task(
             folder, task, length=length, device=device, precision=precision, settings=settings
         )
 
-    columns = {"text": text, "text_b": text_b, "label": label}
-    say_kernels(device)
+    data = _Data(folder, file, {"text": text, "text_b": text_b, "label": label}, json)
     if precision == "int8":
-        last = _Data(file, columns)
-
-        def score(predictor: Predictor) -> Metrics:
-            with last.opened(predictor) as (reading, counts):
-                return predictor.evaluate(reading, counts=counts)
-
-        measured = measure_int8(open_in, score)
-        if report is not None:
-            _analyse(open_in("int8"), last, folder, report)
-        both = {"fp32": measured.fp32.metrics, "int8": measured.int8.metrics}
-        last.show(measured.to_json(), metric_table(last.title(folder), both), json)
-        if not json:
-            print(measured)
-        measured.check(MAX_LOSS if limit is None else limit)
+        _compare_int8(open_in, data, report, MAX_LOSS if limit is None else limit)
         return
-    predictor, data = open_in(precision), _Data(file, columns)
-    _say_task(predictor, task, folder)
-    embedder = predictor.task
-    if isinstance(embedder, Embedder) and report is None:
-        from bothways.commands.embed import sweep_table
-
-        with data.opened(predictor) as (reading, counts):
-            cells = sweep(embedder, reading.examples, counts=counts)
-        data.show(cells.to_json(), sweep_table(cells, data.title(folder)), json)
-        return
-    if report is None:
-        with data.opened(predictor) as (reading, counts):
-            metrics = predictor.evaluate(reading, counts=counts)
+    predictor = open_in(precision)
+    name = predictor.task.task.name
+    if task is None and name == "embed":
+        note = f"note: {folder} is a sentence encoder and is scored as {name}; --task changes that"
+        print(note, file=sys.stderr)
+    if report is not None:
+        data.show(metrics := _analyse(predictor, data, report), {"value": metrics})
+    elif isinstance(predictor.task, Embedder):
+        _sweep_layers(predictor, predictor.task, data)
     else:
-        metrics = _analyse(predictor, data, folder, report)
-    data.show(dict(metrics), metric_table(data.title(folder), {"value": metrics}), json)
+        data.show(metrics := data.score(predictor), {"value": metrics})
+
+
+def _compare_int8(
+    open_in: Callable[[PredictPrecision], Predictor], data: _Data, report: Path | None, limit: float
+) -> None:
+    """Print the metrics and the speed of fp32 and int8; raise an error for too great a loss."""
+    from bothways.prediction.int8_report import measure_int8
+
+    measured = measure_int8(open_in, data.score)
+    if report is not None:
+        _analyse(open_in("int8"), data, report)
+    both = {"fp32": measured.fp32.metrics, "int8": measured.int8.metrics}
+    data.show(measured.to_json(), both)
+    if not data.json:
+        print(measured)
+    measured.check(limit)
+
+
+def _sweep_layers(predictor: Predictor, embedder: Embedder, data: _Data) -> None:
+    """Print the correlation with gold scores of every layer and pooling."""
+    from bothways.commands.embed import sweep_table
+    from bothways.prediction.layer_sweep import sweep
+
+    with data.opened(predictor) as (reading, counts):
+        cells = sweep(embedder, reading.examples, counts=counts)
+    data.show(cells.to_json(), sweep_table(cells, data.title))
 
 
 def _evaluate_on_corpus(
@@ -149,28 +156,25 @@ def _evaluate_on_corpus(
     Console().print(metric_table(f"{folder} on {file}", {"": metrics}, ""))
 
 
-def _say_task(predictor: Predictor, asked: str | None, folder: str) -> None:
-    """Print which task is scored for a sentence encoder if no task is given."""
-    name = predictor.task.task.name
-    if asked is None and name == "embed":
-        note = f"note: {folder} is a sentence encoder and is scored as {name}; --task changes that"
-        print(note, file=sys.stderr)
-
-
 @dataclass
 class _Data:
-    """Labelled data that may be read several times.
+    """Labelled data that may be read several times, and how results on it are printed.
 
     Attributes:
+        folder, file: the names of the model and of the data.
         counts: of the last reading.
     """
 
+    folder: str
     file: str
     columns: dict[str, str | None]
+    json: bool
     counts: PredictionCounts | None = None
 
-    def title(self, folder: str) -> str:
-        return f"{folder} on {self.file}"
+    @property
+    def title(self) -> str:
+        """The title of a table."""
+        return f"{self.folder} on {self.file}"
 
     @contextmanager
     def opened(self, predictor: Predictor) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
@@ -181,32 +185,37 @@ class _Data:
         with watched(reading, "evaluating") as self.counts:
             yield reading, self.counts
 
-    def show(self, plain: Any, table: Any, json: bool) -> None:
+    def score(self, predictor: Predictor) -> Metrics:
+        """Return the metrics of a model."""
+        with self.opened(predictor) as (reading, counts):
+            return predictor.evaluate(reading, counts=counts)
+
+    def show(self, plain: Any, shown: RenderableType | Mapping[str, Metrics]) -> None:
         """Print the warnings and the result, as one JSON object or as a table."""
+        from json import dumps
+
+        from rich.console import Console
+
         for warning in self.counts.warnings if self.counts else ():
             print(warning, file=sys.stderr)
-        if json:
-            from json import dumps
-
-            print(dumps(plain))
-        else:
-            from rich.console import Console
-
-            Console().print(table)
+        if self.json:
+            print(dumps(dict(plain)))
+            return
+        table = metric_table(self.title, shown) if isinstance(shown, Mapping) else shown
+        Console().print(table)
 
 
-def _analyse(predictor: Predictor, data: _Data, folder: str, report: Path) -> Metrics:
+def _analyse(predictor: Predictor, data: _Data, report: Path) -> Metrics:
     """Write the report; return the metrics."""
     from bothways.analysis.report import analyse, write_report
-    from bothways.prediction.engine import DEFAULT_PREDICT
 
     with data.opened(predictor) as (reading, counts):
-        analysis = analyse(predictor.task, reading.examples, DEFAULT_PREDICT, counts)
+        analysis = analyse(predictor.task, reading.examples, counts=counts)
     write_report(
         predictor.task,
         analysis,
         report,
-        model=folder,
+        model=data.folder,
         data=data.file,
         precision=predictor.precision,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bothways.commands.resuming import keeping
-from bothways.commands.tables import metric_table
+from bothways.commands.options import Device
+from bothways.commands.progress import keeping
 from bothways.core.progress import TimeLeft
+from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +31,7 @@ def features(
     layers: Layers = "concat_last_four",
     out: Path = Path("features"),
     json: bool = False,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train a BiLSTM tagger on frozen word vectors of a model, and score it.
 
@@ -53,8 +54,6 @@ def features(
         The folder of the vectors: words × layers × width × 4 bytes.
     json
         Write one JSON object instead of a table.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     from rich.console import Console
 

@@ -6,9 +6,17 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.commands.resuming import check_begun, stop_saved
-from bothways.commands.tables import metric_table
+from bothways.commands.options import (
+    Device,
+    FineRecipe,
+    LabelColumn,
+    NewTextColumn,
+    SecondColumn,
+    TrainedTask,
+)
+from bothways.commands.progress import check_begun, say_kernels, stop_saved
 from bothways.core.terminal import say
+from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,21 +31,21 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     model: str,
     train: str,
     *overrides: str,
-    task: str = "classify",
+    task: TrainedTask = "classify",
     dev: str | None = None,
     lr: float | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
-    text: str | None = None,
-    text_b: str | None = None,
-    label: str | None = None,
+    text: NewTextColumn = None,
+    text_b: SecondColumn = None,
+    label: LabelColumn = None,
     out: Path = Path("finetuned"),
-    recipe: Literal["modern", "paper"] = "modern",
+    recipe: FineRecipe = "modern",
     config: Path | None = None,
     seeds: str | None = None,
     resume: bool = False,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> None:
     """Fine-tune a model on labelled data for a task.
 
@@ -54,9 +62,6 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     overrides
         Settings by dotted path or common name, such as metric=mcc warmup=0.06
         stability.layer_decay=0.9 training.until="500 steps".
-    task
-        classify, regress, multilabel, choice, tag, answer, or another usual name of one of them,
-        such as sentiment, ner or qa.
     dev
         Labelled data by which the best checkpoint is chosen.
     lr
@@ -67,16 +72,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Examples per update.
     max_length
         The longest sequence in tokens, special tokens included; longer texts are cut.
-    text
-        Column of the text, or of the first of two; without a header its number, from 0.
-    text_b
-        The column of the second text.
-    label
-        The column of the label.
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
-    recipe
-        modern is AdamW; paper is Adam without bias correction, as BERT's own code has it.
     config
         A TOML file with settings; options and overrides win over it.
     seeds
@@ -84,12 +81,9 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         has a folder seed-N; model/ is that of the best run.
     resume
         Continue from the newest checkpoint in the folder; skip finished runs of several.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     from rich.console import Console
 
-    from bothways.commands.progress import say_kernels
     from bothways.finetuning import run as job
     from bothways.sweeps.runs import SweepFolder
     from bothways.sweeps.seeds import finetune_seeds, parse_seeds
@@ -97,26 +91,16 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     if resume:
         check_begun(out)
     console = Console(stderr=True)
-    columns = {
-        k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None
-    }
-    options = {
-        "model": model,
-        "train": train,
-        "dev": dev,
-        "task": {"columns": columns} if columns else None,
-        "lr": lr,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "max_length": max_length,
-    }
-    settings = settings_from(options, overrides, task, recipe, config)
+    options = {"lr": lr, "epochs": epochs, "batch_size": batch_size, "max_length": max_length}
+    columns = {"text": text, "text_b": text_b, "label": label}
+    data = {"model": model, "train": train, "dev": dev}
+    settings = settings_from({**data, **options}, columns, overrides, task, recipe, config)
     say_kernels(device)
     if seeds is not None:
         series = finetune_seeds(
             settings, parse_seeds(seeds, settings.seed), SweepFolder(out, resume, device, console)
         )
-        conclude(series, out, console)
+        print_series(series, out, console)
     else:
         _conclude_one(
             job.finetune(settings, out, resume=resume, device=device, console=console), out, console
@@ -125,6 +109,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
 
 def settings_from(
     options: dict[str, Any],
+    columns: dict[str, str | None],
     overrides: tuple[str, ...],
     task: str,
     recipe: Literal["modern", "paper"],
@@ -138,12 +123,14 @@ def settings_from(
 
     method = RECIPES[recipe](trainable_task(task))
     base = FinetuneConfig(model=options["model"], train=options["train"], **vars(method))
-    named = expand_shorthands({k: v for k, v in options.items() if v is not None})
-    return load_config(base, merge(expand_shorthands(overrides), named), file)
+    given = {name: value for name, value in options.items() if value is not None}
+    if named := {name: column for name, column in columns.items() if column is not None}:
+        given["task"] = {"columns": named}
+    return load_config(base, merge(expand_shorthands(overrides), expand_shorthands(given)), file)
 
 
 def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:
-    """Print the result of a single run; see `conclude`."""
+    """Print the result of a single run; see `print_series`."""
     from rich.console import Console as Output
 
     from bothways.hub.hf_config import format_note
@@ -156,19 +143,15 @@ def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:
     if done.metrics:
         Output().print(metric_table("Best checkpoint on the dev data", {"value": done.metrics}))
         say(console, f"What it does well and badly: {out / 'report.html'}")
-    say(
-        console,
-        " ".join(
-            filter(None, (f"The model is in {done.folder}.", format_note(done.folder), _try(out)))
-        ),
-    )
+    parts = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
+    say(console, " ".join(part for part in parts if part))
 
 
 def _try(out: Path) -> str:
     return f"Try it: bothways predict {shlex.quote(str(out))} FILE"
 
 
-def conclude(series: Series, out: Path, console: Console) -> None:
+def print_series(series: Series, out: Path, console: Console) -> None:
     """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
     from rich.console import Console as Output
 
@@ -190,21 +173,16 @@ def _series_table(series: Series) -> Table:
 
     from bothways.sweeps.seeds import seed_spread
 
-    table, summary = (
-        Table(title=f"{len(series.runs)} runs, scored on the dev data"),
-        seed_spread(series),
-    )
+    table = Table(title=f"{len(series.runs)} runs, scored on the dev data")
+    summary = seed_spread(series)
     metric = summary.metric if summary else "metric"
     table.add_column("run", overflow="fold")
     table.add_column(Text(metric), justify="right")
     table.add_column("failed")
     for run in series.runs:
         value = f"{run.metrics[metric]:.4f}" if run.metrics else "–"
-        table.add_row(
-            Text(run.name + (" (best)" if run is series.best else "")),
-            value,
-            Text("; ".join(run.failed)),
-        )
+        title = Text(run.name + (" (best)" if run is series.best else ""))
+        table.add_row(title, value, Text("; ".join(run.failed)))
     if summary:
         table.add_section()
         for name in ("mean", "median", "best", "deviation"):

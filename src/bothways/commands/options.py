@@ -3,8 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
+
+TrainedTask = Annotated[
+    str,
+    Parameter(
+        help="classify, regress, multilabel, choice, tag, answer, or another usual name of one of "
+        "them, such as sentiment, ner or qa."
+    ),
+]
+Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:N.")]
+TextColumn = Annotated[
+    str | None,
+    Parameter(help="Column of the text, or of the first of two; default: as in training."),
+]
+NewTextColumn = Annotated[
+    str | None,
+    Parameter(help="Column of the text, or of the first of two; without a header its number."),
+]
+SecondColumn = Annotated[str | None, Parameter(help="The column of the second text.")]
+LabelColumn = Annotated[str | None, Parameter(help="The column of the label.")]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16", "int8"],
+    Parameter(
+        help="Precision of matrix products: fp32 gives equal results on every machine, auto uses "
+        "bf16 where the hardware supports it. int8 is faster and less exact on a CPU: `bothways "
+        "evaluate --precision int8` compares it with fp32 in accuracy and speed."
+    ),
+]
+FineRecipe = Annotated[
+    Literal["modern", "paper"],
+    Parameter(
+        help="modern is AdamW; paper is Adam without bias correction, as BERT's own code has it."
+    ),
+]
 
 
 def _check_names(kind: object, names: str | Iterable[str] | None) -> None:

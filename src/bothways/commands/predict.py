@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
+
+from bothways.commands.options import Device, Precision, SecondColumn, TextColumn
 
 
 def predict(  # noqa: PLR0913 – one option per question
@@ -12,13 +14,13 @@ def predict(  # noqa: PLR0913 – one option per question
     file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     *settings: str,
     task: str | None = None,
-    text: str | None = None,
-    text_b: str | None = None,
+    text: TextColumn = None,
+    text_b: SecondColumn = None,
     top: int | None = None,
     length: int | None = None,
     window: int | None = None,
-    precision: Literal["auto", "fp32", "bf16", "int8"] = "fp32",
-    device: str = "auto",
+    precision: Precision = "fp32",
+    device: Device = "auto",
 ) -> None:
     """Print predictions as JSON lines in the order of the input.
 
@@ -36,22 +38,12 @@ def predict(  # noqa: PLR0913 – one option per question
     task
         A task of finetune, fill, likelihood, embed, or another usual name of one of them; default:
         the task of the model.
-    text
-        Column of the text, or of the first of two; default: as in training.
-    text_b
-        The column of the second text.
     top
         The most probable labels to print; by default all.
     length
         The longest sequence in tokens; by default as in training.
     window
         Number of texts to read before the first prediction; default: 4096, on a terminal 1.
-    precision
-        Precision of matrix products: fp32 gives equal results on every machine, auto uses bf16
-        where the hardware supports it. int8 is faster and less exact on a CPU; `bothways
-        evaluate --precision int8` measures the loss.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     import json
     import sys

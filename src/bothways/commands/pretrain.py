@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bothways.commands.resuming import check_begun, stop_saved
-from bothways.commands.tables import metric_table
+from bothways.commands.options import Device
+from bothways.commands.progress import check_begun, stop_saved
 from bothways.core.terminal import say
+from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,7 @@ def pretrain(
     start: str | None = None,
     config: Path | None = None,
     resume: bool = False,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> None:
     """Pre-train an encoder on a corpus with masked LM and next sentence prediction, or on full
     sentences as RoBERTa.
@@ -57,8 +58,6 @@ def pretrain(
         A TOML file with settings; the overrides win over it.
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     from rich.console import Console
 

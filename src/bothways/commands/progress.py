@@ -1,4 +1,4 @@
-"""Shared by commands that read examples: chosen columns, and progress bars on standard error."""
+"""Shared by commands: chosen columns, progress on standard error, and how to resume."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bothways.core.terminal import say
 
@@ -46,8 +47,6 @@ def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: s
 
 def _has_columns(source: str) -> bool:
     """Return whether the source has columns, unlike plain text with one text per line."""
-    from pathlib import Path
-
     from bothways.data.text_io import STDIN
 
     return source != STDIN and ".txt" not in Path(source).suffixes
@@ -159,11 +158,38 @@ class _Bar:
         self._bar, self._line = bar, bar.add_task("", total=None, visible=False)
 
     def stage(self, name: str, total: float | int | None = None) -> None:
+        """Begin a stage, from 0 on."""
         self._bar.reset(self._line, description=name, total=total, visible=True)
 
     def advance(self, done: float | int) -> None:
+        """Move the bar."""
         # rich measures the time left from the first value that is not 0.
         self._bar.update(self._line, completed=max(done, 1e-9))
 
     def message(self, text: str) -> None:
+        """Print a line above the bar."""
         say(self._bar.console, text)
+
+
+@contextmanager
+def keeping(out: Path, console: Console, kept: str = "Finished work") -> Iterator[None]:
+    """Report on Ctrl-C which work is kept in the folder and how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(console, f"Stopped. {kept} is kept in {out}; run the same command to continue.")
+        raise
+
+
+def check_begun(out: Path) -> None:
+    """Print a note if there is no run to resume: a new one starts."""
+    if not out.exists():
+        print(f"note: {out} has no run to resume: starting one", file=sys.stderr)
+
+
+def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
+    """Print the command that resumes an interrupted run, then raise KeyboardInterrupt."""
+    from bothways.training.signals import resume_command
+
+    say(console, f"{saved} To resume: {resume_command(sys.argv[1:])}")
+    raise KeyboardInterrupt

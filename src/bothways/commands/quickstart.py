@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from bothways.commands.resuming import keeping
+from bothways.commands.progress import keeping
 from bothways.core.terminal import say
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def quickstart(
     from rich.console import Console
 
     from bothways.commands.progress import say_kernels
-    from bothways.core.errors import ConfigError
-    from bothways.core.extras import require
+    from bothways.core.errors import ConfigError, require
     from bothways.quickstart.report_page import quickstart_report
     from bothways.quickstart.story import Story, run_story
     from bothways.report.html import write_html

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from bothways.commands.resuming import keeping
+from bothways.commands.options import Device
+from bothways.commands.progress import keeping
 from bothways.core.terminal import say
 
 
@@ -20,7 +21,7 @@ def reproduce(  # noqa: PLR0913 – one option per question
     grid: Literal["paper", "none"] = "paper",
     limit: int | None = None,
     dry_run: bool = False,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> None:
     """Run the paper's fine-tuning experiments and compare with the published results.
 
@@ -49,8 +50,6 @@ def reproduce(  # noqa: PLR0913 – one option per question
         Maximum number of training examples; the report states it.
     dry_run
         Only print the cost.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     from rich.console import Console
 

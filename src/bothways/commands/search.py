@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+
+from bothways.commands.options import (
+    Device,
+    FineRecipe,
+    LabelColumn,
+    NewTextColumn,
+    SecondColumn,
+    TrainedTask,
+)
 
 
 def search(  # noqa: PLR0913 – one option per question
@@ -11,10 +19,10 @@ def search(  # noqa: PLR0913 – one option per question
     train: str,
     *overrides: str,
     dev: str,
-    task: str = "classify",
-    text: str | None = None,
-    text_b: str | None = None,
-    label: str | None = None,
+    task: TrainedTask = "classify",
+    text: NewTextColumn = None,
+    text_b: SecondColumn = None,
+    label: LabelColumn = None,
     grid: str = "paper",
     trials: int | None = None,
     space: str = (
@@ -22,10 +30,10 @@ def search(  # noqa: PLR0913 – one option per question
         "training.until='2 epochs,3 epochs,4 epochs'"
     ),
     out: Path = Path("search"),
-    recipe: Literal["modern", "paper"] = "modern",
+    recipe: FineRecipe = "modern",
     config: Path | None = None,
     resume: bool = False,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> None:
     """Fine-tune with every combination of some settings and keep the best model on dev data.
 
@@ -41,15 +49,6 @@ def search(  # noqa: PLR0913 – one option per question
         Settings that all runs share, by dotted path.
     dev
         Labelled data for comparing the runs.
-    task
-        classify, regress, multilabel, choice, tag, answer, or another usual name of one of them,
-        such as sentiment, ner or qa.
-    text
-        Column of the text, or of the first of two; without a header its number, from 0.
-    text_b
-        The column of the second text.
-    label
-        The column of the label.
     grid
         paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or
         "key=value,value key=value".
@@ -60,36 +59,24 @@ def search(  # noqa: PLR0913 – one option per question
         spaces.
     out
         Folder for all runs; model/ is the best model, search.json has all results.
-    recipe
-        modern is AdamW; paper is Adam without bias correction, as BERT's own code has it.
     config
         A TOML file with settings; options and overrides win over it.
     resume
         Skip finished runs and continue the interrupted one.
-    device
-        auto, cpu, cuda or cuda:N.
     """
     from rich.console import Console
 
-    from bothways.commands.finetune import conclude, settings_from
-    from bothways.commands.progress import say_kernels
-    from bothways.commands.resuming import check_begun
+    from bothways.commands.finetune import print_series, settings_from
+    from bothways.commands.progress import check_begun, say_kernels
     from bothways.sweeps.grid import parse_grid, search_grid, search_trials
     from bothways.sweeps.runs import SweepFolder
 
     if resume:
         check_begun(out)
     console = Console(stderr=True)
-    columns = {
-        k: v for k, v in {"text": text, "text_b": text_b, "label": label}.items() if v is not None
-    }
-    options = {
-        "model": model,
-        "train": train,
-        "dev": dev,
-        "task": {"columns": columns} if columns else None,
-    }
-    settings = settings_from(options, overrides, task, recipe, config)
+    options = {"model": model, "train": train, "dev": dev}
+    columns = {"text": text, "text_b": text_b, "label": label}
+    settings = settings_from(options, columns, overrides, task, recipe, config)
     say_kernels(device)
     place = SweepFolder(out, resume, device, console)
     series = (
@@ -97,4 +84,4 @@ def search(  # noqa: PLR0913 – one option per question
         if trials is None
         else search_trials(settings, space, trials, place)
     )
-    conclude(series, out, console)
+    print_series(series, out, console)

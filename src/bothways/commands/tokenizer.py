@@ -199,11 +199,8 @@ def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kin
     given = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
     for key in given.keys() - known:
         names = ", ".join("--" + other.replace("_", "-") for other in sorted(known))
-        raise ConfigError(
-            f"is not an option of {name}",
-            where="--" + key.replace("_", "-"),
-            fix=f"Its options: {names}.",
-        )
+        what = f"is not an option of {name}"
+        raise ConfigError(what, where="--" + key.replace("_", "-"), fix=f"Its options: {names}.")
     return kinds[name](**given)
 
 
@@ -243,9 +240,8 @@ def _empty_folder(out: Path) -> Iterator[Path]:
     from bothways.core.errors import ResourceError
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ResourceError(
-            "exists and is not an empty folder", where=out, fix="Choose another --out."
-        )
+        what = "exists and is not an empty folder"
+        raise ResourceError(what, where=out, fix="Choose another --out.")
     with replace_folder(out) as folder:
         yield folder
 

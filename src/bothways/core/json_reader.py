@@ -47,14 +47,14 @@ def parse_object(
     return value
 
 
-def read_json(file: Path, error: type[BothwaysError] = DataError, fix: str = _FIX) -> Any:
+def read_json(file: Path, error: type[BothwaysError] = DataError) -> Any:
     """Return the value in a JSON file.
 
     Raises:
         BothwaysError: of class `error`: not UTF-8, or as `parse_json`.
         ResourceError: the file cannot be read.
     """
-    return parse_json(read_utf8(file, error, fix), file, error, fix)
+    return parse_json(read_utf8(file, error), file, error)
 
 
 def read_object(

@@ -171,7 +171,8 @@ class Layout:
         """The batch as padded rectangles of neighbours, each tight or small."""
         result, lengths, first = list[Rectangle](), self.lengths, 0
         tightness, small = self.cut.tightness, self.cut.small
-        # Batches keep the order of their sequences: a rectangle takes neighbours while it stays tight or small.
+        # Batches keep the order of their sequences: a rectangle takes neighbours while it stays
+        # tight or small.
         # With tightness 0.8 and small 0, lengths [10, 9, 8, 3, 3] give rectangles of 3 and 2 rows.
         while first < len(lengths):
             last, low, high = first, lengths[first], lengths[first]
@@ -212,7 +213,7 @@ class Layout:
             return Rectangle(start, stop, rows, longest, None, None)
         # Row r, column c is slot r · longest + c.
         slots = (self.sequence_ids[start:stop] - row) * longest + self.positions[start:stop]
-        # From the tensors of the batch, not from `lengths`: copying those to a GPU would wait for it.
+        # From the tensors of the batch: copying `lengths` to a GPU would wait for it.
         held = self.cu_seqlens[row : row + rows + 1].diff()[:, None]
         keep = torch.arange(longest, device=slots.device) < held
         return Rectangle(start, stop, rows, longest, slots, keep)

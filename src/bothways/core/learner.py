@@ -53,7 +53,7 @@ class Learner(nn.Module):
         return ()
 
     def matrices(self) -> dict[str, int]:
-        """Return the hidden matrices by parameter name, with the number of matrices stacked in each.
+        """Return the hidden matrices by parameter name, and how many matrices each one stacks.
 
         Modules declare theirs in an attribute `hidden_matrices`, such as {"qkv.weight": 3}.
         """

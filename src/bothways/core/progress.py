@@ -41,13 +41,13 @@ class Progress(Protocol):
 
 class _Silent:
     def stage(self, name: str, total: float | int | None = None) -> None:
-        pass
+        """Show nothing."""
 
     def advance(self, done: float | int) -> None:
-        pass
+        """Show nothing."""
 
     def message(self, text: str) -> None:
-        pass
+        """Show nothing."""
 
 
 SILENT: Progress = _Silent()

@@ -78,6 +78,7 @@ def followed_reading(
     """Return the same reading, which reports the share before every `every`th example."""
 
     def examples() -> Iterator[Any]:
+        """Yield the examples and report the share before some of them."""
         for number, example in enumerate(reading.examples):
             if number % every == 0:
                 on_stage(stage, None if reading.share is None else reading.share())

@@ -112,13 +112,9 @@ class Corpus:
         for name, stored in manifest.files.items():
             check_file(place / name, stored)
         corpus = cls(
-            place,
-            manifest,
-            Tokenizer.load(place),
-            _map(place / TOKENS, manifest.token_type),
-            _map(place / SENTENCES, "uint64"),
-            _map(place / DOCUMENTS, "uint64"),
-        )
+            place, manifest, Tokenizer.load(place), _map(place / TOKENS, manifest.token_type),
+            _map(place / SENTENCES, "uint64"), _map(place / DOCUMENTS, "uint64"),
+        )  # fmt: skip
         corpus._check(SMALL)
         return corpus
 

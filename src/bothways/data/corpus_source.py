@@ -52,12 +52,10 @@ class CorpusSource:
                 f"must be at least 1, or absent to plan every epoch on its own, not {data_copies}",
                 where="data_copies",
             )
-        self.template, self.segments, self.seed, self.data_copies = (
-            template,
-            segments,
-            seed,
-            data_copies,
-        )
+        self.template = template
+        self.segments = segments
+        self.seed = seed
+        self.data_copies = data_copies
         self._corpus, self._tokens = corpus, np.asarray(corpus.tokens)
         self._selection = Selection(corpus, chosen)
         self._plans = functools.lru_cache(maxsize=2)(

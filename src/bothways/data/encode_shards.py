@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from bothways.core.atomic_files import replace_file
 from bothways.core.errors import DataError
+from bothways.core.terminal import without_surrogates
 from bothways.data.documents import Document
 from bothways.data.sentences import split_sentences
-from bothways.text.characters import without_surrogates
 from bothways.text.tokenizer import Tokenizer
 
 SHARD_CHARACTERS = 2**22

@@ -81,10 +81,8 @@ class Selection:
         filled = self.documents[chosen + 1] > self.documents[chosen]
         self.chosen: Whole = chosen[filled].astype(np.int64, copy=False)
         if len(self.chosen) == 0:
-            raise DataError(
-                f"none of the {len(chosen)} chosen documents has a sentence",
-                fix="Give a corpus with text, or choose other documents.",
-            )
+            what = f"none of the {len(chosen)} chosen documents has a sentence"
+            raise DataError(what, fix="Give a corpus with text, or choose other documents.")
         parts = [
             _parts(at, *self.bounds(self.chosen[at : at + CHUNK]))
             for at in range(0, len(self.chosen), CHUNK)
@@ -124,9 +122,8 @@ class Selection:
         starts, stops = self.sentences[sentences], self.sentences[sentences + 1]
         if (stops <= starts).any():
             broken = sentences[np.argmax(stops <= starts)]
-            raise DataError(
-                f"sentence {broken} of the corpus has no tokens", fix="Build the corpus again."
-            )
+            what = f"sentence {broken} of the corpus has no tokens"
+            raise DataError(what, fix="Build the corpus again.")
         return EpochBlock(starts, stops, ends, self._owners[parts].astype(np.int64))
 
 

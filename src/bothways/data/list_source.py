@@ -63,10 +63,8 @@ class ListSource:
 
         epoch, block, item = cursor
         if block > 0 or item >= len(self.sequences):
-            raise DataError(
-                f"no data at block {block}, item {item} of {len(self.sequences)} sequences",
-                fix="Continue with the data that the run began with.",
-            )
+            what = f"no data at block {block}, item {item} of {len(self.sequences)} sequences"
+            raise DataError(what, fix="Continue with the data that the run began with.")
         while True:
             places = self._places(epoch)
             for at in range(item, len(places)):

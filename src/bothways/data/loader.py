@@ -124,11 +124,9 @@ class Loader(Generic[P]):
         mine = deal(lengths, self.share.world, self.microbatch_tokens)[self.share.rank]
         filler = min(range(len(group)), key=lengths.__getitem__)
         microbatches = tuple(
-            pack(
-                [self._sequence(*group[place]) for place in places]
-                if places
-                else [_void(self._sequence(*group[filler]))]
-            )
+            pack([self._sequence(*group[place]) for place in places])
+            if places
+            else pack([_void(self._sequence(*group[filler]))])
             for places in mine
         )
         return LoadedStep(microbatches, after, sum(lengths), len(group), self.source.epochs(after))

@@ -80,23 +80,20 @@ class Masking:
             raise ConfigError(f"must be in (0, 1], not {self.rate}", where="masking.rate")
         for name in ("mask", "random"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(
-                    f"must be in [0, 1], not {getattr(self, name)}", where=f"masking.{name}"
-                )
+                what = f"must be in [0, 1], not {getattr(self, name)}"
+                raise ConfigError(what, where=f"masking.{name}")
+        # Sums of floating-point numbers may exceed 1 by a rounding error.
         if self.mask + self.random > 1 + 1e-9:
-            raise ConfigError(
-                f"mask {self.mask} and random {self.random} are more than 1 together",
-                where="masking",
-                fix="They are shares of the chosen tokens; what they leave is kept unchanged.",
-            )
+            what = f"mask {self.mask} and random {self.random} are more than 1 together"
+            fix = "They are shares of the chosen tokens; what they leave is kept unchanged."
+            raise ConfigError(what, where="masking", fix=fix)
         if self.max_predictions is not None and self.max_predictions < 1:
-            raise ConfigError(
-                f"must be at least 1, or absent for no limit, not {self.max_predictions}",
-                where="masking.max_predictions",
-            )
+            what = f"must be at least 1, or absent for no limit, not {self.max_predictions}"
+            raise ConfigError(what, where="masking.max_predictions")
 
     def count(self, length: int) -> int:
         """Return the number of predictions of a sequence of `length` tokens."""
+        # Python rounds half to even, as Google's code does: 10 · 0.15 = 1.5 → 2, 30 · 0.15 → 4.
         wanted = max(1, round(length * self.rate))
         return wanted if self.max_predictions is None else min(self.max_predictions, wanted)
 
@@ -155,8 +152,12 @@ def _choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.G
     count = masking.count(len(ids))
     match masking.unit:
         case SingleTokens():
+            # The start of a random order is a random set without repetition.
             chosen = rng.permutation(candidates)[:count]
         case WholeWords():
+            # opens[i]: a word begins at token i. [CLS] un ##able to [SEP] ##s
+            #                                        1    1    0   1    1    1
+            # A piece after a special token is a word: its beginning was cut off.
             opens = ~vocabulary.continues[ids]
             opens[1:] |= special[:-1]
             if vocabulary.ends is not None:
@@ -174,12 +175,14 @@ def _whole_words(
     """Choose random words that fit in `count`; return their positions, unordered."""
     if len(candidates) == 0:
         return candidates
+    # Word w is candidates[starts[w] : stops[w]]. opens 1 1 0 1 → words [0, 1), [1, 3), [3, 4).
     opens[0] = True
     starts = np.flatnonzero(opens)
     stops = np.append(starts[1:], len(candidates))
     order = rng.permutation(len(starts))
     taken, room = [], count
     for word, size in zip(order.tolist(), (stops - starts)[order].tolist(), strict=True):
+        # A word that does not fit is skipped, not cut: a shorter one may still fit.
         if size <= room:
             taken.append(candidates[starts[word] : stops[word]])
             room -= size
@@ -192,6 +195,8 @@ def _replace(
     hidden: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator
 ) -> Ids:
     """Return the replacements: [MASK], random tokens, or the tokens themselves."""
+    # One uniform draw per token decides: [0, mask) → [MASK], then `random` → a random token, the
+    # rest is unchanged. Random tokens are drawn for all, so that the draws do not depend on fates.
     fate = rng.random(len(hidden))
     match masking.replacements:
         case AnyToken():

@@ -32,12 +32,14 @@ class _Column:
         self._bytes = 0
 
     def append(self, values: NDArray[Any]) -> None:
+        """Write the next piece."""
         raw = np.ascontiguousarray(values).data
         self._file.write(raw)
         self._digest.update(raw)
         self._bytes += values.nbytes
 
     def finish(self) -> Stored:
+        """Flush the file to disk; return its size and digest."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return Stored(self._bytes, self._digest.hexdigest())

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import DataError
 from bothways.data.epoch_order import EpochBlock, Selection, Whole
 from bothways.data.segments import PairPlan, PairSegments
 
@@ -46,11 +46,6 @@ class NextSentence(PairSegments):
     length: int = 128
     short: float = 0.1
     kind: Literal["next_sentence"] = "next_sentence"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.short <= 1:
-            raise ConfigError(f"must be in [0, 1], not {self.short}", where="segments.short")
 
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
@@ -83,7 +78,7 @@ def plan_pairs(
     """
     room = length - PairSegments.specials
     targets = target_lengths(len(block.owners), room, short, rng)
-    document, first, middle, stop, label = _walk(block, targets, rng)
+    document, first, middle, stop, label = gather_chunks(block, targets, rng, pairs_again=True)
     a, a_stop = block.starts[first], block.stops[middle - 1]
     # A random pair of one sentence has no rest; its `middle` may be past the block and is unused.
     b, b_stop = block.starts[np.minimum(middle, len(block.starts) - 1)], block.stops[stop - 1]
@@ -105,29 +100,35 @@ def target_lengths(documents: int, room: int, short: float, rng: np.random.Gener
     return np.where(rng.random(documents) < short, drawn, room)
 
 
-def _walk(block: EpochBlock, targets: Whole, rng: np.random.Generator) -> Whole:
-    """Cut each document into chunks.
+def gather_chunks(
+    block: EpochBlock, targets: Whole, rng: np.random.Generator, *, pairs_again: bool
+) -> Whole:
+    """Cut each document into chunks of its target length, and each chunk in two.
+
+    Args:
+        pairs_again: whether half of the chunks, and those of one sentence, keep only their first
+            part: the second one is drawn from elsewhere, and its sentences open the next chunk.
 
     Returns:
-        `(5, pairs)` with the rows document, first sentence of A, first sentence of B, end, label.
+        `(5, chunks)` with the rows document, first sentence of A, first sentence of B (the end of a
+        chunk of one sentence), end, and 1 where B is drawn from elsewhere.
     """
+    # bounds[i] is the number of tokens before sentence i, so that tokens [i, j) are a difference.
     bounds = np.concatenate([[0], np.cumsum(block.stops - block.starts)]).tolist()
     edges = block.edges.tolist()
-    draws = iter(rng.random(2 * len(block.starts)).tolist())
-    pairs: list[tuple[int, int, int, int, int]] = []
+    draws = iter(rng.random((1 + pairs_again) * len(block.starts)).tolist())
+    chunks: list[tuple[int, int, int, int, int]] = []
     for document, target in enumerate(targets.tolist()):
         at, end = edges[document], edges[document + 1]
         while at < end:
+            # The first sentence at whose end the chunk has `target` tokens, or the document's last.
             stop = bisect_left(bounds, bounds[at] + target, at + 1, end)
             rest = stop - at - 1
-            if rest:
-                middle = at + 1 + int(next(draws) * rest)
-                random = next(draws) < 0.5
-            else:
-                middle, random = stop, True
-            pairs.append((document, at, middle, stop, random))
-            at = middle if random else stop
-    rows: Whole = np.array(pairs, dtype=np.int64).T
+            middle = at + 1 + int(next(draws) * rest) if rest else stop
+            elsewhere = pairs_again and (not rest or next(draws) < 0.5)
+            chunks.append((document, at, middle, stop, elsewhere))
+            at = middle if elsewhere else stop
+    rows: Whole = np.array(chunks, dtype=np.int64).T
     return rows
 
 
@@ -158,10 +159,8 @@ def _first_at_least(ascending: Whole, goals: Whole, low: Whole, high: Whole) -> 
     while (low < high).any():
         middle = (low + high) // 2
         reached = ascending[middle] >= goals
-        low, high = (
-            np.where(reached | (low == high), low, middle + 1),
-            np.where(reached, np.minimum(middle, high), high),
-        )
+        low = np.where(reached | (low == high), low, middle + 1)
+        high = np.where(reached, np.minimum(middle, high), high)
     return low
 
 

@@ -98,6 +98,7 @@ class _Worker:
         self._first = pickle.dumps(function)
 
     def run(self, job: Any) -> Any:
+        """Send a job to the worker and return its result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -114,6 +115,7 @@ class _Worker:
             raise ResourceError(f"a worker process was killed (signal {-code})", fix=fix) from error
 
     def kill(self) -> None:
+        """End the worker at once."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

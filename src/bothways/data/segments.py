@@ -87,14 +87,23 @@ class Segments:
 
 
 class PairSegments(Segments):
-    """Base class of segments that are pairs, [CLS] A [SEP] B [SEP], with a label."""
+    """Base class of segments that are pairs, [CLS] A [SEP] B [SEP], with a label.
 
+    Attributes:
+        short: the share of documents that are read with a random shorter target length.
+        one_sentence: the fate of pairs of one-sentence documents, as the end of a sentence.
+    """
+
+    short: float = 0.0
     specials: ClassVar[int] = 3
+    one_sentence: ClassVar[str] = "these have no second sentence"
 
     def __post_init__(self) -> None:
         if self.length < self.specials + 2:
             what = f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}"
             raise ConfigError(what, where="segments.length")
+        if not 0 <= self.short <= 1:
+            raise ConfigError(f"must be in [0, 1], not {self.short}", where="segments.short")
 
     def require(self, selection: Selection, template: Template) -> None:
         """Raise ConfigError if the tokenizer's pairs have other special tokens."""
@@ -111,9 +120,6 @@ class PairSegments(Segments):
             fix = "Build the corpus with --boundary blank or file, or set objective=masked_lm."
             findings.append(Finding("balance", "warning", what, "objective.segments", fix))
         return findings
-
-    one_sentence: ClassVar[str] = "these have no second sentence"
-    """What pairs of one-sentence documents are, as the end of a sentence."""
 
     def _check_template(self, template: Template) -> list[Finding]:
         if template.pair == self.specials:

@@ -12,16 +12,20 @@ places. All sentences of a document are read.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 from typing_extensions import assert_never
 
-from bothways.core.errors import ConfigError
-from bothways.data.epoch_order import EpochBlock, Selection, Whole
-from bothways.data.next_sentence import cut_segment, draw_other_segments, excess, target_lengths
+from bothways.data.epoch_order import EpochBlock, Selection
+from bothways.data.next_sentence import (
+    cut_segment,
+    draw_other_segments,
+    excess,
+    gather_chunks,
+    target_lengths,
+)
 from bothways.data.segments import PairPlan, PairSegments
 
 
@@ -43,17 +47,12 @@ class SentenceOrder(PairSegments):
     single: Literal["split", "drop", "random"] = "split"
     kind: Literal["sentence_order"] = "sentence_order"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.short <= 1:
-            raise ConfigError(f"must be in [0, 1], not {self.short}", where="segments.short")
-
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
     ) -> list[PairPlan]:
         """Return the pairs of a block, shuffled."""
         targets = target_lengths(len(block.owners), self.room, self.short, rng)
-        document, first, middle, stop = _chunks(block, targets, rng)
+        document, first, middle, stop, _ = gather_chunks(block, targets, rng, pairs_again=False)
         a, b_stop = block.starts[first], block.stops[stop - 1]
         # Sentences of a document are contiguous: A ends where B begins, in one array for both.
         a_stop = b = np.where(middle < stop, block.stops[middle - 1], b_stop)
@@ -86,20 +85,3 @@ class SentenceOrder(PairSegments):
         ]
         pairs = np.stack([*parts, label], axis=1)
         return [PairPlan._make(pair) for pair in rng.permutation(pairs).tolist()]
-
-
-def _chunks(block: EpochBlock, targets: Whole, rng: np.random.Generator) -> Whole:
-    """Return `(4, chunks)`: document, first sentence of A, of B (the end if there is none), end."""
-    bounds = np.concatenate([[0], np.cumsum(block.stops - block.starts)]).tolist()
-    edges = block.edges.tolist()
-    draws = iter(rng.random(len(block.starts)).tolist())
-    chunks: list[tuple[int, int, int, int]] = []
-    for document, target in enumerate(targets.tolist()):
-        at, end = edges[document], edges[document + 1]
-        while at < end:
-            stop = bisect_left(bounds, bounds[at] + target, at + 1, end)
-            middle = at + 1 + int(next(draws) * (stop - at - 1)) if stop - at > 1 else stop
-            chunks.append((document, at, middle, stop))
-            at = stop
-    rows: Whole = np.array(chunks, dtype=np.int64).T
-    return rows

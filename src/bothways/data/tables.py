@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bothways.core.errors import DataError
-from bothways.core.extras import optional
+from bothways.core.errors import DataError, optional
 from bothways.core.json_reader import parse_json, parse_object
 from bothways.core.terminal import listed
 from bothways.data.text_io import (
@@ -58,47 +57,11 @@ SAMPLE = 100
 _LONG_NAME = 80
 # Customary names of columns: a first line with one of these is a header.
 _COLUMN_NAMES = frozenset(
-    [
-        "text",
-        "text_a",
-        "text_b",
-        "sentence",
-        "sentence1",
-        "sentence2",
-        "premise",
-        "hypothesis",
-        "question",
-        "question1",
-        "question2",
-        "context",
-        "answers",
-        "answer",
-        "title",
-        "passage",
-        "query",
-        "document",
-        "content",
-        "body",
-        "review",
-        "comment",
-        "tweet",
-        "message",
-        "tokens",
-        "words",
-        "tags",
-        "ner_tags",
-        "label",
-        "labels",
-        "class",
-        "category",
-        "target",
-        "score",
-        "rating",
-        "stars",
-        "id",
-        "idx",
-        "index",
-    ]
+    """
+    text text_a text_b sentence sentence1 sentence2 premise hypothesis question question1 question2
+    context answers answer title passage query document content body review comment tweet message
+    tokens words tags ner_tags label labels class category target score rating stars id idx index
+    """.split()  # noqa: SIM905
 )
 
 Lines = Iterable[tuple[int, str]]
@@ -176,7 +139,7 @@ def require_column(column: str, names: Iterable[str], where: str | Path) -> None
     names = list(names)
     if column not in names:
         fix = "Name the column that holds the text, with --column."
-        what = f"has no column {column!r}; it has {listed(names) or 'none'}"
+        what = f"has no column {column!r}; it has {listed(names, 20) or 'none'}"
         raise DataError(what, where=where, fix=fix)
 
 
@@ -330,7 +293,7 @@ def _without_blanks(records: Records, columns: int) -> Records:
 def _record(where: str, names: list[str], line: int, values: list[str]) -> TableRow:
     """Name the values of a row; a short row lacks its last columns, a long one is an error."""
     if len(values) > len(names):
-        what = f"has {len(values)} values, but there are {len(names)} columns ({listed(names)})"
+        what = f"has {len(values)} values, but there are {len(names)} columns ({listed(names, 20)})"
         fix = "Quote values that hold the separator, or remove the row."
         raise DataError(what, where=f"{where}:{line}", fix=fix)
     return TableRow(dict(zip(names, values, strict=False)), f"{where}:{line}")

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from typing_extensions import Buffer
 
-from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.core.extras import optional
+from bothways.core.errors import ConfigError, DataError, ResourceError, optional
 
 if TYPE_CHECKING:
     from zstandard import ZstdDecompressionObj
@@ -64,7 +63,8 @@ class BytesRead:
 
 @runtime_checkable
 class _ByteLines(Protocol):
-    def readline(self, size: int = -1, /) -> bytes: ...
+    def readline(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes of the next line."""
 
 
 def suffix_of(path: Path) -> str:
@@ -99,9 +99,11 @@ class _Zstandard(io.RawIOBase):
         self._ready = memoryview(b"")  # a view, because cutting bytes would copy the remainder
 
     def readable(self) -> bool:
+        """Return True, as a stream to read from does."""
         return True
 
     def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer with decompressed bytes; return their number."""
         while not self._ready:
             block = self._rest or self._raw.read(_ZSTANDARD_BLOCK)
             if not block:

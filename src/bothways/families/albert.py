@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules, position_buffers
 from bothways.families.config_rules import NUMBERS, ConfigRules, read_number
 from bothways.families.family import Family
 from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
@@ -24,17 +24,10 @@ VOCABULARY = 30_000
 def _sized(depth: int, width: int, heads: int) -> EncoderConfig:
     """Return the configuration of version 2, which has no dropout."""
     return EncoderConfig(
-        VOCABULARY,
-        width,
-        depth,
-        heads,
-        4 * width,
-        activation="gelu_tanh",
+        VOCABULARY, width, depth, heads, 4 * width, activation="gelu_tanh", embedding=128,
         dropout=Dropouts(0.0, 0.0, places=("embedding", "attention")),
-        embedding=128,
-        sharing=Sharing(),
-        readout=Readout(pair_dropout=0.1),
-    )
+        sharing=Sharing(), readout=Readout(pair_dropout=0.1),
+    )  # fmt: skip
 
 
 def base() -> EncoderConfig:
@@ -97,9 +90,7 @@ _DROPOUT = ("classifier_dropout_prob", 0.1)
 
 ALBERT = Family(
     model_type="albert",
-    keys=KeyTable(
-        "albert.", _RULES, ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids")
-    ),
+    keys=KeyTable("albert.", _RULES, position_buffers("albert.embeddings")),
     architectures=classes(
         "Albert", pooled={"labels", "choice"}, pretraining={"masked", "pooler", "pair"}
     ),

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules, position_buffers
 from bothways.families.config_rules import ConfigRules
 from bothways.families.family import Architecture, Family
 from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
@@ -28,45 +28,22 @@ CHINESE = 21_128
 MEGATRON = 29_056
 
 
-def _sized(depth: int, width: int, vocab: int) -> EncoderConfig:
+def sized(depth: int, width: int, vocab: int = UNCASED) -> EncoderConfig:
+    """Return `depth` layers of `width` features."""
     return EncoderConfig(
         vocab=vocab, width=width, depth=depth, heads=width // 64, intermediate_size=4 * width
     )
 
 
-def tiny(vocab: int = UNCASED) -> EncoderConfig:
-    """Return 2 layers of 128."""
-    return _sized(2, 128, vocab)
+# Each takes the size of the vocabulary.
+tiny, mini = functools.partial(sized, 2, 128), functools.partial(sized, 4, 256)
+small, medium = functools.partial(sized, 4, 512), functools.partial(sized, 8, 512)
+base, large = functools.partial(sized, 12, 768), functools.partial(sized, 24, 1024)
 
 
-def mini(vocab: int = UNCASED) -> EncoderConfig:
-    """Return 4 layers of 256."""
-    return _sized(4, 256, vocab)
-
-
-def small(vocab: int = UNCASED) -> EncoderConfig:
-    """Return 4 layers of 512."""
-    return _sized(4, 512, vocab)
-
-
-def medium(vocab: int = UNCASED) -> EncoderConfig:
-    """Return 8 layers of 512."""
-    return _sized(8, 512, vocab)
-
-
-def base(vocab: int = UNCASED) -> EncoderConfig:
-    """Return 12 layers of 768."""
-    return _sized(12, 768, vocab)
-
-
-def large(vocab: int = UNCASED) -> EncoderConfig:
-    """Return 24 layers of 1024."""
-    return _sized(24, 1024, vocab)
-
-
-def megatron(vocab: int = MEGATRON) -> EncoderConfig:
+def megatron() -> EncoderConfig:
     """Return the large size in pre-norm order (Shoeybi et al. 2019), as in `megatron-bert`."""
-    return replace(large(vocab), order=PreNorm())
+    return replace(large(MEGATRON), order=PreNorm())
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
@@ -106,13 +83,11 @@ def encoder_rules(stem: str) -> tuple[Rule, ...]:
 
 def post_norm_rules(stem: str) -> tuple[Rule, ...]:
     """Return the names of the LayerNorms in post-norm order."""
+    layer = f"{stem}.encoder.layer.{{}}"
     return (
         Rename("encoder.embedding.norm", f"{stem}.embeddings.LayerNorm"),
-        Rename(
-            "encoder.blocks.{}.attention_norm",
-            f"{stem}.encoder.layer.{{}}.attention.output.LayerNorm",
-        ),
-        Rename("encoder.blocks.{}.mlp_norm", f"{stem}.encoder.layer.{{}}.output.LayerNorm"),
+        Rename("encoder.blocks.{}.attention_norm", f"{layer}.attention.output.LayerNorm"),
+        Rename("encoder.blocks.{}.mlp_norm", f"{layer}.output.LayerNorm"),
     )
 
 
@@ -133,7 +108,7 @@ _PRE: tuple[Rule, ...] = (
     Rename("encoder.norm", "bert.encoder.ln"),
 )
 _CONSTANT = {"position_embedding_type": "absolute"}
-_COMPUTED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_COMPUTED = position_buffers("bert.embeddings")
 
 
 def _architectures(stem: str) -> tuple[Architecture, ...]:

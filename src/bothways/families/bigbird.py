@@ -17,7 +17,7 @@ from typing import Any
 
 from bothways.attention.patterns import Blocks, Full, Pattern
 from bothways.families import bert
-from bothways.families.common import masked_rules, output_rules
+from bothways.families.common import output_rules, position_buffers
 from bothways.families.config_rules import (
     ACTIVATIONS,
     ConfigRules,
@@ -95,12 +95,7 @@ _RULES: tuple[Rule, ...] = (
     *bert.encoder_rules("bert"),
     *bert.post_norm_rules("bert"),
     Rename("heads.pooler.dense", "bert.pooler"),
-    *masked_rules(
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.decoder",
-        "cls.predictions.bias",
-    ),
+    *bert.MASKED_RULES,
     Rename("heads.pair.dense", "cls.seq_relationship"),
     *output_rules(
         {
@@ -127,9 +122,7 @@ _CLASSES: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
 
 BIGBIRD = Family(
     model_type="big_bird",
-    keys=KeyTable(
-        "bert.", _RULES, ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-    ),
+    keys=KeyTable("bert.", _RULES, position_buffers("bert.embeddings")),
     architectures=tuple(
         Architecture("BigBird" + name, heads, name == "Model", idle=idle)
         for name, heads, idle in _CLASSES

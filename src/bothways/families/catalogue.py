@@ -23,35 +23,15 @@ from bothways.families.family import Family
 from bothways.model.config import LSTMConfig, ModelConfig
 
 FAMILIES: tuple[Family, ...] = (
-    bert.BERT,
-    bert.MEGATRON_BERT,
-    roberta.ROBERTA,
-    roberta.XLM_ROBERTA,
-    distilbert.DISTILBERT,
-    albert.ALBERT,
-    electra.ELECTRA,
-    deberta.DEBERTA,
-    deberta.DEBERTA_V2,
-    longformer.LONGFORMER,
-    bigbird.BIGBIRD,
-    modernbert.MODERNBERT,
-    gpt.GPT,
-    gpt.GPT2,
-)
+    bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, distilbert.DISTILBERT,
+    albert.ALBERT, electra.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, longformer.LONGFORMER,
+    bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2,
+)  # fmt: skip
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
-    **bert.PRESETS,
-    **roberta.PRESETS,
-    **distilbert.PRESETS,
-    **albert.PRESETS,
-    **electra.PRESETS,
-    **deberta.PRESETS,
-    **longformer.PRESETS,
-    **bigbird.PRESETS,
-    **modernbert.PRESETS,
-    **gpt.PRESETS,
-    **elmo.PRESETS,
-    **transformer.PRESETS,
-}
+    **bert.PRESETS, **roberta.PRESETS, **distilbert.PRESETS, **albert.PRESETS, **electra.PRESETS,
+    **deberta.PRESETS, **longformer.PRESETS, **bigbird.PRESETS, **modernbert.PRESETS,
+    **gpt.PRESETS, **elmo.PRESETS, **transformer.PRESETS,
+}  # fmt: skip
 
 
 def family_named(model_type: str) -> Family | None:
@@ -88,9 +68,6 @@ def preset(name: str) -> ModelConfig:
 
         near = difflib.get_close_matches(name, PRESETS, n=1)
         fix = f"Did you mean {near[0]!r}?" if near else None
-        raise ConfigError(
-            f"there is no preset {name!r}: it must be one of {', '.join(PRESETS)}",
-            where="model",
-            fix=fix,
-        )
+        what = f"there is no preset {name!r}: it must be one of {', '.join(PRESETS)}"
+        raise ConfigError(what, where="model", fix=fix)
     return PRESETS[name]()

@@ -33,15 +33,10 @@ NUMBERS = {
 """Our fields, by dotted path, with the names that most families give them."""
 
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
+    "gelu": "gelu", "gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu", "silu": "silu",
     "swish": "silu",
-}
+}  # fmt: skip
 FIXED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 """The only values that these settings may have."""
 

@@ -51,17 +51,11 @@ _NGRAMS = Convolution(3, activation="gelu")
 
 
 def _sized(vocab: int, depth: int, width: int, heads: int, position: Disentangled) -> EncoderConfig:
+    readout = Readout(labels=_OWN, choice=_OWN)
     return EncoderConfig(
-        vocab,
-        width,
-        depth,
-        heads,
-        4 * width,
-        segments=0,
-        position=position,
-        norm_epsilon=1e-7,
-        readout=Readout(labels=_OWN, choice=_OWN),
-    )
+        vocab, width, depth, heads, 4 * width,
+        segments=0, position=position, norm_epsilon=1e-7, readout=readout,
+    )  # fmt: skip
 
 
 def first(depth: int, width: int, heads: int) -> EncoderConfig:
@@ -250,14 +244,6 @@ _PUBLISHED = {
 }
 
 
-def _masked(names: Mapping[str, str]) -> tuple[Rule, ...]:
-    return masked_rules(names["dense"], names["norm"], "cls.predictions.decoder", names["bias"])
-
-
-def _synonyms(others: Mapping[str, str], names: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple((others[part], names[part]) for part in names)
-
-
 _COMMON: tuple[Rule, ...] = (
     Rename("encoder.embedding.token", f"{_EMBEDDINGS}.word_embeddings"),
     Rename("encoder.embedding.segment", f"{_EMBEDDINGS}.token_type_embeddings"),
@@ -301,8 +287,10 @@ def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
     )
     decoder = _has_decoder(config.position)
     ours, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
-    every = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *_masked(ours))
-    return KeyTable("deberta.", every, (f"{_EMBEDDINGS}.position_ids",), _synonyms(others, ours))
+    masked = masked_rules(ours["dense"], ours["norm"], "cls.predictions.decoder", ours["bias"])
+    every = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *masked)
+    synonyms = tuple((others[part], ours[part]) for part in ours)
+    return KeyTable("deberta.", every, (f"{_EMBEDDINGS}.position_ids",), synonyms)
 
 
 def _seen(config: EncoderConfig, names: Collection[str]) -> EncoderConfig:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.families import bert
-from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules, position_buffers
 from bothways.families.config_rules import FIXED, NUMBERS, ConfigRules, read_number
 from bothways.families.family import Family
 from bothways.families.weight_names import KeyTable, Rename, Rule
@@ -67,9 +67,7 @@ _RULES: tuple[Rule, ...] = (
 
 ELECTRA = Family(
     model_type="electra",
-    keys=KeyTable(
-        "electra.", _RULES, ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
-    ),
+    keys=KeyTable("electra.", _RULES, position_buffers("electra.embeddings")),
     architectures=classes("Electra", pretraining={"replaced"}),
     config_rules=ConfigRules(
         _sized(12, 256, 128),

@@ -25,15 +25,9 @@ from bothways.model.positions import Learned
 def base() -> EncoderConfig:
     """Return the first GPT: 12 layers of 768, the size of BERT-base."""
     return EncoderConfig(
-        vocab=40_478,
-        segments=0,
-        position=Learned(512),
-        patterns=(Causal(),),
-        order=PostNorm(embedding=False),
-        activation="gelu_tanh",
-        norm_epsilon=1e-5,
-        pad=None,
-    )
+        vocab=40_478, segments=0, position=Learned(512), patterns=(Causal(),),
+        order=PostNorm(embedding=False), activation="gelu_tanh", norm_epsilon=1e-5, pad=None,
+    )  # fmt: skip
 
 
 def second(depth: int, width: int) -> EncoderConfig:
@@ -83,15 +77,10 @@ _SECOND: tuple[Rule, ...] = (
     Rename("encoder.norm", "transformer.ln_f"),
 )
 _NUMBERS = {
-    "vocab": "vocab_size",
-    "width": "n_embd",
-    "depth": "n_layer",
-    "heads": "n_head",
-    "norm_epsilon": "layer_norm_epsilon",
-    "dropout.hidden": "resid_pdrop",
-    "dropout.attention": "attn_pdrop",
-    "initial_range": "initializer_range",
-}
+    "vocab": "vocab_size", "width": "n_embd", "depth": "n_layer", "heads": "n_head",
+    "norm_epsilon": "layer_norm_epsilon", "dropout.hidden": "resid_pdrop",
+    "dropout.attention": "attn_pdrop", "initial_range": "initializer_range",
+}  # fmt: skip
 _ALIASES = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -115,6 +104,12 @@ _SCALED = {
 }
 
 
+_SUMMARY = frozenset(
+    f"summary_{name}"
+    for name in ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
+)
+
+
 def _classes(stem: str) -> tuple[Architecture, ...]:
     return (
         Architecture(stem + "LMHeadModel", frozenset({"causal"})),
@@ -131,18 +126,7 @@ GPT = Family(
         numbers=_NUMBERS,
         positions="n_positions",
         activation="afn",
-        ignored=frozenset(
-            {
-                "n_ctx",
-                "predict_special_tokens",
-                "n_special",
-                "summary_activation",
-                "summary_first_dropout",
-                "summary_proj_to_labels",
-                "summary_type",
-                "summary_use_proj",
-            }
-        ),
+        ignored=_SUMMARY | {"n_ctx", "predict_special_tokens", "n_special"},
         activations=_FIRST_ACTIVATIONS,
         fixed={},
         aliases=_ALIASES,
@@ -160,26 +144,14 @@ GPT2 = Family(
         numbers=_NUMBERS,
         positions="n_positions",
         activation="activation_function",
-        ignored=frozenset(
-            {
-                "n_ctx",
-                "reorder_and_upcast_attn",
-                "summary_activation",
-                "summary_first_dropout",
-                "summary_proj_to_labels",
-                "summary_type",
-                "summary_use_proj",
-            }
-        ),
+        ignored=_SUMMARY | {"n_ctx", "reorder_and_upcast_attn"},
         activations=_SECOND_ACTIVATIONS,
         fixed=_SCALED,
         aliases=_ALIASES,
         read_more=_read_more,
         write_more=lambda config: {
             "embd_pdrop": config.dropout_at("embedding"),
-            "n_inner": None
-            if config.intermediate_size == 4 * config.width
-            else config.intermediate_size,
+            "n_inner": {4 * config.width: None}.get(size := config.intermediate_size, size),
             # Absent ids would be those of the published vocabulary.
             **({} if config.vocab > _END else {"bos_token_id": None, "eos_token_id": None}),
         },

@@ -17,7 +17,7 @@ from typing import Any
 from bothways.attention.patterns import Pattern, Window
 from bothways.core.errors import FolderError
 from bothways.families import bert, roberta
-from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules, position_buffers
 from bothways.families.config_rules import ConfigRules
 from bothways.families.family import Family
 from bothways.families.weight_names import KeyTable, Rename, Rule, Stack
@@ -86,11 +86,7 @@ _RULES: tuple[Rule, ...] = (
 
 LONGFORMER = Family(
     model_type="longformer",
-    keys=KeyTable(
-        "longformer.",
-        _RULES,
-        ("longformer.embeddings.position_ids", "longformer.embeddings.token_type_ids"),
-    ),
+    keys=KeyTable("longformer.", _RULES, position_buffers("longformer.embeddings")),
     architectures=classes("Longformer", pooled={"choice"}),
     # The defaults are those of transformers' class, which the published models do not have.
     config_rules=ConfigRules(

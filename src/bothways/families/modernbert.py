@@ -82,10 +82,8 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     bases = {kind: _base(raw, kind, where) for kind in set(kinds)}
     activation = read_choice(raw, "classifier_activation", ACTIVATIONS, "gelu", where)
     reads = read_choice(raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", where)
-    own, rate = (
-        Own(activation, norm=True, reads=reads),
-        read_number(raw, "embedding_dropout", 0.0, where),
-    )
+    own = Own(activation, norm=True, reads=reads)
+    rate = read_number(raw, "embedding_dropout", 0.0, where)
     both = config.dropout.attention  # also on the output of attention
     bias = {
         ours: read_flag(raw, theirs, getattr(config.bias, ours), where)
@@ -122,17 +120,11 @@ def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
     """Return the kind of each layer; older files have only the interval of global layers."""
     every = read_number(raw, "global_attn_every_n_layers", 3, where)
     if every < 1:
-        raise FolderError(
-            f"global_attn_every_n_layers must be at least 1, not {every}", where=where
-        )
-    kinds = raw.get("layer_types") or [
-        _WINDOW if layer % every else _FULL for layer in range(depth)
-    ]
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != depth
-        or not all(kind in list(_THETAS) for kind in kinds)
-    ):
+        what = f"global_attn_every_n_layers must be at least 1, not {every}"
+        raise FolderError(what, where=where)
+    usual = [_WINDOW if layer % every else _FULL for layer in range(depth)]
+    kinds, known = raw.get("layer_types") or usual, list(_THETAS)
+    if not isinstance(kinds, list) or len(kinds) != depth or any(k not in known for k in kinds):
         names = " or ".join(_THETAS)
         what = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
         raise FolderError(what, where=where)
@@ -145,10 +137,8 @@ def _base(raw: Mapping[str, Any], kind: str, where: str) -> float:
     every = raw.get("rope_parameters") or {}
     said = (every.get(kind) or {}) if isinstance(every, dict) else every
     if not isinstance(said, dict):
-        raise FolderError(
-            f"rope_parameters must be a table for each kind of layers, not {every!r:.60}",
-            where=where,
-        )
+        what = f"rope_parameters must be a table for each kind of layers, not {every!r:.60}"
+        raise FolderError(what, where=where)
     if raw.get("rope_scaling") or said.get("rope_type", "default") != "default":
         scaling = raw.get("rope_scaling") or said.get("rope_type")
         what = f"rotary positions scaled by {scaling!r} have no counterpart here"

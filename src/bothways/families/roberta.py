@@ -14,7 +14,7 @@ from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.families import bert
-from bothways.families.common import classes, masked_rules, output_rules
+from bothways.families.common import classes, masked_rules, output_rules, position_buffers
 from bothways.families.config_rules import ConfigRules
 from bothways.families.family import Family
 from bothways.families.weight_names import KeyTable, Rename, Rule
@@ -30,14 +30,8 @@ _READOUT = Readout(labels=Own("tanh", dropout_first=True), masked="gelu")
 
 
 def _as_roberta(shape: EncoderConfig) -> EncoderConfig:
-    return replace(
-        shape,
-        segments=1,
-        position=Learned(512, _OFFSET),
-        norm_epsilon=1e-5,
-        pad=1,
-        readout=_READOUT,
-    )
+    position = Learned(512, _OFFSET)
+    return replace(shape, segments=1, position=position, norm_epsilon=1e-5, pad=1, readout=_READOUT)
 
 
 def base(vocab: int = ENGLISH) -> EncoderConfig:
@@ -85,11 +79,7 @@ def counted_from_padding(
 def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
     return Family(
         model_type=model_type,
-        keys=KeyTable(
-            "roberta.",
-            _RULES,
-            ("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids"),
-        ),
+        keys=KeyTable("roberta.", _RULES, position_buffers("roberta.embeddings")),
         architectures=classes(stem, pooled={"choice"}),
         config_rules=ConfigRules(defaults, read_more=counted_from_padding),
         dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},

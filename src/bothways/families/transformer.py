@@ -25,31 +25,18 @@ def base() -> EncoderConfig:
     Tokens start with variance 1 / 512, so that after scaling they are as large as positions.
     """
     return EncoderConfig(
-        VOCABULARY,
-        width=512,
-        depth=6,
-        heads=8,
-        intermediate_size=2048,
-        segments=0,
-        position=Sinusoidal(scaled=True),
-        order=PostNorm(embedding=False),
-        activation="relu",
-        norm_epsilon=1e-6,
-        dropout=Dropouts(attention=0.0),
-        initial_range=512**-0.5,
-    )
+        VOCABULARY, width=512, depth=6, heads=8, intermediate_size=2048, segments=0,
+        position=Sinusoidal(scaled=True), order=PostNorm(embedding=False), activation="relu",
+        norm_epsilon=1e-6, dropout=Dropouts(attention=0.0), initial_range=512**-0.5,
+    )  # fmt: skip
 
 
 def big() -> EncoderConfig:
     """Return 6 layers of 1024 with more dropout, as for English to German."""
     return replace(
-        base(),
-        width=1024,
-        heads=16,
-        intermediate_size=4096,
-        dropout=Dropouts(0.3, 0.0),
+        base(), width=1024, heads=16, intermediate_size=4096, dropout=Dropouts(0.3, 0.0),
         initial_range=1024**-0.5,
-    )
+    )  # fmt: skip
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {"transformer-base": base, "transformer-big": big}

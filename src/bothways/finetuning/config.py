@@ -121,17 +121,12 @@ USUAL = FinetuneSettings()
 """The modern recipe for classification."""
 
 SHORTHANDS: Mapping[str, str] = {
-    "lr": "training.optimizer.lr",
-    "learning_rate": "training.optimizer.lr",
-    "epochs": "training.until",
-    "batch_size": "batch.n",
-    "max_length": "length",
-    "warmup": "training.schedule.warmup",
-    "weight_decay": "training.optimizer.decay",
-    "precision": "training.precision",
-    "evaluate": "training.evaluate",
+    "lr": "training.optimizer.lr", "learning_rate": "training.optimizer.lr",
+    "epochs": "training.until", "batch_size": "batch.n", "max_length": "length",
+    "warmup": "training.schedule.warmup", "weight_decay": "training.optimizer.decay",
+    "precision": "training.precision", "evaluate": "training.evaluate",
     "early_stopping": "training.early_stopping",
-}
+}  # fmt: skip
 """Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
 
 

@@ -82,6 +82,7 @@ def examine(
     every = definition.labels([*train, *dev])  # more than `labels` only if there is an error
 
     def encode(length: int) -> tuple[EncodedExample, ...]:
+        """Return all examples, encoded at this length."""
         inputs: list[EncodedExample] = []
         for window in grouped([*train, *dev], ENCODED, definition.shared):
             on_stage("tokenizing", len(inputs) / (len(train) + len(dev)))
@@ -140,7 +141,7 @@ def loader(
 def dev_windows(
     data: LabelledData, pace: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
-    """Yield windows of dev examples with their encoded forms, as `engine.windows` does."""
+    """Yield windows of dev examples with their encoded forms, as `engine.encoded_windows` does."""
     size = min(pace.window, data.definition.window)
     for start in range(0, len(data.dev), size):
         part = slice(start, start + size)

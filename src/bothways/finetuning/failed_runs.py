@@ -138,11 +138,7 @@ def training_loss(
     """
     sample = sequences[:: max(1, len(sequences) // SAMPLE)]
     steps = Loader(
-        ListSource(sample, InOrder()),
-        unchanged,
-        ExampleBudget(len(sample)),
-        microbatch_tokens,
-        0,
+        ListSource(sample, InOrder()), unchanged, ExampleBudget(len(sample)), microbatch_tokens, 0
     ).epoch()
     parts = [
         dataclasses.replace(step, microbatches=(batch,))

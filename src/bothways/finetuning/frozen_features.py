@@ -101,10 +101,8 @@ def feature_based(
     Args:
         console: receives warnings and the forecast of the time; None for no output.
     """
-    sentences, console = (
-        read_tagged_sentences(settings, [settings.layers], device),
-        console or Console(quiet=True),
-    )
+    sentences = read_tagged_sentences(settings, [settings.layers], device)
+    console = console or Console(quiet=True)
     for finding in (*sentences.data.findings, forecast_features(sentences, settings, folder)):
         say(console, f"{finding.severity}: {finding}")
     data = compute_features(sentences, settings, folder, on_share)
@@ -209,11 +207,8 @@ def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
         data.dev.layers
     )
     if missing:
-        raise ConfigError(
-            f"the features do not hold layer {min(missing)}",
-            where="layers",
-            fix="Prepare them for this choice.",
-        )
+        what = f"the features do not hold layer {min(missing)}"
+        raise ConfigError(what, where="layers", fix="Prepare them for this choice.")
     return FeatureTagger(
         [data.train, data.dev], settings.layers, data.depth, len(data.task.labels), settings.tagger
     )

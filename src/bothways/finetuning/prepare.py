@@ -107,6 +107,9 @@ class ModelSource:
     examples: int
     sha256: str
 
+    def __str__(self) -> str:
+        return f"{self.name}, {self.examples:,} examples, sha256 {self.sha256}"
+
 
 @dataclass(frozen=True)
 class PreparedRun:

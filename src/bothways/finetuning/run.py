@@ -20,7 +20,7 @@ from rich.console import Console
 
 from bothways.analysis.report import analyse_encoded, write_report
 from bothways.core.config import reader as configs
-from bothways.core.extras import installed
+from bothways.core.errors import installed
 from bothways.core.finding import Finding, places
 from bothways.core.progress import OnShare
 from bothways.core.stages import OnStage, part_of, stages
@@ -29,7 +29,6 @@ from bothways.data.loader import Share, ahead
 from bothways.finetuning.data import LabelledData, dev_windows, loader, score
 from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.in_memory_run import conclude, learning_by_rows
-from bothways.finetuning.model_card_text import data_of, limits_of_finetuned, run_of
 from bothways.finetuning.prepare import (
     FinetuneConfig,
     PreparedRun,
@@ -39,7 +38,7 @@ from bothways.finetuning.prepare import (
     training_of,
 )
 from bothways.finetuning.stability import Stability, rules
-from bothways.hub.model_card import Card
+from bothways.hub.model_card import Card, limits_of_finetuned, run_of
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import without_places
 from bothways.model.flops import forward_flops
@@ -264,7 +263,7 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
             **_changed_settings(settings, done.task.task),
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
-        data=data_of(ready.sources),
+        data=ready.sources,
         limits=limits_of_finetuned(data.length, settings.seed, done.findings, bool(data.dev)),
     )
 

@@ -53,9 +53,8 @@ class Stability:
 
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
-            raise ConfigError(
-                f"must be in (0, 1], not {self.layer_decay}", where="stability.layer_decay"
-            )
+            what = f"must be in (0, 1], not {self.layer_decay}"
+            raise ConfigError(what, where="stability.layer_decay")
         require_probability("stability", mixout=self.mixout)
         require_at_least(
             0, "stability", reinitialise=self.reinitialise, frozen=self.frozen, pull=self.pull

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
+from bothways.core.terminal import listed
 from bothways.families.catalogue import FAMILIES, family_for, family_named
 from bothways.families.config_rules import read_choice, read_number
 from bothways.families.family import Architecture, Family
 from bothways.families.weight_names import KeyTable
-from bothways.hub.load_report import listed
 from bothways.hub.native_format import (
     NATIVE,
     native_architecture,
@@ -246,14 +246,9 @@ def write_hf_config(
     ids = model.kept.get("config.json", {}) if tokenizer is None else _special_ids(tokenizer)
     dropouts, record = _dropout_settings(family, model)
     raw = {
-        "architectures": [known.name],
-        "model_type": family.model_type,
-        "dtype": "float32",
-        **(family.config_rules.write(config) or {}),
-        **ids,
-        **outputs,
-        **dropouts,
-    }
+        "architectures": [known.name], "model_type": family.model_type, "dtype": "float32",
+        **(family.config_rules.write(config) or {}), **ids, **outputs, **dropouts,
+    }  # fmt: skip
     keys = family.keys_for(config)
     return HFConfig(raw, where, family.model_type, config, keys, known, record=record)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bothways.core.terminal import listed
 from bothways.families.weight_names import KeyTable, Shape, Spare, Tie
-
-SHOWN = 8
-"""The number of names that a message lists before it only counts."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +168,3 @@ def _reason(
             return f"{ours} is read in its place"
         case _:
             return "the configuration has no place for it"
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return the first names, and the number of the others."""
-    shown = list(names)
-    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
-    return ", ".join(shown[:SHOWN]) + more

@@ -1,22 +1,32 @@
-"""The model card: `README.md` of a model folder."""
+"""The model card: `README.md` of a model folder, with the limits of a trained model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bothways._version import __version__
+from bothways.core.finding import Finding
 from bothways.families.family import Architecture
+from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.model.heads import BiLMHead, MaskedHead, NextTokenHead, token_head
+from bothways.training.durations import Duration
+from bothways.training.state import RunState
+
+if TYPE_CHECKING:
+    from bothways.data.corpus import Corpus
 
 _PIPELINES = {
-    "labels": "text-classification",
-    "tags": "token-classification",
-    "span": "question-answering",
-    "choice": "multiple-choice",
-    "masked": "fill-mask",
-    "causal": "text-generation",
-}
+    "labels": "text-classification", "tags": "token-classification", "span": "question-answering",
+    "choice": "multiple-choice", "masked": "fill-mask", "causal": "text-generation",
+}  # fmt: skip
 """The Hub's names for what a head does; the first one that a model has is its tag."""
+_PREDICTS = {
+    MaskedHead: "masked tokens",
+    NextTokenHead: "the next token",
+    BiLMHead: "the next and the previous token, each from one side alone",
+}
 _LIMITS = "## Limits\n\n"
 UNSEEN = "Language and domain are those of its data; other languages and domains were not measured."
 """The first limit of every trained model."""
@@ -106,3 +116,63 @@ def _cell(value: object) -> str:
 
 def _line(value: object) -> str:
     return " ".join(str(value).split())
+
+
+def limits_of_finetuned(
+    length: int, seed: int, findings: Iterable[Finding], evaluated: bool
+) -> tuple[str, ...]:
+    """Return the limits of a fine-tuned model.
+
+    Args:
+        length: maximum length of a text in tokens.
+        findings: of the preflight; its warnings apply to the model as well.
+        evaluated: True if there was dev data.
+    """
+    warnings = [finding.what for finding in findings if finding.severity == "warning"]
+    chosen = "The weights were selected by the metrics above: expect less on new data."
+    return (
+        UNSEEN,
+        f"It was trained on sequences of at most {length} tokens.",
+        *(f"{what[:1].upper()}{what[1:].removesuffix('.')}." for what in warnings),
+        chosen if evaluated else "Nothing was measured: there was no dev data.",
+        f"This is one run, with seed {seed}; other seeds give other metrics.",
+    )
+
+
+def run_of(until: Duration, progress: RunState) -> str:
+    """Return the length of a run, and if it ended early."""
+    done = f"{progress.amount(until):.4g} of at most {until}, ended early"
+    return done if progress.early else str(until)
+
+
+def limits_of_pretrained(
+    encoder: ModelConfig, lengths: Iterable[int], tokens: int, corpus: Corpus
+) -> tuple[str, ...]:
+    """Return what a pre-trained model cannot be relied on for.
+
+    Args:
+        lengths: of the sequences that it was trained on.
+        tokens: the number of tokens that it has read.
+    """
+    longest, epochs = max(lengths), tokens / max(1, corpus.manifest.counts.tokens)
+    unread = 0 if isinstance(encoder, LSTMConfig) else encoder.max_positions - longest
+    untrained = f"; its last {unread} positions are untrained" if unread > 0 else ""
+    predicts = _PREDICTS[type(token_head(encoder))]
+    return (
+        UNSEEN,
+        f"It predicts {predicts}; for anything else, fine-tune it.",
+        f"It was trained on sequences of at most {longest} tokens{untrained}.",
+        f"It has read {tokens:,} tokens, {epochs:.2g} times its corpus; "
+        "the original BERT read about 1.3 · 10¹¹.",
+        "It may repeat anything in its text, true or not, fair or not: nothing was filtered.",
+    )
+
+
+def data_of_corpus(corpus: Corpus, fingerprint: str) -> dict[str, object]:
+    """Return size, origins and fingerprint of a corpus."""
+    counts = corpus.manifest.counts
+    size = (
+        f"{counts.documents:,} documents, {counts.sentences:,} sentences, {counts.tokens:,} tokens"
+    )
+    origins = ", ".join(origin.name for origin in corpus.manifest.origins) or "unknown"
+    return {"corpus": size, "from": origins, "sha256": fingerprint}

@@ -25,6 +25,7 @@ from bothways._version import __version__
 from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object
+from bothways.core.terminal import listed
 from bothways.families.family import Architecture
 from bothways.families.weight_names import KeyTable, to_theirs
 from bothways.hub.hf_config import (
@@ -36,7 +37,7 @@ from bothways.hub.hf_config import (
     write_hf_config,
 )
 from bothways.hub.infer_heads import faults_of, heads_of
-from bothways.hub.load_report import LoadPlan, LoadReport, head_of, listed, plan_loading
+from bothways.hub.load_report import LoadPlan, LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
 from bothways.hub.weight_files import AGAIN, Weights, open_weights

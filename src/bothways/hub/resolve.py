@@ -14,31 +14,14 @@ from bothways.core.json_reader import read_json
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
 """Files of sentence-transformers: the modules of a model, and the settings of the program."""
 CONFIG_FILES = ("config.json", MODULES)
-SENTENCE_FILES = (
-    "sentence_bert_config.json",
-    PROGRAM,
-    "[0-9]_Pooling*",
-    "[0-9]_Normalize*",
-)
+SENTENCE_FILES = ("sentence_bert_config.json", PROGRAM, "[0-9]_Pooling*", "[0-9]_Normalize*")
 """Files and folders that sentence-transformers adds."""
 MODEL_FILES = (
-    *CONFIG_FILES,
-    *SENTENCE_FILES,
-    "bothways.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "spm.model",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*.safetensors",
-)
+    *CONFIG_FILES, *SENTENCE_FILES, "bothways.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+    "sentencepiece.bpe.model", "spiece.model", "spm.model", "model.safetensors",
+    "model.safetensors.index.json", "model-*.safetensors",
+)  # fmt: skip
 PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 """Downloaded only where there is no safetensors file."""
 

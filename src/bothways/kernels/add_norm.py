@@ -14,6 +14,7 @@ Sources: Ba et al. 2016; Vaswani et al. 2017, section 5.4, "residual dropout".
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ def add_norm(
     if not _has_kernel(x, y, norm):
         result: Tensor = norm(x + dropout(y, rate))
         return result
-    return _AddNorm.apply(x, y, norm.weight, norm.bias, norm.eps, rate)  # type: ignore[no-untyped-call, no-any-return]
+    apply: Callable[..., Tensor] = _AddNorm.apply
+    return apply(x, y, norm.weight, norm.bias, norm.eps, rate)
 
 
 def _has_kernel(x: Tensor, y: Tensor, norm: nn.Module) -> bool:
@@ -57,6 +59,7 @@ class _AddNorm(torch.autograd.Function):
         epsilon: float,
         rate: float,
     ) -> Tensor:
+        """Return `norm(x + dropout(y))`."""
         x, y, weight = x.contiguous(), y.contiguous(), weight.contiguous()
         bias = None if bias is None else bias.contiguous()
         out, drop = torch.empty_like(x), draw_dropout(rate)
@@ -84,6 +87,7 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients for `x`, `y` and the parameters of the norm."""
         sums, moments, weight, bias = ctx.saved_tensors
         grad_out = grad_out.contiguous()
         # With z = x + dropout(y), n = (z − mean) / deviation and g = grad_out · weight:

@@ -15,6 +15,7 @@ and draws the dropout again from its seed: no probability is kept (Dao et al. 20
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,8 +56,8 @@ def packed_attention(
         RuntimeError: gradients in bf16, without AMX.
     """
     if dropout or qkv.requires_grad:
-        result: Tensor = _PackedAttention.apply(qkv, layout, dropout)  # type: ignore[no-untyped-call]
-        return result
+        apply: Callable[..., Tensor] = _PackedAttention.apply
+        return apply(qkv, layout, dropout)
     # (tokens, 3, heads, d) → (tokens, heads, d); the projection's output is read where it is, so
     # that queries, keys and values are never copied apart.
     qkv = qkv.contiguous()
@@ -69,6 +70,7 @@ def packed_attention(
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
+        """Compute attention, and keep what the backward pass needs."""
         qkv, drop = qkv.contiguous(), draw_dropout(dropout)
         out = qkv.new_empty(len(qkv), *qkv.shape[2:])
         # log Σ exp(score) of each row, (tokens, heads): with it P = exp(score − lse), without a
@@ -84,6 +86,7 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient for queries, keys and values."""
         qkv, out, lse = ctx.saved_tensors
         grad_out, grad_qkv = grad_out.to(qkv.dtype).contiguous(), torch.empty_like(qkv)
         # `out` gives D = Σ_f grad_out · out, the correction of the softmax's gradient.

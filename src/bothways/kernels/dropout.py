@@ -129,18 +129,21 @@ def drop(x: Tensor, rate: float) -> tuple[Tensor, Mask]:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        """Return `x` after dropout, with a mask that is not kept."""
         ctx.rate, ctx.seed = rate, draw_seed()
         return keep_mask(x, rate, ctx.seed).mul_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Draw the mask again and return the gradient for `x`."""
         return keep_mask(grad, ctx.rate, ctx.seed).mul_(grad), None
 
 
 class _DroppedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, rate: float) -> Tensor:
+        """Return dropout(x) @ y."""
         ctx.rate, ctx.seed = rate, draw_seed()
         ctx.save_for_backward(x, y)
         return keep_mask(x, rate, ctx.seed).mul_(x) @ y
@@ -148,6 +151,7 @@ class _DroppedProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Draw the mask again and return the gradients for `x` and `y`."""
         x, y = ctx.saved_tensors
         # Autocast multiplies in a smaller dtype than that of x.
         factors, dtype = keep_mask(x, ctx.rate, ctx.seed), grad.dtype

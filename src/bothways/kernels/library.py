@@ -135,7 +135,9 @@ def limit(features: Feature) -> Iterator[Feature]:
 
 def is_tracing() -> bool:
     """Return whether PyTorch traces a program, which has to consist of its operators alone."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined]
+    if torch.compiler.is_compiling():
+        return True
+    return bool(torch.jit.is_tracing())  # type: ignore[no-untyped-call, attr-defined]
 
 
 def runs_on(device: torch.device) -> bool:

@@ -89,7 +89,7 @@ class Attention(nn.Module):
             heads = attend_disentangled(qkv, terms, view, rate)
         else:
             heads = attend(qkv, view, rate, self._project_global(x, view))
-        return rows_of(heads.flatten(1), only)
+        return selected_rows(heads.flatten(1), only)
 
     @torch.no_grad()
     def probabilities(
@@ -151,7 +151,7 @@ def _dense(config: EncoderConfig, bias: bool = True) -> nn.Linear:
     return nn.Linear(config.width, config.width, bias=config.bias.attention and bias)
 
 
-def rows_of(
+def selected_rows(
     x: Float[Tensor, "tokens width"], only: Int[Tensor, " asked"] | None
 ) -> Float[Tensor, "asked width"]:
     """Return the rows of the tokens that are needed."""

@@ -15,7 +15,7 @@ from bothways.kernels.add_norm import add_norm
 from bothways.kernels.dropout import Dropout
 from bothways.kernels.row_buckets import on_round_rows
 from bothways.model.activation import activate
-from bothways.model.attention import Attention, rows_of
+from bothways.model.attention import Attention, selected_rows
 from bothways.model.config import EncoderConfig, Gated, PostNorm
 from bothways.model.init import layer_norm
 from bothways.runtime.tuning import TUNING
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
         With `queries`, the residual path is theirs.
         """
-        start = rows_of(x if queries is None else queries, only)
+        start = selected_rows(x if queries is None else queries, only)
         if self.normed_after:
             heads = self.attention(x, view, relative, queries, only)
         else:

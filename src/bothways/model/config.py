@@ -280,55 +280,35 @@ class EncoderConfig:
         return self.dropout.hidden
 
     def __post_init__(self) -> None:
-        require_at_least(
-            1,
-            "encoder",
-            vocab=self.vocab,
-            width=self.width,
-            depth=self.depth,
-            heads=self.heads,
-            intermediate_size=self.intermediate_size,
-            embedding=self.embedding,
-        )
+        sizes = ("vocab", "width", "depth", "heads", "intermediate_size", "embedding")
+        require_at_least(1, "encoder", **{name: getattr(self, name) for name in sizes})
         require_at_least(0, "encoder", segments=self.segments)
         _require_positive(norm_epsilon=self.norm_epsilon, initial_range=self.initial_range)
         if self.width % self.heads:
-            raise ConfigError(
-                f"width {self.width} cannot be divided among {self.heads} heads",
-                where="encoder.heads",
-                fix=f"Use a number of heads that divides {self.width}.",
-            )
+            what = f"width {self.width} cannot be divided among {self.heads} heads"
+            fix = f"Use a number of heads that divides {self.width}."
+            raise ConfigError(what, where="encoder.heads", fix=fix)
         if self.sharing is not None and self.sharing.groups > self.depth:
-            raise ConfigError(
-                f"{self.sharing.groups} groups cannot share {self.depth} layers",
-                where="encoder.sharing.groups",
-                fix=f"Use at most {self.depth}.",
-            )
+            what = f"{self.sharing.groups} groups cannot share {self.depth} layers"
+            fix = f"Use at most {self.depth}."
+            raise ConfigError(what, where="encoder.sharing.groups", fix=fix)
         if not self.patterns:
-            raise ConfigError(
-                "must hold at least one pattern",
-                where="encoder.patterns",
-                fix='Full attention is ["full"].',
-            )
+            what = "must hold at least one pattern"
+            raise ConfigError(what, where="encoder.patterns", fix='Full attention is ["full"].')
         self._check_position()
         _check_pad(self.pad, self.vocab)
 
     def _check_position(self) -> None:
         position, heads, width = self.position, self.heads, self.width
         if isinstance(position, Rotary) and width // heads % 2:
-            raise ConfigError(
-                f"rotary positions need an even head size, but width / heads = {width // heads}",
-                where="encoder.heads",
-                fix="Use heads of an even width.",
-            )
+            what = f"rotary positions need an even head size, but width / heads = {width // heads}"
+            raise ConfigError(what, where="encoder.heads", fix="Use heads of an even width.")
         if not isinstance(position, Disentangled):
             return
         if position.convolution is not None and width % position.convolution.groups:
-            raise ConfigError(
-                f"width {width} cannot be divided among {position.convolution.groups} groups",
-                where="encoder.position.convolution.groups",
-                fix=f"Use a number that divides {width}.",
-            )
+            what = f"width {width} cannot be divided among {position.convolution.groups} groups"
+            fix = f"Use a number that divides {width}."
+            raise ConfigError(what, where="encoder.position.convolution.groups", fix=fix)
         if self.has_global_attention or any(isinstance(p, Blocks) for p in self.patterns):
             raise ConfigError(
                 "disentangled positions cannot be combined with block-sparse patterns or "
@@ -401,21 +381,11 @@ class LSTMConfig:
         return 1e-12
 
     def __post_init__(self) -> None:
-        require_at_least(
-            1,
-            "encoder",
-            vocab=self.vocab,
-            projection=self.projection,
-            cells=self.cells,
-            depth=self.depth,
-            max_positions=self.max_positions,
-        )
+        sizes = ("vocab", "projection", "cells", "depth", "max_positions")
+        require_at_least(1, "encoder", **{name: getattr(self, name) for name in sizes})
         if self.cells < self.projection:
-            raise ConfigError(
-                f"{self.cells} cells cannot give {self.projection} features",
-                where="encoder.cells",
-                fix=f"Use {self.projection} or more.",
-            )
+            what = f"{self.cells} cells cannot give {self.projection} features"
+            raise ConfigError(what, where="encoder.cells", fix=f"Use {self.projection} or more.")
         require_probability("encoder", dropout=self.dropout)
         _require_positive(initial_range=self.initial_range)
         _check_pad(self.pad, self.vocab)

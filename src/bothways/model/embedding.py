@@ -93,6 +93,7 @@ def look_up(
 class _LookUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the rows of the ids, and the table in `dtype`."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(ids)
         ctx.shape, ctx.dtype = weight.shape, weight.dtype
@@ -104,6 +105,7 @@ class _LookUp(torch.autograd.Function):
     def backward(
         ctx: Any, of_rows: Tensor | None, of_whole: Tensor | None
     ) -> tuple[Tensor | None, None, None]:
+        """Return the gradient for the table, both parts added in one tensor."""
         (ids,) = ctx.saved_tensors
         if of_rows is None:
             return None if of_whole is None else of_whole.to(ctx.dtype), None, None

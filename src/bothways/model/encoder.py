@@ -133,6 +133,7 @@ class Encoder(nn.Module):
         result: list[list[Tensor]] = []
 
         def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            """Keep the probabilities of a layer that is about to run."""
             assert isinstance(module, Attention)
             result.append(module.probabilities(*arguments[:3]))
 

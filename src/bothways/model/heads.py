@@ -317,11 +317,9 @@ class BiLMHead(HeadValue):
     def build(self, config: ModelConfig) -> nn.Module:
         """Return a `BiLMOutput`."""
         if not isinstance(config, LSTMConfig):
-            raise ConfigError(
-                "the 'bilm' head requires a recurrent encoder, whose directions never meet",
-                where="heads",
-                fix=f"Predict tokens with the head {token_head(config).kind!r}.",
-            )
+            what = "the 'bilm' head requires a recurrent encoder, whose directions never meet"
+            fix = f"Predict tokens with the head {token_head(config).kind!r}."
+            raise ConfigError(what, where="heads", fix=fix)
         return BiLMOutput(config)
 
     def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
@@ -364,11 +362,8 @@ def with_pooler(config: ModelConfig, heads: Iterable[Head]) -> tuple[Head, ...]:
 def _transformer(config: ModelConfig, kind: str) -> EncoderConfig:
     """Return the shape if it is a Transformer's."""
     if isinstance(config, LSTMConfig):
-        raise ConfigError(
-            f"the {kind!r} head reads vectors that know both sides; a recurrent encoder has none",
-            where="heads",
-            fix="Predict tokens with the head 'bilm'.",
-        )
+        what = f"the {kind!r} head reads vectors that know both sides; a recurrent encoder has none"
+        raise ConfigError(what, where="heads", fix="Predict tokens with the head 'bilm'.")
     return config
 
 

@@ -42,11 +42,8 @@ def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
         case _:
             assert_never(choice)
     if wanted[0] < 1:
-        raise ConfigError(
-            f"{choice!r} needs more blocks than the encoder's {depth}",
-            where="layers",
-            fix="Choose last.",
-        )
+        what = f"{choice!r} needs more blocks than the encoder's {depth}"
+        raise ConfigError(what, where="layers", fix="Choose last.")
     return tuple(wanted)
 
 

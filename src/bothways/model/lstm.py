@@ -189,6 +189,7 @@ def _recomputed(
     """Return a block's outputs, to be computed again in the backward pass."""
 
     def compute(x: Tensor, y: Tensor) -> tuple[PackedSequence, PackedSequence]:
+        """Return the outputs of the block."""
         # torch 2.11's checkpoint takes only tensors here.
         result: tuple[PackedSequence, PackedSequence]
         result = block(PackedSequence(x, ahead.batch_sizes), PackedSequence(y, back.batch_sizes))

@@ -70,9 +70,8 @@ class Rotary:
     def __post_init__(self) -> None:
         require_at_least(1, "encoder.position", max_positions=self.max_positions)
         if not self.bases or not all(base > 1 for base in self.bases):
-            raise ConfigError(
-                f"must be numbers above 1, not {self.bases}", where="encoder.position.bases"
-            )
+            what = f"must be numbers above 1, not {self.bases}"
+            raise ConfigError(what, where="encoder.position.bases")
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,8 @@ class Convolution:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.size % 2 == 0:
-            raise ConfigError(
-                f"must be odd, not {self.size}", where="encoder.position.convolution.size"
-            )
+            what = f"must be odd, not {self.size}"
+            raise ConfigError(what, where="encoder.position.convolution.size")
         require_at_least(1, "encoder.position.convolution", groups=self.groups)
 
 
@@ -148,17 +146,12 @@ class Disentangled:
 
     def __post_init__(self) -> None:
         require_at_least(
-            1,
-            "encoder.position",
-            max_positions=self.max_positions,
-            max_distance=self.max_distance,
+            1, "encoder.position", max_positions=self.max_positions, max_distance=self.max_distance
         )
         require_at_least(2, "encoder.position", buckets=self.buckets)
         if not self.terms or len(set(self.terms)) < len(self.terms):
-            raise ConfigError(
-                f"must hold c2p, p2c or both, once each, not {self.terms}",
-                where="encoder.position.terms",
-            )
+            what = f"must hold c2p, p2c or both, once each, not {self.terms}"
+            raise ConfigError(what, where="encoder.position.terms")
         # Between these bounds the formula for buckets would divide by a logarithm ≤ 0 and yet be
         # used; see `model.disentangled.row_of`.
         low, high = 2 * (self.farthest - 1), 2 * (self.max_positions - 1)

@@ -96,11 +96,9 @@ def require_head(objective: Objective, encoder: ModelConfig, head: Head) -> None
         "bilm": "reads in two directions that never meet",
     }
     named = {"masked": "masked_lm", "causal": "causal_lm", "bilm": "bilm"}
-    raise ConfigError(
-        f"{objective.kind!r} does not fit this encoder, which {sees[able.kind]}",
-        where="objective",
-        fix=f"Set objective={named[able.kind]}, or another encoder.",
-    )
+    what = f"{objective.kind!r} does not fit this encoder, which {sees[able.kind]}"
+    fix = f"Set objective={named[able.kind]}, or another encoder."
+    raise ConfigError(what, where="objective", fix=fix)
 
 
 def segments_for(objective: Objective, own: Segments | None, length: int) -> Segments:

@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """How predictions are computed; except for `precision`, by its rounding, results do not depend on it.
+    """How predictions are computed; results depend on none of it, but for rounding by `precision`.
 
     Attributes:
         precision: of matrix products; int8 for those of the blocks. A prepared model has its own.
         tokens: the most tokens of a batch, unless one sequence has more; None for the
             device's (`runtime.tuning`).
-        window: examples that are read together; sequences of similar length in a window share a batch.
+        window: examples that are read together; sequences of similar length share a batch.
     """
 
     precision: PredictPrecision = "fp32"
@@ -100,7 +100,7 @@ DEFAULT_PREDICT = PredictConfig()
 def prepare_task(
     task: TaskLearner[E, P], precision: PredictPrecision = "fp32"
 ) -> TaskLearner[E, P]:
-    """Return the task in evaluation mode with the prepared form of its model, see `prepare_model`."""
+    """Return the task in evaluation mode with its model prepared, see `prepare_model`."""
     model = prepare_model(task.model, precision)
     made = type(task)(task.task, model, task.tokenizer, task.labels, task.length)
     return made.eval()
@@ -124,7 +124,7 @@ def predict(
     counts = counts or PredictionCounts()
     if config.precision == "int8" and not isinstance(task.model, PreparedModel):
         task = prepare_task(task, "int8")  # once for all windows
-    for window, encoded in windows(task, examples, config):
+    for window, encoded in encoded_windows(task, examples, config):
         counts.add(map(task.task.texts, window), encoded)
         yield from predict_encoded(task, window, encoded, config, counts.note)
 
@@ -186,17 +186,15 @@ def _prepared(
 
 def _check_finite(outputs: Many[Output], example: object) -> None:
     if not all(np.isfinite(output).all() for output in outputs):
-        raise DivergedError(
-            "the model's output is not finite (NaN or infinity)",
-            where=getattr(example, "where", None),
-            fix="Its weights are damaged, or its training diverged: use another model or checkpoint.",
-        )
+        what = "the model's output is not finite (NaN or infinity)"
+        fix = "Its weights are damaged, or its training diverged: use another model."
+        raise DivergedError(what, where=getattr(example, "where", None), fix=fix)
 
 
-def windows(
+def encoded_windows(
     task: TaskLearner[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[E], list[EncodedExample]]]:
-    """Yield windows of examples with their encoded forms; a task may have smaller windows than the config."""
+    """Yield windows of examples with their encoded forms; a task may have smaller windows."""
     for window in grouped(examples, min(config.window, task.task.window), task.task.shared):
         yield window, task.encode(window)
 
@@ -216,7 +214,7 @@ def grouped(
 ) -> Iterator[list[T]]:
     """Split items into lists of `size`, the last one shorter.
 
-    Neighbours that share something (`shared` is equal and not None) stay together, whatever the size.
+    Neighbours that share something (`shared` is equal and not None) stay together, in any number.
     """
     window: list[T] = []
     for item in items:

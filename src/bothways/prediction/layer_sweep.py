@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from bothways.core.atomic_files import check_output_path, replace_file
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError
-from bothways.core.extras import optional
+from bothways.core.errors import ConfigError, optional
 from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, PredictionCounts, predict
 from bothways.tasks.base import EncodedExample, Output, TaskLearner
 from bothways.tasks.predictions import VectorPrediction
@@ -130,11 +129,8 @@ def check_out(place: Path, source: str) -> None:
     """
     check_output_path(place, [source])
     if place.suffix not in (".npy", ".parquet", ".jsonl"):
-        raise ConfigError(
-            f"{place.name!r} must end in .npy, .parquet or .jsonl",
-            where="out",
-            fix="Choose one by its suffix.",
-        )
+        what = f"{place.name!r} must end in .npy, .parquet or .jsonl"
+        raise ConfigError(what, where="out", fix="Choose one by its suffix.")
 
 
 def write_vectors(place: Path, vectors: Iterable[Vector], width: int) -> None:

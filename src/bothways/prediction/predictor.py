@@ -1,4 +1,4 @@
-"""Predictors: a model folder opened for a task, prepared once for a precision, and called with texts."""
+"""Predictors: a model folder opened for a task, prepared for a precision, called with texts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bothways.core.config import reader as configs
 from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
+from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD
-from bothways.hub.load_report import listed
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve_run
 from bothways.prediction.engine import (
@@ -35,8 +35,7 @@ from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Reading, TaskLearner
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.sentence_embedding.folder import read_sentence_encoder
-from bothways.tasks.sentence_embedding.task import Embedder
+from bothways.tasks.sentence_embedding.task import Embedder, read_sentence_encoder
 
 Input = str | tuple[str, str] | Mapping[str, Any]
 """A text, a pair of texts, or a row with the columns of the task."""
@@ -115,7 +114,7 @@ class Predictor:
         return result
 
     def read(self, source: str | Path, columns: Any = None, *, labelled: bool) -> Reading[Any]:
-        """Open a file, a Hub data set or the standard input ("-"); arguments and errors as `Task.read`."""
+        """Open a file, a Hub data set or stdin ("-"); arguments and errors as `Task.read`."""
         return self.task.task.read(str(source), columns, labelled=labelled)
 
     def evaluate(
@@ -140,7 +139,7 @@ class Predictor:
         config: PredictConfig = DEFAULT_PREDICT,
         counts: PredictionCounts | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """Yield (example, prediction) for a file, a reading or rows, in order and in constant memory."""
+        """Yield (example, prediction) for a file, a reading or rows in order; constant memory."""
         return predict(self.task, self._examples(data, labelled=False), config, counts)
 
     def _examples(self, data: Any, *, labelled: bool) -> Iterable[Any]:
@@ -192,7 +191,10 @@ class _RecordFields:
 
 
 _FINETUNE_FIRST = "Fine-tune it first: bothways finetune MODEL TRAIN --task …"
-_NEEDS_MASKED_HEAD = "Choose a model with its masked head, such as a BertForMaskedLM or the folder of a pre-training run."
+_NEEDS_MASKED_HEAD = (
+    "Choose a model with its masked head, such as a BertForMaskedLM or the folder of a "
+    "pre-training run."
+)
 _CHOOSE_OTHER = "Choose another task, or another model."
 
 
@@ -208,7 +210,7 @@ def open_task(
     """Open a model folder, the folder of a fine-tuning run, or a Hub id for a task.
 
     Args:
-        task: a name or alias in `tasks.catalogue`; None for the task that the folder was trained for.
+        task: a name or alias in `tasks.catalogue`; None for the task of the folder.
         length: the longest text in tokens; None as in training, else all positions of the model.
         precision: of matrix products; fp32 gives the same predictions on every machine.
         settings: changed settings of the task: {"pooling": "max"}, or texts such as "pooling=max".
@@ -248,29 +250,34 @@ def open_learner(
 
 
 def _check_heads(definition: AnyTask, loaded: LoadedModel) -> None:
-    """Raise FolderError if the model lacks a head of the task, or its outputs are for another task."""
+    """Raise FolderError if the model lacks a head of the task, or its outputs do not fit."""
     needed = {head.kind for head in definition.heads(loaded.labels, None)}
     name = definition.name
     if not needed <= set(loaded.model.heads):
-        what = f"the task {name!r} needs the head {' and '.join(map(repr, sorted(needed)))}; this model has: {_heads(loaded)}"
+        heads = " and ".join(map(repr, sorted(needed)))
+        what = f"the task {name!r} needs the head {heads}; this model has: {_heads(loaded)}"
         fix = _FINETUNE_FIRST if name in TASKS else _NEEDS_MASKED_HEAD
         raise FolderError(what, where=loaded.folder, fix=fix)
     if definition.problem is not None and loaded.problem not in (None, definition.problem):
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
     if definition.problem == "regression" and len(loaded.labels) > 1:
-        what = f"its label head has {len(loaded.labels)} outputs ({listed(loaded.labels)}), and {name} has one"
+        outputs = f"{len(loaded.labels)} outputs ({listed(loaded.labels)})"
+        what = f"its label head has {outputs}, and {name} has one"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
     if "labels" in needed:
         label, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
         if count > 1:
-            what = f"id2label gives the name {label!r} to {count} outputs, and the task tells outputs apart by name"
+            what = (
+                f"id2label gives the name {label!r} to {count} outputs, and the task tells outputs "
+                "apart by name"
+            )
             config = loaded.folder / "config.json"
             raise FolderError(what, where=config, fix="Give each output its own name there.")
 
 
 def _record(loaded: LoadedModel, task: str | None) -> FolderRecord:
-    """Return the record for this task: ours, else that of sentence-transformers, else by the heads."""
+    """Return the record for this task: ours, that of sentence-transformers, or by the heads."""
     fields = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
     ours = configs.read(_RecordFields, fields, where=RECORD)
     if ours.task is not None and task in (None, ours.task.name):

@@ -1,8 +1,8 @@
-"""Models prepared for predictions: the dense layers of their blocks packed for the kernels of a CPU.
+"""Models prepared for predictions: dense layers of blocks packed for the kernels of a CPU.
 
 `prepare_model` builds a `PreparedModel` from a `Model` and leaves the model unchanged. All weights
-other than those of the packed layers are shared. A prepared model satisfies the interface of `Model`,
-is always in evaluation mode, has no gradients and cannot be saved.
+other than those of the packed layers are shared. A prepared model has the interface of `Model`, is
+always in evaluation mode, has no gradients and cannot be saved.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ PackLayer = Callable[[nn.Linear], nn.Module]
 
 
 class PreparedBlock(Block):
-    """A block with packed dense layers; one kernel computes all that follows the attention, where it exists.
+    """A block with packed dense layers; where it exists, one kernel computes all after attention.
 
-    | order | activation | dense layers | LayerNorms | fused kernel |
+    | order | activation | dense layers | LayerNorms | fused kernel for |
     |---|---|---|---|---|
-    | post-norm | GELU, not gated | all int8, by `CompiledLinear` | with weights | for any number of rows |
-    | post-norm | GELU, not gated | all `PanelLinear` | with weights | up to their `max_rows` rows |
-    | any other | | | | never |
+    | post-norm | GELU, not gated | all int8, by `CompiledLinear` | with weights | all rows |
+    | post-norm | GELU, not gated | all `PanelLinear` | with weights | `max_rows` rows |
+    | any other | | | | none |
 
     Args:
         block: the parts, which become those of this block.
         pack: makes the packed form of a dense layer.
-        plain_queries: whether the projection of queries, keys and values stays an `nn.Linear`, because
+        plain_queries: whether the projection to queries, keys and values stays an `nn.Linear`, as
             an enhanced mask decoder applies a part of it.
     """
 
@@ -132,7 +132,7 @@ class PreparedEncoder(Encoder):
         )
         if not plain or projections is None or not len(fused) == config.depth == len(blocks):
             return None
-        # With AMX, attention in bf16 takes a third of the time, and loses less than int8 already has.
+        # With AMX, attention in bf16 takes a third of the time, and loses less than int8 has.
         int8 = isinstance(prepared[0].mlp.up, Int8Linear)
         in_tiles = int8 and Feature.AMX in library.kernel_features()
         dtype = torch.bfloat16 if in_tiles else projections[0].dtype
@@ -146,7 +146,10 @@ class PreparedEncoder(Encoder):
     def forward(
         self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
     ) -> Hidden:
-        """Encode a packed batch, see `Encoder.forward`; `Hidden.before` is missing where all layers are one kernel."""
+        """Encode a packed batch, see `Encoder.forward`.
+
+        `Hidden.before` is missing where all layers are one kernel.
+        """
         layout, depth = batch.layout, self.config.depth
         if (
             self.layers is None
@@ -196,9 +199,9 @@ def prepare_model(model: Model, precision: PredictPrecision = "fp32") -> Prepare
     """Build the prepared form of a model; later changes of its dense layers are not seen.
 
     Packed are the projections of attention and both layers of the feed-forward part. Embeddings,
-    attention itself, LayerNorms, heads, the projections of relative positions and layers other than a
-    plain `nn.Linear` stay as they are; so do all layers on a GPU, with a torch without oneDNN, and in
-    a model without blocks.
+    attention itself, LayerNorms, heads, the projections of relative positions and layers other than
+    a plain `nn.Linear` stay as they are; so do all layers on a GPU, with a torch without oneDNN,
+    and in a model without blocks.
 
     Raises:
         ConfigError: int8 on a device without it or for a model without blocks.

@@ -131,10 +131,8 @@ def speed(
 
 
 def _check_disk(load: Load, folder: Path) -> list[Finding]:
-    needed, free = (
-        SAVED_BYTES * load.parameters * load.checkpoints + 4 * load.parameters,
-        disk_free(folder),
-    )
+    needed = SAVED_BYTES * load.parameters * load.checkpoints + 4 * load.parameters
+    free = disk_free(folder)
     # A resumed run replaces the files that it has written.
     written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
     if needed <= free + sum(file.stat().st_size for file in written if file.is_file()):

@@ -97,15 +97,8 @@ def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list
             f"the tokenizer has ids up to {tokenizer.size - 1}, "
             f"but the model's embedding has {encoder.vocab} rows"
         )
-        findings.append(
-            Finding(
-                "ids",
-                "error",
-                what,
-                "tokenizer",
-                "Use the tokenizer that the model was trained with.",
-            )
-        )
+        fix = "Use the tokenizer that the model was trained with."
+        findings.append(Finding("ids", "error", what, "tokenizer", fix))
     if length > encoder.max_positions:
         what = (
             f"sequences of {length} tokens are longer than the model's "
@@ -132,15 +125,8 @@ def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
             f"the vocabulary is cased ({capital:.0%} of its tokens have capitals), "
             "but the tokenizer lower-cases"
         )
-        return [
-            Finding(
-                "casing",
-                "warning",
-                what,
-                "tokenizer",
-                'Set "do_lower_case": false in tokenizer_config.json.',
-            )
-        ]
+        fix = 'Set "do_lower_case": false in tokenizer_config.json.'
+        return [Finding("casing", "warning", what, "tokenizer", fix)]
     unknown, lowered = (
         unknown_share(tokenizer, some) for some in (sample, [text.lower() for text in sample])
     )
@@ -150,12 +136,5 @@ def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
         "the vocabulary is uncased, but the tokenizer keeps capitals: "
         f"{unknown:.1%} of tokens are unknown, lower-cased {lowered:.1%}"
     )
-    return [
-        Finding(
-            "casing",
-            "warning",
-            what,
-            "tokenizer",
-            'Set "do_lower_case": true in tokenizer_config.json.',
-        )
-    ]
+    fix = 'Set "do_lower_case": true in tokenizer_config.json.'
+    return [Finding("casing", "warning", what, "tokenizer", fix)]

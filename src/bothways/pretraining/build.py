@@ -71,7 +71,8 @@ def _load_start(source: str, settings: PretrainConfig, corpus: Corpus) -> Model:
     if model.config == settings.encoder:
         return model
     # Every encoder has a field `dropout`, of a type of its own.
-    if dataclasses.replace(model.config, dropout=settings.encoder.dropout) != settings.encoder:  # type: ignore[arg-type]
+    dropout: Any = settings.encoder.dropout
+    if dataclasses.replace(model.config, dropout=dropout) != settings.encoder:
         what = f"is not that of {source}: only its dropout may differ"
         raise ConfigError(what, where="encoder", fix="Leave the other settings out.")
     changed = Model(settings.encoder, model.specification)
@@ -117,15 +118,9 @@ def loader_of(
         phase: its number.
         ends: where the phases before it ended; without, it begins at the start of an epoch.
     """
+    template, seed, copies = corpus.tokenizer.template, settings.seed, settings.data_copies
     sources = [
-        CorpusSource(
-            corpus,
-            corpus.tokenizer.template,
-            settings.segments_of(each),
-            chosen,
-            settings.seed,
-            settings.data_copies,
-        )
+        CorpusSource(corpus, template, settings.segments_of(each), chosen, seed, copies)
         for each in settings.phases[phase - len(ends) : phase + 1]
     ]
     source: CorpusSource | ContinuedSource = sources[0]
@@ -166,11 +161,12 @@ def _data_findings(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:
     longest = max(phase.length for phase in settings.phases)
     result = []
     for phase in settings.phases:
-        segments = dataclasses.replace(settings.segments_of(phase), length=longest)  # type: ignore[type-var]
+        segments: Any = settings.segments_of(phase)
+        checked: Any = dataclasses.replace(segments, length=longest)
         if phase.segments is None:
-            result += dataclasses.replace(settings.objective, segments=segments).check(corpus)  # type: ignore[type-var]
-        else:
-            result += segments.check(corpus)
+            objective: Any = settings.objective
+            checked = dataclasses.replace(objective, segments=checked)
+        result += checked.check(corpus)
     return result
 
 

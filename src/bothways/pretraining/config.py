@@ -128,8 +128,7 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
             save=Steps(10_000),
         ),
         objective=_with_masking(
-            default_objective(encoder),
-            Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
+            default_objective(encoder), Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken())
         ),
         phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
         batch=ExampleBudget(256),

@@ -26,14 +26,13 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.source import TrainingStep
 from bothways.data.corpus import Corpus
 from bothways.data.loader import ahead
-from bothways.hub.model_card import Card
+from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
 from bothways.model.model import Model
 from bothways.preflight.machine import compute_as, peak_of
 from bothways.pretraining.build import build_models, loader_of, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut
-from bothways.pretraining.model_card_text import data_of_corpus, limits_of_pretrained
 from bothways.runtime.devices import choose_device
 from bothways.training import run
 from bothways.training.durations import part_of

@@ -29,11 +29,9 @@ def gather_documents(files: Sequence[str] | None, words: int) -> list[Document]:
     """
     documents = list(read_documents(files) if files else installed_documentation(max_words=words))
     if len(documents) < 10:
-        raise DataError(
-            f"{len(documents)} documents are too few to train on and to hold some out",
-            where=", ".join(files or ["installed documentation"]),
-            fix="Give at least ten documents; in a .txt file, blank lines separate documents.",
-        )
+        what = f"{len(documents)} documents are too few to train on and to hold some out"
+        fix = "Give at least ten documents; in a .txt file, blank lines separate documents."
+        raise DataError(what, where=", ".join(files or ["installed documentation"]), fix=fix)
     return documents
 
 
@@ -84,11 +82,8 @@ def labelled_examples(
         split = min(most, len(examples) // 2)
     if len(examples) < 20:
         where = str(file) if file else "the documents set aside"
-        raise DataError(
-            f"{len(examples)} labelled examples are too few",
-            where=where,
-            fix="Give more text or more labels.",
-        )
+        what = f"{len(examples)} labelled examples are too few"
+        raise DataError(what, where=where, fix="Give more text or more labels.")
     return examples[:split], examples[split : split + TESTED]
 
 

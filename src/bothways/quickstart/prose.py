@@ -15,16 +15,8 @@ _RULE = re.compile(r"([=\-~^\"'#*+_.`:])\1{2,}$")
 _TABLE = re.compile(r"[=\-+|]{2,}([ +|]+[=\-+|]{2,})+[+|]?$|\|.*\|$|.*\|.*\|")
 _DIRECTIVE = re.compile(r"\.\.(?: +([\w-]+)::.*| .*)?$")
 _KEPT_DIRECTIVES = {
-    "note",
-    "warning",
-    "tip",
-    "hint",
-    "important",
-    "caution",
-    "attention",
-    "seealso",
-    "admonition",
-}
+    "note", "warning", "tip", "hint", "important", "caution", "attention", "seealso", "admonition",
+}  # fmt: skip
 _HEADING = re.compile(
     r"(args?|arguments?|(?:keyword )?arguments|(?:other )?parameters|returns?|yields?|raises|warns"
     r"|attributes|methods|examples?|usage|notes?|references|see also|warnings?|todo|shapes?"

@@ -24,28 +24,22 @@ from bothways.tasks.text_examples import TextExample
 PRETRAINED, SCRATCH = "pre-trained", "from random weights"
 
 TRIED = (
-    "Task. From a pre-trained model of 2 layers × 128 and 2 million tokens: swapped "
-    "neighbours 66.4 % "
-    "against 50.6 % from random weights; matching a summary to the name of its function, 51.5 % "
-    "against 50.7 %, no gain. A task that word counts solve, such as the package of a "
-    "docstring, gains "
-    "nothing. Both were evaluated on test data.",
-    "Lengths. With pairs of 64 tokens from the start, 2 layers × 128 predicted at most 16 % "
-    "of masked "
-    "tokens after 5 million tokens. Full sentences of 16 tokens reached 29 % (at that "
-    "length) after "
-    "1 million; 16 and then 64 reached 27 % at 64 tokens after 2 million.",
+    "Task. From a pre-trained model of 2 layers × 128 and 2 million tokens: swapped neighbours "
+    "66.4 % against 50.6 % from random weights; matching a summary to the name of its function, "
+    "51.5 % against 50.7 %, no gain. A task that word counts solve, such as the package of a "
+    "docstring, gains nothing. Both were evaluated on test data.",
+    "Lengths. With pairs of 64 tokens from the start, 2 layers × 128 predicted at most 16 % of "
+    "masked tokens after 5 million tokens. Full sentences of 16 tokens reached 29 % (at that "
+    "length) after 1 million; 16 and then 64 reached 27 % at 64 tokens after 2 million.",
     "Masking rate. At 16 tokens and equal tokens read, 40 % masked gave 29.1 %, 15 % masked "
     "23.6 %.",
     "Order of the LayerNorms. At 16 tokens, post-norm gave 29.1 %, pre-norm 15.0 %; the rates of "
-    "pre-norm were not searched as thoroughly. An initial range of 0.05 gave 29.1 %, the "
-    "usual 0.02 "
-    "gave 25.6 %.",
+    "pre-norm were not searched as thoroughly. An initial range of 0.05 gave 29.1 %, the usual "
+    "0.02 gave 25.6 %.",
     "Fine-tuning. From three pre-trained models of 4 layers × 128, four seeds each, on validation "
     "examples: 32 labels per update and five epochs gave 57.3, 64.8 and 60.6 %; 8 labels and three "
-    "epochs, in the same time, 58.3, 67.7 and 64.1 %. The seeds of pre-training, of which a "
-    "run has "
-    "one, therefore differ more than those of fine-tuning.",
+    "epochs, in the same time, 58.3, 67.7 and 64.1 %. The seeds of pre-training, of which a run "
+    "has one, therefore differ more than those of fine-tuning.",
 )
 """Experiments behind the default settings: one run each unless stated, on two cores of a server."""
 
@@ -115,18 +109,15 @@ def _headline(gain: float, spread: float, comparison: s.ComparisonChart) -> str:
 
 def _lead(result: StoryResult) -> str:
     counts, encoder = result.corpus.manifest.counts, result.settings.encoder
-    task, which = (
-        " The task: detect two swapped neighbouring words. Both classes contain the same words.",
-        "with unseen sentences",
-    )
+    task = " The task: detect two swapped neighbouring words. Both classes contain the same words."
+    which = "with unseen sentences"
     if _own_labels(result):
         task, which = "", "with your labels"
     return (
         f"A BERT of {encoder.depth} layers × {encoder.width} was pre-trained on "
-        f"{counts.documents:,} documents "
-        f"({counts.tokens:,} tokens) with masked LM and next sentence prediction, then "
-        "fine-tuned on a "
-        f"task {which}, and compared with the same architecture from random weights.{task}"
+        f"{counts.documents:,} documents ({counts.tokens:,} tokens) with masked LM and next "
+        f"sentence prediction, then fine-tuned on a task {which}, and compared with the same "
+        f"architecture from random weights.{task}"
     )
 
 
@@ -203,9 +194,9 @@ def _curves(result: StoryResult) -> list[s.Section]:
     return sections
 
 
-def _thinned(points: list[tuple[float, float]], most: int = 200) -> tuple[list[float], list[float]]:
-    """Average neighbouring points, so that at most `most` remain."""
-    size = max(1, math.ceil(len(points) / most))
+def _thinned(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Average neighbouring points, so that at most 200 remain."""
+    size = max(1, math.ceil(len(points) / 200))
     groups = [points[at : at + size] for at in range(0, len(points), size)]
     xs = [sum(x for x, _ in group) / len(group) for group in groups]
     return xs, [sum(y for _, y in group) / len(group) for group in groups]
@@ -232,22 +223,12 @@ def _filled(result: StoryResult) -> s.Section:
 
 def _runs(result: StoryResult) -> s.TableSection:
     runs = zip(result.story.seeds, result.from_pretrained, result.from_scratch, strict=True)
-    rows: list[list[s.Cell]] = [
-        [
-            f"seed {seed}",
-            *(s.percentage(run.metrics["accuracy"]) for run in (a, b)),
-            a.metrics["mcc"],
-            b.metrics["mcc"],
-        ]
-        for seed, a, b in runs
-    ]
-    columns = [
-        "",
-        f"accuracy, {PRETRAINED}",
-        f"accuracy, {SCRATCH}",
-        f"MCC, {PRETRAINED}",
-        f"MCC, {SCRATCH}",
-    ]
+    rows: list[list[s.Cell]] = []
+    for seed, a, b in runs:
+        accuracies = (s.percentage(run.metrics["accuracy"]) for run in (a, b))
+        rows.append([f"seed {seed}", *accuracies, a.metrics["mcc"], b.metrics["mcc"]])
+    names = (PRETRAINED, SCRATCH)
+    columns = ["", *(f"accuracy, {name}" for name in names), *(f"MCC, {name}" for name in names)]
     return s.TableSection("Every run", columns, rows)
 
 
@@ -263,13 +244,10 @@ def _more_time(result: StoryResult) -> s.Prose:
     drop = half[-1] - points[-1][1] if half else 0.0
     more = progress.seconds / 60
     text = (
-        f"The second half of pre-training lowered the held-out loss by {drop:.2f} nats. The "
-        "same amount "
-        f"of text again takes {more:.1f} more minutes (--minutes "
-        f"{result.story.minutes + more:.0f}). Part "
-        "of the drop comes from the decay of the learning rate, which happens once per run: "
-        "expect less "
-        "from doubling the time."
+        f"The second half of pre-training lowered the held-out loss by {drop:.2f} nats. The same "
+        f"amount of text again takes {more:.1f} more minutes (--minutes "
+        f"{result.story.minutes + more:.0f}). Part of the drop comes from the decay of the "
+        "learning rate, which happens once per run: expect less from doubling the time."
     )
     return s.Prose("The value of more time", [text])
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bothways.core.config import reader as configs
 from bothways.core.errors import ResourceError, os_errors
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
@@ -44,6 +45,7 @@ from bothways.quickstart.labelled_data import (
     split_documents,
 )
 from bothways.runtime.devices import choose_device, has_bf16
+from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import WordPiece, train_tokenizer
 from bothways.training.checkpoint import latest
@@ -199,22 +201,7 @@ def run_story(
     """
     _check_own(out)
     stages = _Stages(say)
-    stages.begin(
-        "text",
-        "reading the text" if files else "reading the documentation of this Python installation",
-    )
-    kept, aside = split_documents(
-        gather_documents(files, story.words), 0.0 if labels else story.set_aside
-    )
-    train_on, test_on = labelled_examples(kept, aside, labels, story.labels)
-    stages.begin(
-        "vocabulary",
-        f"learning a WordPiece vocabulary of {story.vocabulary:,} from {len(kept):,} documents",
-    )
-    tokenizer = train_tokenizer((document.text for document in kept), WordPiece(story.vocabulary))
-    stages.begin("corpus", "building the corpus")
-    _mark(out)
-    corpus = build_corpus(kept, tokenizer, out / "corpus")
+    tokenizer, corpus, train_on, test_on = _read_text(story, out, files, labels, stages)
     data = label(story.method.task, tokenizer, train_on, test_on, story.method.length)
     for finding in data.findings:
         if finding.severity == "warning":
@@ -225,7 +212,11 @@ def run_story(
         f"pre-training on {corpus.manifest.counts.tokens:,} tokens, about {left:.0f} s",
     )
     settings = settings_for(story, tokenizer, left)
-    pretrained = _pretrain(settings, corpus, out)
+    run = out / "pretraining"
+    resume = latest(run) is not None
+    if resume:  # with the settings, and the time, with which the run started
+        settings = configs.load(PretrainConfig, base=settings, file=run / "config.toml")
+    pretrained = pretrain(settings, corpus, run, resume=resume)
     if not pretrained.finished(settings.training):
         return None
     stages.begin(
@@ -242,21 +233,32 @@ def run_story(
     )
     stages.begin("words hidden", "filling masks in sentences that were held out")
     _, held_out = corpus.split(settings.held_out, settings.seed)
-    filled = fill_masks(pretrained.model, corpus, held_out.tolist(), story.filled, seed=0)
+    places = held_out.tolist()
+    filled = tuple(fill_masks(pretrained.model, corpus, places, story.filled, seed=0))
     counted = counting_baselines(train_on, test_on)
     stages.begin("report", "writing the report")
     return StoryResult(
-        story,
-        corpus,
-        settings,
-        pretrained,
-        data,
-        ours,
-        bare,
-        counted,
-        tuple(filled),
-        stages.seconds,
+        story, corpus, settings, pretrained, data, ours, bare, counted, filled, stages.seconds
     )
+
+
+def _read_text(
+    story: Story, out: Path, files: Sequence[str] | None, labels: Path | None, stages: _Stages
+) -> tuple[Tokenizer, Corpus, list[TextExample], list[TextExample]]:
+    """Return tokenizer and corpus of the text, and the examples to train and to test on."""
+    origin = "the text" if files else "the documentation of this Python installation"
+    stages.begin("text", f"reading {origin}")
+    share = 0.0 if labels else story.set_aside
+    kept, aside = split_documents(gather_documents(files, story.words), share)
+    examples = labelled_examples(kept, aside, labels, story.labels)
+    size = f"{story.vocabulary:,} from {len(kept):,} documents"
+    stages.begin("vocabulary", f"learning a WordPiece vocabulary of {size}")
+    tokenizer = train_tokenizer((document.text for document in kept), WordPiece(story.vocabulary))
+    stages.begin("corpus", "building the corpus")
+    with os_errors(out, "Choose another folder."):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MARK).touch()
+    return tokenizer, build_corpus(kept, tokenizer, out / "corpus"), *examples
 
 
 def _check_own(out: Path) -> None:
@@ -264,12 +266,6 @@ def _check_own(out: Path) -> None:
         if out.exists() and not (out / MARK).exists() and any(out.iterdir()):
             what = "is not empty, and not the folder of a quickstart"
             raise ResourceError(what, where=out, fix="Choose another folder: --out NAME.")
-
-
-def _mark(out: Path) -> None:
-    with os_errors(out, "Choose another folder."):
-        out.mkdir(parents=True, exist_ok=True)
-        (out / MARK).touch()
 
 
 class _Stages:
@@ -297,20 +293,6 @@ class _Stages:
             name: end - start
             for name, start, end in zip(self._begun, edges, edges[1:], strict=False)
         }
-
-
-def _pretrain(settings: PretrainConfig, corpus: Corpus, out: Path) -> PretrainResult:
-    """Pre-train, from the newest checkpoint if there is one, and save the finished model."""
-    run = out / "pretraining"
-    resume = latest(run) is not None
-    return pretrain(_as_begun(settings, run) if resume else settings, corpus, run, resume=resume)
-
-
-def _as_begun(settings: PretrainConfig, run: Path) -> PretrainConfig:
-    """Return the settings with which the run started, including its time."""
-    from bothways.core.config import reader as config
-
-    return config.load(PretrainConfig, base=settings, file=run / "config.toml")
 
 
 def _fine_tune(

@@ -9,18 +9,16 @@ from __future__ import annotations
 import functools
 import io
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import assert_never
 
-from bothways.core.extras import optional
+from bothways.core.errors import optional
 from bothways.report.sections import (
     Chart,
     ComparisonChart,
     Confusion,
     Curves,
-    Number,
     Scatter,
     readable_number,
 )
@@ -37,24 +35,12 @@ _VARIABLES = {INK: "--ink", FAINT: "--faint", GRID: "--grid"} | {
 }
 
 _STYLE: Any = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 9.5,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": FAINT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": FAINT,
-    "ytick.labelcolor": FAINT,
-    "figure.constrained_layout.use": True,
-}
+    "svg.fonttype": "none", "text.parse_math": False, "font.size": 9.5, "axes.edgecolor": GRID,
+    "axes.labelcolor": FAINT, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.6,
+    "text.color": INK, "xtick.color": GRID, "ytick.color": GRID, "xtick.labelcolor": FAINT,
+    "ytick.labelcolor": FAINT, "figure.constrained_layout.use": True,
+}  # fmt: skip
 _CURVES, _COMPARISON = (4.7, 3.0), (5.6, 0.62)
 """Width and height of curves, and width and height per row of a comparison, in inches.
 
@@ -89,6 +75,9 @@ def draw(chart: Chart) -> str:
         return _to_svg(figure)
 
 
+_DASHED: Any = {"color": FAINT, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+
+
 def _draw_curves(axes: Axes, chart: Curves) -> None:
     number = functools.partial(readable_number, percent=chart.percent)
     for place, line in enumerate(chart.lines):
@@ -99,13 +88,7 @@ def _draw_curves(axes: Axes, chart: Curves) -> None:
         if len(line.x) == 1:
             axes.plot(line.x, line.y, "o", color=colour)
     for name, value in chart.baselines.items():
-        axes.axhline(
-            value,
-            color=FAINT,
-            linewidth=1.2,
-            linestyle=(0, (4, 3)),
-            label=f"{name}, {number(value)}",
-        )
+        axes.axhline(value, label=f"{name}, {number(value)}", **_DASHED)
     axes.set_xlabel(chart.x_label)
     axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
     axes.margins(x=0.01)
@@ -131,21 +114,17 @@ def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
             linewidth=2.4,
             solid_capstyle="round",
         )
-        axes.plot(
-            chart.groups[name],
-            _spread_out(chart.groups[name], row),
-            "o",
-            color=colour,
-            markersize=5.5,
-            alpha=0.85,
-        )
+        runs = chart.groups[name]
+        # Heights that keep the dots of equal runs apart.
+        heights = [row + 0.07 * (at - (len(runs) - 1) / 2) for at in range(len(runs))]
+        axes.plot(runs, heights, "o", color=colour, markersize=5.5, alpha=0.85)
         label = f"{number(mean)} ± {number(spread)}" if spread else number(mean)
         axes.annotate(label, (mean, row - 0.34), ha="center", va="bottom", fontsize=9.5, color=INK)
     bottom = len(chart.groups) - 0.58
     for line, (name, value) in enumerate(
         sorted(chart.baselines.items(), key=lambda item: -item[1])
     ):
-        axes.axvline(value, color=FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.axvline(value, **_DASHED)
         # Baselines are often close together, so their labels are stacked.
         place = (value, bottom + 0.2 * (line + 1))
         axes.annotate(
@@ -160,6 +139,9 @@ def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
     axes.tick_params(left=False)
     if chart.percent:
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+
+
+_CENTRED: Any = {"ha": "center", "va": "center", "fontsize": 9, "color": INK}
 
 
 def _draw_confusion(axes: Axes, chart: Confusion) -> None:
@@ -177,14 +159,7 @@ def _draw_confusion(axes: Axes, chart: Confusion) -> None:
                 )
             )
             if len(names) <= _WRITTEN:
-                axes.annotate(
-                    readable_number(count),
-                    (column, row),
-                    ha="center",
-                    va="center",
-                    fontsize=9,
-                    color=INK,
-                )
+                axes.annotate(readable_number(count), (column, row), **_CENTRED)
     axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 4 else 0)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(-0.5, len(names) - 0.5)
@@ -198,14 +173,9 @@ def _draw_scatter(axes: Axes, chart: Scatter) -> None:
     axes.plot(chart.x, chart.y, "o", color=SERIES[0], markersize=4, alpha=0.5, markeredgewidth=0)
     if chart.line is not None:
         (left, bottom), (right, top) = chart.line
-        axes.plot([left, right], [bottom, top], color=FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.plot([left, right], [bottom, top], **_DASHED)
     axes.set_xlabel(chart.x_label)
     axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
-
-
-def _spread_out(values: Sequence[Number], row: int) -> list[float]:
-    """Return heights that keep the dots of equal runs apart."""
-    return [row + 0.07 * (number - (len(values) - 1) / 2) for number in range(len(values))]
 
 
 def _short(value: float) -> str:

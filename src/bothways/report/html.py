@@ -10,8 +10,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.core.errors import ResourceError
-from bothways.core.extras import optional
+from bothways.core.errors import ResourceError, optional
 from bothways.report import sections
 from bothways.report.charts import draw
 from bothways.report.sections import Chart, Report, percentage, readable_number
@@ -36,9 +35,8 @@ def write_html(report: Report, file: Path) -> None:
     try:
         file.write_text(page, encoding="utf8")
     except OSError as error:
-        raise ResourceError(
-            f"cannot be written: {error.strerror}", where=file, fix="Choose another path."
-        ) from error
+        what = f"cannot be written: {error.strerror}"
+        raise ResourceError(what, where=file, fix="Choose another path.") from error
 
 
 @functools.cache

@@ -1,10 +1,10 @@
-"""A report as text for the terminal."""
+"""Reports and tables of metrics as text for the terminal."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
@@ -199,3 +199,30 @@ def _example(example: ReportExample) -> RenderableType:
         answers.append(f" {percentage(guess.probability)}", style="dim")
     answers.append(f"  (correct: {example.truth})", style="dim")
     return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))
+
+
+def metric_table(
+    title: str,
+    columns: Mapping[str, Mapping[str, float | int]],
+    head: str = "metric",
+    shown: Callable[[str, float], str] = lambda name, value: f"{value:.4f}",
+) -> RenderableType:
+    """Build a table of the metrics of one or more models, which have equal metric names.
+
+    Args:
+        columns: the metrics by column title.
+        head: title of the first column.
+        shown: formats a metric, given its name and value.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    table.add_column(head)
+    for name in columns:
+        table.add_column(name, justify="right")
+    for metric in next(iter(columns.values())):
+        table.add_row(
+            Text(metric), *(shown(metric, metrics[metric]) for metrics in columns.values())
+        )
+    return titled(title, table)

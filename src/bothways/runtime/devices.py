@@ -43,19 +43,14 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(
-            f"{name!r} is not a device: it must be auto, cpu, cuda or cuda:N", where="device"
-        ) from error
+        what = f"{name!r} is not a device: it must be auto, cpu, cuda or cuda:N"
+        raise ConfigError(what, where="device") from error
     if device.type not in {"cpu", "cuda"}:
-        raise ConfigError(
-            f"{name!r} is not supported: the device must be auto, cpu, cuda or cuda:N",
-            where="device",
-        )
+        what = f"{name!r} is not supported: the device must be auto, cpu, cuda or cuda:N"
+        raise ConfigError(what, where="device")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ResourceError(
-            f"there is no {name!r}: torch sees {torch.cuda.device_count()} CUDA devices",
-            where="device",
-        )
+        what = f"there is no {name!r}: torch sees {torch.cuda.device_count()} CUDA devices"
+        raise ResourceError(what, where="device")
     return device
 
 
@@ -168,14 +163,9 @@ def memory_available(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    available = next(
-        (
-            int(line.split()[1]) * 1024
-            for line in read_system_file("/proc/meminfo")
-            if line.startswith("MemAvailable:")
-        ),
-        None,
-    )
+    lines = read_system_file("/proc/meminfo")
+    kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    available = next((count * 1024 for count in kilobytes), None)
     return min((each for each in (available, group_memory()) if each is not None), default=None)
 
 

@@ -13,8 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bothways.core.errors import ConfigError
-from bothways.core.extras import optional
+from bothways.core.errors import ConfigError, optional
 from bothways.finetuning.prepare import FinetuneConfig, load_config
 from bothways.sweeps.runs import (
     Series,

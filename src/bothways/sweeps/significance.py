@@ -22,8 +22,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from bothways.core.errors import DataError, FolderError
-from bothways.core.extras import require
+from bothways.core.errors import DataError, FolderError, require
 from bothways.prediction.engine import PredictionCounts
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.tasks.base import Reading, examples_fingerprint

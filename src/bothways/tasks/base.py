@@ -90,6 +90,7 @@ class Task(Generic[E, P]):
         window: maximum number of examples that are predicted together; smaller where one example
             becomes many sequences.
         problem: the `problem_type` of transformers, for tasks that share the label head.
+        learner_type: the class that binds the task to a model.
     """
 
     metric: ClassVar[str] = ""
@@ -98,6 +99,7 @@ class Task(Generic[E, P]):
     problem: ClassVar[
         Literal["single_label_classification", "multi_label_classification", "regression"] | None
     ] = None
+    learner_type: ClassVar[type[TaskLearner[Any, Any]]]
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
         """Open a file, a Hub data set or the standard input ("-") and stream its examples.
@@ -235,7 +237,7 @@ class Task(Generic[E, P]):
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> TaskLearner[E, P]:
         """Bind the task to a model that has its heads."""
-        raise NotImplementedError
+        return self.learner_type(self, model, tokenizer, labels, length)
 
     def with_columns(self: T, columns: Any) -> T:
         """Return the task with these columns."""
@@ -262,12 +264,7 @@ class TaskLearner(Learner, Generic[E, P]):
     """
 
     def __init__(
-        self,
-        task: Task[E, P],
-        model: Model,
-        tokenizer: Tokenizer,
-        labels: Many[str],
-        length: int,
+        self, task: Task[E, P], model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> None:
         super().__init__()
         positions = model.config.max_positions

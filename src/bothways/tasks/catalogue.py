@@ -34,42 +34,18 @@ TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in get_args(Trainab
 ALL_TASKS: dict[str, type[AnyTask]] = {cls().name: cls for cls in get_args(AnyTask)}
 """Every task by kind."""
 
-ALIASES: dict[str, str] = {
-    "answering": "answer",
-    "binary": "classify",
-    "classification": "classify",
-    "embedding": "embed",
-    "embeddings": "embed",
-    "entities": "tag",
-    "extractive-qa": "answer",
-    "feature-extraction": "embed",
-    "fill-mask": "fill",
-    "intent": "classify",
-    "mask-filling": "fill",
-    "mlm": "fill",
-    "multi-label": "multilabel",
-    "multi-label-classification": "multilabel",
-    "multiple-choice": "choice",
-    "named-entity-recognition": "tag",
-    "ner": "tag",
-    "nli": "classify",
-    "perplexity": "likelihood",
-    "pos": "tag",
-    "pll": "likelihood",
-    "qa": "answer",
-    "question-answering": "answer",
-    "regression": "regress",
-    "score": "regress",
-    "sentence-similarity": "embed",
-    "sentiment": "classify",
-    "sentiment-analysis": "classify",
-    "similarity": "embed",
-    "squad": "answer",
-    "sts": "regress",
-    "tagging": "tag",
-    "text-classification": "classify",
-    "token-classification": "tag",
+_NAMES = {
+    "answer": "answering extractive-qa qa question-answering squad",
+    "classify": "binary classification intent nli sentiment sentiment-analysis text-classification",
+    "embed": "embedding embeddings feature-extraction sentence-similarity similarity",
+    "tag": "entities named-entity-recognition ner pos tagging token-classification",
+    "fill": "fill-mask mask-filling mlm",
+    "multilabel": "multi-label multi-label-classification",
+    "choice": "multiple-choice",
+    "likelihood": "perplexity pll",
+    "regress": "regression score sts",
 }
+ALIASES = {alias: kind for kind, names in _NAMES.items() for alias in names.split()}
 """Common names of tasks, among them the pipelines of transformers, and their kinds here."""
 
 

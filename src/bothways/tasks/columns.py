@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from bothways.core.errors import DataError
+from bothways.core.terminal import surrogate_in
 from bothways.tasks.base import Row, did_you_mean
 
 
@@ -22,21 +23,24 @@ def require_columns(asked: Many[str | None], names: Many[str], where: str, fix: 
             raise DataError(what, where=where, fix=fix)
 
 
-def guess_column(
-    role: str, known: Many[str], names: Many[str], where: str, fix: str, *, first: bool = False
-) -> str:
+def describe_columns(**columns: str | None) -> str:
+    """Return the columns that are named, such as "text = 'review', label = 'stars'"."""
+    named = ((role, name) for role, name in columns.items() if name is not None)
+    return ", ".join(f"{role} = {name!r}" for role, name in named)
+
+
+def guess_column(role: str, known: Many[str], names: Many[str], where: str, fix: str) -> str:
     """Return the one column that has a known name.
 
     Args:
         role: the content of the column, for messages, such as "label".
         known: usual names of such a column.
-        first: whether the first of several known names wins.
 
     Raises:
         DataError: no column has a known name, or several do.
     """
     matching = [name for name in known if name in names]
-    if len(matching) == 1 or (first and matching):
+    if len(matching) == 1:
         return matching[0]
     what = "several columns may hold" if matching else "no column has a usual name for"
     raise DataError(f"{what} the {role}; there are {', '.join(names)}", where=where, fix=fix)
@@ -59,13 +63,10 @@ def cell_of(row: Row, column: str, where: str) -> Any:
 
 def check_characters(value: Any, column: str, where: str) -> None:
     """Raise a DataError for a text with half of a surrogate pair, which JSON can hold."""
-    try:
-        if isinstance(value, str):
-            value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = f"U+{ord(error.object[error.start]):04X} at character {error.start}"
-        what = f"column {column!r} holds {half}: half of a surrogate pair, not a character"
-        raise DataError(what, where=where, fix="Write both halves or remove it.") from error
+    half = surrogate_in(value) if isinstance(value, str) else None
+    if half is not None:
+        what = f"column {column!r} holds {half}, not a character"
+        raise DataError(what, where=where, fix="Write both halves or remove it.")
 
 
 def text_of(row: Row, column: str, where: str, fix: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
-from bothways.core.finding import Finding, places
+from bothways.core.finding import Check, Finding, places
 from bothways.tasks.text_encoding import Texts
 
 RARE, COMMON = 0.01, 0.9
 """A class is rare below this share of the examples; above this one, accuracy says little."""
+COMPLETE = "Complete these rows or remove them."
 
 
 @runtime_checkable
@@ -18,10 +19,27 @@ class Placed(Protocol):
     """Any example: it has a source."""
 
     @property
-    def where(self) -> str: ...
+    def where(self) -> str:
+        """The source of the example."""
 
 
 E = TypeVar("E", bound=Placed)
+
+
+def report_rows(
+    check: Check,
+    where: Many[str],
+    fault: str,
+    fix: str | None = None,
+    severity: Literal["error", "warning", "note"] = "error",
+) -> list[Finding]:
+    """Return a finding with the number and the first places of faulty rows; none without any.
+
+    Example: report_rows("rows", ["a.tsv:3"], "examples have an empty text") →
+    "1 examples have an empty text: a.tsv:3".
+    """
+    what = f"{len(where)} {fault}: {places(where)}"
+    return [Finding(check, severity, what, fix=fix)] if where else []
 
 
 def check_texts(examples: Many[Texts]) -> list[Finding]:
@@ -31,18 +49,13 @@ def check_texts(examples: Many[Texts]) -> list[Finding]:
         for e in examples
         if not e.text.strip() or (e.text_b is not None and not e.text_b.strip())
     ]
-    if not empty:
-        return []
-    what = f"{len(empty)} examples have an empty text: {places(empty)}"
-    return [Finding("rows", "error", what, fix="Complete these rows or remove them.")]
+    return report_rows("rows", empty, "examples have an empty text", COMPLETE)
 
 
 def check_answered(unlabelled: Many[str]) -> list[Finding]:
     """Report examples without a label, given their sources."""
-    if not unlabelled:
-        return []
-    what = f"{len(unlabelled)} examples have no label (empty, null or NaN): {places(unlabelled)}"
-    return [Finding("labels", "error", what, fix="Label these rows or remove them.")]
+    fault = "examples have no label (empty, null or NaN)"
+    return report_rows("labels", unlabelled, fault, "Label these rows or remove them.")
 
 
 def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
@@ -70,8 +83,6 @@ def check_overlap(
     """
     known = {key(example) for example in train}
     shared = [example.where for example in dev if key(example) in known]
-    if not shared:
-        return []
-    what = f"{len(shared)} of {len(dev)} dev {kind} are also in the training data: {places(shared)}"
+    fault = f"of {len(dev)} dev {kind} are also in the training data"
     fix = "Remove them from one of the two: they make the metrics too good."
-    return [Finding("overlap", "warning", what, fix=fix)]
+    return report_rows("overlap", shared, fault, fix, "warning")

@@ -14,7 +14,6 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import assert_never
 
@@ -36,11 +35,16 @@ class Texts(Protocol):
     """Any example that consists of one or two texts."""
 
     @property
-    def text(self) -> str: ...
+    def text(self) -> str:
+        """The text, or the first of two."""
+
     @property
-    def text_b(self) -> str | None: ...
+    def text_b(self) -> str | None:
+        """The second text, if any."""
+
     @property
-    def where(self) -> str: ...
+    def where(self) -> str:
+        """The source of the example."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +129,11 @@ def encode_texts(
         held: dict[str, Targets] = {"label": target}
         if fit.long_texts == "windows":
             held["weight"] = WindowWeight(np.array([1 / len(parts)], dtype=np.float32))
+        # [CLS], which the head reads, is global in Longformer.
+        masks = (np.arange(len(part)) == 0 for part in parts)
         sequences = tuple(
-            # [CLS], which the head reads, is global in Longformer.
-            Sequence(part.ids, part.segments, held, global_attention_mask=_first(len(part)))
-            for part in parts
+            Sequence(part.ids, part.segments, held, global_attention_mask=mask)
+            for part, mask in zip(parts, masks, strict=True)
         )
         results.append(EncodedExample(sequences, tokens, cut))
     return results
@@ -139,12 +144,6 @@ def window_weight(batch: Batch) -> Float[Tensor, " sequences"]:
     if "weight" not in batch.targets:
         return torch.ones(batch.layout.sequences, device=batch.ids.device)
     return torch.as_tensor(batch.target("weight", WindowWeight).weight)
-
-
-def _first(length: int) -> NDArray[np.bool_]:
-    mask = np.zeros(length, dtype=np.bool_)
-    mask[0] = True
-    return mask
 
 
 def truncated(a: int, b: int, room: int) -> tuple[int, int]:

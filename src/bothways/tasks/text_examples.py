@@ -12,7 +12,14 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.data.tables import Table, open_table
 from bothways.data.text_io import STDIN
 from bothways.tasks.base import Row
-from bothways.tasks.columns import cell_of, guess_column, label_of, require_columns, text_of
+from bothways.tasks.columns import (
+    cell_of,
+    describe_columns,
+    guess_column,
+    label_of,
+    require_columns,
+    text_of,
+)
 
 TEXTS = (
     "text", "sentence", "review", "content", "premise", "question", "query", "sentence1", "text_a",
@@ -62,8 +69,7 @@ class TextColumns:
             raise ConfigError(what, where="columns.text_b", fix="Name both columns.")
 
     def __str__(self) -> str:
-        named = {"text": self.text, "text_b": self.text_b, "label": self.label}
-        return ", ".join(f"{role} = {name!r}" for role, name in named.items() if name is not None)
+        return describe_columns(**vars(self))
 
 
 NOT_NAMED = TextColumns()
@@ -234,7 +240,4 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     """Return each label once: whole numbers by value, then texts by their characters."""
     distinct = set(labels)
     numbers = {label for label in distinct if label.removeprefix("-").isdecimal()}
-    return (
-        *sorted(numbers, key=lambda label: (int(label), label)),
-        *sorted(distinct - numbers),
-    )
+    return (*sorted(numbers, key=lambda label: (int(label), label)), *sorted(distinct - numbers))

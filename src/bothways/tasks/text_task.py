@@ -37,6 +37,7 @@ class TextTask(Task[Any, P]):
     def read(
         self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
     ) -> Reading[Any]:
+        """Open a source and stream its examples; see `Task.read`."""
         usual = self.usual_columns(labelled)
         table, chosen = open_examples(
             source, columns or NOT_NAMED, usual, labelled, self.label_columns
@@ -46,12 +47,14 @@ class TextTask(Task[Any, P]):
         return Reading(self.with_columns(chosen), examples, table.share)
 
     def example(self, row: Row, *, where: str = "an example") -> Any:
+        """Return the example in a row; see `Task.example`."""
         usual = self.usual_columns(labelled=True)
         columns = choose_columns(tuple(row), where, NOT_NAMED, usual, None, self.label_columns)
         self.check_columns(columns, where)
         return self.parse(row, columns, where)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
+        """Return the example that consists of these texts; see `Task.from_texts`."""
         columns = TextColumns("text", "text_b" if len(texts) > 1 else None)
         self.check_columns(columns, where)
         return self.parse(dict(zip(("text", "text_b"), texts, strict=False)), columns, where)
@@ -68,6 +71,7 @@ class TextTask(Task[Any, P]):
         return example_of(row, columns, where)
 
     def texts(self, example: Texts) -> tuple[str, ...]:
+        """Return the texts of an example."""
         return (example.text,) if example.text_b is None else (example.text, example.text_b)
 
 
@@ -88,6 +92,7 @@ class LongTextTask(TextTask[P]):
         require_at_least(1, "task", stride=self.stride)
 
     def truncation_advice(self, needed: int, most: int) -> str:
+        """Return what to do about truncated texts."""
         if needed <= most:
             return f"Set length={needed}, or task.long_texts=head_tail to read beginning and end."
         return (

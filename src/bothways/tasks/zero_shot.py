@@ -28,14 +28,17 @@ class MaskedTask(TextTask[P]):
     def read(
         self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
     ) -> Reading[TextExample]:
+        """Open a source and stream its texts; labels are not read."""
         return super().read(source, columns, labelled=False)
 
     def check_columns(self, columns: TextColumns, where: str) -> None:
+        """Raise a DataError for a second text."""
         if columns.text_b is not None:
             what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
             raise DataError(what, where=where, fix="Name one: --text NAME.")
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return the masked head."""
         return (MaskedHead(),)
 
 

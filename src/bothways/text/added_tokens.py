@@ -69,19 +69,10 @@ def _older(
     stated = []
     for content, id in table.items():
         if type(id) is not int:
-            raise TokenizerError(
-                f"gives the token {content!r} the id {id!r}",
-                where=where,
-                fix="Give it a whole number.",
-            )
-        stated.append(
-            (
-                id,
-                tokenizers.AddedToken(
-                    content, special=content in special, normalized=content not in special
-                ),
-            )
-        )
+            what = f"gives the token {content!r} the id {id!r}"
+            raise TokenizerError(what, where=where, fix="Give it a whole number.")
+        flags = {"special": content in special, "normalized": content not in special}
+        stated.append((id, tokenizers.AddedToken(content, **flags)))
     return sorted(stated, key=operator.itemgetter(0))
 
 
@@ -92,11 +83,8 @@ def _numbered(table: Any, where: Path) -> list[tuple[int, tokenizers.AddedToken]
         token = _token(entry)
         if token is None or not id.isdecimal():
             what = f"{NUMBERED!r} holds {entry!r} under {id!r}"
-            raise TokenizerError(
-                what,
-                where=where,
-                fix='Write "ID": {"content": "TOKEN", "special": true} for each token.',
-            )
+            fix = 'Write "ID": {"content": "TOKEN", "special": true} for each token.'
+            raise TokenizerError(what, where=where, fix=fix)
         stated.append((int(id), token))
     return sorted(stated, key=operator.itemgetter(0))
 

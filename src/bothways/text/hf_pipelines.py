@@ -42,7 +42,7 @@ class Roberta:
 
 @dataclass(frozen=True)
 class XlmRoberta:
-    """Unigram over words with "▁" before them. `charsmap`: SentencePiece's normalisation, compiled."""
+    """Unigram over words after "▁". `charsmap`: SentencePiece's normalisation, compiled."""
 
     prefix_space: bool = True
     charsmap: bytes | None = None
@@ -199,8 +199,9 @@ def _template(pair: str, ends: Ends) -> processors.PostProcessor:
 
 def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
     """Return the transformers class and settings that rebuild a `tokenizer.json`; None if none."""
+    saved = (_steps(spec), spec["pre_tokenizer"], spec["decoder"], spec["post_processor"])
     for pipeline in _candidates(spec):
-        if _built_parts(parts(pipeline, ends)) == _saved_parts(spec):
+        if _built_parts(parts(pipeline, ends)) == saved:
             return {"bos_token": ends[0][0], "eos_token": ends[1][0]} | _settings(
                 pipeline, spec["model"].get("unk_id")
             )
@@ -212,8 +213,9 @@ def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
     both = (False, True)
     match spec["model"]:
         case {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None | "",
-            "end_of_word_suffix": None | "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+            "type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
+            "continuing_subword_prefix": None | "", "end_of_word_suffix": None | "",
+            "byte_fallback": False, "ignore_merges": False,
         }:  # fmt: skip
             yield from (Roberta(*choice) for choice in itertools.product(both, both))
             yield from (ByteDeberta(prefix, doubled=True) for prefix in both)
@@ -271,23 +273,26 @@ def _settings(pipeline: Pipeline, unknown: int | None) -> dict[str, Any]:
             assert_never(pipeline)
 
 
-def _steps(spec: Mapping[str, Any]) -> list[Any]:
-    """Return the normaliser's steps; without a last one that joins spaces, where words end anyway."""
-    match spec["normalizer"]:
+def steps_of(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Return the single steps of a normaliser or pre-tokenizer as `tokenizer.json` has it."""
+    match part:
         case None:
             return []
-        case {
+        case {"type": "Sequence", "normalizers": steps} | {
             "type": "Sequence",
-            "normalizers": [
-                *steps,
-                {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
-            ],
+            "pretokenizers": steps,
         }:
-            return steps
-        case {"type": "Sequence", "normalizers": [*steps]}:
-            return steps
-        case step:
-            return [step]
+            return [step for each in steps for step in steps_of(each)]
+        case _:
+            return [part]
+
+
+def _steps(spec: Mapping[str, Any]) -> list[Any]:
+    """Return the normaliser's steps, without a last one that joins spaces: words end there."""
+    steps = steps_of(spec["normalizer"])
+    several = spec["normalizer"] is not None and spec["normalizer"]["type"] == "Sequence"
+    joins = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    return steps[:-1] if several and steps[-1:] == [joins] else steps
 
 
 def _charsmap(spec: Mapping[str, Any]) -> bytes | None:
@@ -298,17 +303,9 @@ def _charsmap(spec: Mapping[str, Any]) -> bytes | None:
             return None
 
 
-def _saved_parts(spec: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (_steps(spec), spec["pre_tokenizer"], spec["decoder"], spec["post_processor"])
-
-
 def _built_parts(made: Parts) -> tuple[Any, ...]:
+    made_parts = (made.normalizer, made.pre_tokenizer, made.decoder, made.post_processor)
     norm, *others = (
-        _tree(part)
-        for part in (made.normalizer, made.pre_tokenizer, made.decoder, made.post_processor)
+        None if part is None else json.loads(part.__getstate__()) for part in made_parts
     )
     return (_steps({"normalizer": norm}), *others)
-
-
-def _tree(part: Any) -> Any:
-    return None if part is None else json.loads(part.__getstate__())

@@ -1,6 +1,6 @@
 """Settings in `tokenizer_config.json` that contradict `tokenizer.json` in the same folder.
 
-Only the generic class of transformers uses `tokenizer.json` unchanged; the other classes rebuild the
+Only the generic class of transformers uses `tokenizer.json` unchanged; the others rebuild the
 tokenizer from vocabulary and settings. BERT's and the byte-level classes have always done so, so
 their settings are applied here. The SentencePiece classes do so since version 5 and used the file
 before: it is unknown which of the two a model was trained with, so contradictions are refused.
@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import TokenizerError
+from bothways.text.hf_pipelines import steps_of
 from bothways.text.special_tokens import CONFIG, flag
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -88,27 +89,11 @@ def _refuse(
 def _settings(backend: tokenizers.Tokenizer) -> dict[str, bool]:
     """Return the settings that the parts of a SentencePiece backend correspond to."""
     spec = json.loads(backend.to_str())
-    steps = {
-        step["type"]: step
-        for part in ("normalizer", "pre_tokenizer")
-        for step in _steps(spec[part])
-    }
+    parts = ("normalizer", "pre_tokenizer")
+    steps = {step["type"]: step for part in parts for step in steps_of(spec[part])}
     return {
         "do_lower_case": "Lowercase" in steps,
         "keep_accents": "StripAccents" not in steps,
         "split_by_punct": "Punctuation" in steps,
         "add_prefix_space": steps.get("Metaspace", {}).get("prepend_scheme") == "always",
     }
-
-
-def _steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    match part:
-        case None:
-            return []
-        case {"type": "Sequence", "normalizers": list(steps)} | {
-            "type": "Sequence",
-            "pretokenizers": list(steps),
-        }:
-            return steps
-        case _:
-            return [part]

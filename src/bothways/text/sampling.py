@@ -38,11 +38,8 @@ def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
         ConfigError: a ceiling below 1.
     """
     if ceiling < 1:
-        raise ConfigError(
-            f"must be at least one character, is {ceiling}",
-            where="ceiling",
-            fix="Give a positive number.",
-        )
+        what = f"must be at least one character, is {ceiling}"
+        raise ConfigError(what, where="ceiling", fix="Give a positive number.")
     heap: list[tuple[float, int, tuple[str, ...]]] = []
     kept = seen = 0
     for index, block in enumerate(_blocks(texts, min(ceiling, max(_BLOCK, ceiling // 1000)))):

@@ -48,23 +48,11 @@ def read_sentencepiece(content: bytes) -> SentencePieceModel:
         if number == _PIECES:
             pieces.append(_piece(message))
         elif number == _TRAINER:
-            kind = next(
-                (
-                    found
-                    for at, found in fields(message)
-                    if at == _MODEL_TYPE and isinstance(found, int)
-                ),
-                kind,
-            )
+            types = (v for at, v in fields(message) if at == _MODEL_TYPE and isinstance(v, int))
+            kind = next(types, kind)
         elif number == _NORMALIZER:
-            charsmap = next(
-                (
-                    found
-                    for at, found in fields(message)
-                    if at == _CHARSMAP and isinstance(found, bytes)
-                ),
-                b"",
-            )
+            maps = (v for at, v in fields(message) if at == _CHARSMAP and isinstance(v, bytes))
+            charsmap = next(maps, b"")
     if not pieces or kind not in _KINDS:
         raise ValueError(
             "it holds no pieces" if not pieces else f"its model is of the unknown kind {kind}"

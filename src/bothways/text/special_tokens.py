@@ -12,7 +12,7 @@ import tokenizers
 
 from bothways.core.errors import TokenizerError
 from bothways.core.json_reader import read_object
-from bothways.text.characters import surrogate_in
+from bothways.core.terminal import surrogate_in
 
 CONFIG = "tokenizer_config.json"
 
@@ -27,13 +27,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """The customary special tokens by use: BERT's, then RoBERTa's."""
 
-SETTINGS = {
-    "pad": "pad_token",
-    "unknown": "unk_token",
-    "cls": "cls_token",
-    "sep": "sep_token",
-    "mask": "mask_token",
-}
+SETTINGS = {use: f"{'unk' if use == 'unknown' else use}_token" for use in NAMES}
 """Their keys in `tokenizer_config.json`."""
 
 
@@ -116,9 +110,5 @@ def flag(config: Mapping[str, Any], file: Path, key: str, default: D) -> bool | 
         case bool(value):
             return value
         case value:
-            where = file.with_name(CONFIG)
-            raise TokenizerError(
-                f"{key!r} is {value!r}",
-                where=where,
-                fix="Set it to true or to false, without quotes.",
-            )
+            where, fix = file.with_name(CONFIG), "Set it to true or to false, without quotes."
+            raise TokenizerError(f"{key!r} is {value!r}", where=where, fix=fix)

@@ -1,4 +1,4 @@
-"""Templates of inputs: [CLS] A [SEP] and [CLS] A [SEP] B [SEP] in BERT (Devlin et al. 2018, fig. 2).
+"""Templates of inputs: [CLS] A [SEP] B [SEP] in BERT (Devlin et al. 2018, figure 2).
 
 The tokenizer's own post-processor determines the special tokens and the segment of each token:
 RoBERTa has `<s> A </s></s> B </s>`, all in one segment.

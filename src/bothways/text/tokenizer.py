@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import DataError, TokenizerError, os_errors
 from bothways.core.sequence import Ids
-from bothways.text.characters import surrogate_in
+from bothways.core.terminal import surrogate_in
+from bothways.text.hf_pipelines import steps_of
 from bothways.text.special_tokens import Specials
 from bothways.text.template import Template
 from bothways.text.tokenizer_files import load_backend, tokenizer_config
@@ -40,7 +41,8 @@ __all__ = ["Encoded", "Specials", "Tokenizer"]
 _SPACE_MARKS = ("Ġ", "Ċ", "ĉ", "č", "▁")
 # Scripts that write no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, ideographs.
 _NO_SPACES = re.compile(
-    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"
+    "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 _MAX_EXPANSION = 1000
 _MAX_GAPS = 2**20
@@ -113,7 +115,7 @@ class Tokenizer:
             raise TokenizerError(what, where=where, fix=fix)
         # Each step may multiply the text, so a few kilobytes of steps could fill the memory.
         growth = 1
-        for step in _steps(self._spec["normalizer"]):
+        for step in steps_of(self._spec["normalizer"]):
             growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
         if growth > _MAX_EXPANSION:
             what = f"its normaliser makes up to {growth:,} characters of one"
@@ -187,11 +189,10 @@ class Tokenizer:
 
     @functools.cached_property
     def special(self) -> NDArray[np.bool_]:
-        """`(size)`: True for tokens that are not text: padding, [CLS], [SEP], [MASK] …, not [UNK]."""
+        """`(size)`: True for tokens that are not text: padding, [CLS], [MASK] …, not [UNK]."""
         table = np.zeros(self.size, dtype=np.bool_)
-        table[
-            [id for id, token in self.backend.get_added_tokens_decoder().items() if token.special]
-        ] = True
+        added = self.backend.get_added_tokens_decoder().items()
+        table[[id for id, token in added if token.special]] = True
         table[self.specials.unknown] = False
         return table
 
@@ -220,8 +221,8 @@ class Tokenizer:
     def word_pieces(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """`(size)` twice: tokens that continue a word, and tokens after which a word begins.
 
-        For whole-word masking. WordPiece marks continuations itself. In byte-level BPE and Unigram a
-        token of punctuation, or of a script without spaces between words, is a word of its own:
+        For whole-word masking. WordPiece marks continuations itself. In byte-level BPE and Unigram
+        a token of punctuation, or of a script without spaces between words, is a word of its own:
         ▁the ▁dog , ▁数学 课 → the | dog | , | 数学 | 课.
         """
         continues, ends = self.continues.copy(), np.zeros(self.size, dtype=np.bool_)
@@ -253,10 +254,8 @@ class Tokenizer:
     @functools.cached_property
     def lowercase(self) -> bool:
         """True if texts are converted to lower case."""
-        return (
-            self.backend.normalizer is not None
-            and "A" not in self.backend.normalizer.normalize_str("A")
-        )
+        normalizer = self.backend.normalizer
+        return normalizer is not None and "A" not in normalizer.normalize_str("A")
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -269,9 +268,13 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @overload
-    def encode(self, texts: str) -> Ids: ...
+    def encode(self, texts: str) -> Ids:
+        """Return the ids of a text."""
+
     @overload
-    def encode(self, texts: list[str] | tuple[str, ...]) -> list[Ids]: ...
+    def encode(self, texts: list[str] | tuple[str, ...]) -> list[Ids]:
+        """Return the ids of each text."""
+
     def encode(self, texts: str | list[str] | tuple[str, ...]) -> Ids | list[Ids]:
         """Return the ids of a text, or a list with the ids of each text, without special tokens.
 
@@ -285,10 +288,8 @@ class Tokenizer:
     def encode_flat(self, texts: list[str]) -> tuple[Ids, NDArray[np.int64]]:
         """Return the ids `(tokens)` of all texts end to end, and the length `(texts)` of each."""
         rows = self._rows(texts)
-        lengths = (
-            np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-            // np.dtype(np.int32).itemsize
-        )
+        # Four bytes are one id.
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)) // 4
         return np.frombuffer(b"".join(rows), dtype=np.int32).copy(), lengths
 
     def _rows(self, texts: list[str]) -> list[bytes]:
@@ -357,15 +358,6 @@ def _flaw(text: object) -> str | None:
         return f"is of type {type(text).__name__}, not str"
     half = surrogate_in(text)
     return None if half is None else f"holds {half}"
-
-
-def _steps(normalizer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return the single steps of a normaliser as `tokenizer.json` has it."""
-    if normalizer is None:
-        return []
-    if normalizer["type"] == "Sequence":
-        return [step for each in normalizer["normalizers"] for step in _steps(each)]
-    return [normalizer]
 
 
 @functools.cache

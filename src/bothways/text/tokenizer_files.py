@@ -1,9 +1,10 @@
 """The files of a tokenizer, read and written as in transformers.
 
-Besides `tokenizer.json` and `tokenizer_config.json` these are the older layouts: BERT's `vocab.txt`,
-RoBERTa's and DeBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of XLM-RoBERTa,
-ALBERT, BigBird and later DeBERTa versions. The score of ALBERT's pieces that end with a comma after
-a digit is lowered by 100, as in its published `tokenizer.json`: Google's code splits off that comma.
+Besides `tokenizer.json` and `tokenizer_config.json` these are the older layouts: BERT's
+`vocab.txt`, RoBERTa's and DeBERTa's `vocab.json` with `merges.txt`, and the SentencePiece files of
+XLM-RoBERTa, ALBERT, BigBird and later DeBERTa versions. The score of ALBERT's pieces that end with
+a comma after a digit is lowered by 100, as in its published `tokenizer.json`: Google's code splits
+off that comma.
 
 Notable choices. Truncation and padding of a file are disabled: they are explicit elsewhere. A
 tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. A
@@ -52,13 +53,9 @@ from bothways.text.special_tokens import (
 )
 
 FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
+    "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model",
     "spm.model",
-)
+)  # fmt: skip
 """The files that a tokenizer is read from: the first one in the folder."""
 
 _ELSEWHERE = (
@@ -67,8 +64,7 @@ _ELSEWHERE = (
 )
 
 LONGEST_WORD = 100
-"""The length in characters above which a word is unknown: 100 in transformers and tokenizers, 200 in
-google-research/bert."""
+"""The length in characters above which a word is unknown; google-research/bert has 200."""
 
 
 @dataclass(frozen=True)
@@ -137,23 +133,19 @@ def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials)
     made = parts(pipeline, _ends(backend, specials))
     if made.normalizer is not None:
         backend.normalizer = made.normalizer
-    backend.pre_tokenizer, backend.decoder, backend.post_processor = (
-        made.pre_tokenizer,
-        made.decoder,
-        made.post_processor,
-    )
+    backend.pre_tokenizer, backend.decoder = made.pre_tokenizer, made.decoder
+    backend.post_processor = made.post_processor
     strips = not isinstance(pipeline, PieceDeberta)
     mask = tokenizers.AddedToken(
         backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False
     )
-    others = (
-        ("<s>", "</s>")
-        if isinstance(pipeline, BigBird) and backend.token_to_id("</s>") is not None
-        else ()
-    )
-    backend.add_special_tokens(
-        [mask, *(tokenizers.AddedToken(name, special=True, normalized=False) for name in others)]
-    )
+    bigbird = isinstance(pipeline, BigBird) and backend.token_to_id("</s>") is not None
+    ends = ("<s>", "</s>") if bigbird else ()
+    backend.add_special_tokens([mask, *map(_special, ends)])
+
+
+def _special(content: str | None) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(content, special=True, normalized=False)
 
 
 def _ends(
@@ -169,13 +161,7 @@ def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Toke
     known = {
         token.content for token in backend.get_added_tokens_decoder().values() if token.special
     }
-    backend.add_special_tokens(
-        [
-            tokenizers.AddedToken(c, special=True, normalized=False)
-            for c in contents
-            if c not in known
-        ]
-    )
+    backend.add_special_tokens([_special(c) for c in contents if c not in known])
     backend.no_truncation()
     backend.no_padding()
     if backend.post_processor is None:
@@ -222,11 +208,8 @@ def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[
 
 def _find(path: Path) -> Path:
     if not path.exists():
-        raise TokenizerError(
-            "no such file or folder",
-            where=path,
-            fix="Give a folder, a tokenizer.json or a vocab.txt.",
-        )
+        fix = "Give a folder, a tokenizer.json or a vocab.txt."
+        raise TokenizerError("no such file or folder", where=path, fix=fix)
     if not path.is_dir():
         return path
     for name in FILES:
@@ -236,9 +219,8 @@ def _find(path: Path) -> Path:
         "Give a folder that bothways or transformers saved, or train one: "
         "bothways tokenizer train FILES --out FOLDER"
     )
-    raise TokenizerError(
-        f"the folder holds no tokenizer: none of {', '.join(FILES)}", where=path, fix=fix
-    )
+    what = f"the folder holds no tokenizer: none of {', '.join(FILES)}"
+    raise TokenizerError(what, where=path, fix=fix)
 
 
 def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline | None]:
@@ -303,6 +285,10 @@ def _from_merges(file: Path) -> tokenizers.Tokenizer:
         ) from error
 
 
+def _unigram(pieces: list[tuple[str, float]], unknown: int) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unknown))
+
+
 def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline]:
     """Read a SentencePiece file.
 
@@ -312,48 +298,35 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
     try:
         held = read_sentencepiece(file.read_bytes())
     except ValueError as error:
-        raise TokenizerError(
-            f"is not a SentencePiece model: {error}", where=file, fix=_ELSEWHERE
-        ) from error
+        what = f"is not a SentencePiece model: {error}"
+        raise TokenizerError(what, where=file, fix=_ELSEWHERE) from error
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
         raise ResourceError(what, where=file, fix="Check the name and the permissions.") from error
     pieces, prefix = list(held.pieces), flag(config, file, "add_prefix_space", True)
     if held.kind == "unigram" and file.name == "sentencepiece.bpe.model":
-        names = [
-            (name_in(config, SETTINGS[use]) or NAMES[use][1])
-            for use in ("cls", "pad", "sep", "unknown", "mask")
-        ]
+        uses = ("cls", "pad", "sep", "unknown", "mask")
+        names = [name_in(config, SETTINGS[use]) or NAMES[use][1] for use in uses]
         pieces = [*((name, 0.0) for name in names[:4]), *pieces[3:], (names[4], 0.0)]
-        return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=3)), XlmRoberta(
-            prefix, held.charsmap
-        )
+        return _unigram(pieces, 3), XlmRoberta(prefix, held.charsmap)
     places = {piece: id for id, (piece, _) in enumerate(pieces)}
     if held.kind == "unigram" and {"<unk>", "<s>", "[CLS]"} <= set(places):
-        return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=places["<unk>"])), BigBird(
-            prefix, held.charsmap
-        )
+        return _unigram(pieces, places["<unk>"]), BigBird(prefix, held.charsmap)
     if held.kind == "unigram" and {"<unk>", "[CLS]"} <= set(places):
         scored = [
             (piece, score - 100 if re.search(r"\d,$", piece) else score) for piece, score in pieces
         ]
-        lowercase, accents = (
-            flag(config, file, "do_lower_case", True),
-            flag(config, file, "keep_accents", False),
-        )
+        lowercase = flag(config, file, "do_lower_case", True)
+        accents = flag(config, file, "keep_accents", False)
         albert = Albert(lowercase, accents, prefix, held.charsmap)
-        return tokenizers.Tokenizer(models.Unigram(scored, unk_id=places["<unk>"])), albert
+        return _unigram(scored, places["<unk>"]), albert
     if held.kind == "unigram" and {"[UNK]", "[CLS]"} <= set(places):
         mask = name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
         added = [] if mask in places else [(mask, 0.0)]
-        lowercase, punctuation = (
-            flag(config, file, "do_lower_case", False),
-            flag(config, file, "split_by_punct", False),
-        )
+        lowercase = flag(config, file, "do_lower_case", False)
+        punctuation = flag(config, file, "split_by_punct", False)
         deberta = PieceDeberta(lowercase, punctuation, prefix, held.charsmap)
-        return tokenizers.Tokenizer(
-            models.Unigram([*pieces, *added], unk_id=places["[UNK]"])
-        ), deberta
+        return _unigram([*pieces, *added], places["[UNK]"]), deberta
     what = (
         f"its {held.kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have [CLS], "
         "nor XLM-RoBERTa's sentencepiece.bpe.model"

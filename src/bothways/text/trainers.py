@@ -1,6 +1,7 @@
-"""Training of vocabularies: WordPiece, byte-level BPE and Unigram, with the trainers of `tokenizers`.
+"""Training of vocabularies with the trainers of `tokenizers`: WordPiece, byte-level BPE, Unigram.
 
-Schuster & Nakajima 2012 (WordPiece), Sennrich et al. 2016 (BPE; over bytes: Radford et al. 2019), Kudo 2018 (Unigram).
+Schuster & Nakajima 2012 (WordPiece), Sennrich et al. 2016 (BPE; over bytes: Radford et al. 2019),
+Kudo 2018 (Unigram).
 
 Notable choices. The same text gives the same file. The trainers alone do not ensure that, because
 they iterate over hash tables in an order that differs between runs. In WordPiece that order decides
@@ -27,7 +28,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError
-from bothways.text.characters import surrogate_in
+from bothways.core.terminal import surrogate_in
 from bothways.text.hf_pipelines import Roberta
 from bothways.text.sampling import Sample, sample
 from bothways.text.special_tokens import NAMES, find_specials
@@ -82,7 +83,7 @@ class WordPiece:
 
 @dataclass(frozen=True)
 class ByteBPE:
-    """RoBERTa's and GPT-2's vocabulary, over bytes: nothing is unknown, and case and white space stay.
+    """RoBERTa's and GPT-2's vocabulary, over bytes: nothing is unknown, case and white space stay.
 
     Attributes:
         size: tokens, the special ones included.
@@ -124,12 +125,9 @@ Reader = Callable[[Sample], Iterator[str]]
 def _check_positive(kind: Kind, *names: str) -> None:
     for name in names:
         if getattr(kind, name) is not None and getattr(kind, name) < 1:
-            where = f"{type(kind).__name__}.{name}"
-            raise ConfigError(
-                f"must be at least 1, is {getattr(kind, name)}",
-                where=where,
-                fix="Give a positive number.",
-            )
+            where, what = f"{type(kind).__name__}.{name}", f"is {getattr(kind, name)}"
+            fix = "Give a positive number."
+            raise ConfigError(f"must be at least 1, {what}", where=where, fix=fix)
 
 
 def train_tokenizer(
@@ -195,7 +193,7 @@ def _alphabet(counts: Counter[str], kind: WordPiece, backend: tokenizers.Tokeniz
 
     Example: coverage=0.9 and the counts a 50, b 30, c 15, d 5 → a, b, c, if at least two are kept.
     """
-    ranked = _ranked(counts)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     if kind.alphabet is not None:
         return [letter for letter, _ in ranked[: kind.alphabet]]
     letters, total, covered = list[str](), sum(counts.values()), 0
@@ -249,9 +247,8 @@ def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tok
         kind.size, needed, f"{needed} characters", "raise size, or drop texts with rare characters"
     )
     scores = _unigram_scores(backend, read(texts), kind, kind.size)
-    if (
-        len(SPECIALS) + len(scores) < kind.size
-    ):  # it drops rare pieces once more after it has come down to the size
+    # The trainer drops rare pieces once more after it has come down to the size.
+    if len(SPECIALS) + len(scores) < kind.size:
         scores = _unigram_scores(backend, texts.read(), kind, kind.size * 3 // 2)
     ranked = sorted(_steady(scores).items(), key=lambda item: (-item[1], item[0]))
     single = [piece for piece, _ in ranked if len(piece) == 1]
@@ -283,7 +280,7 @@ def _unigram_scores(
 
 
 def _sentencepiece_normalizer(kind: Unigram) -> normalizers.Normalizer:
-    """Return a normaliser: no control characters, single spaces, NFKC, and the options of `kind`."""
+    """Return a normaliser: no control characters, single spaces, NFKC, options of `kind`."""
     steps: list[normalizers.Normalizer] = [normalizers.Nmt(), normalizers.NFKC()]
     if kind.lowercase if kind.strip_accents is None else kind.strip_accents:
         steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
@@ -322,16 +319,11 @@ def _normal_characters(texts: Sample, backend: tokenizers.Tokenizer) -> Counter[
     )
 
 
-def _ranked(counts: Counter[str]) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
 def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
     """Check that a vocabulary has room for the `needed` tokens of the alphabet; 0 for no text."""
     if needed == 0:
-        raise TokenizerError(
-            "there is no text to learn a vocabulary from", fix="Give files with text in them."
-        )
+        what = "there is no text to learn a vocabulary from"
+        raise TokenizerError(what, fix="Give files with text in them.")
     least = len(SPECIALS) + needed
     if size < least:
         what = f"a vocabulary of {size} cannot hold {len(SPECIALS)} special tokens and {alphabet}"

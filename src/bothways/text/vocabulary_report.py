@@ -81,9 +81,8 @@ def vocabulary_report(
     """
     characters, use, words = _count(tokenizer, texts)
     if not words:
-        raise DataError(
-            "there is no word in the text", fix="Give a text that the vocabulary is meant for."
-        )
+        what = "there is no word in the text"
+        raise DataError(what, fix="Give a text that the vocabulary is meant for.")
     ranked = sorted(words, key=lambda word: (-words[word], word))
     spelled = tokenizer.encode([" " + word for word in ranked])
     counts = np.array([words[word] for word in ranked])
@@ -91,6 +90,7 @@ def vocabulary_report(
     lengths = np.array(list(map(len, spelled)))
     strange = np.array([tokenizer.specials.unknown in ids for ids in spelled])
     ordinary = _ordinary(tokenizer)
+    tokens = map(tokenizer.token, np.flatnonzero(ordinary).tolist())
 
     def show(chosen: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
         """Return the most frequent of these words, with their tokens."""
@@ -111,7 +111,7 @@ def vocabulary_report(
         whole_words=_share(counts, (lengths == 1) & ~strange),
         covered=_share(letters, ~strange),
         unused=_share(ordinary, use == 0),
-        longest=_longest(tokenizer, ordinary)[:examples],
+        longest=tuple(sorted(tokens, key=lambda token: (-len(token), token))[:examples]),
         split=show((lengths > 1) & ~strange),
         strange=show(strange),
     )
@@ -128,11 +128,6 @@ def _ordinary(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     ordinary[list(tokenizer.backend.get_vocab().values())] = True
     ordinary[tokenizer.special] = ordinary[tokenizer.specials.unknown] = False
     return ordinary
-
-
-def _longest(tokenizer: Tokenizer, ordinary: NDArray[np.bool_]) -> tuple[str, ...]:
-    tokens = map(tokenizer.token, np.flatnonzero(ordinary).tolist())
-    return tuple(sorted(tokens, key=lambda token: (-len(token), token)))
 
 
 def _count(

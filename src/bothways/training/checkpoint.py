@@ -12,6 +12,7 @@ their only state.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pickle
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 import bothways
 from bothways.core.atomic_files import file_digest, remove_folder, replace_folder
 from bothways.core.config.checks import require_at_least
+from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError, ConfigError, ResourceError
 from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
@@ -53,12 +55,8 @@ class DamagedError(CheckpointError):
     """A checkpoint is not what was written."""
 
 
-WEIGHTS, STATE, PROGRESS, MANIFEST = (
-    "model.safetensors",
-    "state.pt",
-    "progress.json",
-    "manifest.json",
-)
+WEIGHTS, STATE = "model.safetensors", "state.pt"
+PROGRESS, MANIFEST = "progress.json", "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -173,11 +171,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         if not (folder / name).is_file():
             raise DamagedError(f"{name} is missing", where=folder, fix=_GO_BACK)
         if file_digest(folder / name) != digests.get(name):
-            raise DamagedError(
-                f"{name} is damaged or was changed: it is not what was saved",
-                where=folder,
-                fix=_GO_BACK,
-            )
+            what = f"{name} is damaged or was changed: it is not what was saved"
+            raise DamagedError(what, where=folder, fix=_GO_BACK)
     values = _json(folder, PROGRESS)
     try:
         progress = RunState.from_json(values["progress"])
@@ -206,25 +201,17 @@ def save_checkpoint(
     if not is_main(plan):
         return
     state = optimizer.state_dict()
-    _check_room(
-        run,
-        [
-            *learner.trained_state().values(),
-            *(t for entry in state["state"].values() for t in entry.values()),
-        ],
-    )
+    moments = (tensor for entry in state["state"].values() for tensor in entry.values())
+    _check_room(run, [*learner.trained_state().values(), *moments])
     with replace_folder(run / f"step-{progress.steps}") as folder:
         save_model(_Trained(learner), str(folder / WEIGHTS))
         with (folder / STATE).open("wb") as stream:
             torch.save({"optimizer": state, "random": random}, stream)
-        _write(
-            folder / PROGRESS,
-            {"progress": progress.to_json(), "metrics": dict(metrics), "config": config},
-        )
+        record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
+        _write(folder / PROGRESS, record)
         files = {name: file_digest(folder / name) for name in (WEIGHTS, STATE, PROGRESS)}
-        _write(
-            folder / MANIFEST, {"format": FORMAT, "bothways": bothways.__version__, "files": files}
-        )
+        version = {"format": FORMAT, "bothways": bothways.__version__}
+        _write(folder / MANIFEST, {**version, "files": files})
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -284,9 +271,11 @@ class _Trained(nn.Module):
         self._whole = (learner,)  # in a tuple, so that it is no submodule
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return the trained tensors by name."""
         return self._whole[0].trained_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load the trained tensors; return missing and unexpected names."""
         result = self._whole[0].load_state_dict(state_dict, strict=False)
         frozen = self._whole[0].frozen()
         missing = [name for name in result.missing_keys if not name.startswith(frozen)]
@@ -327,28 +316,21 @@ def _check_room(run: Path, tensors: Iterable[Tensor]) -> None:
 
 def _check_run(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     # Through JSON, since what was saved went through it too: a tuple is a list there.
-    then, now = _leaves(checkpoint.config), _leaves(json.loads(json.dumps(config)))
+    then, now = flatten(checkpoint.config), flatten(json.loads(json.dumps(config)))
     changed = [
         name
         for name in {*then, *now}
         if then.get(name) != now.get(name)
         and not any(f"{name}.".startswith(f"{harmless}.") for harmless in HARMLESS)
     ]
-    changed.sort(
-        key=lambda name: (_is_digest(then.get(name)), name)
-    )  # other settings may be why it was read otherwise
+    # Digests last: another setting may be the reason why the data was read otherwise.
+    changed.sort(key=lambda name: (_is_digest(then.get(name)), name))
     if changed:
-        shown = "; ".join(
-            _change(name, then.get(name, "not set"), now.get(name, "not set"))
-            for name in changed[:5]
-        )
-        raise CheckpointError(
-            f"is of another run: {shown}"
-            + (f"; {len(changed) - 5} more" if len(changed) > 5 else ""),
-            where=checkpoint.folder,
-            fix="Continue with the settings that the run began with, or start a run in another "
-            "folder.",
-        )
+        pairs = ((name, then.get(name, "not set"), now.get(name, "not set")) for name in changed)
+        shown = "; ".join(_change(*pair) for pair in itertools.islice(pairs, 5))
+        more = f"; {len(changed) - 5} more" if len(changed) > 5 else ""
+        fix = "Continue with the settings that it began with, or start a run in another folder."
+        raise CheckpointError(f"is of another run: {shown}{more}", where=checkpoint.folder, fix=fix)
 
 
 def _change(name: str, then: Any, now: Any) -> str:
@@ -361,17 +343,6 @@ def _change(name: str, then: Any, now: Any) -> str:
 
 def _is_digest(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def _leaves(values: Any, path: str = "") -> dict[str, Any]:
-    """Flatten nested tables: dotted path → value."""
-    if not isinstance(values, Mapping):
-        return {path: values}
-    return {
-        name: leaf
-        for key, value in values.items()
-        for name, leaf in _leaves(value, f"{path}.{key}".strip(".")).items()
-    }
 
 
 def _random(device: torch.device, plan: Plan) -> dict[str, Tensor]:

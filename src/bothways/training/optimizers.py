@@ -1,9 +1,9 @@
-"""The optimizers, with clipping of the global norm: AdamW and BERT's own Adam on torch's fused kernel,
+"""Optimizers with clipping of the global norm: AdamW and BERT's own Adam on torch's fused kernel,
 LAMB, StableAdamW and Muon next to it.
 
 BERT's optimizer (Devlin et al. 2018) is Adam with decoupled decay and without bias correction. The
-corrections are 1 − βᵗ: with t so large that βᵗ is 0 they are exactly 1, and the fused kernel of AdamW
-computes BERT's Adam.
+corrections are 1 − βᵗ: with t so large that βᵗ is 0 they are exactly 1, and the fused kernel of
+AdamW computes BERT's Adam.
 
 The same kernel clips and checks: it divides gradients by `grad_scale` and changes nothing where
 `found_inf` is 1. So neither needs a pass over the gradients, nothing waits for the device, and no
@@ -14,7 +14,7 @@ on whole matrices. Their other parameters are groups of the fused kernel: biases
 are BERT's Adam, and all that are no matrices of blocks are AdamW next to Muon.
 
 A `ParameterRule` lowers the rate of a parameter or pulls it toward its start. The pull is decoupled
-as the decay is: before each update w ← w − rate · pull · (w − w₀), so that Adam does not rescale it.
+as the decay is: before each update w ← w − rate · pull · (w − w₀), which Adam does not rescale.
 
 A table with a sparse gradient, an embedding of which the data names a part, is updated by rows: a
 row that has had no gradient yet has moments of 0, so that Adam leaves it alone, but for the decay.
@@ -134,7 +134,7 @@ class Muon:
 
 OptimizerConfig = AdamW | BertAdam | Lamb | StableAdamW | Muon
 OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-"""Parameter groups → an optimizer, such as `torch.optim.SGD` or a `functools.partial` of it. Its own
+"""Parameter groups → an optimizer, such as `torch.optim.SGD` or a `functools.partial` of it; its
 learning rate is the peak of the schedule."""
 MAX_RATE = 1e3
 """No training with a higher rate ends in anything but overflow."""
@@ -168,7 +168,7 @@ class FusedAdamW(torch.optim.AdamW):
     Groups with an `update` other than "adamw" are stepped by `step_whole`.
 
     Attributes:
-        anchors: the targets of pulled parameters; not in the state, a resumed run builds them again.
+        anchors: the targets of pulled parameters; a resumed run builds them again.
         seen: the rows of each parameter with a sparse gradient that have had one; not in the state,
             the moments imply them.
     """
@@ -462,7 +462,8 @@ def update_rows(
     adamw(
         [parts[0]], [dense], [parts[1]], [parts[2]], [], [state["step"]],
         fused=True, grad_scale=scale, found_inf=skip, amsgrad=False, maximize=False,
-        beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=0.0, eps=group["eps"],
+        beta1=group["betas"][0], beta2=group["betas"][1],
+        lr=group["lr"], weight_decay=0.0, eps=group["eps"],
     )  # fmt: skip
     for table, part in zip(whole, parts, strict=True):
         table.index_copy_(0, now, part)

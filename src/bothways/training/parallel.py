@@ -103,7 +103,8 @@ def connected(plan: Plan, device: torch.device) -> Iterator[None]:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             store, rank, world = next(rendezvous("env://", plan.rank, plan.world))
             # torchrun's store outlives a group: without a prefix, ranks would find stale addresses.
-            own = torch.distributed.PrefixStore(f"run {next(_RUNS)}", store)  # type: ignore[attr-defined]
+            prefix = f"run {next(_RUNS)}"
+            own = torch.distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
             torch.distributed.init_process_group(backend, store=own, rank=rank, world_size=world)
             try:
                 yield
@@ -114,7 +115,7 @@ def connected(plan: Plan, device: torch.device) -> Iterator[None]:
 
 
 def _leaving_buffers() -> dict[str, Any]:
-    """Return the option that keeps DDP from sending buffers at each step, by torch's old or new name.
+    """Return the option that keeps DDP from sending buffers at each step, as this torch names it.
 
     No training changes a buffer, and mixout has one for each matrix.
     """

@@ -191,7 +191,8 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             """Train to the end of a phase."""
             now = dataclasses.replace(progress, seconds=clock())
             return fit(
-                learner, phase.steps(now), optimizer, schedule, plan, until=phase.until, progress=now,
+                learner, phase.steps(now), optimizer, schedule, plan,
+                until=phase.until, progress=now,
                 on_step=on_step, on_rest=lambda report: watch.report(report, speed),
                 precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip

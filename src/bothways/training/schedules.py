@@ -1,8 +1,8 @@
 """Learning-rate schedules: pure functions of progress.
 
 A schedule is a shape; the run's duration gives the scale: steps, tokens, epochs or hours. `Linear`
-is the shape of today's libraries, `GoogleLinear` that of BERT's own code, in which the rate drops at
-the end of warm-up. A `floor` is the multiple of the peak at the end.
+is the shape of today's libraries, `GoogleLinear` that of BERT's own code, in which the rate drops
+at the end of warm-up. A `floor` is the multiple of the peak at the end.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def factor(schedule: Schedule | ScheduleFunction, run: Duration) -> Callable[[Ru
 
 
 def plateau_end(schedule: Schedule | ScheduleFunction, run: Duration) -> float:
-    """Return where the decay of `WSD` begins, in the unit of the run; infinity without a plateau."""
+    """Return where the decay of `WSD` begins, in the run's unit; infinity without a plateau."""
     if not isinstance(schedule, WSD):
         return math.inf
     return run.count - _amount("decay", schedule.decay, run)

@@ -64,7 +64,8 @@ class Interruption:
         with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader of the output, too
             os.write(
                 2,
-                f"\n{self.by.name}: the run saves after this step and ends. Ctrl-C ends it at once.\n".encode(),
+                f"\n{self.by.name}: the run saves after this step and ends. "
+                "Ctrl-C ends it at once.\n".encode(),
             )
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bothways.core.errors import CheckpointError
-from bothways.core.extras import installed
+from bothways.core.errors import CheckpointError, installed
 from bothways.core.learner import Learner
 from bothways.training.average import use_average
 from bothways.training.checkpoint import (

@@ -40,7 +40,7 @@ def lamb(
     state: dict[str, Tensor],
     keep: Float[Tensor, ""],
 ) -> None:
-    """Do one step of LAMB, u = m/(√v + ε) + λw and w ← w − lr · ‖w‖/‖u‖ · u, without bias correction.
+    """Do one step of LAMB without bias correction: u = m/(√v + ε) + λw, w ← w − lr · ‖w‖/‖u‖ · u.
 
     The trust ratio ‖w‖/‖u‖ is 1 where one of the two is 0. It has no bounds, as in ALBERT's code.
     """

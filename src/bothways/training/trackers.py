@@ -21,8 +21,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from bothways.core.atomic_files import replace_file
-from bothways.core.errors import BothwaysError, CheckpointError, os_errors
-from bothways.core.extras import optional
+from bothways.core.errors import BothwaysError, CheckpointError, optional, os_errors
 from bothways.core.json_reader import parse_object
 from bothways.core.progress import TimeLeft
 from bothways.core.terminal import time_text
@@ -36,7 +35,7 @@ _FIX = "Make room or choose another folder; the checkpoints are whole."
 
 
 def record(report: StepReport) -> dict[str, int | float]:
-    """Return a report as a flat table, with keys such as "step", "loss/NAME" and "accuracy/NAME"."""
+    """Return a report as a flat table, with keys such as "step" and "loss/NAME"."""
     return {
         **at(report.progress),
         **flat(report.scores),
@@ -83,7 +82,7 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """Appends one JSON object a line; on resume, later lines than the step resumed from are dropped.
+    """Appends one JSON object a line; a resumed run first drops the lines after its checkpoint.
 
     Raises:
         CheckpointError: the file is not UTF-8, or a line is not a record.
@@ -300,7 +299,7 @@ class Peak:
 
 
 class Speed:
-    """Measures tokens a second and the time left over a sliding window, evaluation and saving included.
+    """Measures tokens a second and the time left over a sliding window, with evaluation and saving.
 
     Args:
         run: the duration of the whole run.

@@ -18,9 +18,8 @@ def require_at_least(least: int, where: str = "", **numbers: float | int | None)
     """
     for name, number in numbers.items():
         if number is not None and not number >= least:
-            raise ConfigError(
-                f"must be at least {least}, not {number}", where=join_path(where, name)
-            )
+            what = f"must be at least {least}, not {number}"
+            raise ConfigError(what, where=join_path(where, name))
 
 
 def require_seed(where: str = "", **seeds: int | None) -> None:

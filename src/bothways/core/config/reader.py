@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bothways.core.config.toml import NONE, read_toml, write_toml
+from bothways.core.config.toml import NONE, inline, read_toml, write_toml
 from bothways.core.config.tree import Tree, depth, join_path, merge, parse_overrides
 from bothways.core.errors import ConfigError
 
@@ -83,6 +83,15 @@ def to_toml(config: Any) -> str:
     return write_toml(to_dict(config))
 
 
+def config_difference(config: Any, base: Any) -> list[str]:
+    """Return the lines of TOML that change `base` into `config`, a dataclass of the same type.
+
+    Example: ["position.offset = 2"]. If the two have different members of a union, the line shows
+    the new member with its settings that are not defaults.
+    """
+    return [f"{path} = {inline(value)}" for path, value in _changes(config, base).items()]
+
+
 def fingerprint(config: Any) -> str:
     """Return the SHA-256 of the configuration, equal for equal ones on any machine."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
@@ -109,6 +118,7 @@ class _Shape:
 
     @property
     def optional(self) -> bool:
+        """True if None is among the values."""
         return types.NoneType in self.others
 
 
@@ -166,9 +176,8 @@ def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
         elif below is not dataclasses.MISSING:
             values[name] = below
         else:
-            raise ConfigError(
-                f"is missing: it must be {_allowed(hints[name])}", where=join_path(where, name)
-            )
+            what = f"is missing: it must be {_allowed(hints[name])}"
+            raise ConfigError(what, where=join_path(where, name))
     try:
         return cls(**values)
     except ConfigError as error:
@@ -315,13 +324,9 @@ def _unknown(what: str, given: str, known: Iterable[str], where: str) -> ConfigE
 
 
 _WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    Path: "a path",
+    int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path",
     types.NoneType: NONE,
-}
+}  # fmt: skip
 
 
 def _allowed(hint: Any) -> str:
@@ -371,3 +376,34 @@ def _text(hint: Any, value: Any) -> str | None:
         except ConfigError:
             continue
     return None
+
+
+def _changes(config: Any, base: Any) -> dict[str, Any]:
+    result = dict[str, Any]()
+    for field in dataclasses.fields(config):
+        mine, other = getattr(config, field.name), getattr(base, field.name)
+        if mine == other:
+            continue
+        if type(mine) is type(other) and dataclasses.is_dataclass(mine):
+            result |= {
+                f"{field.name}.{path}": value for path, value in _changes(mine, other).items()
+            }
+        else:
+            result[field.name] = _short(mine)
+    return result
+
+
+def _short(value: Any) -> Any:
+    """Return the shortest value that reads as this one: a union's default member as its name."""
+    if isinstance(value, tuple):
+        return [_short(item) for item in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    kind = {"kind": value.kind} if hasattr(value, "kind") else {}
+    fields = [field for field in dataclasses.fields(value) if field.name != "kind"]
+    changed = {
+        field.name: _short(getattr(value, field.name))
+        for field in fields
+        if not kind or getattr(value, field.name) != field.default
+    }
+    return {**kind, **changed} if changed else kind.get("kind", {})

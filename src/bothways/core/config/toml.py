@@ -27,9 +27,8 @@ def read_toml(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=file) from error
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
-        raise ConfigError(
-            f"is not TOML: {error}", where=file, fix="Write key = value under [table] headings."
-        ) from error
+        fix = "Write key = value under [table] headings."
+        raise ConfigError(f"is not TOML: {error}", where=file, fix=fix) from error
     return tree
 
 

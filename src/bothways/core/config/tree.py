@@ -21,10 +21,8 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(
-                f"{text!r} is not a setting",
-                fix="Write key=value, such as training.optimizer.lr=3e-5.",
-            )
+            what = f"{text!r} is not a setting"
+            raise ConfigError(what, fix="Write key=value, such as training.optimizer.lr=3e-5.")
         leaf: Any = value.strip()
         for key in reversed(keys):
             leaf = {key: leaf}
@@ -55,9 +53,8 @@ def _merged(low: Any, high: Any, where: str) -> Any:
         case list():
             table = {str(place): item for place, item in enumerate(low)}
             for key in high.keys() - table.keys():
-                raise ConfigError(
-                    f"there are items 0 to {len(low) - 1}", where=join_path(where, key)
-                )
+                what = f"there are items 0 to {len(low) - 1}"
+                raise ConfigError(what, where=join_path(where, key))
             return list(merge(table, high, where).values())
         case _:
             return high

@@ -51,17 +51,12 @@ def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -
     ):
         raise ConfigError(_OTHER, where="encoder.position", fix=_FIX)
     if positions < old.position.max_positions:
-        raise ConfigError(
-            f"must be at least the model's {old.position.max_positions}, not {positions}",
-            where="positions",
-        )
+        what = f"must be at least the model's {old.position.max_positions}, not {positions}"
+        raise ConfigError(what, where="positions")
     head = next((head for head in (MaskedHead(), PoolerHead()) if head.kind in model.heads), None)
     if head is None:
-        raise ConfigError(
-            "a Longformer is made of a model with a masked LM head or a pooler",
-            where="heads",
-            fix=_FIX,
-        )
+        what = "a Longformer is made of a model with a masked LM head or a pooler"
+        raise ConfigError(what, where="heads", fix=_FIX)
     config = _long(old, old.pad, positions, window)
     if LONGFORMER.config_rules.write(config) is None or (
         head == MaskedHead() and (old.readout.masked or old.activation) != "gelu"
@@ -82,10 +77,8 @@ _FIX = "Give a BERT or RoBERTa as it was pre-trained, with exact GELU."
 
 def _long(old: EncoderConfig, pad: int, positions: int, window: int) -> EncoderConfig:
     """Return the configuration of the Longformer; its positions count from the padding id."""
-    patterns, readout = (
-        (Window(window // 2, global_attention=True),),
-        replace(roberta.base().readout, output=old.readout.output),
-    )
+    patterns = (Window(window // 2, global_attention=True),)
+    readout = replace(roberta.base().readout, output=old.readout.output)
     return replace(old, position=Learned(positions, pad + 1), patterns=patterns, readout=readout)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Many
 
-from bothways.core.finding import Finding, places
+from bothways.core.finding import Finding
 from bothways.tasks.choice.examples import ChoiceExample
-from bothways.tasks.text_checks import check_answered, check_overlap
-
-_COMPLETE = "Complete these rows or remove them."
+from bothways.tasks.text_checks import COMPLETE, check_answered, check_overlap, report_rows
 
 
 def check_choices(train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[Finding]:
@@ -23,34 +21,27 @@ def check_choices(train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[
 
 
 def _check_endings(examples: Many[ChoiceExample]) -> list[Finding]:
-    findings = []
     few = [e.where for e in examples if len(e.endings) < 2]
-    if few:
-        what = f"{len(few)} examples have fewer than two endings: {places(few)}"
-        findings.append(Finding("rows", "error", what, fix=_COMPLETE))
     empty = [e.where for e in examples if not all(text.strip() for text in (e.context, *e.endings))]
-    if empty:
-        what = f"{len(empty)} examples have an empty context or ending: {places(empty)}"
-        findings.append(Finding("rows", "error", what, fix=_COMPLETE))
     double = [e.where for e in examples if len({*e.endings}) < len(e.endings)]
-    if double:
-        what = f"{len(double)} examples have the same ending twice: {places(double)}"
-        findings.append(Finding("rows", "warning", what))
-    return findings
+    return [
+        *report_rows("rows", few, "examples have fewer than two endings", COMPLETE),
+        *report_rows("rows", empty, "examples have an empty context or ending", COMPLETE),
+        *report_rows("rows", double, "examples have the same ending twice", severity="warning"),
+    ]
 
 
 def _check_labels(examples: Many[ChoiceExample]) -> list[Finding]:
-    findings = check_answered([e.where for e in examples if e.label is None])
     outside = [
         f"{e.where} ({e.label} of {len(e.endings)})"
         for e in examples
         if e.label is not None and not 0 <= e.label < len(e.endings)
     ]
-    if outside:
-        what = f"{len(outside)} labels are out of range: {places(outside)}"
-        fix = "A label is the place of the right ending, counted from 0."
-        findings.append(Finding("labels", "error", what, fix=fix))
-    return findings
+    fix = "A label is the place of the right ending, counted from 0."
+    return [
+        *check_answered([e.where for e in examples if e.label is None]),
+        *report_rows("labels", outside, "labels are out of range", fix),
+    ]
 
 
 def _check_balance(train: Many[ChoiceExample]) -> list[Finding]:

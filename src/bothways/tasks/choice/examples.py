@@ -16,7 +16,7 @@ from bothways.core.errors import DataError
 from bothways.data.tables import Table, open_table
 from bothways.data.text_io import STDIN
 from bothways.tasks.base import Row
-from bothways.tasks.columns import cell_of, guess_column, require_columns, text_of
+from bothways.tasks.columns import cell_of, describe_columns, guess_column, require_columns, text_of
 
 CONTEXTS = ("context", "sent1", "startphrase", "ctx", "premise", "prompt", "question")
 LISTS = ("endings", "choices", "options", "candidate_answers")
@@ -59,8 +59,7 @@ class ChoiceColumns:
 
     def __str__(self) -> str:
         named = {"context": self.context, "continuation": self.continuation, "label": self.label}
-        parts = [f"{role} = {name!r}" for role, name in named.items() if name is not None]
-        return ", ".join([*parts, f"endings = {', '.join(map(repr, self.endings))}"])
+        return f"{describe_columns(**named)}, endings = {', '.join(map(repr, self.endings))}"
 
     def named(self, labelled: bool) -> list[str]:
         """Return the names that are given."""
@@ -85,11 +84,7 @@ def open_choices(
 
 
 def choose_columns(
-    names: Many[str],
-    where: str,
-    asked: ChoiceColumns,
-    usual: ChoiceColumns,
-    labelled: bool | None,
+    names: Many[str], where: str, asked: ChoiceColumns, usual: ChoiceColumns, labelled: bool | None
 ) -> ChoiceColumns:
     """Return the columns to read from a table; see `text_examples.choose_columns`."""
     require_columns(asked.named(labelled is not False), names, where, _HOW)

@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.batch import Batch
@@ -27,7 +26,6 @@ from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import IGNORED, ChoiceTargets
 from bothways.model.heads import ChoiceHead, Head
-from bothways.model.model import Model
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks.base import (
     Direction,
@@ -57,6 +55,28 @@ from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
 
+class Chooser(TaskLearner[ChoiceExample, ChoicePrediction]):
+    """A choice task with a model that has the head "choice"; see `TaskLearner`."""
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of questions with a label."""
+        return {"label": float((_targets(batch)[1] != IGNORED).sum())}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """Return the cross-entropy over the choices of each question."""
+        return {"label": choice_cross_entropy(self.scores(batch), *_targets(batch))}
+
+    def scores(self, batch: Batch) -> Float[Tensor, " choices"]:
+        """Return one score for each choice, question after question."""
+        result: Tensor = self.model.read("choice", batch)
+        return result[:, 0]
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the scores of each question `(its choices)`."""
+        ends = _targets(batch)[0].cpu().numpy().cumsum()
+        return np.split(self.scores(batch).float().cpu().numpy(), ends[:-1])
+
+
 @dataclass(frozen=True)
 class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
     """One of the endings of a context.
@@ -65,6 +85,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
         columns: the columns of contexts, endings and labels.
     """
 
+    learner_type: ClassVar[type[Chooser]] = Chooser
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 1024
 
@@ -74,24 +95,30 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
     def read(
         self, source: str, columns: ChoiceColumns | None = None, *, labelled: bool = True
     ) -> Reading[ChoiceExample]:
+        """Open a source and stream its examples; see `Task.read`."""
         table, chosen = open_choices(source, columns or NO_COLUMNS, self.columns, labelled)
         examples = (example_of(row.values, chosen, row.where) for row in table.rows)
         return Reading(self.with_columns(chosen), examples, table.share)
 
     def example(self, row: Row, *, where: str = "an example") -> ChoiceExample:
+        """Return the example in a row; see `Task.example`."""
         columns = choose_columns(tuple(row), where, NO_COLUMNS, self.columns, labelled=None)
         return example_of(row, columns, where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return the head that scores choices."""
         return (ChoiceHead(dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return accuracy and loss."""
         return {"accuracy": "highest", "loss": "lowest"}
 
     def texts(self, example: ChoiceExample) -> tuple[str, ...]:
+        """Return the texts of an example."""
         return example.context, *example.endings
 
     def check(self, train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[Finding]:
+        """Return the problems of the examples; `dev` may be empty."""
         return check_choices(train, dev)
 
     def encode(
@@ -118,6 +145,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> ChoicePrediction:
+        """Return the ending with the highest score, and all probabilities."""
         (scores,) = outputs
         index = int(scores.argmax())
         return ChoicePrediction(index, example.endings[index], tuple(softmax(scores).tolist()))
@@ -149,34 +177,8 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
         return {"accuracy": right / len(scored), "loss": loss}
 
     def answer(self, prediction: ChoicePrediction) -> int:
+        """Return the index of the chosen ending."""
         return prediction.index
-
-    def learner(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> Chooser:
-        return Chooser(self, model, tokenizer, labels, length)
-
-
-class Chooser(TaskLearner[ChoiceExample, ChoicePrediction]):
-    """A choice task with a model that has the head "choice"; see `TaskLearner`."""
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of questions with a label."""
-        return {"label": float((_targets(batch)[1] != IGNORED).sum())}
-
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the cross-entropy over the choices of each question."""
-        return {"label": choice_cross_entropy(self.scores(batch), *_targets(batch))}
-
-    def scores(self, batch: Batch) -> Float[Tensor, " choices"]:
-        """Return one score for each choice, question after question."""
-        result: Tensor = self.model.read("choice", batch)
-        return result[:, 0]
-
-    def outputs(self, batch: Batch) -> list[Output]:
-        """Return the scores of each question `(its choices)`."""
-        ends = _targets(batch)[0].cpu().numpy().cumsum()
-        return np.split(self.scores(batch).float().cpu().numpy(), ends[:-1])
 
 
 def _encode(
@@ -189,7 +191,9 @@ def _encode(
     for ending in endings:
         first, second = truncated(len(context), len(ending), length - template.pair)
         pairs.append(assemble(context[:first], ending[:second], template))
-        ending_masks.append(_from(len(template.first) + first + len(template.between), pairs[-1]))
+        # The tokens from the ending on are global in Longformer.
+        begin = len(template.first) + first + len(template.between)
+        ending_masks.append(np.arange(len(pairs[-1])) >= begin)
         kept += first + second
     right = example.label if example.label in range(len(endings)) else IGNORED
     targets = ChoiceTargets(
@@ -204,11 +208,6 @@ def _encode(
     )
     tokens = len(context) * len(endings) + sum(map(len, endings))
     return EncodedExample((sequence,), tokens, tokens - kept)
-
-
-def _from(first: int, pair: Sequence) -> NDArray[np.bool_]:
-    """Return True from token `first` on: the ending, whose tokens are global in Longformer."""
-    return np.arange(len(pair)) >= first
 
 
 def _known(example: ChoiceExample) -> int:

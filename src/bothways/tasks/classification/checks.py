@@ -12,6 +12,7 @@ from bothways.tasks.text_checks import (
     check_overlap,
     check_rare,
     check_texts,
+    report_rows,
     text_key,
 )
 from bothways.tasks.text_examples import TextExample, label_names
@@ -42,10 +43,9 @@ def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
     unknown = [
         f"{e.where} ({e.label!r})" for e in dev if e.label is not None and e.label not in labels
     ]
-    if unknown:
-        what = f"{len(unknown)} dev examples have labels without a training example: "
-        fix = f"The labels of the training data are {places(labels)}."
-        findings.append(Finding("labels", "error", what + places(unknown), fix=fix))
+    fix = f"The labels of the training data are {places(labels)}."
+    fault = "dev examples have labels without a training example"
+    findings += report_rows("labels", unknown, fault, fix)
     absent = [label for label in labels if dev and label not in seen]
     if absent:
         what = f"no dev example has one of the labels {places(absent)}"

@@ -50,128 +50,6 @@ from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class ClassificationTask(LongTextTask[ClassPrediction]):
-    """One of several classes for a text or a pair of texts.
-
-    Attributes:
-        smoothing: share of each target that is spread evenly over all classes. Reported metrics,
-            including the loss, ignore it.
-        weighting: weights of the classes in training: "equal", "balanced", or a number above 0 for
-            each label in order. Balanced weights are counted when training data is read, which is
-            then read twice, and replace "balanced" in the task. For examples in memory, set
-            `balanced(examples)`.
-    """
-
-    metric: ClassVar[str] = "accuracy"
-    problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
-
-    smoothing: float = 0.0
-    weighting: Literal["equal", "balanced"] | tuple[float, ...] = "equal"
-    kind: Literal["classify"] = "classify"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_probability(smoothing=self.smoothing)
-        if isinstance(self.weighting, tuple) and not all(
-            0 < weight < math.inf for weight in self.weighting
-        ):
-            what = f"must be numbers above 0, not {list(self.weighting)}"
-            raise ConfigError(what, where="weighting")
-
-    def read(
-        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
-    ) -> Reading[TextExample]:
-        reading = super().read(source, columns, labelled=labelled)
-        if not labelled or self.weighting != "balanced":
-            return reading
-        counted = dataclasses.replace(self, weighting=balanced(reading.examples))
-        chosen = reading.task.columns  # type: ignore[attr-defined]
-        return super(ClassificationTask, counted).read(source, chosen)
-
-    def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
-        return label_names(examples)
-
-    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        return (LabelHead(max(1, len(labels)), dropout),)
-
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
-        known: dict[str, Direction] = {
-            "accuracy": "highest",
-            "f1_macro": "highest",
-            "mcc": "highest",
-            "loss": "lowest",
-        }
-        return known | {"f1": "highest"} if len(labels) == 2 else known
-
-    def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-        return check_examples(train, dev)
-
-    def encode(
-        self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedExample]:
-        index = {label: place for place, label in enumerate(labels)}
-        targets = [
-            LabelTargets(np.array([_index(example, index)], dtype=np.int64)) for example in examples
-        ]
-        return encode_texts(examples, targets, tokenizer, self.fit(length))
-
-    def decode(
-        self,
-        example: TextExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> ClassPrediction:
-        logits = averaged(outputs)
-        index = int(logits.argmax())
-        probabilities = dict(zip(labels, softmax(logits).tolist(), strict=True))
-        return ClassPrediction(labels[index], index, probabilities)
-
-    def score(
-        self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
-    ) -> Metrics:
-        """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats)."""
-        index = {label: place for place, label in enumerate(labels)}
-        confusion, loss = np.zeros((len(index), len(index)), dtype=np.int64), 0.0
-        for example, prediction in results:
-            if example.label is None:
-                raise unlabelled(example.where)
-            confusion[_index(example, index), prediction.index] += 1
-            loss += negative_log(prediction.probabilities[example.label])
-        if not confusion.any():
-            raise nothing_to_score()
-        return {**classification_metrics(confusion), "loss": loss / float(confusion.sum())}
-
-    def grade(self, example: TextExample, prediction: ClassPrediction, labels: Many[str]) -> float:
-        """Return 1 for the right label, else 0."""
-        return float(prediction.label == example.label)
-
-    def baseline(self, train: Many[TextExample], scored: Many[TextExample]) -> Metrics:
-        """Return the metrics of the most frequent class.
-
-        The loss is that of the class frequencies; it is left out with smoothing or weights.
-        """
-        counts = Counter(example.label for example in train)
-        index = {label: place for place, label in enumerate(self.labels(train))}
-        top = max(index, key=counts.__getitem__)
-        confusion, loss = np.zeros((len(index), len(index)), dtype=np.int64), 0.0
-        for example in scored:
-            confusion[_index(example, index), index[top]] += 1
-            loss -= float(np.log(counts[example.label] / counts.total()))
-        plain = self.smoothing == 0 and self.weighting == "equal"
-        return classification_metrics(confusion) | ({"loss": loss / len(scored)} if plain else {})
-
-    def answer(self, prediction: ClassPrediction) -> str:
-        return prediction.label
-
-    def learner(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> Classifier:
-        return Classifier(self, model, tokenizer, labels, length)
-
-
 class Classifier(TaskLearner[TextExample, ClassPrediction]):
     """A classification task with a model that has the head "labels"; see `TaskLearner`.
 
@@ -217,6 +95,132 @@ class Classifier(TaskLearner[TextExample, ClassPrediction]):
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the logits of each sequence `(labels)`."""
         return list(self.logits(batch).float().cpu().numpy())
+
+
+@dataclass(frozen=True)
+class ClassificationTask(LongTextTask[ClassPrediction]):
+    """One of several classes for a text or a pair of texts.
+
+    Attributes:
+        smoothing: share of each target that is spread evenly over all classes. Reported metrics,
+            including the loss, ignore it.
+        weighting: weights of the classes in training: "equal", "balanced", or a number above 0 for
+            each label in order. Balanced weights are counted when training data is read, which is
+            then read twice, and replace "balanced" in the task. For examples in memory, set
+            `balanced(examples)`.
+    """
+
+    learner_type: ClassVar[type[Classifier]] = Classifier
+    metric: ClassVar[str] = "accuracy"
+    problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
+
+    smoothing: float = 0.0
+    weighting: Literal["equal", "balanced"] | tuple[float, ...] = "equal"
+    kind: Literal["classify"] = "classify"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_probability(smoothing=self.smoothing)
+        if isinstance(self.weighting, tuple) and not all(
+            0 < weight < math.inf for weight in self.weighting
+        ):
+            what = f"must be numbers above 0, not {list(self.weighting)}"
+            raise ConfigError(what, where="weighting")
+
+    def read(
+        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
+    ) -> Reading[TextExample]:
+        """Open a source and stream its examples; see `Task.read`."""
+        reading = super().read(source, columns, labelled=labelled)
+        if not labelled or self.weighting != "balanced":
+            return reading
+        counted = dataclasses.replace(self, weighting=balanced(reading.examples))
+        chosen = reading.task.columns  # type: ignore[attr-defined]
+        return super(ClassificationTask, counted).read(source, chosen)
+
+    def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
+        """Return the labels that occur, in order."""
+        return label_names(examples)
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return a head with one output per label."""
+        return (LabelHead(max(1, len(labels)), dropout),)
+
+    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return accuracy, F1, Matthews correlation and loss."""
+        known: dict[str, Direction] = {
+            "accuracy": "highest",
+            "f1_macro": "highest",
+            "mcc": "highest",
+            "loss": "lowest",
+        }
+        return known | {"f1": "highest"} if len(labels) == 2 else known
+
+    def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
+        """Return the problems of the examples; `dev` may be empty."""
+        return check_examples(train, dev)
+
+    def encode(
+        self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> list[EncodedExample]:
+        """Return the model inputs of texts, with the class as target."""
+        index = {label: place for place, label in enumerate(labels)}
+        targets = [
+            LabelTargets(np.array([_index(example, index)], dtype=np.int64)) for example in examples
+        ]
+        return encode_texts(examples, targets, tokenizer, self.fit(length))
+
+    def decode(
+        self,
+        example: TextExample,
+        encoded: EncodedExample,
+        outputs: Many[Output],
+        tokenizer: Tokenizer,
+        labels: Many[str],
+    ) -> ClassPrediction:
+        """Return the most probable label, and all probabilities."""
+        logits = averaged(outputs)
+        index = int(logits.argmax())
+        probabilities = dict(zip(labels, softmax(logits).tolist(), strict=True))
+        return ClassPrediction(labels[index], index, probabilities)
+
+    def score(
+        self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
+    ) -> Metrics:
+        """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats)."""
+        index = {label: place for place, label in enumerate(labels)}
+        confusion, loss = np.zeros((len(index), len(index)), dtype=np.int64), 0.0
+        for example, prediction in results:
+            if example.label is None:
+                raise unlabelled(example.where)
+            confusion[_index(example, index), prediction.index] += 1
+            loss += negative_log(prediction.probabilities[example.label])
+        if not confusion.any():
+            raise nothing_to_score()
+        return {**classification_metrics(confusion), "loss": loss / float(confusion.sum())}
+
+    def grade(self, example: TextExample, prediction: ClassPrediction, labels: Many[str]) -> float:
+        """Return 1 for the right label, else 0."""
+        return float(prediction.label == example.label)
+
+    def baseline(self, train: Many[TextExample], scored: Many[TextExample]) -> Metrics:
+        """Return the metrics of the most frequent class.
+
+        The loss is that of the class frequencies; it is left out with smoothing or weights.
+        """
+        counts = Counter(example.label for example in train)
+        index = {label: place for place, label in enumerate(self.labels(train))}
+        top = max(index, key=counts.__getitem__)
+        confusion, loss = np.zeros((len(index), len(index)), dtype=np.int64), 0.0
+        for example in scored:
+            confusion[_index(example, index), index[top]] += 1
+            loss -= float(np.log(counts[example.label] / counts.total()))
+        plain = self.smoothing == 0 and self.weighting == "equal"
+        return classification_metrics(confusion) | ({"loss": loss / len(scored)} if plain else {})
+
+    def answer(self, prediction: ClassPrediction) -> str:
+        """Return the predicted label."""
+        return prediction.label
 
 
 def _index(example: TextExample, index: Mapping[str, int]) -> int:

@@ -29,7 +29,6 @@ from bothways.core.errors import DataError
 from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
-from bothways.model.model import Model
 from bothways.tasks.base import (
     Direction,
     EncodedExample,
@@ -45,6 +44,30 @@ from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
 
+class LikelihoodScorer(TaskLearner[TextExample, LikelihoodPrediction]):
+    """A likelihood task with a model that has the head "masked"; see `TaskLearner`."""
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the log probability of each sequence's first masked token `(1)`, in nats."""
+        targets = batch.target("masked", TokenTargets)
+        index, truth = torch.as_tensor(targets.index), torch.as_tensor(targets.ids)
+        owners = batch.layout.sequence_ids[index]
+        counts = torch.tensor(
+            counts_per_sequence(owners, batch.layout.sequences), device=index.device
+        )
+        first = counts.cumsum(0) - counts
+        ids = batch.ids.index_fill(0, index, self.tokenizer.specials.mask)
+        masked = Batch(ids, batch.segments, batch.layout)
+        logits = vocabulary_logits(self.model, masked, index[first])
+        logs = torch.cat(
+            [
+                part.log_softmax(-1).gather(1, wanted[:, None])
+                for part, wanted in zip(logits, torch.split(truth[first], ROWS), strict=True)
+            ]
+        )
+        return list(logs.cpu().numpy())
+
+
 @dataclass(frozen=True)
 class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     """The pseudo-log-likelihood of texts.
@@ -53,6 +76,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
         variant: what is masked with a token: nothing else, or the rest of its word too.
     """
 
+    learner_type: ClassVar[type[LikelihoodScorer]] = LikelihoodScorer
     metric: ClassVar[str] = "pseudo_perplexity"
     window: ClassVar[int] = 256
 
@@ -60,6 +84,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     kind: Literal["likelihood"] = "likelihood"
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return the pseudo-perplexity."""
         return {"pseudo_perplexity": "lowest"}
 
     def encode(
@@ -142,32 +167,3 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     ) -> float:
         """Return the mean log probability of a token."""
         return prediction.log_likelihood / max(1, len(prediction.tokens))
-
-    def learner(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> LikelihoodScorer:
-        return LikelihoodScorer(self, model, tokenizer, labels, length)
-
-
-class LikelihoodScorer(TaskLearner[TextExample, LikelihoodPrediction]):
-    """A likelihood task with a model that has the head "masked"; see `TaskLearner`."""
-
-    def outputs(self, batch: Batch) -> list[Output]:
-        """Return the log probability of each sequence's first masked token `(1)`, in nats."""
-        targets = batch.target("masked", TokenTargets)
-        index, truth = torch.as_tensor(targets.index), torch.as_tensor(targets.ids)
-        owners = batch.layout.sequence_ids[index]
-        counts = torch.tensor(
-            counts_per_sequence(owners, batch.layout.sequences), device=index.device
-        )
-        first = counts.cumsum(0) - counts
-        ids = batch.ids.index_fill(0, index, self.tokenizer.specials.mask)
-        masked = Batch(ids, batch.segments, batch.layout)
-        logits = vocabulary_logits(self.model, masked, index[first])
-        logs = torch.cat(
-            [
-                part.log_softmax(-1).gather(1, wanted[:, None])
-                for part, wanted in zip(logits, torch.split(truth[first], ROWS), strict=True)
-            ]
-        )
-        return list(logs.cpu().numpy())

@@ -39,8 +39,7 @@ from bothways.tasks.base import (
 )
 from bothways.tasks.columns import cell_of
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
-from bothways.tasks.multilabel.checks import check_label_sets
-from bothways.tasks.multilabel.examples import MultilabelExample, parse_labels
+from bothways.tasks.multilabel.examples import MultilabelExample, check_label_sets, parse_labels
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import TextColumns, in_order, texts_of_row
@@ -82,6 +81,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             raise ConfigError(what, where="thresholds")
 
     def parse(self, row: Row, columns: TextColumns, where: str) -> MultilabelExample:
+        """Return the example in these columns of a row."""
         text, text_b = texts_of_row(row, columns, where)
         labels, column = None, columns.label
         if column is not None:
@@ -89,9 +89,11 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         return MultilabelExample(text, text_b, labels, where)
 
     def labels(self, examples: Iterable[MultilabelExample]) -> tuple[str, ...]:
+        """Return the labels that occur, in order."""
         return in_order(label for example in examples for label in example.labels or ())
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return a head with one output per label."""
         return (LabelHead(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
@@ -99,6 +101,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         return {"f1_micro": "highest", "f1_macro": "highest", "exact": "highest", "loss": "lowest"}
 
     def check(self, train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
+        """Return the problems of the examples; `dev` may be empty."""
         return check_label_sets(train, dev)
 
     def encode(
@@ -108,6 +111,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         labels: Many[str],
         length: int,
     ) -> list[EncodedExample]:
+        """Return the model inputs of texts, with 0 or 1 per label as targets."""
         index = {label: place for place, label in enumerate(labels)}
         targets = [
             MultilabelTargets(_held(example, index)[None].astype(np.float32))
@@ -123,6 +127,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> MultilabelPrediction:
+        """Return the labels from their thresholds on, and all probabilities."""
         logits = averaged(outputs).astype(np.float64)
         probabilities = 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, without overflow
         assigned = zip(labels, probabilities >= self._limits(labels), strict=True)
@@ -157,9 +162,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         return {**multilabel_metrics(right, wrong), "exact": exact / count, "loss": loss / count}
 
     def score_tuned(
-        self,
-        results: Iterable[tuple[MultilabelExample, MultilabelPrediction]],
-        labels: Many[str],
+        self, results: Iterable[tuple[MultilabelExample, MultilabelPrediction]], labels: Many[str]
     ) -> Metrics:
         """Return the metrics at the best thresholds; at 0.5, an early model assigns no label."""
         kept = list(results)
@@ -211,6 +214,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         return {**multilabel_metrics(*counts), "exact": exact, "loss": float(loss)}
 
     def answer(self, prediction: MultilabelPrediction) -> frozenset[str]:
+        """Return the assigned labels."""
         return frozenset(prediction.labels)
 
     def learner(

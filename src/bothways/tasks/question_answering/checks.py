@@ -8,7 +8,7 @@ from typing import Literal
 
 from bothways.core.finding import Finding, places
 from bothways.tasks.question_answering.examples import ANYWHERE, Question, located
-from bothways.tasks.text_checks import check_overlap
+from bothways.tasks.text_checks import check_overlap, report_rows
 
 
 def check_questions(
@@ -43,11 +43,10 @@ def _check_rows(train: Many[Question], dev: Many[Question]) -> list[Finding]:
         ],
     }
     fix = "Fix these questions or remove them."
-    return [
-        Finding("rows", "error", f"{len(where)} questions {fault}: {places(where)}", fix=fix)
-        for fault, where in faults.items()
-        if where
-    ]
+    rows = (
+        report_rows("rows", where, f"questions {fault}", fix) for fault, where in faults.items()
+    )
+    return [finding for found in rows for finding in found]
 
 
 def _check_places(train: Many[Question], unfound: Literal["skip", "error"]) -> list[Finding]:
@@ -72,10 +71,8 @@ def _check_places(train: Many[Question], unfound: Literal["skip", "error"]) -> l
         )
         severity: Literal["error", "warning"] = "warning" if skipped else "error"
         findings.append(Finding("labels", severity, what, fix=None if skipped else fix))
-    if moved:
-        what = f"{len(moved)} training answers do not begin at the given character; the nearest "
-        findings.append(Finding("labels", "note", f"{what}occurrence is used: {places(moved)}"))
-    return findings
+    fault = "training answers do not begin at the given character; the nearest occurrence is used"
+    return findings + report_rows("labels", moved, fault, severity="note")
 
 
 def _check_reachable(dev: Many[Question]) -> list[Finding]:
@@ -86,10 +83,8 @@ def _check_reachable(dev: Many[Question]) -> list[Finding]:
         if example.answers
         and not any(text.strip() in example.context for text, _ in example.answers)
     ]
-    if not lost:
-        return []
-    what = f"{len(lost)} of {len(dev)} dev questions have no answer in their context, but count: "
-    return [Finding("labels", "warning", what + places(lost))]
+    fault = f"of {len(dev)} dev questions have no answer in their context, but count"
+    return report_rows("labels", lost, fault, severity="warning")
 
 
 def _check_impossible(

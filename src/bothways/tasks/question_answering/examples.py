@@ -22,7 +22,7 @@ from bothways.core.json_reader import parse_json
 from bothways.data.tables import HUB, open_table
 from bothways.data.text_io import file_at, read_lines, suffix_of
 from bothways.tasks.base import Row
-from bothways.tasks.columns import check_characters, require_columns
+from bothways.tasks.columns import check_characters, describe_columns, require_columns
 
 Answers = tuple[tuple[str, int], ...]
 
@@ -81,7 +81,7 @@ class QuestionColumns:
     id: str = "id"
 
     def __str__(self) -> str:
-        return ", ".join(f"{role} = {name!r}" for role, name in vars(self).items())
+        return describe_columns(**vars(self))
 
 
 SQUAD = QuestionColumns()

@@ -31,7 +31,6 @@ from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import SpanTargets
 from bothways.model.heads import Head, SpanHead
-from bothways.model.model import Model
 from bothways.model.readout import Deep
 from bothways.objectives.losses import span_loss
 from bothways.tasks.base import (
@@ -88,6 +87,32 @@ class EncodedQuestion(EncodedExample):
     end: int
 
 
+class QuestionAnswerer(TaskLearner[Question, AnswerPrediction]):
+    """A question-answering task with a model that has the head "span"; see `TaskLearner`."""
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of windows of questions whose answer is known."""
+        weight = batch.target("span", SpanTargets).weight
+        return {"span": float(torch.as_tensor(weight).sum())}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """Return the mean cross-entropy of the first and the last token."""
+        targets = batch.target("span", SpanTargets)
+        return {"span": span_loss(self.scores(batch), batch.layout, targets)}
+
+    def scores(self, batch: Batch) -> Float[Tensor, "tokens 2"]:
+        """Return the scores of each token as a start and as an end."""
+        result: Tensor = self.model.heads["span"](self.model.encoder(batch).last)
+        if not isinstance(self.model.config.readout.span, Deep):
+            return result
+        return result - FAR * _in_question(batch)[:, None].to(result.dtype)
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the scores of each window `(its tokens, 2)`."""
+        scores = self.scores(batch).float().cpu().numpy()
+        return np.split(scores, torch.as_tensor(batch.layout.lengths).cumsum(0)[:-1].tolist())
+
+
 @dataclass(frozen=True)
 class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
     """The part of a context that answers a question, or no answer.
@@ -108,6 +133,7 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
             one.
     """
 
+    learner_type: ClassVar[type[QuestionAnswerer]] = QuestionAnswerer
     metric: ClassVar[str] = "f1_best"
     length: ClassVar[int] = 384
     window: ClassVar[int] = 1024
@@ -129,34 +155,42 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
     def read(
         self, source: str, columns: QuestionColumns | None = None, *, labelled: bool = True
     ) -> Reading[Question]:
+        """Open a source and stream its examples; see `Task.read`."""
         chosen = columns or self.columns
         questions, share = open_questions(source, chosen, labelled=labelled)
         return Reading(self.with_columns(chosen), questions, share)
 
     def example(self, row: Row, *, where: str = "an example") -> Question:
+        """Return the example in a row; see `Task.example`."""
         return question_of(row, self.columns, labelled=True, where=where)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Question:
+        """Return the example that consists of these texts; see `Task.from_texts`."""
         if len(texts) != 2:
             raise self.wrong_texts(texts, where, "a tuple (question, context)")
         return Question("", *texts, where=where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return the head for spans, which has no dropout."""
         if dropout is not None:
             what = "the head of this task has none"
             raise ConfigError(what, where="dropout", fix="Leave it out.")
         return (SpanHead(),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return exact match, F1, and F1 at the best threshold."""
         return {"f1": "highest", "em": "highest", "f1_best": "highest"}
 
     def texts(self, example: Question) -> tuple[str, ...]:
+        """Return the texts of an example."""
         return example.question, example.context
 
     def shared(self, example: Question) -> str:
+        """Return the context, which several questions may share."""
         return example.context
 
     def check(self, train: Many[Question], dev: Many[Question]) -> list[Finding]:
+        """Return the problems of the examples; `dev` may be empty."""
         return check_questions(train, dev, self.unfound, self.threshold)
 
     def encode(
@@ -246,16 +280,14 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
         return grade_answer(prediction.text, example).f1
 
     def tuned(
-        self,
-        results: Iterable[tuple[Question, AnswerPrediction]],
-        labels: Many[str],
-        metric: str,
+        self, results: Iterable[tuple[Question, AnswerPrediction]], labels: Many[str], metric: str
     ) -> QuestionAnsweringTask:
         """Return the task with the threshold of the best F1, if some questions have no answer."""
         best = _scored(results).metrics().get("threshold_best")
         return self if best is None else replace(self, threshold=best)
 
     def truncation_advice(self, needed: int, most: int) -> str:
+        """Return what to do about truncated texts."""
         return "Long contexts are read in windows; to read more of a question, set task.query."
 
     def baseline(self, train: Many[Question], scored: Many[Question]) -> Metrics:
@@ -264,38 +296,8 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
         return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
 
     def answer(self, prediction: AnswerPrediction) -> str:
+        """Return the text of the answer."""
         return prediction.text
-
-    def learner(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> QuestionAnswerer:
-        return QuestionAnswerer(self, model, tokenizer, labels, length)
-
-
-class QuestionAnswerer(TaskLearner[Question, AnswerPrediction]):
-    """A question-answering task with a model that has the head "span"; see `TaskLearner`."""
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of windows of questions whose answer is known."""
-        weight = batch.target("span", SpanTargets).weight
-        return {"span": float(torch.as_tensor(weight).sum())}
-
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the mean cross-entropy of the first and the last token."""
-        targets = batch.target("span", SpanTargets)
-        return {"span": span_loss(self.scores(batch), batch.layout, targets)}
-
-    def scores(self, batch: Batch) -> Float[Tensor, "tokens 2"]:
-        """Return the scores of each token as a start and as an end."""
-        result: Tensor = self.model.heads["span"](self.model.encoder(batch).last)
-        if not isinstance(self.model.config.readout.span, Deep):
-            return result
-        return result - FAR * _in_question(batch)[:, None].to(result.dtype)
-
-    def outputs(self, batch: Batch) -> list[Output]:
-        """Return the scores of each window `(its tokens, 2)`."""
-        scores = self.scores(batch).float().cpu().numpy()
-        return np.split(scores, torch.as_tensor(batch.layout.lengths).cumsum(0)[:-1].tolist())
 
 
 def _in_question(batch: Batch) -> Bool[Tensor, " tokens"]:

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.errors import DataError
-from bothways.core.finding import Finding, places
+from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.targets import LabelTargets
 from bothways.model.heads import Head, LabelHead
-from bothways.model.model import Model
 from bothways.objectives.losses import squared_error
 from bothways.tasks.base import (
     Direction,
@@ -37,17 +36,46 @@ from bothways.tasks.base import (
 )
 from bothways.tasks.metrics import correlation
 from bothways.tasks.predictions import ScorePrediction
-from bothways.tasks.text_checks import check_answered, check_overlap, check_texts, text_key
+from bothways.tasks.text_checks import (
+    check_answered,
+    check_overlap,
+    check_texts,
+    report_rows,
+    text_key,
+)
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import LABELS, TextExample
 from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
 
+class Regressor(TaskLearner[TextExample, ScorePrediction]):
+    """A regression task with a model whose head "labels" has one output; see `TaskLearner`."""
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of texts with a score."""
+        known = ~_targets(batch).isnan()
+        return {"label": float(window_weight(batch)[known].sum(dtype=torch.float64))}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """Return the squared error of the scores."""
+        return {"label": squared_error(self.scores(batch), _targets(batch), window_weight(batch))}
+
+    def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
+        """Return one score for each sequence."""
+        result: Tensor = self.model.read("labels", batch)
+        return result[:, 0]
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the score of each sequence `(1)`."""
+        return list(self.scores(batch).float().cpu().numpy()[:, None])
+
+
 @dataclass(frozen=True)
 class RegressionTask(LongTextTask[ScorePrediction]):
     """A number for a text or a pair of texts."""
 
+    learner_type: ClassVar[type[Regressor]] = Regressor
     metric: ClassVar[str] = "spearman"
     problem: ClassVar[Literal["regression"]] = "regression"
     label_columns: ClassVar[Many[str]] = (
@@ -57,15 +85,19 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     kind: Literal["regress"] = "regress"
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
+        """Return the name of the one output."""
         return ("score",)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return a head with one output."""
         return (LabelHead(1, dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return the correlations and the mean squared error."""
         return {"spearman": "highest", "pearson": "highest", "mse": "lowest"}
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
+        """Return the problems of the examples; `dev` may be empty."""
         return [
             *check_texts([*train, *dev]),
             *check_answered([e.where for e in (*train, *dev) if e.label is None]),
@@ -91,6 +123,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> ScorePrediction:
+        """Return the score, the mean over windows."""
         return ScorePrediction(float(averaged(outputs)[0]))
 
     def score(
@@ -118,33 +151,6 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         error = float(np.mean([(_known(example) - mean) ** 2 for example in scored]))
         return {"spearman": 0.0, "pearson": 0.0, "mse": error, "loss": error}
 
-    def learner(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> Regressor:
-        return Regressor(self, model, tokenizer, labels, length)
-
-
-class Regressor(TaskLearner[TextExample, ScorePrediction]):
-    """A regression task with a model whose head "labels" has one output; see `TaskLearner`."""
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of texts with a score."""
-        known = ~_targets(batch).isnan()
-        return {"label": float(window_weight(batch)[known].sum(dtype=torch.float64))}
-
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the squared error of the scores."""
-        return {"label": squared_error(self.scores(batch), _targets(batch), window_weight(batch))}
-
-    def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
-        """Return one score for each sequence."""
-        result: Tensor = self.model.read("labels", batch)
-        return result[:, 0]
-
-    def outputs(self, batch: Batch) -> list[Output]:
-        """Return the score of each sequence `(1)`."""
-        return list(self.scores(batch).float().cpu().numpy()[:, None])
-
 
 def _number(label: str | None) -> float:
     """Return a label as a number; NaN if it is absent or not a finite number."""
@@ -166,16 +172,13 @@ def _known(example: TextExample) -> float:
 
 
 def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-    findings = []
     wrong = [
         f"{e.where} ({e.label!r})"
         for e in (*train, *dev)
         if e.label is not None and math.isnan(_number(e.label))
     ]
-    if wrong:
-        what = f"{len(wrong)} labels are not numbers: {places(wrong)}"
-        fix = "Fix these rows, name another label column, or set --task classify."
-        findings.append(Finding("labels", "error", what, fix=fix))
+    fix = "Fix these rows, name another label column, or set --task classify."
+    findings = report_rows("labels", wrong, "labels are not numbers", fix)
     for name, examples in (("training", train), ("dev", dev)):
         scores = [value for value in (_number(e.label) for e in examples) if not math.isnan(value)]
         if scores and min(scores) == max(scores):

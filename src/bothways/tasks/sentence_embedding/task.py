@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,10 +26,17 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
+from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, FolderError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
+from bothways.hub.model_card import Card
+from bothways.hub.sentence_transformers import (
+    SentenceEncoderConfig,
+    read_sentence_config,
+    save_sentence_folder,
+)
 from bothways.model.encoder import Hidden
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -89,12 +97,15 @@ class SentenceEmbeddingTask(LongTextTask[VectorPrediction]):
             raise ConfigError("must name at least one layer", where="layers", fix=LAST)
 
     def usual_columns(self, labelled: bool) -> TextColumns:
+        """Return the columns to read where none are asked for."""
         return STS if labelled and self.columns == NOT_NAMED else self.columns
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return no head: the encoder alone is used."""
         return ()
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return the correlations with gold scores."""
         return {"spearman": "highest", "pearson": "highest"}
 
     def encode(
@@ -228,3 +239,36 @@ class Embedder(TaskLearner[TextExample, VectorPrediction]):
                 return torch.stack(layers).mean(0)
             case _:
                 assert_never(self.task.combine)
+
+
+def read_sentence_encoder(folder: Path, positions: int) -> tuple[SentenceEmbeddingTask, int] | None:
+    """Return the task and the longest text in tokens; None without files of sentence-transformers.
+
+    Raises:
+        FolderError: as `read_sentence_config`.
+    """
+    config = read_sentence_config(folder, positions)
+    if config is None:
+        return None
+    task = SentenceEmbeddingTask(
+        pooling=config.pooling, normalised=config.normalised, components=config.components
+    )
+    return task, config.length
+
+
+def save_sentence_encoder(folder: str | Path, task: Embedder, card: Card | None = None) -> None:
+    """Write a folder from which sentence-transformers computes the same vectors.
+
+    Raises:
+        FolderError: sentence-transformers cannot compute these vectors; else as `save_model`.
+        ResourceError: as `save_model`.
+    """
+    settings = task.task
+    if settings.layers not in ((-1,), (task.model.config.depth,)):
+        what = f"sentence-transformers pools the last layer, and this task reads {settings.layers}"
+        raise FolderError(what, where=folder, fix="Set layers=[-1].")
+    config = SentenceEncoderConfig(
+        settings.pooling, settings.normalised, settings.components, task.length
+    )
+    extra = {"task": configs.to_dict(settings), "length": task.length}
+    save_sentence_folder(folder, task.model, task.tokenizer, config, card=card, extra=extra)

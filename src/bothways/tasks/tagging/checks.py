@@ -24,7 +24,7 @@ from bothways.tasks.tagging.schemes import (
     foreign_tags,
     spells_entities,
 )
-from bothways.tasks.text_checks import check_overlap
+from bothways.tasks.text_checks import check_overlap, report_rows
 from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS
 
 FEW = 10
@@ -55,26 +55,20 @@ def check_tagged(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme)
 
 
 def _check_rows(examples: Many[TagExample]) -> list[Finding]:
-    findings = []
     empty = [example.where for example in examples if not example.words]
-    if empty:
-        what = f"{len(empty)} sentences have no word: {places(empty)}"
-        findings.append(Finding("rows", "error", what, fix="Remove them."))
     bare = [example.where for example in examples if example.tags is None or not all(example.tags)]
-    if bare:
-        what = f"{len(bare)} sentences have words without a tag: {places(bare)}"
-        fix = "Tag all of their words or remove them."
-        findings.append(Finding("labels", "error", what, fix=fix))
     white = [
         _at(example, place)
         for example in examples
         for place, word in enumerate(example.words)
         if not word.strip()
     ]
-    if white:
-        what = f"{len(white)} words are empty or white space, and read as unknown: {places(white)}"
-        findings.append(Finding("rows", "warning", what))
-    return findings
+    fix, fault = "Tag all of their words or remove them.", "words are empty or white space, and "
+    return [
+        *report_rows("rows", empty, "sentences have no word", "Remove them."),
+        *report_rows("labels", bare, "sentences have words without a tag", fix),
+        *report_rows("rows", white, f"{fault}read as unknown", severity="warning"),
+    ]
 
 
 def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
@@ -141,11 +135,9 @@ def _check_flaws(examples: Many[TagExample], scheme: Spelling, name: str) -> lis
         if example.tags
         for place in flaws(example.tags, scheme)
     ]
-    if not broken:
-        return []
-    what = f"{len(broken)} tags of the {name} data break the rules of {scheme.upper()}: "
+    fault = f"tags of the {name} data break the rules of {scheme.upper()}"
     fix = "They are read as by conlleval: a tag that continues nothing begins an entity."
-    return [Finding("labels", "warning", what + places(broken), fix=fix)]
+    return report_rows("labels", broken, fault, fix, "warning")
 
 
 def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:

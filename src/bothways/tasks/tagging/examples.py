@@ -28,7 +28,7 @@ from bothways.data.text_io import (
     standard_input,
 )
 from bothways.tasks.base import Row
-from bothways.tasks.columns import cell_of, guess_column, require_columns
+from bothways.tasks.columns import cell_of, describe_columns, guess_column, require_columns
 from bothways.tasks.tagging.conll import ColumnSentence, are_columns, read_columns
 from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
@@ -107,8 +107,7 @@ class TagColumns:
     document: str | None = None
 
     def __str__(self) -> str:
-        named = {"text": self.text, "label": self.label, "document": self.document}
-        return ", ".join(f"{role} = {name!r}" for role, name in named.items() if name is not None)
+        return describe_columns(**vars(self))
 
 
 FIRST_AND_LAST = TagColumns()

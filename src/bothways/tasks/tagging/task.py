@@ -34,7 +34,6 @@ from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import IGNORED, TokenTargets
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.heads import Head, TagHead
-from bothways.model.model import Model
 from bothways.tasks.base import (
     Direction,
     EncodedExample,
@@ -81,6 +80,33 @@ class EncodedSentence(EncodedExample):
     word_tokens: tuple[int, ...] = ()
 
 
+class Tagger(TaskLearner[TagExample, TagPrediction]):
+    """A tagging task with a model that has the head "tags"; see `TaskLearner`."""
+
+    task: TaggingTask
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of tagged words."""
+        return {"tag": float((_targets(batch)[1] != IGNORED).sum())}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """Return the cross-entropy of the tags."""
+        return {"tag": cross_entropy(self.logits(batch), _targets(batch)[1])}
+
+    def logits(self, batch: Batch) -> Float[Tensor, "targets labels"]:
+        """Return one logit per label for each target position, in the order of the batch."""
+        positions = _targets(batch)[0]
+        hidden = self.model.encoder(batch, only=positions).last
+        result: Tensor = self.model.heads["tags"](hidden[positions])
+        return result
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the logits of each sequence `(its targets, labels)`."""
+        owner = batch.layout.sequence_ids[_targets(batch)[0]]
+        counts = torch.bincount(owner, minlength=batch.layout.sequences).cpu().numpy()
+        return np.split(self.logits(batch).float().cpu().numpy(), np.cumsum(counts)[:-1])
+
+
 @dataclass(frozen=True)
 class TaggingTask(Task[TagExample, TagPrediction]):
     """A tag for each word of a sentence.
@@ -98,6 +124,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
             elsewhere that were trained on all tokens.
     """
 
+    learner_type: ClassVar[type[Tagger]] = Tagger
     metric: ClassVar[str] = "f1"
 
     columns: TagColumns = FIRST_AND_LAST
@@ -114,6 +141,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
     def read(
         self, source: str, columns: TagColumns | None = None, *, labelled: bool = True
     ) -> Reading[TagExample]:
+        """Open a source and stream its examples; see `Task.read`."""
         asked = columns or FIRST_AND_LAST
         file = open_tagged(source, asked, self.columns, labelled=labelled, splitter=self.splitter)
         if self.context == "document":
@@ -123,10 +151,12 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         return Reading(self.with_columns(file.columns), examples, file.share)
 
     def example(self, row: Row, *, where: str = "an example") -> TagExample:
+        """Return the example in a row; see `Task.example`."""
         columns = choose_columns(tuple(row), where, FIRST_AND_LAST, self.columns, labelled=None)
         return example_of(row, columns, where, self.splitter)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
+        """Return the example that consists of these texts; see `Task.from_texts`."""
         if len(texts) > 1:
             raise self.wrong_texts(texts, where, "one text")
         return example_of({"text": texts[0]}, TagColumns("text"), where, self.splitter)
@@ -143,9 +173,11 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         return self.scheme != "plain" and spells_entities(labels)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return a head with one output per tag."""
         return (TagHead(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return the metrics of tags, and of entities where tags mark them."""
         names = ["f1"]
         if self.spells(labels):
             suffixes = ["", "_strict", *(f"/{kind}" for kind in types_of(labels))]
@@ -154,9 +186,11 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         return {**dict.fromkeys([*names, "accuracy"], "highest"), "loss": "lowest"}
 
     def texts(self, example: TagExample) -> tuple[str, ...]:
+        """Return the texts of an example."""
         return (example.whole,)
 
     def check(self, train: Many[TagExample], dev: Many[TagExample]) -> list[Finding]:
+        """Return the problems of the examples; `dev` may be empty."""
         return check_tagged(train, dev, self.scheme)
 
     def gold_tags(self, example: TagExample, labels: Many[str]) -> tuple[str, ...] | None:
@@ -307,36 +341,6 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         """Return the one tag of all words, as of a collapsed model; else the tags."""
         tags = prediction.tags
         return tags[0] if len(set(tags)) == 1 else tags
-
-    def learner(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Tagger:
-        return Tagger(self, model, tokenizer, labels, length)
-
-
-class Tagger(TaskLearner[TagExample, TagPrediction]):
-    """A tagging task with a model that has the head "tags"; see `TaskLearner`."""
-
-    task: TaggingTask
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of tagged words."""
-        return {"tag": float((_targets(batch)[1] != IGNORED).sum())}
-
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the cross-entropy of the tags."""
-        return {"tag": cross_entropy(self.logits(batch), _targets(batch)[1])}
-
-    def logits(self, batch: Batch) -> Float[Tensor, "targets labels"]:
-        """Return one logit per label for each target position, in the order of the batch."""
-        positions = _targets(batch)[0]
-        hidden = self.model.encoder(batch, only=positions).last
-        result: Tensor = self.model.heads["tags"](hidden[positions])
-        return result
-
-    def outputs(self, batch: Batch) -> list[Output]:
-        """Return the logits of each sequence `(its targets, labels)`."""
-        owner = batch.layout.sequence_ids[_targets(batch)[0]]
-        counts = torch.bincount(owner, minlength=batch.layout.sequences).cpu().numpy()
-        return np.split(self.logits(batch).float().cpu().numpy(), np.cumsum(counts)[:-1])
 
 
 @dataclass(frozen=True)

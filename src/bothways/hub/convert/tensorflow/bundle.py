@@ -21,8 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bothways.core.errors import FolderError
-from bothways.core.extras import optional
+from bothways.core.errors import FolderError, optional
 from bothways.families.weight_names import Shape
 from bothways.hub.weight_files import AGAIN, Weights
 from bothways.text.protobuf import Fixed, MalformedError, fields, varint
@@ -36,17 +35,9 @@ _MOST_AXES = 8
 with its optimizer's state has 0.1 MB."""
 
 _TYPES: Mapping[int, torch.dtype] = {
-    1: torch.float32,
-    2: torch.float64,
-    3: torch.int32,
-    4: torch.uint8,
-    5: torch.int16,
-    6: torch.int8,
-    9: torch.int64,
-    10: torch.bool,
-    14: torch.bfloat16,
-    19: torch.float16,
-}
+    1: torch.float32, 2: torch.float64, 3: torch.int32, 4: torch.uint8, 5: torch.int16,
+    6: torch.int8, 9: torch.int64, 10: torch.bool, 14: torch.bfloat16, 19: torch.float16,
+}  # fmt: skip
 """TensorFlow's type numbers; the other types, such as strings, are not numbers."""
 
 
@@ -84,9 +75,8 @@ def open_bundle(index: Path) -> Weights:
     try:
         shards, entries = _read_index(_content(index))
     except MalformedError as error:
-        raise FolderError(
-            f"is not a complete TensorFlow checkpoint: {error}", where=index, fix=AGAIN
-        ) from error
+        what = f"is not a complete TensorFlow checkpoint: {error}"
+        raise FolderError(what, where=index, fix=AGAIN) from error
     files = {
         shard: _shard(index, shard, shards)
         for shard in sorted({entry.shard for entry in entries.values()})
@@ -105,24 +95,19 @@ def _content(index: Path) -> bytes:
     try:
         size = index.stat().st_size
         if size > _MOST_INDEX:
-            raise MalformedError(
-                f"an index of {size:,} bytes is longer than that of any model, {_MOST_INDEX:,}"
-            )
+            what = f"an index of {size:,} bytes is longer than that of any model, {_MOST_INDEX:,}"
+            raise MalformedError(what)
         return index.read_bytes()
     except OSError as error:
-        raise FolderError(
-            f"cannot be read: {error.strerror}", where=index, fix="Check the permissions."
-        ) from error
+        what = f"cannot be read: {error.strerror}"
+        raise FolderError(what, where=index, fix="Check the permissions.") from error
 
 
 def _shard(index: Path, shard: int, shards: int) -> Path:
     file = index.with_name(f"{index.name.removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}")
     if not file.is_file():
-        raise FolderError(
-            f"needs {file.name}, which is not in its folder",
-            where=index,
-            fix="Fetch all files of the checkpoint.",
-        )
+        what = f"needs {file.name}, which is not in its folder"
+        raise FolderError(what, where=index, fix="Fetch all files of the checkpoint.")
     return file
 
 
@@ -133,9 +118,8 @@ def _check_places(file: Path, entries: Mapping[str, BundleEntry]) -> None:
             raise FolderError(f"the bytes of {name} and {before} overlap", where=file, fix=AGAIN)
         end, before = entry.offset + entry.size, name
         if end > size:
-            raise FolderError(
-                f"has {size:,} bytes, and {name} ends at {end:,}", where=file, fix=AGAIN
-            )
+            what = f"has {size:,} bytes, and {name} ends at {end:,}"
+            raise FolderError(what, where=file, fix=AGAIN)
 
 
 def _read_tensor(file: Path, name: str, entry: BundleEntry) -> Tensor:
@@ -144,9 +128,8 @@ def _read_tensor(file: Path, name: str, entry: BundleEntry) -> Tensor:
             stream.seek(entry.offset)
             data = stream.read(entry.size)
     except OSError as error:
-        raise FolderError(
-            f"cannot be read: {error.strerror}", where=file, fix="Check the permissions."
-        ) from error
+        what = f"cannot be read: {error.strerror}"
+        raise FolderError(what, where=file, fix="Check the permissions.") from error
     if len(data) != entry.size or _masked(data) != entry.checksum:
         raise FolderError(f"the bytes of {name} do not match their checksum", where=file, fix=AGAIN)
     if not data:
@@ -203,17 +186,19 @@ class _Bytes:
         self.data, self.at = data, 0
 
     def take(self, count: int) -> bytes:
+        """Return the next `count` bytes; MalformedError if fewer are left."""
         if count > len(self.data) - self.at:
-            raise MalformedError(
-                f"{count} bytes are needed, but only {len(self.data) - self.at} are left"
-            )
+            what = f"{count} bytes are needed, but only {len(self.data) - self.at} are left"
+            raise MalformedError(what)
         self.at += count
         return self.data[self.at - count : self.at]
 
     def fixed(self, count: int) -> int:
+        """Return the next `count` bytes as a little-endian number."""
         return int.from_bytes(self.take(count), "little")
 
     def varint(self) -> int:
+        """Return the next number of variable length."""
         result, self.at = varint(self.data, self.at)
         return result
 
@@ -235,9 +220,8 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
         raise MalformedError(f"the block at {offset} is compressed, which is not supported")
     restarts = int.from_bytes(content[-4:], "little")
     if len(content) < 4 * (restarts + 1):
-        raise MalformedError(
-            f"the block at {offset} is too short for its {restarts} restart points"
-        )
+        what = f"the block at {offset} is too short for its {restarts} restart points"
+        raise MalformedError(what)
     return content[: -4 * (restarts + 1)]
 
 
@@ -291,9 +275,8 @@ def _entry(name: str, message: bytes, shards: int) -> BundleEntry:
     numbers = _numbers(message, dtype=1, shard=3, offset=4, size=5, checksum=6)
     dtype = _TYPES.get(numbers["dtype"])
     if dtype is None:
-        raise MalformedError(
-            f"{name} has type {numbers['dtype']}, which is not numeric: one of {list(_TYPES)}"
-        )
+        what = f"{name} has type {numbers['dtype']}, which is not numeric: one of {list(_TYPES)}"
+        raise MalformedError(what)
     shapes = [
         value for number, value in fields(message) if number == 2 and isinstance(value, bytes)
     ]

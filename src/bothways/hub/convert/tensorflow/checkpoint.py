@@ -1,8 +1,8 @@
 """Google's published checkpoints of BERT, ALBERT and ELECTRA, converted without TensorFlow.
 
 Notable choices. Sizes come from the tensors. `bert_config.json` gives the settings that tensors do
-not determine, such as the number of heads, and is refused if it contradicts the tensors. ELECTRA has
-no such file: its heads have 64 features (google-research/electra). Google's "gelu" is the tanh
+not determine, such as the number of heads, and is refused if it contradicts them. ELECTRA has no
+such file: its heads have 64 features (google-research/electra). Google's "gelu" is the tanh
 approximation in all three, and becomes "gelu_tanh". The optimizer's state is ignored.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object
+from bothways.core.terminal import listed
 from bothways.families import albert, bert, electra
 from bothways.families.config_rules import read_choice
 from bothways.families.family import Architecture, Family
@@ -24,7 +25,7 @@ from bothways.hub.convert.tensorflow import names
 from bothways.hub.convert.tensorflow.bundle import open_bundle
 from bothways.hub.hf_config import HFConfig, label_name, read_family_config
 from bothways.hub.infer_heads import heads_of
-from bothways.hub.load_report import LoadReport, head_of, listed
+from bothways.hub.load_report import LoadReport, head_of
 from bothways.hub.model_folder import build_model
 from bothways.hub.weight_files import Weights
 from bothways.model.model import Model
@@ -123,7 +124,7 @@ class TensorFlowCheckpoint:
     index: Path
 
 
-def read_checkpoint(source: str | Path, part: ModelPart | None = None) -> TensorFlowCheckpoint:
+def read_tensorflow(source: str | Path, part: ModelPart | None = None) -> TensorFlowCheckpoint:
     """Open a TensorFlow 1 checkpoint.
 
     Args:
@@ -184,11 +185,8 @@ def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) ->
         untied = names.UNTIED_GENERATOR if has("generator/embeddings/") else names.GENERATOR
         return replace(_DISCRIMINATOR, rules=untied) if part == "generator" else _DISCRIMINATOR
     if part is not None:
-        raise ConfigError(
-            f"{part!r} is a part of an ELECTRA, which {index} is not",
-            where="part",
-            fix="Leave it out.",
-        )
+        what = f"{part!r} is a part of an ELECTRA, which {index} is not"
+        raise ConfigError(what, where="part", fix="Leave it out.")
     if has("bert/encoder/transformer/"):
         return _ALBERT
     if has("bert/"):
@@ -219,10 +217,8 @@ def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
     if dialect.config is None:
         raw, where = {"num_attention_heads": max(1, sizes["hidden_size"] // 64)}, weights.file
     else:
-        raw, where = (
-            _read_config(weights.file.with_name(dialect.config)),
-            weights.file.with_name(dialect.config),
-        )
+        raw = _read_config(weights.file.with_name(dialect.config))
+        where = weights.file.with_name(dialect.config)
     wrong = [
         f"{key} {raw[key]!r}, not {size}"
         for key, size in sizes.items()
