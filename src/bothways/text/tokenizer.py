@@ -32,7 +32,7 @@ from bothways.core.terminal import surrogate_in
 from bothways.text.hf_pipelines import steps_of
 from bothways.text.special_tokens import Specials
 from bothways.text.template import Template
-from bothways.text.tokenizer_files import load_backend, tokenizer_config
+from bothways.text.tokenizer_files import AGAIN, load_backend, tokenizer_config
 from bothways.text.word_cache import PieceTable, find_cutter
 
 __all__ = ["Encoded", "Specials", "Tokenizer"]
@@ -45,7 +45,6 @@ _NO_SPACES = re.compile(
     "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 _MAX_EXPANSION = 1000
-_MAX_GAPS = 2**20
 
 
 @dataclass(frozen=True)
@@ -108,26 +107,21 @@ class Tokenizer:
         return tokenizer
 
     def _check(self, where: str | Path) -> None:
-        fix = "Download it again, or train one: bothways tokenizer train FILES --out FOLDER"
-        count = self.backend.get_vocab_size()
-        if self.size > count + _MAX_GAPS:
-            what = f"has ids up to {self.size - 1:,} for {count:,} tokens"
-            raise TokenizerError(what, where=where, fix=fix)
         # Each step may multiply the text, so a few kilobytes of steps could fill the memory.
         growth = 1
         for step in steps_of(self._spec["normalizer"]):
             growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
         if growth > _MAX_EXPANSION:
             what = f"its normaliser makes up to {growth:,} characters of one"
-            raise TokenizerError(what, where=where, fix=fix)
+            raise TokenizerError(what, where=where, fix=AGAIN)
         try:
             ids = [id for gap in self.template.gaps for id in gap.ids.tolist()]
         except (ValueError, IndexError, StopIteration) as error:
             what = "its post-processor does not keep the text between special tokens"
-            raise TokenizerError(what, where=where, fix=fix) from error
+            raise TokenizerError(what, where=where, fix=AGAIN) from error
         if any(not 0 <= id < self.size for id in ids):
             what = f"its post-processor adds the id {max(ids)}, which no token has"
-            raise TokenizerError(what, where=where, fix=fix)
+            raise TokenizerError(what, where=where, fix=AGAIN)
 
     def for_segments(self, count: int) -> Tokenizer:
         """Return the tokenizer for a model with `count` segments.

@@ -63,6 +63,9 @@ _ELSEWHERE = (
     "AutoTokenizer.from_pretrained(…).save_pretrained(…)."
 )
 
+AGAIN = "Download it again, or train one: bothways tokenizer train FILES --out FOLDER"
+_MAX_GAPS = 2**20
+
 LONGEST_WORD = 100
 """The length in characters above which a word is unknown; google-research/bert has 200."""
 
@@ -114,6 +117,7 @@ def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials, bool]:
         file.with_name(CONFIG)
     )
     backend, pipeline = _open(file, config)
+    _check_ids(backend, file)
     add_numbered(backend, config, file)
     specials = find_specials(backend, config, file)
     if pipeline is not None:
@@ -126,6 +130,15 @@ def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials, bool]:
         specials,
         isinstance(names, list) and "token_type_ids" not in names,
     )
+
+
+def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
+    """Refuse ids far beyond the number of tokens; `to_str` takes memory for every id up to them."""
+    vocabulary = backend.get_vocab()
+    largest = max(vocabulary.values(), default=-1)
+    if largest >= len(vocabulary) + _MAX_GAPS:
+        what = f"has ids up to {largest:,} for {len(vocabulary):,} tokens"
+        raise TokenizerError(what, where=file, fix=AGAIN)
 
 
 def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials) -> None:
