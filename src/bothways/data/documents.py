@@ -227,7 +227,9 @@ def _origin(name: str) -> Origin:
 def _read(name: str, column: str, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
     path = Path(name)
     if name.startswith(HUB) or path.suffix == ".parquet" or suffix_of(path) in _TABLES:
-        return _table_documents(name, column, bytes_read)
+        asked = [column]
+        table = open_table(name, asked, only=asked, allow_empty=True, bytes_read=bytes_read)
+        return _column_documents(table.rows, column)
     if _is_wiki(path):
         # With --json wiki-extractor writes JSON lines, under the same names.
         first = next((line for _, line in read_lines(path, split=True) if line.strip()), "")
@@ -236,13 +238,8 @@ def _read(name: str, column: str, boundary: Boundary, bytes_read: BytesRead) -> 
     return _text_documents(path, boundary, bytes_read)
 
 
-def _table_documents(name: str, column: str, bytes_read: BytesRead) -> Iterator[Document]:
-    """Yield the text in a column of each row; null counts as empty."""
-    table = open_table(name, [column], only=[column], allow_empty=True, bytes_read=bytes_read)
-    return _column_documents(table.rows, column)
-
-
 def _column_documents(rows: Iterator[TableRow], column: str) -> Iterator[Document]:
+    """Yield the text in a column of each row; null counts as empty."""
     for row in rows:
         require_column(column, row.values, row.where)
         value = row.values[column]

@@ -172,7 +172,8 @@ def _line_table(path: Path, asked: Many[str], lines: Lines) -> Table:
         case ".csv":
             return _delimited(where, _csv_records(where, lines), asked)
         case ".tsv":
-            return _delimited(where, _tsv_records(lines), asked)
+            records = ((number, line.split("\t") if line else []) for number, line in lines)
+            return _delimited(where, records, asked)
         case ".jsonl":
             return Table(where, (), json_rows(where, lines))
         case ".txt":
@@ -195,10 +196,6 @@ def _plain_lines(where: str, lines: Lines) -> Table:
 
 
 # Delimited text
-
-
-def _tsv_records(lines: Lines) -> Records:
-    return ((number, line.split("\t") if line else []) for number, line in lines)
 
 
 def _csv_records(where: str, lines: Lines) -> Records:

@@ -37,7 +37,10 @@ class Embedding(nn.Module):
         self.late = config.norm_after_projection
         normed = config.width if self.late else width
         self.norm = layer_norm(config, normed) if config.order.embedding else nn.Identity()
-        self.scale = _scale(config.position, width)
+        position = config.position
+        scaled = isinstance(position, Learned | Sinusoidal) and position.scaled
+        # The factor of tokens before positions are added.
+        self.scale = math.sqrt(width) if scaled else 1.0
         self.sum_dropout = Dropout(config.dropout_at("sum"))
         self.dropout = Dropout(config.dropout_at("embedding"))
         narrow = config.embedding is not None
@@ -153,12 +156,6 @@ def build_positions(config: Position, width: int) -> nn.Module | None:
             return None
         case _:
             assert_never(config)
-
-
-def _scale(position: Position, width: int) -> float:
-    """Return the factor of tokens before positions are added."""
-    scaled = isinstance(position, Learned | Sinusoidal) and position.scaled
-    return math.sqrt(width) if scaled else 1.0
 
 
 def sinusoids(

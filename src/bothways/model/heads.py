@@ -37,10 +37,13 @@ class HeadValue:
     suffix: ClassVar[str | None] = None
     """The end of its class in transformers; None without one of its own."""
 
+    fixed_outputs: ClassVar[int | None] = None
+    """Outputs per row, where all heads of the kind have as many."""
+
     @property
     def outputs(self) -> int | None:
         """Outputs per row; None for one per token of the vocabulary, and for vectors."""
-        return None
+        return self.fixed_outputs
 
     def build(self, config: ModelConfig) -> nn.Module:
         """Return a new module for an encoder of this shape.
@@ -130,11 +133,7 @@ class PairHead(_PooledValue):
 
     kind: Literal["pair"] = "pair"
     title: ClassVar[str] = "next sentence head"
-
-    @property
-    def outputs(self) -> int:
-        """Two classes."""
-        return 2
+    fixed_outputs: ClassVar[int | None] = 2
 
     def build(self, config: ModelConfig) -> nn.Module:
         """Return a `LinearOutput`."""
@@ -209,12 +208,8 @@ class SpanHead(HeadValue):
 
     kind: Literal["span"] = "span"
     title: ClassVar[str] = "span head"
+    fixed_outputs: ClassVar[int | None] = 2
     suffix: ClassVar[str | None] = "ForQuestionAnswering"
-
-    @property
-    def outputs(self) -> int:
-        """Start and end."""
-        return 2
 
     def build(self, config: ModelConfig) -> nn.Module:
         """Return a `DeepOutput`, a `LinearOutput` or an `OwnOutput`."""
@@ -240,15 +235,11 @@ class ChoiceHead(_PooledValue):
     dropout: float | None = None
     kind: Literal["choice"] = "choice"
     title: ClassVar[str] = "choice head"
+    fixed_outputs: ClassVar[int | None] = 1
     suffix: ClassVar[str | None] = "ForMultipleChoice"
 
     def __post_init__(self) -> None:
         _check_outputs(self.kind, 1, self.dropout)
-
-    @property
-    def outputs(self) -> int:
-        """One score."""
-        return 1
 
     def _source(self, config: ModelConfig) -> FromPooler | Own:
         return config.readout.choice
@@ -264,11 +255,7 @@ class ReplacedHead(HeadValue):
 
     kind: Literal["replaced"] = "replaced"
     title: ClassVar[str] = "replaced-token head"
-
-    @property
-    def outputs(self) -> int:
-        """One score."""
-        return 1
+    fixed_outputs: ClassVar[int | None] = 1
 
     def build(self, config: ModelConfig) -> nn.Module:
         """Return a `ReplacedOutput`."""

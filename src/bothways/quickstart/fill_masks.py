@@ -75,12 +75,10 @@ def whole_words(ids: Ids, tokenizer: Tokenizer) -> Ids:
     followed = np.append(tokenizer.continues[ids[1:]], False)
     alone = np.flatnonzero(~tokenizer.continues[ids] & ~followed)
     tokens = [tokenizer.token(int(ids[at])) for at in alone]
-    kept = [at for at, token in zip(alone, tokens, strict=True) if _is_word(token)]
+    kept = [
+        at for at, token in zip(alone, tokens, strict=True) if len(token) >= 4 and token.isalpha()
+    ]
     return np.array(kept, dtype=np.int32)
-
-
-def _is_word(token: str) -> bool:
-    return len(token) >= 4 and token.isalpha()
 
 
 @torch.inference_mode()

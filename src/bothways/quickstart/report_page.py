@@ -111,7 +111,7 @@ def _lead(result: StoryResult) -> str:
     counts, encoder = result.corpus.manifest.counts, result.settings.encoder
     task = " The task: detect two swapped neighbouring words. Both classes contain the same words."
     which = "with unseen sentences"
-    if _own_labels(result):
+    if set(result.labelled.labels) != {"as written", "swapped"}:
         task, which = "", "with your labels"
     return (
         f"A BERT of {encoder.depth} layers × {encoder.width} was pre-trained on "
@@ -119,10 +119,6 @@ def _lead(result: StoryResult) -> str:
         f"sentence prediction, then fine-tuned on a task {which}, and compared with the same "
         f"architecture from random weights.{task}"
     )
-
-
-def _own_labels(result: StoryResult) -> bool:
-    return set(result.labelled.labels) != {"as written", "swapped"}
 
 
 def _figures(result: StoryResult, gain: float, spread: float) -> s.KeyFigures:

@@ -182,12 +182,8 @@ def describe_device(device: torch.device) -> str:
     version = f"torch {torch.__version__}"
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {version}"
-    return f"{_cpu_name()}, {torch.get_num_threads()} of {usable_cores()} cores, {version}"
-
-
-def _cpu_name() -> str:
-    names = _cpuinfo("model name")
-    return names[0] if names else platform.processor() or platform.machine()
+    names = [*_cpuinfo("model name"), platform.processor() or platform.machine()]
+    return f"{names[0]}, {torch.get_num_threads()} of {usable_cores()} cores, {version}"
 
 
 def _cpuinfo(*keys: str) -> list[str]:
