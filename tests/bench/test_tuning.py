@@ -61,7 +61,7 @@ def test_the_command_prints_what_is_in_use(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = Measurement("compiled", "one against two", {64: 2.0, 128: 0.5}, 64)
-    monkeypatch.setattr(tuning, "measure", lambda *_: iter([one]))
+    monkeypatch.setattr(tuning, "measure_thresholds", lambda *_: iter([one]))
     monkeypatch.setattr("bothways.bench.race.hardware", lambda *_: "this machine")
     bench("tuning")
     text = capsys.readouterr().out
