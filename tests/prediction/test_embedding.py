@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bothways.tasks.sentence_embedding.folder import save_sentence_encoder
 from pyarrow import parquet
 
 from bothways.cli import app
@@ -20,7 +19,7 @@ from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate
 from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep, write_vectors
 from bothways.prediction.predictor import open_learner, open_task
 from bothways.tasks.sentence_embedding.sts import Correlation
-from bothways.tasks.sentence_embedding.task import Embedder
+from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
 from bothways.tasks.text_examples import TextExample
 from toy_folder import FILLERS, make_folder
 
