@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -169,9 +170,8 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
         on_event(Event("checkpoint", progress, metrics))
 
     with store.session(plan, progress) as (trackers, interruption):
-        for tracker in trackers:
-            for note in notes:
-                tracker.message(note)
+        for tracker, note in itertools.product(trackers, notes):
+            tracker.message(note)
         clock, speed = clock_from(progress.seconds), Speed(training.until, peak)
         watch = _Watch(
             training, progress, metrics, trackers, waiting, evaluation, save, clock, on_event
