@@ -327,3 +327,21 @@ def test_a_word_begins_after_a_token_that_ends_one():
     assert len(found.target("masked", TokenTargets).index) == 15
     alone = mask_tokens(sequence, masking, vocabulary(), rng(0, "test"))
     assert len(alone.target("masked", TokenTargets).index) == 0, "one word of 98 tokens"
+
+
+def test_random_replacements_are_never_unknown_or_special():
+    special = np.zeros(SIZE, dtype=bool)
+    special[[PAD, CLS, SEP, MASK]] = True
+    words = Vocabulary(special, np.arange(SIZE) >= 40, MASK, unknown=UNKNOWN)
+    masking = Masking(1.0, mask=0.0, random=1.0)
+    found = mask_tokens(sequence_of(*[7] * 5000), masking, words, rng(0, "test")).ids
+    assert set(found.tolist()) == set(range(5, SIZE))
+    googles = Masking(1.0, mask=0.0, random=1.0, replacements=AnyToken())
+    found = mask_tokens(sequence_of(*[7] * 5000), googles, words, rng(0, "test")).ids
+    assert set(found.tolist()) == set(range(SIZE)), "google-research/bert draws from all"
+
+
+def test_an_unknown_token_of_the_text_is_predicted_like_any_other():
+    words = vocabulary()
+    found = mask_tokens(sequence_of(CLS, *[UNKNOWN] * 98, SEP), Masking(), words, rng(0, "test"))
+    assert len(found.target("masked", TokenTargets).index) == 15

@@ -20,6 +20,7 @@ from bothways.finetuning.failed_runs import (
     signs_of_little_training,
     signs_of_scores,
     signs_of_training,
+    still_falling,
     training_loss,
 )
 from bothways.finetuning.in_memory_run import fit_task, start_from
@@ -78,7 +79,7 @@ def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
     assert "its training loss, " in text
     assert text.endswith(
         "Try other seeds (--seeds 5), more epochs (training.until; it made 10 updates) and a lower rate "
-        "(training.optimizer.lr=2e-05)."
+        "(training.optimizer.lr=0.0003)."
     )
 
 
@@ -281,3 +282,51 @@ def test_many_classes_that_are_hardly_learned_are_noticed() -> None:
         f"this run could learn more: {sign}. Try more epochs (training.until; it made 120 updates) "
         "and a higher rate (training.optimizer.lr=0.0001)."
     )
+
+
+def test_the_course_of_the_loss_says_whether_it_still_falls() -> None:
+    assert still_falling([4.3 - 0.04 * step for step in range(16)]) is True
+    assert still_falling([4.3, 2.0, *[1.0] * 14]) is False
+    assert still_falling([0.69, 0.70] * 8) is False, "it never fell"
+    assert still_falling([4.3, 3.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "falling", "said"),
+    [
+        (
+            1e-4,
+            True,
+            "more epochs (training.until; it made 939 updates; the loss was still falling).",
+        ),
+        (1e-4, False, "a higher rate (training.optimizer.lr=0.0002)."),
+        (1e-5, False, "a higher rate (training.optimizer.lr=0.0001)."),
+        (1e-5, True, "still falling) and a higher rate (training.optimizer.lr=0.0001)."),
+        (1e-2, False, "a lower rate (training.optimizer.lr=0.0001)."),
+        (1e-2, True, "still falling) and a lower rate (training.optimizer.lr=0.0001)."),
+    ],
+)
+def test_advice_for_an_unfinished_run_follows_from_its_loss(
+    rate: float, falling: bool, said: str
+) -> None:
+    training = dataclasses.replace(finetune_adam(), optimizer=AdamW(lr=rate))
+    weak = Failure(("one",), training, 939, unfinished=True, falling=falling, usual=1e-4)
+    text = str(weak)
+    assert text.endswith(said)
+    assert ("more epochs" in text) == falling
+
+
+def test_a_weak_run_in_memory_knows_its_loss(data: LabelledData) -> None:
+    """Eight classes that no word tells apart from the others, at a rate far below the usual one."""
+    names = [f"class {number}" for number in range(8)]
+    examples = [
+        dataclasses.replace(item, label=names[number % 8])
+        for number, item in enumerate(make_examples(160, 0))
+    ]
+    many = label(ClassificationTask(), data.tokenizer, examples, [], 16)
+    training = dataclasses.replace(method(1e-6, 24.0).training, report=Steps(5))
+    done = fit_task(SMALL, many, FinetuneSettings(training, 16), device="cpu")
+    assert done.failure is not None
+    assert done.failure.falling is False
+    assert done.failure.usual == 3e-4
+    assert "a higher rate (training.optimizer.lr=0.0003)" in str(done.failure)

@@ -34,7 +34,7 @@ from bothways.report.sections import readable_number
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextColumns, TextExample
-from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.trackers import Terminal
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
@@ -262,33 +262,6 @@ def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Pat
     assert all(
         torch.equal(saved[name], tensor) for name, tensor in result.task.model.state_dict().items()
     )
-
-
-@pytest.mark.parametrize(
-    ("until", "batch", "expected"),
-    [
-        (Epochs(2.0), "examples", lambda data: 2 * data.tokens),
-        (Tokens(777), "examples", lambda data: 777),
-        (Steps(3), "examples", lambda data: 3 * 32 * data.tokens / 320),
-        (Steps(3), "tokens", lambda data: 3 * 100),
-        (Hours(1.0), "examples", lambda data: None),
-    ],
-)
-def test_the_tokens_of_a_run_are_known_beforehand(
-    files: Files, until, batch: str, expected
-) -> None:  # type: ignore[no-untyped-def]
-    from bothways.data import batching as packing
-    from bothways.finetuning.data import label
-    from bothways.finetuning.prepare import tokens_of
-
-    data = label(
-        ClassificationTask(), make_tokenizer(Path(files.model)), make_examples(320, 0), [], 16
-    )
-    sizes = {"examples": packing.ExampleBudget(32), "tokens": packing.TokenBudget(100)}
-    settings = settings_of(
-        files, training=dataclasses.replace(FAST, until=until), batch=sizes[batch]
-    )
-    assert tokens_of(settings, data) == pytest.approx(expected(data))
 
 
 def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:

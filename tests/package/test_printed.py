@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from bothways.cli import app
 from bothways.commands import features, finetune
-from bothways.core.terminal import say
+from bothways.core.terminal import say, show_lines
 from bothways.report.sections import TableSection
 from bothways.report.terminal import metric_table, render_report
 from bothways.sweeps.runs import Series, SweepOutcome
@@ -99,3 +100,13 @@ def test_a_title_is_not_wrapped_to_the_width_of_its_table() -> None:
     assert printed_lines(metric_table(title, {"f1": {"f1": 0.5}}), width=80)[0] == title
     section = TableSection(title, ["a"], [[1]])
     assert printed_lines(render_report(section), width=80)[0].strip() == title
+
+
+def test_a_path_is_never_broken() -> None:
+    """At 80 columns, as a title and as a line of its own."""
+    title = f"runs/{'a-long-name/' * 9}model on data.tsv"
+    console = Console(file=io.StringIO(), width=80)
+    show_lines(console, Text(title, "bold"), metric_table(title, {"f1": {"f1": 0.5}}))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == lines[1] == title
+    assert all(len(line) <= 80 for line in lines[2:])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError
 from bothways.core.finding import Finding, places, report_findings
 from bothways.model.config import EncoderConfig
@@ -16,12 +15,12 @@ from bothways.model.flops import kept_floats
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
 from bothways.preflight import machine as preflight
-from bothways.preflight.machine import Load, check_machine, forecast
+from bothways.preflight.machine import Load, check_machine
 from bothways.preflight.text import check_casing, check_inputs, check_model
 from bothways.tasks.classification.checks import check_examples
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample
-from toy_task import VOCABULARY, WORDS, make_examples, make_task, make_tokenizer
+from toy_task import VOCABULARY, WORDS, make_tokenizer
 
 CPU = torch.device("cpu")
 
@@ -223,6 +222,19 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
+def test_checkpoints_of_the_run_itself_are_room_for_a_resumed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = LOAD.parameters * (3 * 12 + 4)
+    for name in ("step-5", "model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(1000))
+    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 2000)
+    assert check_machine(LOAD, tmp_path, CPU) == []
+    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 2001)
+    assert said(check_machine(LOAD, tmp_path, CPU)) == [("disk", "error")]
+
+
 @pytest.mark.parametrize(
     ("share", "expected"),
     [(1.01, []), (0.99, [("memory", "warning")]), (0.0, [("memory", "error")])],
@@ -257,19 +269,6 @@ def test_the_memory_forecast_is_of_weights_and_of_the_tokens_of_a_microbatch(
     load = dataclasses.replace(LOAD, recompute=recompute)
     tokens = 4 * kept_floats(LOAD.encoder, LOAD.length, CPU, recompute) * LOAD.microbatch
     assert load.memory(CPU) == 16 * LOAD.parameters + tokens
-
-
-def test_the_time_is_measured_and_the_weights_stay(tmp_path: Path) -> None:
-    task = make_task(tmp_path)
-    before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
-    batch = pack(
-        [sequence for item in task.encode(make_examples(8)) for sequence in item.sequences]
-    )
-    finding = forecast(task, batch, 1e6, "fp32")
-    assert (finding.check, finding.severity) == ("time", "note")
-    assert finding.what.startswith("1,000,000 tokens at ")
-    assert all(parameter.grad is None for parameter in task.parameters())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in task.state_dict().items())
 
 
 def test_errors_are_listed_in_one_message_and_the_rest_is_returned() -> None:

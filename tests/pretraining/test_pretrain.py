@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.data.full_sentences import FullSentences
+from bothways.data.masking import Masking, WholeWords
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import LabelHead, MaskedHead, PairHead
@@ -33,6 +35,8 @@ from bothways.pretraining.build import build_models, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern, paper
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.run import pretrain
+from bothways.pretraining.run_page import curves, read_records
+from bothways.report.sections import readable_number
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Hours, Steps, Tokens, part_of
@@ -453,6 +457,104 @@ def test_the_preflight_warns_of_documents_without_a_next_sentence(
     assert not said(corpus)
     assert not said(lone, objective=MaskedLM())
     assert said(lone, phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(32, 0.5)))
+
+
+def findings_of(corpus: Corpus, check: str, **changes: object) -> list[Finding]:
+    found = preflight(settings(corpus, 1, **changes), corpus, None, torch.device("cpu"))
+    return [finding for finding in found if finding.check == check]
+
+
+def test_the_preflight_says_how_much_is_unknown(corpus: Corpus, tmp_path: Path) -> None:
+    [note] = findings_of(corpus, "unknown")
+    assert str(note) == "0.00% of the tokens are unknown to the vocabulary"
+    assert note.severity == "note"
+    texts = [f"The cat sleeps near the {'zebra' if number % 2 else 'barn'}. The cat eats. Number {number}."
+             for number in range(20)]  # fmt: skip
+    lines = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
+    strange = build_corpus(lines, corpus.tokenizer, tmp_path / "strange", workers=1)
+    [warning] = findings_of(strange, "unknown")
+    assert warning.severity == "warning"
+    assert "Train a tokenizer on this text" in str(warning)
+    share = float((strange.tokens == corpus.tokenizer.specials.unknown).mean())
+    assert warning.what.startswith(f"{share:.1%} of the tokens")
+
+
+def test_the_preflight_says_where_whole_words_are_not_masked_as_asked(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    words = MaskedLM(masking=Masking(unit=WholeWords()))
+    [same] = findings_of(corpus, "masking", objective=words)
+    assert "every word of this corpus is one token" in str(same)
+    assert not findings_of(corpus, "masking", objective=MaskedLM())
+
+    def made(text: str, name: str) -> Corpus:
+        lines = [Document(f"{text} {'cat ' * number}.", f"made:{number}") for number in range(20)]
+        return build_corpus(lines, corpus.tokenizer, tmp_path / name, workers=1)
+
+    long = made(f"The cat{'s' * 60} sleeps. " * 3, "long")
+    [few] = findings_of(long, "masking", objective=words)
+    assert re.fullmatch(
+        r"words of this corpus are so long that \d+\.\d% of the tokens are masked, not 15\.0%",
+        few.what,
+    )
+    assert "objective.masking.unit=tokens" in str(few)
+    assert not findings_of(made("The cats eat the dogs. " * 9, "short"), "masking", objective=words)
+
+
+def test_a_short_run_of_the_papers_recipe_is_told_how(corpus: Corpus, tmp_path: Path) -> None:
+    """Its warm-up is 10,000 steps."""
+    line = ["pretrain", str(corpus.folder), "--out", str(tmp_path / "run"), *SMALL]
+    with pytest.raises(ConfigError) as caught:
+        app([*line, "--recipe", "paper", "training.until=100 steps"], result_action="return_value")
+    assert caught.value.where == "training.schedule.warmup"
+    assert "training.schedule.warmup=0.1" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("setting", ["training.until=auto", "training.optimizer.lr=auto"])
+def test_what_fine_tuning_chooses_is_given_in_pre_training(
+    corpus: Corpus, tmp_path: Path, setting: str
+) -> None:
+    line = ["pretrain", str(corpus.folder), "--out", str(tmp_path / "run"), *SMALL, setting]
+    with pytest.raises(ConfigError, match="is chosen by fine-tuning alone") as caught:
+        app(line, result_action="return_value")
+    assert caught.value.where == setting.partition("=")[0]
+
+
+def test_a_run_that_went_on_from_a_model_names_it_first_when_it_is_left_out(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    first = settings(corpus, 2)
+    pretrain(first, corpus, tmp_path / "first")
+    start = str(tmp_path / "first" / "model")
+    pretrain(dataclasses.replace(first, start=start), corpus, tmp_path / "run")
+    other = dataclasses.replace(
+        first, encoder=dataclasses.replace(first.encoder, intermediate_size=32)
+    )
+    with pytest.raises(CheckpointError, match=r"of another run: start was '.*', is None; encoder"):
+        pretrain(other, corpus, tmp_path / "run", resume=True)
+
+
+def test_resume_starts_a_run_where_there_is_none(corpus: Corpus, tmp_path: Path) -> None:
+    done = pretrain(settings(corpus, 2), corpus, tmp_path / "run", resume=True)
+    assert done.progress.steps == 2
+    assert done.folder == tmp_path / "run" / "model"
+
+
+def test_a_page_shows_the_course_of_a_run(corpus: Corpus, tmp_path: Path) -> None:
+    config = settings(corpus, 20)
+    training = dataclasses.replace(config.training, report=Steps(2), evaluate=Steps(10))
+    done = pretrain(dataclasses.replace(config, training=training), corpus, tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text()
+    for title in ("Loss: masked", "Accuracy: pair", "Learning rate", "Gradient norm"):
+        assert title in page
+    assert "unigram baseline" in page
+    assert "majority baseline" in page
+    assert readable_number(done.metrics["held-out/loss/masked"]) in page
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
+    [loss] = [chart for chart in curves(records, done.metrics) if chart.title == "Loss: masked"]
+    assert [line.name for line in loss.lines] == ["training", "held-out"]
+    assert len(loss.lines[0].x) == 10
+    assert loss.baselines == {"unigram baseline": done.metrics["unigram/loss/masked"]}
 
 
 def test_a_phase_may_have_segments_of_its_own(corpus: Corpus, tmp_path: Path) -> None:

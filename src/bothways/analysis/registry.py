@@ -18,6 +18,7 @@ from bothways.tasks.base import TaskLearner
 from bothways.tasks.catalogue import AnyTask
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
 from bothways.tasks.likelihood.task import LikelihoodTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.multilabel.task import MultilabelTask
@@ -47,7 +48,7 @@ def analysis_of(learner: TaskLearner[Any, Any]) -> TaskAnalysis[Any, Any]:
             return TagAnalysis(task, labels)
         case QuestionAnsweringTask():
             return AnswerAnalysis()
-        case MaskFillingTask() | LikelihoodTask() | SentenceEmbeddingTask():
+        case MaskFillingTask() | LikelihoodTask() | MinimalPairTask() | SentenceEmbeddingTask():
             what = f"there is no report on the task {task.name}"
             fix = "Leave it out; evaluate prints the metrics."
             raise ConfigError(what, where="report", fix=fix)

@@ -35,6 +35,8 @@ def bench(
     from bothways.bench import race as recipe
     from bothways.bench.workloads import SUITED, WORKLOADS
     from bothways.core.config.checks import require_at_least
+    from bothways.core.terminal import show_lines
+    from bothways.report.terminal import titled
     from bothways.runtime.devices import choose_device
 
     require_at_least(1, rounds=rounds)
@@ -47,9 +49,7 @@ def bench(
         load = WORKLOADS[name]
         with console.status(f"measuring {load.name}, {rounds} rounds in turns …"):
             rows = recipe.measure(load, rounds, where)
-        table = Table(
-            title=f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP"
-        )
+        table = Table()
         for title in ("", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"):
             table.add_column(title, justify="right" if title else "left")
         for row in rows:
@@ -64,7 +64,8 @@ def bench(
                 f"{row.share_of_gemm:.0%}",
                 "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
             )
-        console.print(table)
+        title = f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP"
+        show_lines(console, titled(title, table))
         console.print(
             "× default: relative to transformers in fp32, its default; × same: in equal precision",
             style="dim",

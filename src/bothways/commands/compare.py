@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bothways.commands.options import Device, LabelColumn, SecondColumn, TextColumn
-from bothways.core.terminal import say
+from bothways.core.terminal import say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,7 +66,7 @@ def compare(  # noqa: PLR0913 – one option per question
     from rich.console import Console
 
     console = Console()
-    console.print(_table(found, data))
+    show_lines(console, _table(found, data))
     if chosen == "likelihood":
         say(
             console,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from bothways.commands.options import INPUTS
 from bothways.commands.progress import keeping, terminal_progress
-from bothways.core.terminal import say
+from bothways.core.terminal import say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +75,7 @@ def build(
         )  # fmt: skip
     if known:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")
-    Console().print(Text(str(out), "bold"), _counts(result), sep="\n")
+    show_lines(Console(), Text(str(out), "bold"), _counts(result))
 
 
 def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool = False) -> None:
@@ -104,7 +104,7 @@ def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool 
         with console.status("comparing files with the manifest …"):
             corpus.verify()
         console.print("All files match the manifest.")
-    console.print(Text(str(folder), "bold"), _counts(corpus), _lengths(corpus), sep="\n")
+    show_lines(console, Text(str(folder), "bold"), _counts(corpus), _lengths(corpus))
     count = min(max(documents, 0), len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
         _show(corpus, int(document), console)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.core.terminal import say
+from bothways.core.terminal import say, show_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,9 +37,8 @@ def describe(model: str, /, *, length: int = 128) -> None:
     require_at_least(1, length=length)
     found = _find(model)
     console = Console()
-    console.print(Text.assemble((model, "bold"), f": {found.origin}"))
-    for table in (_settings(found), _parameters(found), _costs(found, length)):
-        console.print(table)
+    tables = (_settings(found), _parameters(found), _costs(found, length))
+    show_lines(console, Text.assemble((model, "bold"), f": {found.origin}"), *tables)
     for line in _against(found):
         say(console, line)
     if found.report is not None:

@@ -16,6 +16,7 @@ from bothways.commands.options import (
     SecondColumn,
     TextColumn,
 )
+from bothways.core.terminal import show_lines
 from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss.
 
-    Needs constant memory. --task likelihood computes the pseudo-perplexity of texts. --task embed
+    Needs constant memory. --task likelihood computes the pseudo-perplexity of texts; --task prefer
+    counts how often the first of two texts is the more likely one, as in BLiMP. --task embed
     scores all layers and poolings by the correlation of cosine similarities with gold scores.
 
     Parameters
@@ -153,7 +155,7 @@ def _evaluate_on_corpus(
     if json:
         print(dumps(metrics))
         return
-    Console().print(metric_table(f"{folder} on {file}", {"": metrics}, ""))
+    show_lines(Console(), metric_table(f"{folder} on {file}", {"": metrics}, ""))
 
 
 @dataclass
@@ -202,7 +204,7 @@ class _Data:
             print(dumps(dict(plain)))
             return
         table = metric_table(self.title, shown) if isinstance(shown, Mapping) else shown
-        Console().print(table)
+        show_lines(Console(), table)
 
 
 def _analyse(predictor: Predictor, data: _Data, report: Path) -> Metrics:

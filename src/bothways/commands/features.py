@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from bothways.commands.options import Device
 from bothways.commands.progress import keeping
 from bothways.core.progress import TimeLeft
+from bothways.core.terminal import show_lines
 from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def features(
         base=FeatureConfig(model=model, train=train, dev=dev),
         overrides=merge(parse_overrides(overrides), options),
     )
-    console, until = Console(stderr=True), settings.training.until
+    console, until = Console(stderr=True), settings.training.end
     say_kernels(device)
     with (
         keeping(out, console, "What was read to its end"),
@@ -91,7 +92,7 @@ def features(
 
         print(dumps({"layers": layers, "metrics": dict(done.metrics), "shares": list(done.shares)}))
     else:
-        Console().print(_table(done))
+        show_lines(Console(), _table(done))
 
 
 def _table(done: FeatureResult) -> RenderableType:

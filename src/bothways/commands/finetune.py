@@ -15,12 +15,11 @@ from bothways.commands.options import (
     TrainedTask,
 )
 from bothways.commands.progress import check_begun, say_kernels, stop_saved
-from bothways.core.terminal import say
+from bothways.core.terminal import say, show_lines
 from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
 
     from bothways.finetuning.prepare import FinetuneConfig
     from bothways.finetuning.run import FinetuneResult
@@ -141,7 +140,8 @@ def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:
     if done.folder is None:
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     if done.metrics:
-        Output().print(metric_table("Best checkpoint on the dev data", {"value": done.metrics}))
+        table = metric_table("Best checkpoint on the dev data", {"value": done.metrics})
+        show_lines(Output(), table)
         say(console, f"What it does well and badly: {out / 'report.html'}")
     parts = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
     say(console, " ".join(part for part in parts if part))
@@ -161,20 +161,20 @@ def print_series(series: Series, out: Path, console: Console) -> None:
         return
     if not series.finished:
         stop_saved(console)
-    Output().print(_series_table(series))
+    show_lines(Output(), _series_table(series))
     if series.best is not None:
         said = f"The best model, of {series.best.name}, is in {out / 'model'}. {_try(out)}"
         say(console, said)
 
 
-def _series_table(series: Series) -> Table:
+def _series_table(series: Series) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    from bothways.report.terminal import titled
     from bothways.sweeps.seeds import seed_spread
 
-    table = Table(title=f"{len(series.runs)} runs, scored on the dev data")
-    summary = seed_spread(series)
+    table, summary = Table(), seed_spread(series)
     metric = summary.metric if summary else "metric"
     table.add_column("run", overflow="fold")
     table.add_column(Text(metric), justify="right")
@@ -188,4 +188,4 @@ def _series_table(series: Series) -> Table:
         for name in ("mean", "median", "best", "deviation"):
             table.add_row(name, f"{getattr(summary, name):.4f}", "")
         table.add_row("failed runs", f"{summary.failed} of {len(series.runs)}", "")
-    return table
+    return titled(f"{len(series.runs)} runs, scored on the dev data", table)

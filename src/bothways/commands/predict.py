@@ -36,8 +36,8 @@ def predict(  # noqa: PLR0913 – one option per question
     settings
         Settings of the task, such as top=10 for fill or pooling=max for embed.
     task
-        A task of finetune, fill, likelihood, embed, or another usual name of one of them; default:
-        the task of the model.
+        A task of finetune, fill, likelihood, prefer, embed, or another usual name of one of them;
+        default: the task of the model.
     top
         The most probable labels to print; by default all.
     length

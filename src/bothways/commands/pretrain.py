@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bothways.commands.options import Device
 from bothways.commands.progress import check_begun, stop_saved
-from bothways.core.terminal import say
+from bothways.core.terminal import say, show_lines
 from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def pretrain(
         return configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
 
     settings = read(recipe or "modern")
-    if recipe is None and (usual := recipe_for(settings.training.until)) != "modern":
+    if recipe is None and (usual := recipe_for(settings.training.end)) != "modern":
         settings = read(usual)
         print(f"note: --recipe {usual}, for a budget of {settings.training.until}", file=sys.stderr)
     console = Console(stderr=True)
@@ -107,8 +107,10 @@ def _conclude(done: PretrainResult, settings: PretrainConfig, console: Console) 
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     steps, tokens = done.progress.steps, done.progress.tokens
     title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
-    Output().print(metric_table(title, {"": done.metrics}, "", _shown))
+    show_lines(Output(), metric_table(title, {"": done.metrics}, "", _shown))
     say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
+    if done.folder is not None and (page := done.folder.parent / "report.html").exists():
+        say(console, f"Curves, metrics and settings: {page}")
 
 
 def _shown(name: str, value: float) -> str:

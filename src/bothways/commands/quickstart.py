@@ -60,7 +60,7 @@ def quickstart(
         raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
     console, story = Console(stderr=True), Story(minutes=minutes)
     say_kernels("auto")
-    with keeping(out, console), _bar(story.method.training.until, console) as watch:
+    with keeping(out, console), _bar(story.method.training.end, console) as watch:
         result = run_story(
             story, out, files=corpus, labels=labels, say=partial(say, console), on_fine_tuning=watch
         )

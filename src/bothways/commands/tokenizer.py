@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS
 from bothways.commands.progress import terminal_progress
-from bothways.core.terminal import say
+from bothways.core.terminal import say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -183,7 +183,7 @@ def report(
     with terminal_progress(_console()) as progress:
         texts = sample(_read(inputs, column, progress), int(ceiling * 1e6))
         found = examine(model, _tracked(texts, progress), examples=examples)
-    Console().print(_table(found, str(tokenizer)))
+    show_lines(Console(), _table(found, str(tokenizer)))
 
 
 def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kind:

@@ -12,7 +12,7 @@ from bothways.core.terminal import listed
 
 Check = Literal[
     "ids", "positions", "casing", "truncation", "unknown", "disk", "memory", "time",
-    "rows", "labels", "balance", "overlap", "heads",
+    "rows", "labels", "balance", "overlap", "heads", "masking", "training",
 ]  # fmt: skip
 SHOWN = 5
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 # C0 and C1 control characters except tab and newline, DEL, overrides of the writing direction,
 # and lone surrogates, which no encoding can write.
@@ -33,6 +33,11 @@ def listed(names: Iterable[str], limit: int = 8) -> str:
     names = list(names)
     more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def show_lines(console: Console, *parts: RenderableType) -> None:
+    """Print texts and tables below each other; long texts, such as paths, are not broken."""
+    console.print(*parts, sep="\n", soft_wrap=True)
 
 
 def say(console: Console, text: str) -> None:

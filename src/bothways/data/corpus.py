@@ -71,6 +71,9 @@ WORK = ".building"
 """The folder in which a build keeps finished shards; it is deleted with the end of the build."""
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
+CHUNK, COUNTED_CHUNKS = 2**20, 64
+"""The size and the highest number of the parts in which unknown tokens are counted."""
+
 _RESUME = "Fix that and run the same command again: what is done is kept."
 
 
@@ -157,13 +160,15 @@ class Corpus:
 
     @functools.cached_property
     def unknown_share(self) -> float:
-        """The fraction of the tokens that are unknown to the tokenizer's vocabulary."""
-        if not len(self.tokens):
-            return 0.0
-        unknown, chunk = self.tokenizer.specials.unknown, 2**24
-        parts = range(0, len(self.tokens), chunk)
-        hits = sum(int((self.tokens[at : at + chunk] == unknown).sum()) for at in parts)
-        return hits / len(self.tokens)
+        """The fraction of the tokens that are unknown to the tokenizer's vocabulary.
+
+        Of a large corpus, an even sample of `COUNTED_CHUNKS` parts is counted.
+        """
+        unknown, total = self.tokenizer.specials.unknown, len(self.tokens)
+        starts = range(0, total, max(CHUNK, -(-total // COUNTED_CHUNKS)))
+        parts = [self.tokens[at : at + CHUNK] for at in starts]
+        hits = sum(int((part == unknown).sum()) for part in parts)
+        return hits / max(1, sum(map(len, parts)))
 
     def split(self, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ids of the documents to train on and of those to hold out, ascending.

@@ -23,6 +23,7 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError
 from bothways.core.sequence import Ids, Sequence
+from bothways.text.tokenizer import Tokenizer
 
 Places = NDArray[np.int64]
 
@@ -50,7 +51,10 @@ class AnyToken:
 
 @dataclass(frozen=True)
 class OrdinaryToken:
-    """The vocabulary without its special tokens, as in RoBERTa."""
+    """The vocabulary without its special tokens and [UNK], as in RoBERTa's code (fairseq).
+
+    [UNK] hardly occurs in a text, so a model would only learn that it is never right.
+    """
 
     kind: Literal["ordinary"] = "ordinary"
 
@@ -107,12 +111,21 @@ class Vocabulary:
         continues: `(V)`, True where a token continues the word before it.
         mask: the id of [MASK].
         ends: `(V)`, True for tokens after which a word begins, whatever follows; None for none.
+        unknown: the id of [UNK]; None if there is none. It is predicted, like any token of a text.
     """
 
     special: NDArray[np.bool_]
     continues: NDArray[np.bool_]
     mask: int
     ends: NDArray[np.bool_] | None = None
+    unknown: int | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+        """Return the vocabulary of a tokenizer."""
+        continues, ends = tokenizer.word_pieces
+        specials = tokenizer.specials
+        return cls(tokenizer.special, continues, specials.mask, ends, specials.unknown)
 
     @property
     def size(self) -> int:
@@ -121,8 +134,11 @@ class Vocabulary:
 
     @functools.cached_property
     def ordinary(self) -> Places:
-        """The ids that are not special, ascending."""
-        return np.flatnonzero(~self.special)
+        """The ids that are neither special nor [UNK], ascending."""
+        ordinary = ~self.special
+        if self.unknown is not None:
+            ordinary[self.unknown] = False
+        return np.flatnonzero(ordinary)
 
 
 def mask_tokens(
@@ -158,15 +174,41 @@ def _choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.G
             # opens[i]: a word begins at token i. [CLS] un ##able to [SEP] ##s
             #                                        1    1    0   1    1    1
             # A piece after a special token is a word: its beginning was cut off.
-            opens = ~vocabulary.continues[ids]
+            opens = word_starts(ids, vocabulary)
             opens[1:] |= special[:-1]
-            if vocabulary.ends is not None:
-                opens[1:] |= vocabulary.ends[ids[:-1]]
             chosen = _whole_words(candidates, opens[candidates], count, rng)
         case _:
             assert_never(masking.unit)
     chosen.sort()
     return chosen
+
+
+def word_starts(ids: Ids, vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """Return `(tokens)`: True where a word begins, by the tokens of a text without special ones."""
+    opens = ~vocabulary.continues[ids]
+    if vocabulary.ends is not None:
+        opens[1:] |= vocabulary.ends[ids[:-1]]
+    return opens
+
+
+def masked_share(
+    ids: Ids, length: int, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator
+) -> float:
+    """Return the predictions of a text as a share of those that `masking.rate` asks for.
+
+    Whole words that exceed the rest of a sequence are skipped: where words are long, few are
+    chosen.
+
+    Args:
+        ids: tokens of the text; cut into sequences of `length`, special tokens included.
+    """
+    asked = chosen = 0
+    room, control = length - 2, np.array([vocabulary.mask], dtype=ids.dtype)
+    for start in range(0, len(ids), room):
+        sequence = np.concatenate([control, ids[start : start + room], control])
+        asked += masking.count(len(sequence))
+        chosen += len(_choose(sequence, masking, vocabulary, rng))
+    return chosen / asked if asked else 1.0
 
 
 def _whole_words(

@@ -41,13 +41,22 @@ def finetune_adam() -> Training:
     )
 
 
+def automatic_adam() -> Training:
+    """Return AdamW with a rate and a length that are chosen by the model and the data.
+
+    See `finetuning.automatic`; an explicit value always wins.
+    """
+    return dataclasses.replace(finetune_adam(), until="auto", optimizer=AdamW(lr="auto"))
+
+
 @dataclass(frozen=True)
 class FinetuneSettings:
     """The settings of a fine-tuning run.
 
     Attributes:
         training: the optimizer, its schedule, the length of the run, and the interval of
-            evaluations on the dev data.
+            evaluations on the dev data. A rate or a length of "auto" is chosen by the model and
+            the data (`finetuning.automatic`).
         length: maximum length of a sequence in tokens, special tokens included. None: the task's
             own, or the length that holds 95 % of the training texts whole, if that is more.
         batch: sequences or tokens per update.
@@ -59,7 +68,7 @@ class FinetuneSettings:
         task: the task to fine-tune for.
     """
 
-    training: Training = field(default_factory=finetune_adam)
+    training: Training = field(default_factory=automatic_adam)
     length: int | None = None
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
     microbatch_tokens: int = 8192
@@ -90,8 +99,8 @@ class FinetuneSettings:
 
 
 def modern_finetuning(task: Trainable) -> FinetuneSettings:
-    """Return the modern recipe: AdamW, three epochs, a tenth of warm-up."""
-    return FinetuneSettings(finetune_adam(), task=task)
+    """Return the modern recipe: AdamW with a tenth of warm-up, rate and length chosen."""
+    return FinetuneSettings(task=task)
 
 
 def paper_finetuning(task: Trainable) -> FinetuneSettings:
@@ -144,7 +153,7 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
         if name == "batch" and not isinstance(value, Mapping):
             path, leaf = "batch.n", value
         elif name == "epochs":
-            path, leaf = SHORTHANDS[name], f"{value} epochs"
+            path, leaf = SHORTHANDS[name], value if value == "auto" else f"{value} epochs"
         else:
             path, leaf = SHORTHANDS.get(name, name), value
         for key in reversed(path.split(".")):

@@ -14,6 +14,7 @@ from bothways.core.learner import Learner
 from bothways.core.progress import OnShare, untold
 from bothways.core.sequence import Sequence
 from bothways.core.stages import OnStage, part_of, unseen
+from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share, unchanged
 from bothways.finetuning.config import FinetuneSettings
@@ -136,6 +137,12 @@ def loader(
     """Return the steps over the training data, shuffled in each epoch."""
     source = ListSource(data.sequences, Shuffled(seed))
     return Loader(source, unchanged, method.batch, method.microbatch_tokens, seed, share)
+
+
+def updates_per_epoch(data: LabelledData, method: FinetuneSettings) -> float:
+    """Return the number of updates in which the training data is read once; at least 1."""
+    of_examples = isinstance(method.batch, ExampleBudget)
+    return max(1.0, (len(data.sequences) if of_examples else data.tokens) / method.batch.n)
 
 
 def dev_windows(

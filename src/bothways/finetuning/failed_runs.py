@@ -14,6 +14,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from bothways.core.learner import Learner
@@ -23,6 +24,7 @@ from bothways.core.stages import followed
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import InOrder, ListSource
 from bothways.data.loader import Loader, unchanged
+from bothways.finetuning.automatic import BASE_RATE
 from bothways.tasks.base import Direction, Metrics, Task
 from bothways.training.loop import evaluate
 from bothways.training.optimizers import BertAdam
@@ -41,9 +43,16 @@ MANY_CLASSES = math.log(8)
 """The baseline's loss from which a task has many classes: that of eight equally frequent ones."""
 FEW_UPDATES = 100
 """Number of updates below which a run that learned nothing was too short at any rate."""
-LOW_RATE, HIGH_RATE, LONG_WARMUP = 2e-5, 1e-3, 0.1
-"""The rate advised to runs with a higher one; the rate that is too high for any model; the warm-up
-advised to runs with a shorter one."""
+CAUTIOUS, FAR_OFF = 0.4, 4.0
+"""The rate advised to a failed run, as a multiple of the usual one (5e-5 → 2e-5); the factor
+between two rates from which on one of them is wrong for the model."""
+LONG_WARMUP = 0.1
+"""The warm-up advised to runs with a shorter one."""
+FEW_REPORTS = 8
+"""Number of reports below which the course of the training loss is not judged."""
+FALLING = 0.2
+"""The share of the whole decrease of the loss that the second half of a run has at least if the
+loss is still falling."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +64,16 @@ class Failure:
         training: the run's settings; the advice leaves out measures that were taken.
         updates: number of updates; None if unknown.
         unfinished: True if the run learned, but was stopped far from convergence.
+        falling: True if the training loss was still falling at the end; None if unknown.
+        usual: the usual rate for the model (`automatic.usual_rate`).
     """
 
     reasons: tuple[str, ...]
     training: Training
     updates: int | None = None
     unfinished: bool = False
+    falling: bool | None = None
+    usual: float = BASE_RATE
 
     def __str__(self) -> str:
         return self.message()
@@ -81,24 +94,40 @@ class Failure:
 
     def _advice(self) -> Iterator[str]:
         """Yield measures that help and were not taken."""
-        training, warmup = self.training, getattr(self.training.schedule, "warmup", None)
-        rate = getattr(training.optimizer, "lr", 0.0)
         short = self.updates is not None and self.updates < FEW_UPDATES
-        if short or self.unfinished:
+        if short or self.falling or (self.unfinished and self.falling is None):
             made = f"; it made {self.updates:,} updates" if self.updates is not None else ""
-            yield f"more epochs (training.until{made})"
-            if rate > HIGH_RATE:
-                yield f"a lower rate (training.optimizer.lr={LOW_RATE:g})"
-            elif self.unfinished:
-                yield f"a higher rate (training.optimizer.lr={2 * rate:g})"
+            loss = "; the loss was still falling" if self.falling else ""
+            yield f"more epochs (training.until{made}{loss})"
+            yield from self._other_rate(short=True)
             return
-        if rate > LOW_RATE:
-            yield f"a lower rate (training.optimizer.lr={LOW_RATE:g})"
+        yield from self._other_rate(short=False)
+        if self.unfinished:
+            return
+        warmup = getattr(self.training.schedule, "warmup", None)
         if isinstance(warmup, int | float) and warmup < LONG_WARMUP:
             yield f"a longer warm-up (training.schedule.warmup={LONG_WARMUP})"
         yield "more epochs (training.until)"
-        if isinstance(training.optimizer, BertAdam):
+        if isinstance(self.training.optimizer, BertAdam):
             yield "the optimizer with bias correction (training.optimizer.kind=adamw)"
+
+    def _other_rate(self, *, short: bool) -> Iterator[str]:
+        """Yield a better rate: the usual one if that of the run is far from it.
+
+        Otherwise a run that learned is advised a higher one, and a failed one a lower one, unless
+        it was too short to blame the rate.
+        """
+        rate = getattr(self.training.optimizer, "lr", None)
+        if not isinstance(rate, int | float):
+            return
+        if rate > FAR_OFF * self.usual:
+            yield f"a lower rate (training.optimizer.lr={self.usual:g})"
+        elif rate < self.usual / FAR_OFF:
+            yield f"a higher rate (training.optimizer.lr={self.usual:g})"
+        elif self.unfinished and not self.falling:
+            yield f"a higher rate (training.optimizer.lr={2 * rate:g})"
+        elif not short and rate > CAUTIOUS * self.usual:
+            yield f"a lower rate (training.optimizer.lr={CAUTIOUS * self.usual:.2g})"
 
 
 def _join(parts: Many[str]) -> str:
@@ -148,6 +177,22 @@ def training_loss(
     return sum(
         evaluate(learner, followed(parts, on_share), Single(), precision="fp32").losses.values()
     )
+
+
+def still_falling(losses: Many[float]) -> bool | None:
+    """Return whether a training loss was still falling at the end, by its values in order.
+
+    The second half of the run then has a good part of the whole decrease:
+    4.3 … 4.0 … 3.8 → True, 4.3 … 0.5 … 0.5 → False. None for too few values.
+    """
+    if len(losses) < FEW_REPORTS:
+        return None
+    size = len(losses) // FEW_REPORTS
+    middle = (len(losses) - size) // 2
+    first, half, last = (
+        fmean(losses[start : start + size]) for start in (0, middle, len(losses) - size)
+    )
+    return first - last > LEARNED * first and half - last > FALLING * (first - last)
 
 
 def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:

@@ -31,7 +31,6 @@ from bothways.finetuning.bilstm_tagger import (
     holds,
 )
 from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.prepare import amount_read
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
 from bothways.model.flops import BACKWARD
@@ -42,7 +41,7 @@ from bothways.preflight.text import check_model
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.task import Tagger, TaggingTask
-from bothways.training.durations import Epochs, Hours
+from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
@@ -173,7 +172,7 @@ def _encoding(
 
 def _fitting(sentences: TaggedSentences, settings: FeatureConfig) -> tuple[str, float]:
     """Return the description and seconds of the tagger's training."""
-    data, until = sentences.data, settings.training.until
+    data, until = sentences.data, settings.training.end
     if isinstance(until, Hours):
         return f"{until} of training", 3600 * until.count
     train, dev = (sum(map(words_in, inputs)) for inputs in (data.train, data.dev))
@@ -200,8 +199,29 @@ def words_read(
     Returns:
         None if the number depends on the speed of the run.
     """
-    read = amount_read(settings.training.until, settings.batch, train, sentences)
+    read = _amount_read(settings.training.end, settings.batch, train, sentences)
     return None if read is None else read * (1 + dev / train / (1 + BACKWARD))
+
+
+def _amount_read(
+    until: Duration, batch: ExampleBudget | TokenBudget, words: int | float, sequences: int
+) -> int | float | None:
+    """Return the number of words that a run reads; None if it depends on the run's speed.
+
+    Args:
+        words, sequences: number of words and of sentences in the data.
+    """
+    match until, batch:
+        case Epochs(count), _:
+            return count * words
+        case Tokens(count), _:
+            return count
+        case Steps(count), ExampleBudget(n):
+            return count * n * words / sequences
+        case Steps(count), TokenBudget(n):
+            return count * n
+        case _:
+            return None
 
 
 def tokens_in(item: EncodedExample) -> int:

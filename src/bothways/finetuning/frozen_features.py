@@ -183,7 +183,7 @@ def fit_features(
     store, best = MemoryStore(), Best("f1", "highest")
     progress = train(
         tagger,
-        [TrainingPhase(settings.training.until, lambda state: loader.steps(state.cursor))],
+        [TrainingPhase(settings.training.end, lambda state: loader.steps(state.cursor))],
         dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
         Single(),
         store,

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_seed
 from bothways.core.errors import ConfigError
 from bothways.core.stages import OnStage, unseen
+from bothways.finetuning.automatic import UNKNOWN, choose, tokens_read, usual_rate
 from bothways.finetuning.config import RECIPES, USUAL, FinetuneSettings, expand_shorthands
 from bothways.finetuning.data import (
     LabelledData,
@@ -38,6 +40,7 @@ from bothways.finetuning.failed_runs import (
     signs_of_little_training,
     signs_of_scores,
     signs_of_training,
+    still_falling,
     training_loss,
 )
 from bothways.finetuning.stability import rules, steady
@@ -54,7 +57,7 @@ from bothways.tasks.base import Metrics, Reading, TaskLearner
 from bothways.tasks.catalogue import Trainable, trainable_task
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.parallel import Single
-from bothways.training.run import TrainingPhase, train
+from bothways.training.run import Event, TrainingPhase, train
 from bothways.training.state import RunState
 from bothways.training.store import MemoryStore
 
@@ -71,6 +74,7 @@ class FitResult:
         metrics: of these weights on the dev data; empty without dev data.
         history: (epochs, metrics) of every evaluation.
         progress: at the end.
+        settings: of the run, with the rate and the length that were chosen for it.
         failure: why the run probably failed; None if there is no sign of failure.
     """
 
@@ -78,6 +82,7 @@ class FitResult:
     metrics: Metrics
     history: tuple[tuple[float, Metrics], ...]
     progress: RunState
+    settings: FinetuneSettings
     failure: Failure | None = None
 
     def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
@@ -94,6 +99,7 @@ class FitResult:
         record = {
             "task": configs.to_dict(definition),
             "length": self.task.length,
+            "settings": configs.to_dict(self.settings),
             "steps": self.progress.steps,
             "metrics": dict(self.metrics),
             "failure": list(self.failure.failed) if self.failure else [],
@@ -147,6 +153,7 @@ def finetune_rows(  # noqa: PLR0913 – one option per question
     positions = loaded.model.config.max_positions
     data = label(definition, loaded.tokenizer(), examples, scored, method.length, positions)
     method = dataclasses.replace(method, task=definition)
+    method, _ = choose(method, loaded.model.config, data, tokens_read(loaded))
     return fit_task(
         loaded.model,
         data,
@@ -218,6 +225,8 @@ def fit_task(
         ConfigError: `start` lacks a pooler or the blocks that `stability` names, the schedule does
             not fit the run, the task does not have the metric, or early stopping has no dev data.
     """
+    config, tokens = (start.config, UNKNOWN) if isinstance(start, Model) else (start, 0.0)
+    method, _ = choose(method, config, data, tokens)
     best = _best(data, method)
     model = start_from(start, data.definition.heads(data.labels, method.dropout), seed)
     _check_start(start, method)
@@ -228,22 +237,30 @@ def fit_task(
     )
     order = seed if order_seed is None else order_seed
     torch.manual_seed(order + 1)
+    losses = list[float]()
+
+    def on_event(event: Event) -> None:
+        """Pass each step on and keep the losses."""
+        losses.extend(training_losses(event))
+        if event.kind == "step":
+            on_step(event.progress)
+
     with learning_by_rows(model, choose_device(device), world=1):
         store, steps = MemoryStore(), loader(data, method, task, order).steps
         progress = train(
             task,
-            [TrainingPhase(method.training.until, lambda state: steps(state.cursor))],
+            [TrainingPhase(method.training.end, lambda state: steps(state.cursor))],
             dataclasses.replace(method.training, keep=Keep(1, best)),
             Single(),
             store,
             evaluation=(lambda _: score(task, data)) if data.dev else None,
             rules=rules(method.stability, model),
-            on_event=lambda event: on_step(event.progress) if event.kind == "step" else None,
+            on_event=on_event,
         )
         store.load_best(task, best)
     task.eval()
-    metrics, failure = conclude(task, data, method, updates=progress.steps)
-    return FitResult(task, metrics, tuple(store.history), progress, failure)
+    metrics, failure = conclude(task, data, method, updates=progress.steps, losses=losses)
+    return FitResult(task, metrics, tuple(store.history), progress, method, failure)
 
 
 @contextlib.contextmanager
@@ -268,8 +285,12 @@ def conclude(
     method: FinetuneSettings,
     on_stage: OnStage = unseen,
     updates: int | None = None,
+    losses: Many[float] = (),
 ) -> tuple[Metrics, Failure | None]:
     """Tune a trained task on the dev data and score it.
+
+    Args:
+        losses: the training losses of the run, in order.
 
     Returns:
         The metrics, empty without dev data, and the failure; None if there is no sign of failure.
@@ -295,10 +316,23 @@ def conclude(
         direction = data.definition.directions(data.labels)[method.chosen_by]
         usual = baseline(data.train_examples, data.dev_examples)
         reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
-    if reasons:
-        return metrics, Failure(reasons, method.training, updates)
-    little = signs_of_little_training(trained, usual_train)
-    return metrics, Failure(little, method.training, updates, unfinished=True) if little else None
+    little = () if reasons else signs_of_little_training(trained, usual_train)
+    if not reasons and not little:
+        return metrics, None
+    return metrics, Failure(
+        reasons or little,
+        method.training,
+        updates,
+        unfinished=bool(little),
+        falling=still_falling(losses),
+        usual=usual_rate(task.model.config),
+    )
+
+
+def training_losses(event: Event) -> Iterator[float]:
+    """Yield the loss of an event that reports one."""
+    if event.kind == "report":
+        yield sum(value for name, value in event.values.items() if name.startswith("loss/"))
 
 
 def _best(data: LabelledData, method: FinetuneSettings) -> Best:

@@ -12,33 +12,29 @@ from typing import Any, Literal
 
 import torch
 
-from bothways.core.batch import Batch, pack
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_seed
 from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.stages import OnStage, followed, followed_reading, unseen
-from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.finetuning.automatic import choose, tokens_read
 from bothways.finetuning.config import FinetuneSettings, check_paths, expand_shorthands
 from bothways.finetuning.data import LabelledData, check_metric, examine
+from bothways.finetuning.forecast import forecast
 from bothways.finetuning.stability import steady
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.provenance import digest_of_model, stamp
 from bothways.hub.resolve import resolve_run
 from bothways.model.heads import Head
 from bothways.model.model import Model
-from bothways.preflight.machine import Load, check_machine, compute_as, forecast
+from bothways.preflight.machine import Load, check_machine, compute_as
 from bothways.preflight.text import check_model
 from bothways.tasks.base import Direction, Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
 from bothways.training.checkpoint import Best
-from bothways.training.durations import Duration, Epochs, Steps
-from bothways.training.durations import Tokens as TokenCount
 from bothways.training.run import Training
 
-SAMPLE = 1024
-"""Number of tokens that the forecast of the time is measured on."""
 REPORTED = 256
 """Number of examples between two reports of progress."""
 
@@ -157,12 +153,18 @@ def make_ready(
     tokenizer = loaded.tokenizer()
     positions = loaded.model.config.max_positions
     data = examine(definition, tokenizer, train, dev, settings.length, on_stage, positions)
-    settings = dataclasses.replace(settings, length=data.length)
+    settings, chosen = choose(
+        dataclasses.replace(settings, length=data.length),
+        loaded.model.config,
+        data,
+        tokens_read(loaded),
+    )
     findings = report_findings(
         [
             *check_model(loaded.model.config, data.tokenizer, data.length),
             *data.findings,
             *check_machine(_load(settings, loaded.model, data), folder, device),
+            *chosen,
         ]
     )
     check_metric(settings.chosen_by, data)
@@ -170,12 +172,10 @@ def make_ready(
     steady(loaded.model, settings.stability, settings.seed, settings.fresh)
     compute_as(loaded.model.encoder, settings.training, device)
     task = definition.learner(loaded.model, data.tokenizer, data.labels, data.length).to(device)
-    tokens = tokens_of(settings, data)
-    if tokens is not None:
-        on_share = partial(on_stage, "measuring the speed of training")
-        findings.append(
-            forecast(task, _sample(data), tokens, settings.training.precision, on_share)
-        )
+    training = training_of(settings, data.definition.directions(data.labels))
+    on_share = partial(on_stage, "measuring the speed of training")
+    if (time := forecast(task, data, settings, training, folder, on_share)) is not None:
+        findings.append(time)
     read = {"train": (settings.train, train)} | (
         {"dev": (settings.dev, dev)} if settings.dev else {}
     )
@@ -246,38 +246,6 @@ def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
         checkpoints,
         recompute,
     )
-
-
-def tokens_of(settings: FinetuneConfig, data: LabelledData) -> int | float | None:
-    """Return the number of tokens that the run reads; None if it depends on the run's speed."""
-    return amount_read(settings.training.until, settings.batch, data.tokens, len(data.sequences))
-
-
-def amount_read(
-    until: Duration, batch: ExampleBudget | TokenBudget, tokens: int | float, sequences: int
-) -> int | float | None:
-    """Return the number of tokens that a run reads; None if it depends on the run's speed.
-
-    Args:
-        tokens, sequences: number of tokens and of sequences in the data.
-    """
-    match until, batch:
-        case Epochs(count), _:
-            return count * tokens
-        case TokenCount(count), _:
-            return count
-        case Steps(count), ExampleBudget(n):
-            return count * n * tokens / sequences
-        case Steps(count), TokenBudget(n):
-            return count * n
-        case _:
-            return None
-
-
-def _sample(data: LabelledData) -> Batch:
-    """Return a small batch with the lengths of the data."""
-    sequences = sorted(data.sequences, key=len)
-    return pack(sequences[:: max(1, data.tokens // SAMPLE)])
 
 
 def training_of(settings: FinetuneConfig, directions: Mapping[str, Direction]) -> Training:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from bothways.core.terminal import say
 from bothways.data.loader import Share, ahead
 from bothways.finetuning.data import LabelledData, dev_windows, loader, score
 from bothways.finetuning.failed_runs import Failure
-from bothways.finetuning.in_memory_run import conclude, learning_by_rows
+from bothways.finetuning.in_memory_run import conclude, learning_by_rows, training_losses
 from bothways.finetuning.prepare import (
     FinetuneConfig,
     PreparedRun,
@@ -66,6 +67,7 @@ class FinetuneResult:
         findings: of the preflight.
         folder: the model folder; None for an interrupted run.
         failure: why the run probably failed; None if there is no sign of failure.
+        finished: False if the run was interrupted.
     """
 
     task: TaskLearner[Any, Any]
@@ -74,6 +76,7 @@ class FinetuneResult:
     findings: tuple[Finding, ...]
     folder: Path | None
     failure: Failure | None = None
+    finished: bool = False
 
 
 def finetune(
@@ -140,12 +143,13 @@ def _train(
     torch.manual_seed(
         settings.ordered_by + 1 + plan.rank
     )  # after the forecast and the peak, which draw too
+    losses = list[float]()
     with learning_by_rows(task.model, device, plan.world):
         progress = run.train(
             task,
             [
                 run.TrainingPhase(
-                    training.until, lambda state: ahead(steps.steps(state.cursor), device)
+                    training.end, lambda state: ahead(steps.steps(state.cursor), device)
                 )
             ],
             training,
@@ -154,12 +158,14 @@ def _train(
             evaluation=partial(_evaluate, task, data) if data.dev else None,
             peak=peak,
             rules=rules(settings.stability, task.model, settings.fresh),
+            on_event=lambda event: losses.extend(training_losses(event)),
         )
-    done = FinetuneResult(task, progress, {}, ready.findings, None)
-    if not progress.finished(training.until) or not is_main(plan):
+    finished = progress.finished(training.end)
+    done = FinetuneResult(task, progress, {}, ready.findings, None, finished=finished)
+    if not finished or not is_main(plan):
         return done
     with stages(console) as on_stage:
-        return _concluded(done, ready, folder, on_stage)
+        return _concluded(done, ready, folder, losses, on_stage)
 
 
 def _made_of(ready: PreparedRun) -> dict[str, Any]:
@@ -174,7 +180,11 @@ def _evaluate(task: TaskLearner[Any, Any], data: LabelledData, on_share: OnShare
 
 
 def _concluded(
-    done: FinetuneResult, ready: PreparedRun, folder: Path, on_stage: OnStage
+    done: FinetuneResult,
+    ready: PreparedRun,
+    folder: Path,
+    losses: Many[float],
+    on_stage: OnStage,
 ) -> FinetuneResult:
     """Score and save the best weights of a finished run, and write its report."""
     settings, data, task = ready.settings, ready.data, done.task
@@ -183,7 +193,7 @@ def _concluded(
     if metric is not None:
         FolderStore(folder, {}).load_best(task, metric)
     task.eval()
-    metrics, failure = conclude(task, data, settings, on_stage, done.progress.steps)
+    metrics, failure = conclude(task, data, settings, on_stage, done.progress.steps, losses)
     done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failure)
     on_stage("saving the model", None)
     _save(done, ready)
@@ -258,7 +268,7 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
             "batch": _words(settings.batch),
             "optimizer": _words(settings.training.optimizer),
             "schedule": _words(settings.training.schedule),
-            "run": run_of(settings.training.until, done.progress),
+            "run": run_of(settings.training.end, done.progress),
             "seed": settings.seed,
             **_changed_settings(settings, done.task.task),
         },

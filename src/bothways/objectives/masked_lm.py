@@ -17,12 +17,22 @@ import torch
 from torch import Tensor
 
 from bothways.core.batch import Batch
+from bothways.core.finding import Finding
+from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
+from bothways.data.corpus import Corpus
 from bothways.data.full_sentences import FullSentences
-from bothways.data.masking import Masking, Vocabulary, mask_tokens
+from bothways.data.masking import (
+    Masking,
+    Vocabulary,
+    WholeWords,
+    mask_tokens,
+    masked_share,
+    word_starts,
+)
 from bothways.data.next_sentence import NextSentence
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import ModelConfig
@@ -30,6 +40,11 @@ from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.losses import z_loss
 from bothways.objectives.objective import ModelSpec, Objective, require_head
+
+WORDS_CHECKED = 100_000
+"""Tokens of a corpus from which the masking of whole words is measured, at most."""
+FEWEST_MASKED = 0.9
+"""The share of the asked predictions below which a warning is reported."""
 
 
 class MaskedObjective(Objective):
@@ -46,6 +61,30 @@ class MaskedObjective(Objective):
         require_head(self, encoder, MaskedHead())
         heads: tuple[Head, ...] = (PoolerHead(), PairHead()) if self.pairs else ()
         return {"model": ModelSpec(encoder, (MaskedHead(), *heads))}
+
+    def check(self, corpus: Corpus) -> list[Finding]:
+        """Return the findings about the corpus, those of whole-word masking included."""
+        return [*super().check(corpus), *self._check_words(corpus)]
+
+    def _check_words(self, corpus: Corpus) -> list[Finding]:
+        """Report whole words that are single tokens, or too long to be masked as often as asked."""
+        if not isinstance(self.masking.unit, WholeWords) or not len(corpus.tokens):
+            return []
+        where, fix = "objective.masking.unit", "Set objective.masking.unit=tokens."
+        vocabulary = Vocabulary.of(corpus.tokenizer)
+        ids = corpus.tokens[:WORDS_CHECKED].astype(np.int32)
+        if word_starts(ids, vocabulary).all():
+            what = "every word of this corpus is one token: the same as masking tokens"
+            return [Finding("masking", "warning", what, where, fix)]
+        draw = rng(0, "whole-words")
+        share = masked_share(ids, self.segments.length, self.masking, vocabulary, draw)
+        if share >= FEWEST_MASKED:
+            return []
+        what = (
+            f"words of this corpus are so long that {share * self.masking.rate:.1%} of the tokens "
+            f"are masked, not {self.masking.rate:.1%}"
+        )
+        return [Finding("masking", "warning", what, where, fix)]
 
     def prepare(
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator

@@ -101,7 +101,7 @@ def _fit(
             data,
             settings,
             device=device,
-            on_step=lambda at: on_share(at.share(settings.training.until)),
+            on_step=lambda at: on_share(at.share(settings.training.end)),
         )
     except DivergedError as error:
         result = diverged(error, folder, *mine)

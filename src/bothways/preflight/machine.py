@@ -1,4 +1,4 @@
-"""Checks of the machine before training: disk space, memory, and a forecast of the time.
+"""Checks of the machine before training: disk space, memory, and the speed of training.
 
 Each check is a function that returns findings. Errors stop the run, all of them in one message;
 warnings and notes are printed once. `bothways.tasks.checks` checks labels.
@@ -17,7 +17,6 @@ from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.learner import Learner
 from bothways.core.progress import OnShare, untold
-from bothways.core.terminal import time_text
 from bothways.model.block import Block
 from bothways.model.config import ModelConfig
 from bothways.model.flops import BACKWARD, kept_floats
@@ -84,23 +83,6 @@ def check_machine(load: Load, folder: Path | None, device: torch.device) -> list
     """
     disk = [] if folder is None else _check_disk(load, folder)
     return [*disk, *_check_memory(load, device)]
-
-
-def forecast(
-    learner: Learner,
-    batch: Batch,
-    tokens: int | float,
-    precision: Precision,
-    on_share: OnShare = untold,
-) -> Finding:
-    """Return a forecast of the time for a number of tokens, measured by `speed`."""
-    rate = speed(learner, batch, precision, on_share)
-    left = time_text(tokens / rate)
-    return Finding(
-        "time",
-        "note",
-        f"{tokens:,.0f} tokens at {rate:,.0f} a second, as measured now: about {left}",
-    )
 
 
 def speed(

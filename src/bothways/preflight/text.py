@@ -80,10 +80,18 @@ def check_inputs(
     ids = [sequence.ids for item in inputs for sequence in item.sequences]
     share = float((np.concatenate(ids) == tokenizer.specials.unknown).mean()) if ids else 0.0
     if share > UNKNOWN:
-        what = f"{share:.1%} of the tokens are unknown to the vocabulary"
-        fix = "Use a model whose vocabulary fits this text."
-        findings.append(Finding("unknown", "warning", what, "tokenizer", fix))
+        findings.append(unknown_tokens(share, "Use a model whose vocabulary fits this text."))
     return findings
+
+
+def unknown_tokens(share: float, fix: str) -> Finding:
+    """Report a share of unknown tokens: a warning above `UNKNOWN`, else a note."""
+    if share <= UNKNOWN:
+        return Finding(
+            "unknown", "note", f"{share:.2%} of the tokens are unknown to the vocabulary"
+        )
+    what = f"{share:.1%} of the tokens are unknown to the vocabulary"
+    return Finding("unknown", "warning", what, "tokenizer", fix)
 
 
 def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:

@@ -26,7 +26,7 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.preflight.machine import Load, check_machine
-from bothways.preflight.text import check_model
+from bothways.preflight.text import check_model, unknown_tokens
 from bothways.pretraining.config import PretrainConfig
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.parallel import Plan
@@ -99,9 +99,7 @@ def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
 
 def vocabulary_of(corpus: Corpus) -> Vocabulary:
     """Return what masking needs of a corpus' vocabulary."""
-    tokenizer = corpus.tokenizer
-    continues, ends = tokenizer.word_pieces
-    return Vocabulary(tokenizer.special, continues, tokenizer.specials.mask, ends)
+    return Vocabulary.of(corpus.tokenizer)
 
 
 def loader_of(
@@ -150,6 +148,8 @@ def preflight(
         findings += check_machine(load, folder, device)
     encoder, heads = settings.objective.models(settings.encoder)["model"]
     findings += _check_class(encoder, heads, corpus.tokenizer)
+    fix = "Train a tokenizer on this text, and build the corpus with it."
+    findings.append(unknown_tokens(corpus.unknown_share, fix))
     for finding in _data_findings(settings, corpus):
         if finding not in findings:
             findings.append(finding)

@@ -24,7 +24,7 @@ from bothways.objectives.catalogue import AnyObjective, default_objective
 from bothways.objectives.masked_lm import MaskedLMNextSentence, MaskedObjective
 from bothways.objectives.objective import Objective, segments_for
 from bothways.training.durations import Duration, Epochs, Hours, Steps
-from bothways.training.optimizers import AdamW, BertAdam
+from bothways.training.optimizers import AdamW, BertAdam, peak_rate
 from bothways.training.run import Training
 from bothways.training.schedules import GoogleLinear, Linear
 
@@ -95,6 +95,9 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         require_seed(seed=self.seed)
         self.objective.models(self.encoder)  # raises ConfigError if they do not fit
+        _ = self.training.end  # raises ConfigError if it is "auto", as for the rate
+        if isinstance(self.training.optimizer, AdamW | BertAdam):
+            peak_rate(self.training.optimizer)
         total = sum(phase.share for phase in self.phases)
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
+from bothways.core.errors import installed
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.source import TrainingStep
@@ -33,6 +34,7 @@ from bothways.preflight.machine import compute_as, peak_of
 from bothways.pretraining.build import build_models, loader_of, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut
+from bothways.pretraining.run_page import write_run_page
 from bothways.runtime.devices import choose_device
 from bothways.training import run
 from bothways.training.durations import part_of
@@ -69,7 +71,7 @@ class PretrainResult:
 
     def finished(self, training: Training) -> bool:
         """Return whether the run reached its configured end."""
-        return self.progress.finished(training.until)
+        return self.progress.finished(training.end)
 
 
 def pretrain(
@@ -136,13 +138,15 @@ def pretrain(
             on_event=on_event,
         )
         done = PretrainResult(learner, state, {})
-        if not state.finished(settings.training.until):
+        if not state.finished(settings.training.end):
             return done
         done = dataclasses.replace(done, metrics=scoring())
         if folder is None:
             return done
         if is_main(plan):
             _save(done, settings, corpus, folder / "model")
+            if installed("matplotlib", "jinja2"):
+                write_run_page(folder / "report.html", settings, done.metrics, state, where)
         return dataclasses.replace(done, folder=folder / "model")
 
 
@@ -159,7 +163,7 @@ def _phases(
     device = next(learner.parameters()).device
     ends = np.cumsum([phase.share for phase in settings.phases])
     ends[-1] = 1.0
-    return [run.TrainingPhase(part_of(settings.training.until, float(end)), steps) for end in ends]
+    return [run.TrainingPhase(part_of(settings.training.end, float(end)), steps) for end in ends]
 
 
 def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder: Path) -> None:
@@ -181,6 +185,7 @@ def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder
     record = {
         "pretraining": configs.to_dict(settings),
         "corpus": run_fingerprint(corpus),
+        "tokens": done.progress.tokens,
         "metrics": dict(done.metrics),
     }
     save_model(folder, done.model, corpus.tokenizer, card=card, extra=record)

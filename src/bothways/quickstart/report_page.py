@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -16,6 +15,7 @@ from bothways.core.config.tree import flatten
 from bothways.finetuning.in_memory_run import FitResult
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.parameters import parameter_table
+from bothways.pretraining.run_page import curves, read_records
 from bothways.quickstart.story import StoryResult
 from bothways.report import sections as s
 from bothways.runtime.devices import describe_device
@@ -154,48 +154,14 @@ def _figures(result: StoryResult, gain: float, spread: float) -> s.KeyFigures:
 
 
 def _records(result: StoryResult) -> list[dict[str, Any]]:
-    lines = (
-        (result.corpus.folder.parent / "pretraining" / "metrics.jsonl")
-        .read_text(encoding="utf8")
-        .splitlines()
-    )
-    return [json.loads(line) for line in lines]
+    return read_records(result.corpus.folder.parent / "pretraining" / "metrics.jsonl")
 
 
-def _curves(result: StoryResult) -> list[s.Section]:
+def _curves(result: StoryResult) -> list[s.Curves]:
     """Return curves of the training and held-out loss and accuracy over the tokens read."""
-    records, metrics = _records(result), result.pretrained.metrics
-    sections: list[s.Section] = []
-    for key, title, unit, percent in (
-        ("loss/masked", "Loss of masked tokens", "nats", False),
-        ("accuracy/masked", "Masked tokens correct", "share", True),
-    ):
-        lines = []
-        for name, prefix in (("training", ""), ("held-out", "held-out/")):
-            points = [
-                (record["tokens"] / 1e6, record[prefix + key])
-                for record in records
-                if prefix + key in record
-            ]
-            lines.append(s.Line(name, *_thinned(points)))
-        baselines = {"unigram baseline": metrics[f"unigram/{key}"]}
-        note = (
-            "The training curve jumps where sequences get longer."
-            if len(result.settings.phases) > 1
-            else ""
-        )
-        sections.append(
-            s.Curves(title, "million tokens read", unit, lines, baselines, percent, note)
-        )
-    return sections
-
-
-def _thinned(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Average neighbouring points, so that at most 200 remain."""
-    size = max(1, math.ceil(len(points) / 200))
-    groups = [points[at : at + size] for at in range(0, len(points), size)]
-    xs = [sum(x for x, _ in group) / len(group) for group in groups]
-    return xs, [sum(y for _, y in group) / len(group) for group in groups]
+    longer = "The training curve jumps where sequences get longer."
+    note = longer if len(result.settings.phases) > 1 else ""
+    return list(curves(_records(result), result.pretrained.metrics, note))
 
 
 def _filled(result: StoryResult) -> s.Section:

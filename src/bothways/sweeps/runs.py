@@ -20,6 +20,7 @@ from rich.console import Console
 
 from bothways.core.atomic_files import replace_file, replace_folder
 from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import say
@@ -151,7 +152,7 @@ def run_one(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOut
         )
     except DivergedError as error:
         return SweepOutcome(name, {}, (" ".join(str(error).split()),))
-    if not done.progress.finished(settings.training.until):
+    if not done.finished:
         return None
     metric, failure = settings.chosen_by, done.failure
     direction = done.task.task.directions(done.task.labels)[metric]
@@ -168,7 +169,12 @@ def _finished(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepO
     if not (folder / "model" / RECORD).exists():
         return None
     record = read_object(folder / "model" / RECORD, FolderError)
-    if without_places(record.get("settings", {})) != without_places(configs.to_dict(settings)):
+    given = flatten(without_places(configs.to_dict(settings)))
+    recorded = flatten(without_places(record.get("settings", {})))
+    # What a run chooses itself is recorded as it was chosen.
+    free = {name for name, value in given.items() if value == "auto"}
+    free |= {"length"} if settings.length is None else set()
+    if {**given, **dict.fromkeys(free)} != {**recorded, **dict.fromkeys(free)}:
         fix = "Give the settings that it was run with, or choose another folder."
         raise ConfigError("this run was finished with other settings", where=folder, fix=fix)
     then, now = _origin(record), fingerprints(settings) | {"model": digest_of_model(settings.model)}

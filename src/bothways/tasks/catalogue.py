@@ -8,6 +8,7 @@ from bothways.core.errors import ConfigError
 from bothways.tasks.base import did_you_mean
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
 from bothways.tasks.likelihood.task import LikelihoodTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.multilabel.task import MultilabelTask
@@ -26,7 +27,7 @@ Trainable = (
 )
 """The tasks that a model can be fine-tuned for."""
 
-AnyTask = Trainable | MaskFillingTask | LikelihoodTask | SentenceEmbeddingTask
+AnyTask = Trainable | MaskFillingTask | LikelihoodTask | MinimalPairTask | SentenceEmbeddingTask
 """Every task; those after the trainable ones need no fine-tuning."""
 
 TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in get_args(Trainable)}
@@ -43,6 +44,7 @@ _NAMES = {
     "multilabel": "multi-label multi-label-classification",
     "choice": "multiple-choice",
     "likelihood": "perplexity pll",
+    "prefer": "blimp minimal-pairs",
     "regress": "regression score sts",
 }
 ALIASES = {alias: kind for kind, names in _NAMES.items() for alias in names.split()}

@@ -182,6 +182,22 @@ class LikelihoodPrediction:
         }
 
 
+@dataclass(frozen=True)
+class PreferencePrediction:
+    """The pseudo-log-likelihoods of two texts, in nats."""
+
+    first: float
+    second: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        preferred = "first" if self.first > self.second else "second"
+        return {
+            "preferred": preferred,
+            "log_likelihoods": [brief(self.first), brief(self.second)],
+        }
+
+
 @dataclass(frozen=True, eq=False)
 class VectorPrediction:
     """The vectors of one text or two `(texts, width)`."""

@@ -323,8 +323,8 @@ def _check_run(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         if then.get(name) != now.get(name)
         and not any(f"{name}.".startswith(f"{harmless}.") for harmless in HARMLESS)
     ]
-    # Digests last: another setting may be the reason why the data was read otherwise.
-    changed.sort(key=lambda name: (_is_digest(then.get(name)), name))
+    # Settings such as `start` may be the reason why others, or what was read, differ.
+    changed.sort(key=lambda name: (_is_digest(then.get(name)), name.count("."), name))
     if changed:
         pairs = ((name, then.get(name, "not set"), now.get(name, "not set")) for name in changed)
         shown = "; ".join(_change(*pair) for pair in itertools.islice(pairs, 5))

@@ -102,6 +102,10 @@ Duration = Annotated[
 """Steps, Tokens, Epochs or Hours; a configuration may give it as a text that `duration` reads."""
 
 
+Auto = Literal["auto"]
+"""A setting that fine-tuning chooses by the model and the data (`finetuning.automatic`)."""
+
+
 def part_of(run: Duration, share: float) -> Duration:
     """Return the duration of a share of a run, at least one step or token."""
     match run:

@@ -39,6 +39,7 @@ from torch.optim.adamw import adamw
 
 from bothways.core.config.checks import require_probability
 from bothways.core.errors import ConfigError
+from bothways.training.durations import Auto
 from bothways.training.tensor_updates import UPDATES
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.
@@ -49,10 +50,10 @@ _ENDLESS = 1e9
 class AdamW:
     """Adam with bias correction and decoupled decay, which 1-d parameters do not have.
 
-    `lr` is the peak of the schedule.
+    `lr` is the peak of the schedule; "auto" is for fine-tuning only.
     """
 
-    lr: float = 1e-4
+    lr: float | Auto = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     decay: float = 0.01
@@ -66,7 +67,7 @@ class AdamW:
 class BertAdam:
     """The optimizer of BERT's own code: AdamW without bias correction, with larger early steps."""
 
-    lr: float = 1e-4
+    lr: float | Auto = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     decay: float = 0.01
@@ -200,7 +201,7 @@ class FusedAdamW(torch.optim.AdamW):
 
 
 def _check(config: OptimizerConfig) -> None:
-    if not 0 < config.lr <= MAX_RATE:
+    if not isinstance(config.lr, str) and not 0 < config.lr <= MAX_RATE:
         what = f"must be above 0 and at most {MAX_RATE:g}, not {config.lr}"
         raise ConfigError(what, where="optimizer.lr")
     if not 0 <= config.decay < math.inf:
@@ -213,6 +214,14 @@ def _check(config: OptimizerConfig) -> None:
     if not all(0 <= beta < 1 for beta in config.betas):
         what = f"both must be at least 0 and below 1, not {config.betas}"
         raise ConfigError(what, where="optimizer.betas")
+
+
+def peak_rate(config: OptimizerConfig) -> float:
+    """Return the peak of the rate; ConfigError for "auto", which only fine-tuning resolves."""
+    if isinstance(config.lr, str):
+        what = "is chosen by fine-tuning alone, and must be a number here"
+        raise ConfigError(what, where="training.optimizer.lr", fix="Set a number, such as 1e-4.")
+    return config.lr
 
 
 def _by_rule(
@@ -268,7 +277,10 @@ def _settings(config: OptimizerConfig, matrix: bool, stacked: int) -> dict[str, 
     """
     if isinstance(config, Muon) and not stacked:
         config = config.others
-    own: dict[str, Any] = {"peak": config.lr, "weight_decay": config.decay if matrix else 0.0}
+    own: dict[str, Any] = {
+        "peak": peak_rate(config),
+        "weight_decay": config.decay if matrix else 0.0,
+    }
     if isinstance(config, Muon):
         return own | {"update": "muon", "parts": stacked, "momentum": config.momentum}
     own |= {"betas": config.betas, "eps": config.eps}

@@ -17,7 +17,7 @@ from bothways.core.source import TrainingStep
 from bothways.runtime.devices import Precision
 from bothways.training.average import Average
 from bothways.training.checkpoint import Keep
-from bothways.training.durations import Duration, Steps
+from bothways.training.durations import Auto, Duration, Steps
 from bothways.training.early_stopping import EarlyStopping, Evaluation, Metrics
 from bothways.training.loop import clock_from, fit
 from bothways.training.meter import Meter, StepReport
@@ -47,7 +47,7 @@ class Training:
     """Settings of training, whatever the model learns.
 
     Attributes:
-        until: the end of the run.
+        until: the length of the run; "auto" is for fine-tuning only.
         optimizer: in Python also a function that makes any `torch.optim.Optimizer` of groups.
         schedule: in Python also a function of the share of the run that is done.
         clip_norm: the highest global gradient norm; None for no clipping.
@@ -63,7 +63,7 @@ class Training:
             `keep.best` after which the run ends; None for never.
     """
 
-    until: Duration
+    until: Duration | Auto
     optimizer: Annotated[OptimizerConfig | OptimizerFactory, Members(OptimizerConfig)]
     schedule: Annotated[Schedule | ScheduleFunction, Members(Schedule)]
     precision: Precision = "auto"
@@ -87,6 +87,14 @@ class Training:
         if self.ema is not None and not 0 < self.ema < 1:
             what = f"must be above 0 and below 1, not {self.ema:g}"
             raise ConfigError(what, where="training.ema", fix="For no average, set it to none.")
+
+    @property
+    def end(self) -> Duration:
+        """The length of the run. Raises ConfigError for "auto", which only fine-tuning resolves."""
+        if isinstance(self.until, str):
+            what = "is chosen by fine-tuning alone, and must be a duration here"
+            raise ConfigError(what, where="training.until", fix='Set it, such as "3 epochs".')
+        return self.until
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,7 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
     average = None if training.ema is None else Average(learner, training.ema)
     if average is not None and evaluation is not None:
         evaluation = average.evaluating(evaluation)
-    schedule, waiting = factor(training.schedule, training.until), _waiting(training, evaluation)
+    schedule, waiting = factor(training.schedule, training.end), _waiting(training, evaluation)
     progress, metrics, notes = store.restore(learner, optimizer, plan)
     metrics = waiting.restore(metrics)
 
@@ -172,7 +180,7 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
     with store.session(plan, progress) as (trackers, interruption):
         for tracker, note in itertools.product(trackers, notes):
             tracker.message(note)
-        clock, speed = clock_from(progress.seconds), Speed(training.until, peak)
+        clock, speed = clock_from(progress.seconds), Speed(training.end, peak)
         watch = _Watch(
             training, progress, metrics, trackers, waiting, evaluation, save, clock, on_event
         )
@@ -199,9 +207,9 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
 
         progress = _one_by_one(phases, progress, waiting, fit_to)
         watch.finish(progress)
-    if average is not None and (waiting.over or progress.share(training.until) >= 1):
+    if average is not None and (waiting.over or progress.share(training.end) >= 1):
         average.apply_to_weights()
-    return dataclasses.replace(progress, early=waiting.over and progress.share(training.until) < 1)
+    return dataclasses.replace(progress, early=waiting.over and progress.share(training.end) < 1)
 
 
 def _one_by_one(
@@ -258,20 +266,20 @@ class _Watch:
             progress.steps if metrics else None,
         )
         self._saved, self._clock = progress, clock
-        self._decay = plateau_end(training.schedule, training.until)
-        decaying = progress.amount(training.until) >= self._decay
+        self._decay = plateau_end(training.schedule, training.end)
+        decaying = progress.amount(training.end) >= self._decay
         self._plateau = (progress.plateau or progress.steps) if decaying else 0
 
     def step(self, progress: RunState, meter: Meter, speed: Speed) -> None:
         """Do what is due after a step."""
         before, self._before = self._before, progress
-        end = progress.share(self._training.until) >= 1
+        end = progress.share(self._training.end) >= 1
 
         def due(every: Duration | None) -> bool:
             """Return True at the end of the run and at each multiple of a duration."""
             return end or (every is not None and progress.passed(every, before))
 
-        until = self._training.until
+        until = self._training.end
         decaying = before.amount(until) < self._decay <= progress.amount(until)
         self._plateau = progress.steps if decaying else self._plateau
         evaluating = self._evaluation is not None and due(self._training.evaluate)
@@ -292,7 +300,7 @@ class _Watch:
 
     def finish(self, progress: RunState) -> None:
         """Do what is still due at the end of the run or of an interrupted session."""
-        until = self._training.until
+        until = self._training.end
         end = progress.share(until) >= 1
         evaluating = end and self._evaluation is not None and self._evaluated != progress.steps
         if evaluating:

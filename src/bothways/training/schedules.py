@@ -190,5 +190,6 @@ def _amount(name: str, part: ScheduleSpan, run: Duration) -> float:
             fix=f"Give both in {run.kind}, or the part as a share of the run, such as 0.1.",
         )
     if part.count >= run.count:
-        raise ConfigError(f"{part} is as long as the run ({run}) or longer", where=where)
+        fix = f"Give it as a share of the run, such as {where}=0.1, or make the run longer."
+        raise ConfigError(f"{part} is as long as the run ({run}) or longer", where=where, fix=fix)
     return float(part.count)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from bothways.tasks.base import (
     EncodedExample,
     Metrics,
     Output,
+    P,
     TaskLearner,
     nothing_to_score,
 )
@@ -44,8 +45,8 @@ from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
 
-class LikelihoodScorer(TaskLearner[TextExample, LikelihoodPrediction]):
-    """A likelihood task with a model that has the head "masked"; see `TaskLearner`."""
+class LikelihoodScorer(TaskLearner[TextExample, P]):
+    """A task on likelihoods with a model that has the head "masked"; see `TaskLearner`."""
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the log probability of each sequence's first masked token `(1)`, in nats."""
@@ -76,7 +77,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
         variant: what is masked with a token: nothing else, or the rest of its word too.
     """
 
-    learner_type: ClassVar[type[LikelihoodScorer]] = LikelihoodScorer
+    learner_type: ClassVar[type[TaskLearner[Any, Any]]] = LikelihoodScorer
     metric: ClassVar[str] = "pseudo_perplexity"
     window: ClassVar[int] = 256
 

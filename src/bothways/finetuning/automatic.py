@@ -1,0 +1,91 @@
+"""The rate and the length of a fine-tuning run, chosen by the model and the data.
+
+The rate is 5e-5 at the width of BERT-base and in inverse proportion to the width: 3.75e-5 for
+BERT-large, 1e-4 for a width of 384, 3e-4 for one of 128 and less. Published rates are in these
+ranges: 2e-5 to 5e-5 (Devlin et al. 2018, appendix A.3), 3e-5 to 3e-4 for narrow models (Turc et al.
+2019). Yang et al. 2022 show that the best rate of Adam falls with the width. Weights that are
+random or have read little text take twice that rate: they have less to lose.
+
+The length is three epochs, or as many as give enough updates, up to 20: on small data sets more
+epochs help more than any other measure (Zhang et al. 2020, Mosbach et al. 2020), and each further
+label needs updates of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TypeVar
+
+from bothways.core.finding import Finding
+from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.data import LabelledData, updates_per_epoch
+from bothways.hub.model_folder import LoadedModel
+from bothways.model.config import ModelConfig
+from bothways.model.parameters import parameter_table
+from bothways.training.durations import Epochs
+from bothways.training.optimizers import AdamW, BertAdam
+
+S = TypeVar("S", bound=FinetuneSettings)
+
+BASE_RATE, BASE_WIDTH, HIGHEST_RATE = 5e-5, 768, 3e-4
+"""The rate of BERT-base, its width, and the highest rate of pre-trained weights."""
+LITTLE_TRAINED = 10.0
+"""Tokens read in pre-training per parameter, below which weights count as little trained."""
+LITTLE_TRAINED_FACTOR = 2.0
+"""Their rate as a multiple of the rate of well-trained weights."""
+FEWEST_EPOCHS, MOST_EPOCHS = 3, 20
+ENOUGH_UPDATES, UPDATES_PER_LABEL = 400, 10
+"""The updates that a run should have: of any, and in addition for each label."""
+
+UNKNOWN = math.inf
+"""The number of tokens that weights of unknown origin have read."""
+
+
+def tokens_read(loaded: LoadedModel) -> float:
+    """Return the tokens that a folder's weights have read in pre-training, as far as recorded."""
+    tokens = loaded.extra.get("tokens")
+    return float(tokens) if isinstance(tokens, int | float) else UNKNOWN
+
+
+def usual_rate(encoder: ModelConfig, tokens: float = UNKNOWN) -> float:
+    """Return the usual peak rate for an encoder, to two digits.
+
+    Args:
+        tokens: the tokens that its weights have read in pre-training; 0 for random weights.
+    """
+    rate = min(BASE_RATE * BASE_WIDTH / encoder.width, HIGHEST_RATE)
+    little = tokens < LITTLE_TRAINED * parameter_table(encoder, ()).total
+    return float(f"{rate * (LITTLE_TRAINED_FACTOR if little else 1.0):.2g}")
+
+
+def enough_epochs(updates: float, labels: int) -> int:
+    """Return the epochs of a run, given the updates per epoch and the number of labels."""
+    wanted = ENOUGH_UPDATES + UPDATES_PER_LABEL * labels
+    return min(max(FEWEST_EPOCHS, math.ceil(wanted / updates)), MOST_EPOCHS)
+
+
+def choose(
+    settings: S, encoder: ModelConfig, data: LabelledData, tokens: float = UNKNOWN
+) -> tuple[S, list[Finding]]:
+    """Return the settings with numbers for `auto`, and notes of what was chosen.
+
+    Args:
+        tokens: the tokens that the weights have read in pre-training; 0 for random weights.
+    """
+    training, notes = settings.training, []
+    optimizer = training.optimizer
+    if isinstance(optimizer, AdamW | BertAdam) and optimizer.lr == "auto":
+        rate = usual_rate(encoder, tokens)
+        training = dataclasses.replace(training, optimizer=dataclasses.replace(optimizer, lr=rate))
+        pretrained = "" if rate == usual_rate(encoder) else " and little or no pre-training"
+        what = f"{rate:g}, for a width of {encoder.width}{pretrained}"
+        notes.append(Finding("training", "note", what, "training.optimizer.lr"))
+    if training.until == "auto":
+        updates = updates_per_epoch(data, settings)
+        epochs = enough_epochs(updates, len(data.labels))
+        training = dataclasses.replace(training, until=Epochs(float(epochs)))
+        labels = f" and {len(data.labels)} labels" if data.labels else ""
+        what = f"{epochs} epochs, for {updates:,.0f} updates an epoch{labels}"
+        notes.append(Finding("training", "note", what, "training.until"))
+    return dataclasses.replace(settings, training=training), notes

@@ -1,0 +1,159 @@
+"""A forecast of the time of a fine-tuning run: its steps with updates, evaluations and checkpoints.
+
+Each part is timed on a small amount of the run's own work. Neither the weights nor the data change;
+torch's generator is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from typing_extensions import assert_never
+
+from bothways.core.batch import pack
+from bothways.core.finding import Finding
+from bothways.core.progress import OnShare, untold
+from bothways.core.stages import part_of
+from bothways.core.terminal import time_text
+from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.data import LabelledData, updates_per_epoch
+from bothways.finetuning.in_memory_run import learning_by_rows
+from bothways.model.flops import BACKWARD
+from bothways.preflight.machine import SAVED_BYTES, speed
+from bothways.runtime.devices import wait
+from bothways.tasks.base import TaskLearner
+from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
+from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate, update
+from bothways.training.run import Training
+
+SAMPLE = 1024
+"""Maximum number of tokens that are read to measure the speed."""
+PROBE = 2**24
+"""Bytes that are written to measure the speed of checkpoints."""
+
+
+class StepTime(NamedTuple):
+    """The seconds of a step: forward and backward for each token, and one update."""
+
+    per_token: float
+    update: float
+
+
+def forecast(
+    task: TaskLearner[Any, Any],
+    data: LabelledData,
+    settings: FinetuneSettings,
+    training: Training,
+    folder: Path,
+    on_share: OnShare = untold,
+) -> Finding | None:
+    """Return a forecast of the time; None for a run whose length is a time.
+
+    Args:
+        training: with the evaluations and checkpoints of the run.
+        folder: of the run.
+        on_share: called with the share of the measurement that is done.
+    """
+    epochs = epochs_in(training.end, data, settings)
+    if epochs is None:
+        return None
+    updates = math.ceil(epochs * updates_per_epoch(data, settings))
+    step = measure_step(task, data, settings, training, on_share)
+    scored = _times(epochs, training.evaluate, data, settings) if data.dev else 0
+    saved = max(scored, _times(epochs, training.save, data, settings))
+    dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
+    parameters = sum(parameter.numel() for _, parameter in task.trained_parameters())
+    # The best weights are scored once more at the end.
+    read = data.tokens * epochs + (scored + bool(scored)) * dev / (1 + BACKWARD)
+    seconds = (
+        read * step.per_token
+        + updates * step.update
+        + saved * SAVED_BYTES * parameters * _seconds_per_byte(folder)
+    )
+    one = step.update + data.tokens * epochs / updates * step.per_token
+    parts = [f"{updates:,} steps of {1000 * one:,.0f} ms"]
+    parts += [f"{scored:,} evaluations"] if scored else []
+    what = (
+        f"{', '.join(parts)} and {saved:,} checkpoints, as measured now: about {time_text(seconds)}"
+    )
+    return Finding("time", "note", what)
+
+
+def measure_step(
+    task: TaskLearner[Any, Any],
+    data: LabelledData,
+    settings: FinetuneSettings,
+    training: Training,
+    on_share: OnShare = untold,
+) -> StepTime:
+    """Measure the parts of a step on a sample of the data, at a rate of 0: no weight changes."""
+    device = next(task.parameters()).device
+    tokens = min(SAMPLE, data.tokens / updates_per_epoch(data, settings))
+    sequences = sorted(data.sequences, key=len)
+    sample = pack(sequences[:: max(1, round(data.tokens / tokens))])
+    with learning_by_rows(task.model, device, world=1):
+        rate = speed(task, sample, training.precision, part_of(on_share, 0, 2, 3))
+        optimizer = build_optimizer(training.optimizer, task.trained_parameters())
+        set_rate(optimizer, 0.0)
+        if isinstance(optimizer, FusedAdamW):
+            # Late in the run all tokens of the data have been seen.
+            table = task.model.encoder.embedding.token.weight
+            rows = torch.from_numpy(np.unique(np.concatenate([s.ids for s in sequences])))
+            assert isinstance(table, torch.nn.Parameter)
+            optimizer.seen[table] = rows.long().to(device)
+        on_share(2 / 3)
+        seconds = 0.0
+        for _ in range(2):  # the first update allocates the moments
+            losses = task(sample.to(device))
+            torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
+            wait(device)
+            start = time.perf_counter()
+            update(optimizer, training.clip_norm)
+            wait(device)
+            seconds = time.perf_counter() - start
+    task.zero_grad()
+    return StepTime(1 / rate, seconds)
+
+
+def epochs_in(duration: Duration, data: LabelledData, settings: FinetuneSettings) -> float | None:
+    """Return a duration in epochs of the data; None for a time."""
+    match duration:
+        case Epochs(count):
+            return count
+        case Tokens(count):
+            return count / data.tokens
+        case Steps(count):
+            return count / updates_per_epoch(data, settings)
+        case Hours():
+            return None
+        case _:
+            assert_never(duration)
+
+
+def _times(
+    epochs: float, every: Duration | None, data: LabelledData, settings: FinetuneSettings
+) -> int:
+    """Return how often something is done in a run: after each duration, and at the end."""
+    each = None if every is None else epochs_in(every, data, settings)
+    return 1 if each is None else math.ceil(epochs / each - 1e-9)
+
+
+def _seconds_per_byte(folder: Path) -> float:
+    """Return the time to write a byte to a folder's disk and to hash it, as checkpoints are."""
+    content = bytes(PROBE)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        start = time.perf_counter()
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        hashlib.sha256(content)
+        return (time.perf_counter() - start) / PROBE

@@ -1,0 +1,141 @@
+"""The page of a pre-training run: its curves, its held-out metrics next to baselines, its settings.
+
+The curves are those of the run's `metrics.jsonl`; `quickstart` shows the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bothways._version import __version__
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
+from bothways.core.errors import CheckpointError
+from bothways.core.json_reader import parse_object
+from bothways.pretraining.config import PretrainConfig
+from bothways.report import sections as s
+from bothways.report.html import write_html
+from bothways.runtime.devices import describe_device
+from bothways.training.state import RunState
+
+POINTS = 200
+"""Maximum number of points of a curve."""
+BASELINES = {"unigram": "unigram baseline", "majority": "majority baseline"}
+"""Prefixes of the metrics of constant answers, and their names in a chart."""
+_UNITS = {"loss": "nats", "accuracy": "share"}
+
+Records = Many[Mapping[str, Any]]
+"""The lines of a run's `metrics.jsonl`."""
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a run.
+
+    Raises:
+        CheckpointError: a line is not a record.
+    """
+    lines = file.read_text(encoding="utf8").splitlines()
+    return [parse_object(line, file, CheckpointError) for line in lines]
+
+
+def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> Iterator[s.Curves]:
+    """Yield the training and held-out loss and accuracy of each target over the tokens read.
+
+    Args:
+        metrics: of the end of the run, with baselines such as "unigram/loss/masked".
+        note: for each chart.
+    """
+    names = dict.fromkeys(
+        name for record in records for name in record if name.startswith(("loss/", "accuracy/"))
+    )
+    for name in names:
+        kind, target = name.split("/", 1)
+        lines = [_line("training", records, name), _line("held-out", records, f"held-out/{name}")]
+        baselines = {
+            shown: metrics[f"{prefix}/{name}"]
+            for prefix, shown in BASELINES.items()
+            if f"{prefix}/{name}" in metrics
+        }
+        yield s.Curves(
+            f"{kind.capitalize()}: {target}",
+            "million tokens read",
+            _UNITS[kind],
+            [line for line in lines if line.x],
+            baselines,
+            kind == "accuracy",
+            note,
+        )
+
+
+def write_run_page(
+    file: Path,
+    settings: PretrainConfig,
+    metrics: Mapping[str, float],
+    progress: RunState,
+    device: torch.device,
+) -> None:
+    """Write the page of a finished run next to its `metrics.jsonl`.
+
+    Raises:
+        CheckpointError: the records cannot be read.
+        ResourceError: the page cannot be written.
+    """
+    records = read_records(file.with_name("metrics.jsonl"))
+    held_out = [
+        [name.removeprefix("held-out/"), value, _baseline(name, metrics)]
+        for name, value in metrics.items()
+        if name.startswith("held-out/")
+    ]
+    rows = [[name, str(value)] for name, value in flatten(configs.to_dict(settings)).items()]
+    headline = ", ".join(
+        f"{name} {s.readable_number(value)}"
+        for name, value, _ in held_out
+        if isinstance(value, float) and name in {"loss/masked", "perplexity"}
+    )
+    report = s.Report(
+        f"Pre-training: {file.parent.name}",
+        headline or f"{progress.steps:,} steps",
+        f"{progress.steps:,} steps, {progress.tokens:,} tokens, {progress.epochs:.3g} epochs, "
+        f"{progress.seconds / 60:,.1f} minutes.",
+        (
+            *curves(records, metrics),
+            *_course(records),
+            s.TableSection("Held-out documents", ["metric", "value", "baseline"], held_out),
+            s.Details("Settings", (s.TableSection("Settings", ["setting", "value"], rows),)),
+        ),
+        f"bothways {__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe_device(device)}",
+    )
+    write_html(report, file)
+
+
+def _course(records: Records) -> Iterator[s.Curves]:
+    """Yield the learning rate and the gradient norm over the tokens read."""
+    for name, title, unit in (
+        ("learning_rate", "Learning rate", "peak of all groups"),
+        ("gradient_norm", "Gradient norm", "before clipping"),
+    ):
+        line = _line(title.lower(), records, name)
+        if line.x:
+            yield s.Curves(title, "million tokens read", unit, [line])
+
+
+def _baseline(name: str, metrics: Mapping[str, float]) -> float | None:
+    """Return the value of a constant answer for a held-out metric, if there is one."""
+    own = name.removeprefix("held-out/")
+    return next((metrics[f"{k}/{own}"] for k in BASELINES if f"{k}/{own}" in metrics), None)
+
+
+def _line(title: str, records: Records, name: str) -> s.Line:
+    """Return the values of a metric, neighbours averaged so that at most `POINTS` remain."""
+    points = [(record["tokens"] / 1e6, record[name]) for record in records if name in record]
+    size = max(1, math.ceil(len(points) / POINTS))
+    groups = [points[at : at + size] for at in range(0, len(points), size)]
+    xs, ys = ([sum(p[axis] for p in group) / len(group) for group in groups] for axis in (0, 1))
+    return s.Line(title, xs, ys)

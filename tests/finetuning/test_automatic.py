@@ -1,0 +1,148 @@
+"""The rate and the length that a run chooses: by width, pre-training, updates and labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bothways.core.config import reader as configs
+from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.families.catalogue import preset
+from bothways.finetuning.automatic import UNKNOWN, choose, enough_epochs, usual_rate
+from bothways.finetuning.config import (
+    FinetuneSettings,
+    finetune_adam,
+    modern_finetuning,
+    paper_finetuning,
+)
+from bothways.finetuning.data import LabelledData, label
+from bothways.finetuning.in_memory_run import finetune_rows, fit_task
+from bothways.finetuning.prepare import FinetuneConfig, load_config
+from bothways.finetuning.run import finetune
+from bothways.model.config import EncoderConfig
+from bothways.model.positions import Learned
+from bothways.sweeps.runs import SweepFolder
+from bothways.sweeps.seeds import finetune_seeds
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.training.durations import Epochs, Steps
+from bothways.training.optimizers import AdamW
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+
+SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return label(ClassificationTask(), tokenizer, make_examples(320, 0), make_examples(40, 1), 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("bert-large", 3.8e-5), ("bert-base", 5e-5), ("bert-small", 7.5e-5), ("bert-tiny", 3e-4)],
+)
+def test_the_rate_falls_with_the_width(name: str, rate: float) -> None:
+    encoder = preset(name)
+    assert usual_rate(encoder) == rate
+    assert usual_rate(encoder, tokens=0.0) == pytest.approx(2 * rate, rel=0.02)
+    assert usual_rate(encoder, tokens=1e12) == rate
+
+
+@pytest.mark.parametrize(
+    ("updates", "labels", "epochs"),
+    [
+        (12_000.0, 3, 3),  # MNLI
+        (267.0, 2, 3),  # CoLA
+        (78.0, 2, 6),  # RTE
+        (313.0, 77, 4),  # banking77
+        (5.0, 2, 20),
+    ],
+)
+def test_few_updates_are_more_epochs(updates: float, labels: int, epochs: int) -> None:
+    assert enough_epochs(updates, labels) == epochs
+
+
+def test_only_what_is_left_open_is_chosen(data: LabelledData) -> None:
+    chosen, notes = choose(FinetuneSettings(), SMALL, data)
+    assert chosen.training.optimizer == AdamW(lr=3e-4)
+    assert chosen.training.until == Epochs(20.0)
+    assert [str(note) for note in notes] == [
+        "training.optimizer.lr: 0.0003, for a width of 32",
+        "training.until: 20 epochs, for 10 updates an epoch and 2 labels",
+    ]
+    assert {note.severity for note in notes} == {"note"}
+    for given in (FinetuneSettings(finetune_adam()), paper_finetuning(ClassificationTask())):
+        assert choose(given, SMALL, data) == (given, [])
+    rate = dataclasses.replace(FinetuneSettings().training, optimizer=AdamW(lr=1e-3))
+    chosen, [note] = choose(FinetuneSettings(rate), SMALL, data)
+    assert chosen.training.optimizer == AdamW(lr=1e-3)
+    assert note.where == "training.until"
+    by_tokens = FinetuneSettings(batch=TokenBudget(data.tokens))
+    assert "for 1 updates an epoch" in str(choose(by_tokens, SMALL, data)[1][1])
+
+
+def test_the_modern_recipe_chooses_and_the_papers_does_not() -> None:
+    modern, paper = modern_finetuning(ClassificationTask()), paper_finetuning(ClassificationTask())
+    assert (modern.training.until, modern.training.optimizer.lr) == ("auto", "auto")  # type: ignore[union-attr]
+    assert (paper.training.until, paper.training.optimizer.lr) == (Epochs(3.0), 5e-5)  # type: ignore[union-attr]
+    base = FinetuneConfig(model="m", train="t.tsv")
+    assert load_config(base, ["epochs=4"]).training.until == Epochs(4.0)
+    again = load_config(load_config(base, ["epochs=4", "lr=1e-4"]), ["epochs=auto", "lr=auto"])
+    assert again == base
+    assert configs.read(FinetuneConfig, configs.to_dict(base)) == base
+
+
+def test_random_and_little_trained_weights_take_a_higher_rate(
+    data: LabelledData, tmp_path: Path
+) -> None:
+    training = dataclasses.replace(FinetuneSettings().training, until=Steps(1), precision="fp32")
+    done = fit_task(SMALL, data, FinetuneSettings(training, 16), device="cpu")
+    assert done.settings.training.optimizer == AdamW(lr=6e-4)
+    folder = make_folder(tmp_path / "bert")
+
+    def rate_of(tokens: int | None) -> object:
+        (folder / "bothways.json").write_text(
+            json.dumps({} if tokens is None else {"tokens": tokens})
+        )
+        rows = [{"text": item.text, "label": item.label} for item in make_examples(40, 0)]
+        settings = {"until": "1 steps", "precision": "fp32"}
+        done = finetune_rows(folder, rows, device="cpu", max_length=16, training=settings)
+        return done.settings.training.optimizer.lr  # type: ignore[union-attr]
+
+    assert [rate_of(tokens) for tokens in (None, 1000, 10**9)] == [3e-4, 6e-4, 3e-4]
+    assert usual_rate(SMALL, UNKNOWN) == 3e-4
+
+
+def test_the_choice_is_printed_recorded_and_resumed(tmp_path: Path) -> None:
+    settings = FinetuneConfig(
+        model=str(make_folder(tmp_path / "bert")),
+        train=str(write_tsv(tmp_path / "train.tsv", make_examples(64, 0))),
+        dev=str(write_tsv(tmp_path / "dev.tsv", make_examples(32, 1))),
+        batch=ExampleBudget(64),
+        training=dataclasses.replace(FinetuneSettings().training, precision="fp32"),
+    )
+    stream = io.StringIO()
+    done = finetune(
+        settings, tmp_path / "run", device="cpu", console=Console(file=stream, width=200)
+    )
+    assert "note: training.optimizer.lr: 0.0003, for a width of 32" in stream.getvalue()
+    assert "note: training.until: 20 epochs, for 1 updates an epoch" in stream.getvalue()
+    assert done.progress.epochs == 20
+    assert done.finished
+    written = configs.load(FinetuneConfig, file=tmp_path / "run" / "config.toml")
+    assert (written.training.until, written.training.optimizer) == (Epochs(20.0), AdamW(lr=3e-4))
+    record = json.loads((tmp_path / "run" / "model" / "bothways.json").read_text())
+    assert record["settings"]["training"]["optimizer"]["lr"] == 3e-4
+    again = finetune(settings, tmp_path / "run", device="cpu", resume=True)
+    assert again.metrics == done.metrics
+
+    place = SweepFolder(tmp_path / "runs", device="cpu")
+    first = finetune_seeds(settings, (0,), place)
+    assert (
+        finetune_seeds(settings, (0,), dataclasses.replace(place, resume=True)).runs == first.runs
+    )

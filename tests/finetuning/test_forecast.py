@@ -1,0 +1,86 @@
+"""The forecast of a fine-tuning run: what is counted, and that measuring changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.finetuning import forecast as forecasting
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.data import LabelledData, label, updates_per_epoch
+from bothways.finetuning.forecast import StepTime, epochs_in, forecast, measure_step
+from bothways.model.flops import BACKWARD
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
+from toy_task import make_examples, make_task, make_tokenizer
+
+TRAINING = dataclasses.replace(finetune_adam(), precision="fp32")
+SETTINGS = FinetuneSettings(TRAINING, 16)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return label(ClassificationTask(), tokenizer, make_examples(320), make_examples(64, seed=1), 16)
+
+
+@pytest.mark.parametrize(
+    ("duration", "batch", "expected"),
+    [
+        (Epochs(2.0), ExampleBudget(32), lambda tokens: 2.0),
+        (Tokens(777), ExampleBudget(32), lambda tokens: 777 / tokens),
+        (Steps(3), ExampleBudget(32), lambda tokens: 3 * 32 / 320),
+        (Steps(3), TokenBudget(100), lambda tokens: 3 * 100 / tokens),
+        (Hours(1.0), ExampleBudget(32), lambda tokens: None),
+    ],
+)
+def test_the_length_of_a_run_in_epochs(
+    data: LabelledData, duration: Duration, batch: ExampleBudget | TokenBudget, expected
+) -> None:  # type: ignore[no-untyped-def]
+    settings = dataclasses.replace(SETTINGS, batch=batch)
+    assert epochs_in(duration, data, settings) == pytest.approx(expected(data.tokens))
+
+
+def test_measuring_a_step_changes_no_weight(data: LabelledData, tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+    step = measure_step(task, data, SETTINGS, TRAINING)
+    assert step.per_token > 0
+    assert step.update > 0
+    assert all(parameter.grad is None for parameter in task.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in task.state_dict().items())
+    assert not task.model.encoder.embedding.token.sparse
+
+
+def test_updates_evaluations_and_checkpoints_are_counted(
+    data: LabelledData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, disk = StepTime(1e-4, 0.25), 1e-6
+    monkeypatch.setattr(forecasting, "measure_step", lambda *_: step)
+    monkeypatch.setattr(forecasting, "_seconds_per_byte", lambda _: disk)
+    task, training = make_task(tmp_path), dataclasses.replace(TRAINING, evaluate=Epochs(1.0))
+    found = forecast(task, data, SETTINGS, training, tmp_path)
+    assert found is not None
+    dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
+    weights = sum(parameter.numel() for parameter in task.parameters())
+    seconds = 30 * 0.25 + 3 * data.tokens * 1e-4  # three epochs of ten updates
+    seconds += 4 * dev * 1e-4 / (1 + BACKWARD)  # and the best weights at the end
+    seconds += 3 * 12 * weights * disk
+    words = re.fullmatch(
+        r"30 steps of (\d+) ms, 3 evaluations and 3 checkpoints, as measured now: about (.*)",
+        found.what,
+    )
+    assert words is not None
+    assert int(words[1]) == pytest.approx(1000 * (0.25 + data.tokens / 10 * 1e-4), abs=1)
+    hours, minutes, whole = map(int, words[2].split(":"))
+    told = datetime.timedelta(hours=hours, minutes=minutes, seconds=whole).total_seconds()
+    assert abs(told - seconds) <= 0.5
+    assert updates_per_epoch(data, SETTINGS) == 10
+    by_time = dataclasses.replace(training, until=Hours(1.0))
+    assert forecast(task, data, SETTINGS, by_time, tmp_path) is None
