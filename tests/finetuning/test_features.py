@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import random
-from datetime import timedelta
 from pathlib import Path
 from typing import get_args
 
@@ -20,6 +18,7 @@ from bothways.core.batch import Batch, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.progress import TimeLeft
 from bothways.core.targets import IGNORED
+from bothways.core.terminal import time_text
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning import bilstm_tagger as features
 from bothways.finetuning import feature_data as feature_setup
@@ -363,7 +362,7 @@ def test_the_forecast_is_of_what_is_left(
         return str(forecast_features(sentences, run, folder))
 
     def told(seconds: float) -> str:
-        return f", as measured now: about {timedelta(seconds=math.ceil(seconds))}"
+        return f", as measured now: about {time_text(seconds)}"
 
     fitting = f"{read:,.0f} words through the tagger at 4 a second in training"
     whole, dev = sum(tokens.values()), tokens["dev"]

@@ -307,10 +307,9 @@ def test_the_recipes_are_those_of_the_paper() -> None:
         lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01
     )
     assert RECIPES["paper"](ClassificationTask()).training.schedule == GoogleLinear(0.1)
-    assert RECIPES["modern"](ClassificationTask()).training.optimizer == AdamW(lr=5e-5)
-    assert all(
-        recipe(ClassificationTask()).training.until == Epochs(3.0) for recipe in RECIPES.values()
-    )
+    assert RECIPES["modern"](ClassificationTask()).training.optimizer == AdamW(lr="auto")
+    until = {name: recipe(ClassificationTask()).training.until for name, recipe in RECIPES.items()}
+    assert until == {"modern": "auto", "paper": Epochs(3.0)}
     assert start_from(small(), (PoolerHead(), LabelHead(2, 0.25)), seed=0).specification == (
         PoolerHead(),
         LabelHead(2, 0.25),
