@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -120,21 +121,22 @@ class Layout:
         if self.positions.shape != (tokens,) or self.sequence_ids.dim() != 1:
             raise ValueError("positions and sequence_ids must be vectors of one length")
         if type(starts) is Tensor and starts.device.type == "cpu":  # not a fake tensor
-            first, last = int(starts[0]), int(starts[-1])
-            if (first, last) != (0, tokens) or min(self.lengths, default=0) < 0:
+            bounds, longest = starts.tolist(), max(self.lengths, default=0)
+            if (bounds[0], bounds[-1]) != (0, tokens) or min(self.lengths, default=0) < 0:
                 raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens}")
-            if max(self.lengths, default=0) != self.max_seqlen:
-                raise ValueError(f"max_seqlen must be {max(self.lengths, default=0)}")
+            if longest != self.max_seqlen:
+                raise ValueError(f"max_seqlen must be {longest}")
 
     @classmethod
     def of(cls, lengths: list[int], cut: RectanglePolicy = LOOSE) -> Layout:
         """Return the layout of sequences of these lengths, on the CPU."""
-        sizes = torch.tensor(lengths, dtype=torch.int64)
-        cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-        torch.cumsum(sizes, 0, out=cu_seqlens[1:])
-        sequence_ids = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
-        positions = torch.arange(len(sequence_ids)) - cu_seqlens[sequence_ids]
-        return cls(cu_seqlens, positions, sequence_ids, max(lengths, default=0), cut)
+        # By NumPy, whose operations on a few numbers take a third of the time of torch's.
+        cu_seqlens = np.array([0, *itertools.accumulate(lengths)], dtype=np.int64)
+        sizes = cu_seqlens[1:] - cu_seqlens[:-1]
+        sequence_ids = np.repeat(np.arange(len(lengths), dtype=np.int64), sizes)
+        positions = np.arange(len(sequence_ids), dtype=np.int64) - cu_seqlens[sequence_ids]
+        tensors = map(torch.from_numpy, (cu_seqlens, positions, sequence_ids))
+        return cls(*tensors, max(lengths, default=0), cut)
 
     @property
     def first_tokens(self) -> Int[Tensor, " sequences"]:
@@ -164,7 +166,7 @@ class Layout:
     @functools.cached_property
     def lengths(self) -> list[int]:
         """The length of each sequence, in tokens."""
-        return self.cu_seqlens.diff().tolist()
+        return [end - start for start, end in itertools.pairwise(self.cu_seqlens.tolist())]
 
     @functools.cached_property
     def rectangles(self) -> list[Rectangle]:

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from bothways.core.layout import Layout
 from bothways.kernels import abi
-from bothways.kernels.dropout import draw_dropout
+from bothways.kernels.dropout import NO_DROPOUT, draw_dropout
 from bothways.kernels.library import call, runs_on
 
 # A vector of AVX-512 holds 16 fp32 numbers; heads of other sizes would need masks everywhere.
@@ -62,7 +62,7 @@ def packed_attention(
     # that queries, keys and values are never copied apart.
     qkv = qkv.contiguous()
     out = qkv.new_empty(len(qkv), *qkv.shape[2:])
-    batch = _batch_of(qkv, layout, draw_dropout(0.0))
+    batch = _batch_of(qkv, layout, NO_DROPOUT)
     call("bothways_attention", ctypes.byref(batch), out.data_ptr(), None)
     return out
 
@@ -117,9 +117,7 @@ def attention_batch(
         what = f"{offsets.dtype} on {offsets.device}"
         raise ValueError(f"cu_seqlens has to be contiguous int64 on the CPU, not {what}")
     sizes = (tokens, layout.sequences, heads, head_size)
-    return abi.AttentionBatch(
-        None, offsets.data_ptr(), *sizes, draw_dropout(0.0), abi.FORMATS[dtype]
-    )
+    return abi.AttentionBatch(None, offsets.data_ptr(), *sizes, NO_DROPOUT, abi.FORMATS[dtype])
 
 
 def _batch_of(qkv: Tensor, layout: Layout, drop: abi.DropoutStruct) -> abi.AttentionBatch:

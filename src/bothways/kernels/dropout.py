@@ -49,6 +49,10 @@ def draw_dropout(rate: float) -> abi.DropoutStruct:
     return abi.DropoutStruct(seed, dropped * (2**32 // STEPS), STEPS / (STEPS - dropped))
 
 
+NO_DROPOUT = abi.DropoutStruct(0, 0, 1.0)
+"""For compiled kernels without dropout. Nobody changes it: structs hold a copy."""
+
+
 def keep_mask(x: Tensor, rate: float, seed: int) -> Tensor:
     """Return a tensor on the CPU like `x`: 0 with probability `rate`, else 1 / (1 − rate)."""
     dropped = _dropped_steps(rate)

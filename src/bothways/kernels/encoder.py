@@ -10,12 +10,12 @@ import ctypes
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bothways.core.layout import Layout
 from bothways.kernels import abi
-from bothways.kernels.attention import attention_batch
+from bothways.kernels.attention import attention_batch, packed_attention
 from bothways.kernels.library import call
 from bothways.kernels.linear import (
     CompiledLinear,
@@ -117,3 +117,15 @@ class CompiledLayers(CompiledPart):
         batch = attention_batch(layout, len(x), self.heads, self.head_size, self.dtype)
         call("bothways_encoder_layers", self.layers, depth, ctypes.byref(batch), x.data_ptr())
         return x
+
+    def last(
+        self, x: Float[Tensor, "tokens width"], layout: Layout, only: Int[Tensor, " asked"]
+    ) -> Float[Tensor, "asked width"]:
+        """Return the output of the last block for some of the tokens, given its input `x`.
+
+        All tokens are keys and values; what follows the attention is computed for `only`.
+        """
+        (*_, project), (*_, tail) = self.parts
+        qkv = project(x).view(len(x), 3, self.heads, self.head_size)
+        heads = packed_attention(qkv, layout).flatten(1)
+        return tail(x[only], heads[only])

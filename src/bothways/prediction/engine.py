@@ -140,13 +140,14 @@ def predict_encoded(
     """Return encoded examples with their predictions; `on_share` is called after each batch."""
     sequences = [sequence for item in encoded for sequence in item.sequences]
     bulk = sum(map(len, sequences)) >= TUNING.prepare_tokens
-    device = next(task.parameters()).device
-    task = _prepared(task, config.precision, device, bulk)
+    task = _prepared(task, config.precision, bulk)
     if isinstance(task.model, PreparedModel):
-        dtype, splits = task.model.autocast_dtype, task.model.splits_batches
+        device, dtype = task.model.device, task.model.autocast_dtype
+        splits = task.model.splits_batches
     else:
         assert config.precision != "int8"
-        dtype, splits = resolve_precision(config.precision, device), False
+        device, splits = next(task.parameters()).device, False
+        dtype = resolve_precision(config.precision, device)
     per_device = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
     tokens = config.tokens or (TUNING.prepare_tokens if bulk and splits else per_device)
     outputs: dict[int, Output] = {}
@@ -173,13 +174,14 @@ def predict_encoded(
 
 
 def _prepared(
-    task: TaskLearner[E, P], precision: PredictPrecision, device: torch.device, bulk: bool
+    task: TaskLearner[E, P], precision: PredictPrecision, bulk: bool
 ) -> TaskLearner[E, P]:
     """Return the task as it is, or prepared if int8 asks for it or many tokens gain by it."""
     if isinstance(task.model, PreparedModel):
         return task
     if precision == "int8":
         return prepare_task(task, "int8")
+    device = next(task.parameters()).device
     gains = bulk and gains_at_bulk(task.model, resolve_precision(precision, device))
     return prepare_task(task, precision) if gains else task
 

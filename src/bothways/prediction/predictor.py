@@ -106,12 +106,13 @@ class Predictor:
         if not isinstance(self.task, Embedder):
             what = f"encode is for the task 'embed', and this predictor has {self.task.task.name!r}"
             raise ConfigError(what, where="task", fix='Open the model with task="embed".')
-        alone = isinstance(texts, str)
-        vectors = [prediction.vectors[0] for prediction in self.stream([texts] if alone else texts)]
+        if isinstance(texts, str):
+            [prediction] = self.stream([texts])
+            vector: NDArray[np.float32] = prediction.vectors[0]
+            return vector
+        vectors = [prediction.vectors[0] for prediction in self.stream(texts)]
         width = self.task.task.width(self.task.model)
-        table = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
-        result: NDArray[np.float32] = table[0] if alone else table
-        return result
+        return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
 
     def read(self, source: str | Path, columns: Any = None, *, labelled: bool) -> Reading[Any]:
         """Open a file, a Hub data set or stdin ("-"); arguments and errors as `Task.read`."""

@@ -27,7 +27,8 @@ from bothways.kernels.int8 import Int8Linear
 from bothways.kernels.library import Feature, multiplies
 from bothways.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
 from bothways.model.block import Block
-from bothways.model.encoder import Encoder, Hidden, attention_views, spread
+from bothways.model.embedding import Embedding
+from bothways.model.encoder import Encoder, Hidden, spread
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
 from bothways.runtime.devices import (
@@ -89,6 +90,38 @@ class PreparedBlock(Block):
         return super().rest(start, heads)
 
 
+class PreparedEmbedding:
+    """An embedding layer without dropout and gradients, with its tensors at hand.
+
+    Looking up and calling its modules takes as long as the operations on a short text.
+
+    Args:
+        embedding: the layer; its tensors are shared.
+    """
+
+    def __init__(self, embedding: Embedding) -> None:
+        self.token, self.scale = embedding.token.weight, embedding.scale
+        self.position = None if embedding.position is None else embedding.position.forward
+        self.segment = None if embedding.segment is None else embedding.segment.weight
+        norm, project = embedding.norm.forward, embedding.project.forward
+        self.steps = (project, norm) if embedding.late else (norm, project)
+
+    def __call__(
+        self, batch: Batch
+    ) -> tuple[Float[Tensor, "tokens width"], Float[Tensor, "vocab embedded"]]:
+        """Return the first block's input and the token embedding, see `Embedding.forward`."""
+        x = nn.functional.embedding(batch.ids, self.token)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.position is not None:
+            x = x + self.position(batch.layout.positions)
+        if self.segment is not None:
+            x = x + nn.functional.embedding(batch.segments, self.segment)
+        for step in self.steps:
+            x = step(x)
+        return x, self.token
+
+
 class PreparedEncoder(Encoder):
     """An encoder of `PreparedBlock`s; one kernel computes all layers, where it exists.
 
@@ -97,6 +130,7 @@ class PreparedEncoder(Encoder):
         pack: makes the packed form of a dense layer.
 
     Attributes:
+        embed: the embedding, for batches that `layers` computes.
         layers: the kernel of all layers; None if there is none for this encoder.
         max_tokens: the most tokens of a batch that `layers` computes.
     """
@@ -114,6 +148,7 @@ class PreparedEncoder(Encoder):
                 if isinstance(block, Block):
                     plain = decodes and block is last
                     setattr(parent, name, PreparedBlock(block, pack, plain_queries=plain))
+        self.embed = PreparedEmbedding(self.embedding)
         self.max_tokens = 0.0
         self.layers = self._fuse_layers()
 
@@ -158,12 +193,11 @@ class PreparedEncoder(Encoder):
             or choose(self._attention(layout.max_seqlen)) != Compiled()
         ):
             return super().forward(batch, keep_layers, only)
-        x, table = self.embedding(batch)
+        x, table = self.embed(batch)
         if only is None:
             return Hidden(self.layers(x, layout, depth), table)
-        # The last block computes no more than the tokens asked for after its attention.
-        x, view = self.layers(x, layout, depth - 1), attention_views(self.config, layout)[-1]
-        return Hidden(spread(self.layer(depth - 1)[-1](x, view, only=only), only, len(x)), table)
+        x = self.layers(x, layout, depth - 1)
+        return Hidden(spread(self.layers.last(x, layout, only), only, len(x)), table)
 
 
 class PreparedModel(Model):
@@ -173,6 +207,12 @@ class PreparedModel(Model):
         parts: a copy of a model, whose modules become those of this one.
         pack: makes the packed form of a dense layer.
         precision: of matrix products.
+
+    Attributes:
+        device: of the model.
+        autocast_dtype: the type in which the layers that are not packed multiply.
+        splits_batches: whether one kernel takes any number of tokens, as many at a time as the
+            cache holds.
     """
 
     def __init__(
@@ -182,17 +222,10 @@ class PreparedModel(Model):
         self.config, self.specification = parts.config, parts.specification
         self.precision, self.heads, encoder = precision, parts.heads, parts.encoder
         self.encoder = PreparedEncoder(encoder, pack) if isinstance(encoder, Encoder) else encoder
+        self.device = next(parts.parameters()).device
+        self.autocast_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.splits_batches = getattr(self.encoder, "max_tokens", 0.0) == math.inf
         self.eval()
-
-    @property
-    def autocast_dtype(self) -> torch.dtype:
-        """The type in which the layers that are not packed multiply."""
-        return torch.bfloat16 if self.precision == "bf16" else torch.float32
-
-    @property
-    def splits_batches(self) -> bool:
-        """True if one kernel takes any number of tokens, as many at a time as the cache holds."""
-        return isinstance(self.encoder, PreparedEncoder) and self.encoder.max_tokens == math.inf
 
 
 def prepare_model(model: Model, precision: PredictPrecision = "fp32") -> PreparedModel:
