@@ -135,8 +135,13 @@ class Layout:
         sizes = cu_seqlens[1:] - cu_seqlens[:-1]
         sequence_ids = np.repeat(np.arange(len(lengths), dtype=np.int64), sizes)
         positions = np.arange(len(sequence_ids), dtype=np.int64) - cu_seqlens[sequence_ids]
-        tensors = map(torch.from_numpy, (cu_seqlens, positions, sequence_ids))
-        return cls(*tensors, max(lengths, default=0), cut)
+        return cls(
+            torch.from_numpy(cu_seqlens),
+            torch.from_numpy(positions),
+            torch.from_numpy(sequence_ids),
+            max(lengths, default=0),
+            cut,
+        )
 
     @property
     def first_tokens(self) -> Int[Tensor, " sequences"]:
