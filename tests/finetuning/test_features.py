@@ -362,7 +362,7 @@ def test_the_forecast_is_of_what_is_left(
         return str(forecast_features(sentences, run, folder))
 
     def told(seconds: float) -> str:
-        return f", as measured now: about {time_text(seconds)}"
+        return f", as measured now: about {time_text(float(seconds))}"
 
     fitting = f"{read:,.0f} words through the tagger at 4 a second in training"
     whole, dev = sum(tokens.values()), tokens["dev"]
