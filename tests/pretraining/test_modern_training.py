@@ -128,6 +128,14 @@ def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(
     assert mean == pytest.approx(torch.tensor(corpus.tokenizer.size).log().item(), rel=0.05)
 
 
+@pytest.mark.parametrize("kind", [MaskedLM, BiLM])
+@pytest.mark.parametrize("coefficient", [-1e-4, float("nan")])
+def test_a_z_loss_that_is_subtracted_is_refused(kind: type[MaskedLM], coefficient: float) -> None:
+    with pytest.raises(ConfigError, match="must be at least 0") as caught:
+        kind(z_loss=coefficient)
+    assert caught.value.where == "objective.z_loss"
+
+
 def test_settings_are_read_from_words_and_files(corpus: Corpus, tmp_path: Path) -> None:
     words = [
         "training.optimizer=muon", "training.optimizer.others.lr=1e-3", "training.ema=0.99",

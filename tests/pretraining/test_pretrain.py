@@ -247,8 +247,18 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
     assert "model: only its dropout may differ" in " ".join(run.communicate(timeout=60)[1].split())
 
 
-def test_two_ranks_come_to_the_weights_of_one(corpus: Corpus, tmp_path: Path) -> None:
-    more = ["training.until=12 steps"]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["training.optimizer=muon", "training.ema=0.9", "objective.z_loss=1e-3"],
+        ["training.optimizer=lamb", "batch.kind=token_ramp", "batch.start=128", "batch.over=2000"],
+    ],
+)
+def test_two_ranks_come_to_the_weights_of_one(
+    settings: list[str], corpus: Corpus, tmp_path: Path
+) -> None:
+    more = ["training.until=12 steps", *settings]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.batch import Batch
+from bothways.core.config.checks import require_at_least
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
@@ -46,7 +47,10 @@ class LMObjective(Objective):
 
     directions: ClassVar[tuple[Direction, ...]]
     head: ClassVar[NextTokenHead | BiLMHead]
-    z_loss: float
+    z_loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, "objective", z_loss=self.z_loss)
 
     def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
         """Return the encoder with the head that predicts neighbours."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.batch import Batch
+from bothways.core.config.checks import require_at_least
 from bothways.core.finding import Finding
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
@@ -51,10 +52,13 @@ class MaskedObjective(Objective):
     """Base class of objectives that hide tokens: they add the fields `masking` and `z_loss`."""
 
     masking: Masking
-    z_loss: float
+    z_loss: float = 0.0
     """The coefficient of `losses.z_loss` on the logits of masked tokens; 0 for none."""
     pairs = False
     """True if the segments are pairs with a label."""
+
+    def __post_init__(self) -> None:
+        require_at_least(0, "objective", z_loss=self.z_loss)
 
     def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
         """Return the encoder with a masked LM head and, for pairs, a pooler and a pair head."""
