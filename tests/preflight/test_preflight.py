@@ -20,6 +20,11 @@ from bothways.preflight.text import check_casing, check_inputs, check_model
 from bothways.tasks.classification.checks import check_examples
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample
+from bothways.training.checkpoint import Keep
+from bothways.training.durations import Steps
+from bothways.training.optimizers import AdamW
+from bothways.training.run import Training
+from bothways.training.schedules import WSD, Constant
 from toy_task import VOCABULARY, WORDS, make_tokenizer
 
 CPU = torch.device("cpu")
@@ -200,8 +205,20 @@ LOAD = Load(
     (PoolerHead(), LabelHead(2)),
     length=128,
     microbatch=4096,
-    checkpoints=3,
+    training=Training(Steps(1), AdamW(), Constant(), keep=Keep(1)),
 )
+
+
+def with_training(**changes: object) -> Load:
+    training = dataclasses.replace(LOAD.training, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(LOAD, training=training)
+
+
+def test_an_average_and_the_checkpoint_of_a_plateau_take_room() -> None:
+    more = with_training(ema=0.9, schedule=WSD())
+    assert (LOAD.checkpoints, more.checkpoints) == (3, 4)
+    assert (LOAD.saved, more.saved) == (12 * LOAD.parameters, 16 * LOAD.parameters)
+    assert more.memory(CPU) - LOAD.memory(CPU) == 4 * LOAD.parameters
 
 
 def test_a_model_that_fits_the_machine_is_not_mentioned(tmp_path: Path) -> None:
@@ -252,7 +269,7 @@ def test_recomputation_is_advised_where_it_would_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "memory_available", lambda device: 16 * LOAD.parameters)
-    again = dataclasses.replace(LOAD, recompute=True)
+    again = with_training(recompute=True)
     assert again.memory(CPU) < LOAD.memory(CPU)
     fixes = [check_machine(load, tmp_path, CPU)[0].fix for load in (LOAD, again)]
     assert fixes == [
@@ -266,7 +283,7 @@ def test_the_memory_forecast_is_of_weights_and_of_the_tokens_of_a_microbatch(
     recompute: bool,
 ) -> None:
     """In fp32, with a gradient and two moments for each weight."""
-    load = dataclasses.replace(LOAD, recompute=recompute)
+    load = with_training(recompute=recompute)
     tokens = 4 * kept_floats(LOAD.encoder, LOAD.length, CPU, recompute) * LOAD.microbatch
     assert load.memory(CPU) == 16 * LOAD.parameters + tokens
 

@@ -236,15 +236,12 @@ def _source(name: str, examples: list[Any], on_stage: OnStage) -> ModelSource:
 
 def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
     longest = max(len(sequence) for sequence in data.sequences)
-    checkpoints = settings.training.keep.last + 2  # the best one, and the one that is being written
-    recompute = settings.training.recompute
     return Load(
         model.config,
         model.specification,
         longest,
         settings.microbatch_tokens,
-        checkpoints,
-        recompute,
+        settings.training,
     )
 
 

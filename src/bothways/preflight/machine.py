@@ -32,12 +32,15 @@ from bothways.runtime.devices import (
 )
 from bothways.training.parallel import Plan
 from bothways.training.run import Training
+from bothways.training.schedules import WSD
 from bothways.training.trackers import Peak
 
 ADAM_BYTES = 16
 """Bytes per parameter in training: the weight, its gradient, Adam's two moments, in fp32."""
 SAVED_BYTES = 12
 """Bytes per parameter in a checkpoint: the weight and Adam's two moments."""
+AVERAGE_BYTES = 4
+"""Bytes per parameter of the moving average of the weights, in training and in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -48,31 +51,48 @@ class Load:
         encoder, heads: the model.
         length: maximum length of a sequence in tokens.
         microbatch: maximum number of tokens that go through the model at once.
-        checkpoints: number of checkpoints on the disk at once, including the one that is being
-            written.
-        recompute: True if blocks are computed again in the backward pass.
+        training: the settings that decide what is kept in memory and on the disk.
     """
 
     encoder: ModelConfig
     heads: tuple[Head, ...]
     length: int
     microbatch: int
-    checkpoints: int
-    recompute: bool = False
+    training: Training
 
     @property
     def parameters(self) -> int:
         """The number of parameters of the model."""
         return parameter_table(self.encoder, self.heads).total
 
+    @property
+    def checkpoints(self) -> int:
+        """The number of checkpoints on the disk at once: the newest, the best, the one that is
+        being written, and that of a plateau.
+        """
+        return self.training.keep.last + 2 + isinstance(self.training.schedule, WSD)
+
+    @property
+    def fixed(self) -> int:
+        """The bytes of the weights, their gradients, Adam's moments and the average."""
+        return (ADAM_BYTES + self._average) * self.parameters
+
+    @property
+    def saved(self) -> int:
+        """The bytes of a checkpoint."""
+        return (SAVED_BYTES + self._average) * self.parameters
+
+    @property
+    def _average(self) -> int:
+        return 0 if self.training.ema is None else AVERAGE_BYTES
+
     def memory(self, device: torch.device) -> float:
         """Return the bytes at the peak of a step.
 
-        They are the weights with Adam's moments, and the values that the backward pass keeps of
-        each token.
+        They are the fixed ones, and the values that the backward pass keeps of each token.
         """
-        kept = kept_floats(self.encoder, self.length, device, self.recompute)
-        return ADAM_BYTES * self.parameters + 4.0 * kept * self.microbatch
+        kept = kept_floats(self.encoder, self.length, device, self.training.recompute)
+        return self.fixed + 4.0 * kept * self.microbatch
 
 
 def check_machine(load: Load, folder: Path | None, device: torch.device) -> list[Finding]:
@@ -113,7 +133,7 @@ def speed(
 
 
 def _check_disk(load: Load, folder: Path) -> list[Finding]:
-    needed = SAVED_BYTES * load.parameters * load.checkpoints + 4 * load.parameters
+    needed = load.saved * load.checkpoints + 4 * load.parameters
     free = disk_free(folder)
     # A resumed run replaces the files that it has written.
     written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
@@ -131,7 +151,7 @@ def _check_disk(load: Load, folder: Path) -> list[Finding]:
 
 
 def _check_memory(load: Load, device: torch.device) -> list[Finding]:
-    free, fixed = memory_available(device), ADAM_BYTES * load.parameters
+    free, fixed = memory_available(device), load.fixed
     if free is None:
         return []
     if fixed > free:
@@ -143,7 +163,7 @@ def _check_memory(load: Load, device: torch.device) -> list[Finding]:
     if (peak := load.memory(device)) > free:
         what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
         fix = f"Halve it; it is {load.microbatch}." + (
-            "" if load.recompute else " Or set training.recompute=true."
+            "" if load.training.recompute else " Or set training.recompute=true."
         )
         return [Finding("memory", "warning", what, "microbatch_tokens", fix)]
     return []

@@ -140,11 +140,10 @@ def preflight(
         BothwaysError: there are errors; it lists them all.
     """
     longest = max(phase.length for phase in settings.phases)
-    checkpoints, recompute = settings.training.keep.last + 2, settings.training.recompute
     models = settings.objective.models(settings.encoder).values()
     findings = [*check_model(settings.encoder, corpus.tokenizer, longest)]
     for encoder, heads in models:
-        load = Load(encoder, heads, longest, settings.microbatch_tokens, checkpoints, recompute)
+        load = Load(encoder, heads, longest, settings.microbatch_tokens, settings.training)
         findings += check_machine(load, folder, device)
     encoder, heads = settings.objective.models(settings.encoder)["model"]
     findings += _check_class(encoder, heads, corpus.tokenizer)
