@@ -114,6 +114,14 @@ def test_weights_that_are_not_finite_are_one_error(number: float, tmp_path: Path
         load_model(place)
 
 
+def test_weights_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
+    def fill(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors["encoder.layer.0.output.dense.weight"].fill_(3e38)
+        return tensors
+
+    load_model(folder_of(peer("Bert", "Model"), tmp_path / "theirs", fill))
+
+
 def test_many_empty_tensors_take_little_time() -> None:
     """As in a file with many tensors that no model has, and with old names next to new ones."""
     names = [f"bert.encoder.layer.{at}.extra.weight" for at in range(100_000)]

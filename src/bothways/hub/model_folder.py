@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -270,7 +271,9 @@ def _read_state(
 
 def _is_finite(tensor: Tensor) -> bool:
     """Return whether all numbers are finite, without memory for an answer per number."""
-    return tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in tensor.aminmax())
+    # NaN and infinity reach the sum, which is faster than the extremes; a sum of finite numbers
+    # can overflow.
+    return math.isfinite(tensor.sum()) or all(map(math.isfinite, tensor.aminmax()))
 
 
 def _read_exact(weights: Weights, name: str) -> Tensor:
