@@ -192,7 +192,8 @@ def pretrain(  # noqa: PLR0913 – one option per question
     from bothways.families.catalogue import preset
     from bothways.pretraining import run
     from bothways.pretraining.build import fit_to_corpus, start_encoder
-    from bothways.pretraining.config import RECIPES, PretrainConfig
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.recipes import RECIPES
 
     text = corpus if isinstance(corpus, Corpus) else Corpus.open(Path(corpus))
     make = _choice(recipe, RECIPES, "recipe")

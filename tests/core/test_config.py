@@ -22,7 +22,8 @@ from bothways.core.errors import ConfigError
 from bothways.data.full_sentences import FullSentences
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.objectives.masked_lm import MaskedLM
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.recipes import modern
 from bothways.training.durations import Epochs, Hours, Steps
 from bothways.training.optimizers import BertAdam
 from bothways.training.schedules import Constant, Linear

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -17,11 +18,17 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.data.masking import (
     AnyToken,
+    CorpusToken,
     Masking,
+    NGrams,
     OrdinaryToken,
+    RareTokens,
     SingleTokens,
+    Spans,
     Vocabulary,
     WholeWords,
+    choose,
+    hide,
     mask_tokens,
 )
 
@@ -345,3 +352,139 @@ def test_an_unknown_token_of_the_text_is_predicted_like_any_other():
     words = vocabulary()
     found = mask_tokens(sequence_of(CLS, *[UNKNOWN] * 98, SEP), Masking(), words, rng(0, "test"))
     assert len(found.target("masked", TokenTargets).index) == 15
+
+
+def text_of_words(words, pieces=1):
+    """[CLS] words of equally many pieces [SEP]."""
+    r = np.random.default_rng(1)
+    word = lambda: [int(r.integers(5, 40)), *r.integers(40, SIZE, size=pieces - 1).tolist()]  # noqa: E731
+    return sequence_of(CLS, *(piece for _ in range(words) for piece in word()), SEP)
+
+
+def expected_units(probabilities, room):
+    """Expected number of units of each length if lengths are drawn until `room` is full, the last one shortened."""
+    found = np.zeros((room + 1, len(probabilities)))
+    for left in range(1, room + 1):
+        for length, p in enumerate(probabilities, 1):
+            taken = min(length, left)
+            found[left] += p * found[left - taken]
+            found[left, taken - 1] += p
+    return found[room]
+
+
+@pytest.mark.parametrize("unit", [NGrams(3), NGrams(5), Spans(), Spans(0.5, 4)])
+def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit):
+    """p(n) ∝ 1/n (Lan et al. 2019, section 4.2) and ∝ (1 − p)ⁿ⁻¹ (Joshi et al. 2019, section 3.1)."""
+    n = np.arange(1, unit.longest + 1)
+    weights = 1 / n if isinstance(unit, NGrams) else (1 - unit.stop) ** (n - 1)
+    assert np.allclose(unit.lengths, weights / weights.sum())
+    text = text_of_words(6000)  # so long that units hardly ever meet
+    masking = Masking(1.0, unit, max_predictions=12)
+    drawn = []
+    for seed in range(1500):
+        chosen = choose(text.ids, masking, vocabulary(), rng(seed, "test"))
+        assert len(chosen.positions) == 12
+        drawn.append(np.bincount(np.bincount(chosen.unit), minlength=13)[1 : unit.longest + 1])
+    drawn = np.array(drawn)
+    difference = drawn.mean(0) - expected_units(weights / weights.sum(), 12)
+    assert np.all(np.abs(difference) < 4 * drawn.std(0) / np.sqrt(len(drawn)) + 0.01)
+
+
+@pytest.mark.parametrize("unit", [NGrams(), Spans(), WholeWords(), RareTokens(), SingleTokens()])
+def test_units_keep_to_words_segments_and_the_count(unit):
+    counts = np.arange(1, SIZE + 1)
+    for seed in range(150):
+        r = np.random.default_rng(seed)
+        text = some_sequence(r)
+        masking = Masking(float(r.uniform(0.05, 0.9)), unit)
+        known = dataclasses.replace(vocabulary(), counts=counts)
+        chosen = choose(text.ids, masking, known, rng(seed, "test"))
+        places, count = chosen.positions.tolist(), masking.count(len(text))
+        words = words_of(text.ids.tolist())
+        assert places == sorted(set(places))
+        assert not {int(text.ids[at]) for at in places} & {PAD, CLS, SEP, MASK}
+        assert len(places) <= count
+        if isinstance(unit, Spans | SingleTokens | RareTokens):
+            assert len(places) == min(count, sum(map(len, words)))
+        if isinstance(unit, NGrams | WholeWords):
+            taken = set(places)
+            assert all(not set(word) & taken or set(word) <= taken for word in words)
+        for number in range(chosen.unit[-1] + 1 if places else 0):
+            inside = chosen.positions[chosen.unit == number]
+            assert np.all(np.diff(inside) == 1), "a unit has no gap, so it crosses no special token"
+        if isinstance(unit, NGrams):
+            of_word = {at: number for number, word in enumerate(words) for at in word}
+            numbers = [
+                {of_word[int(at)] for at in chosen.positions[chosen.unit == k]}
+                for k in set(chosen.unit.tolist())
+            ]
+            assert all(len(each) <= unit.longest for each in numbers)
+
+
+def test_spans_begin_with_a_word():
+    text = text_of_words(500, pieces=3)
+    for seed in range(50):
+        chosen = choose(text.ids, Masking(0.1, Spans()), vocabulary(), rng(seed, "test"))
+        first = chosen.positions[np.unique(chosen.unit, return_index=True)[1]]
+        assert np.all(text.ids[first] < 40)
+
+
+def test_rare_tokens_are_chosen_by_their_inverse_frequency():
+    """With one prediction, the share of each token is count⁻⁰·⁷ over the sum (DistilBERT)."""
+    text = sequence_of(CLS, 5, 6, 7, 8, 9, SEP)
+    counts = np.ones(SIZE, dtype=np.int64)
+    counts[5:10] = [1, 10, 100, 1000, 10_000]
+    known = dataclasses.replace(vocabulary(), counts=counts)
+    masking = Masking(0.1, RareTokens(0.7))
+    found = np.zeros(5)
+    for seed in range(6000):
+        found[choose(text.ids, masking, known, rng(seed, "test")).positions[0] - 1] += 1
+    expected = counts[5:10] ** -0.7
+    assert stats.chisquare(found, expected / expected.sum() * 6000).pvalue > SURE
+
+
+def test_corpus_tokens_replace_in_proportion_to_their_counts():
+    counts = np.zeros(SIZE, dtype=np.int64)
+    counts[[MASK, 7, 11, 50]] = [1000, 10, 30, 60]  # a special token is never drawn
+    known = dataclasses.replace(vocabulary(), counts=counts)
+    text = text_of_words(4000)
+    masking = Masking(1.0, mask=0.0, random=1.0, replacements=CorpusToken())
+    masked = mask_tokens(text, masking, known, rng(3, "test"))
+    found = np.bincount(masked.ids[1:-1], minlength=SIZE)
+    assert found.sum() == found[[7, 11, 50]].sum()
+    assert stats.chisquare(found[[7, 11, 50]], np.array([0.1, 0.3, 0.6]) * 4000).pvalue > SURE
+
+
+@pytest.mark.parametrize("unit", [WholeWords(), NGrams(), Spans()])
+def test_a_unit_shares_its_fate_if_asked(unit):
+    text = text_of_words(300, pieces=3)
+    masking = Masking(0.3, unit, mask=0.5, random=0.3, decided_by="unit")
+    shares = Counter()
+    for seed in range(40):
+        r = rng(seed, "test")
+        chosen = choose(text.ids, masking, vocabulary(), r)
+        masked = hide(text, chosen, masking, vocabulary(), r)
+        for number in range(chosen.unit[-1] + 1):
+            inside = chosen.positions[chosen.unit == number]
+            hidden, kept = masked.ids[inside] == MASK, masked.ids[inside] == text.ids[inside]
+            if hidden.any():
+                assert hidden.all()
+                shares["mask"] += 1
+            elif kept.all():
+                shares["same"] += 1
+            else:
+                shares["random"] += 1
+    total = shares.total()
+    seen = np.array([shares["mask"], shares["random"], shares["same"]])
+    assert stats.chisquare(seen, np.array([0.5, 0.3, 0.2]) * total).pvalue > SURE
+
+
+def test_settings_of_units_are_checked():
+    for make, match in (
+        (lambda: NGrams(0), "longest"),
+        (lambda: Spans(0.0), r"\(0, 1\]"),
+        (lambda: Spans(longest=0), "longest"),
+        (lambda: RareTokens(-1.0), "power"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            make()

@@ -33,7 +33,8 @@ from bothways.model.model import Model
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_learner, open_task
 from bothways.pretraining.build import fit_to_corpus
-from bothways.pretraining.config import PretrainConfig, modern, paper
+from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.recipes import modern, paper
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.sentence_embedding.task import save_sentence_encoder
 from bothways.tasks.text_examples import TextExample

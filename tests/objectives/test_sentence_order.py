@@ -107,12 +107,14 @@ def test_a_run_opens_in_transformers_with_the_same_loss(corpus: Corpus, tmp_path
     theirs, info = AlbertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     theirs.eval()
-    learner = objective.learner({"model": load_model(folder).model}, vocabulary_of(corpus)).eval()
+    learner = objective.learner(
+        {"model": load_model(folder).model}, vocabulary_of(corpus, objective)
+    ).eval()
     segments = SentenceOrder(48)
     source = CorpusSource(corpus, corpus.tokenizer.template, segments, np.arange(20), 5)
     for number, plan in enumerate(plans(corpus, segments)[:6]):
         rng = np.random.default_rng(number)
-        sequence = objective.prepare(source.build(plan), vocabulary_of(corpus), rng)
+        sequence = objective.prepare(source.build(plan), vocabulary_of(corpus, objective), rng)
         batch = pack([sequence])
         with torch.no_grad():
             losses, weights = learner(batch), learner.weights(batch)

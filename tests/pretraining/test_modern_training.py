@@ -23,7 +23,8 @@ from bothways.objectives.causal_lm import BiLM
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.objectives.objective import Objective
 from bothways.pretraining.build import build_models, fit_to_corpus, loader_of, vocabulary_of
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.recipes import modern
 from bothways.pretraining.run import pretrain
 from bothways.training.checkpoint import checkpoints
 from bothways.training.durations import Steps, Tokens
@@ -111,9 +112,11 @@ def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(
     encoder = preset("bert-tiny" if isinstance(objective, MaskedLM) else "elmo-small")
     encoder = dataclasses.replace(fit_to_corpus(encoder, corpus.tokenizer), depth=1)
     config = dataclasses.replace(modern(encoder), objective=objective)
-    learner = objective.learner(build_models(config, corpus), vocabulary_of(corpus)).eval()
+    learner = objective.learner(
+        build_models(config, corpus), vocabulary_of(corpus, objective)
+    ).eval()
     plain = dataclasses.replace(objective, z_loss=0.0)  # type: ignore[type-var]
-    without = plain.learner(learner.saved(), vocabulary_of(corpus)).eval()
+    without = plain.learner(learner.saved(), vocabulary_of(corpus, objective)).eval()
     chosen, _ = corpus.split(0.1, 0)
     batch = next(iter(loader_of(config, corpus, chosen, Single()).steps(Cursor()))).microbatches[0]
     assert learner.coefficients == {"z": 0.5}

@@ -32,8 +32,9 @@ from bothways.model.heads import LabelHead, MaskedHead, PairHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.build import build_models, preflight, vocabulary_of
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, modern, paper
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
+from bothways.pretraining.recipes import modern, paper
 from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import curves, read_records
 from bothways.report.sections import readable_number
@@ -171,7 +172,9 @@ def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(
 
 def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> None:
     config = settings(corpus, evaluation_tokens=100)
-    learner = config.objective.learner(build_models(config, corpus), vocabulary_of(corpus))
+    learner = config.objective.learner(
+        build_models(config, corpus), vocabulary_of(corpus, config.objective)
+    )
     _, held_out = corpus.split(config.held_out, config.seed)
     scoring = HeldOut(config, corpus, held_out, plan_here(), learner)
     read = sum(batch.layout.tokens for step in scoring._steps for batch in step.microbatches)

@@ -67,7 +67,8 @@ def pretrain(
     from bothways.families.catalogue import preset
     from bothways.pretraining import run as job
     from bothways.pretraining.build import fit_to_corpus, start_encoder
-    from bothways.pretraining.config import RECIPES, PretrainConfig, recipe_for
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.recipes import RECIPES, recipe_for
 
     if resume:
         check_begun(out)

@@ -159,6 +159,14 @@ class Corpus:
         return [self.tokens[start:end].astype(np.int32) for start, end in itertools.pairwise(edges)]
 
     @functools.cached_property
+    def token_counts(self) -> NDArray[np.int64]:
+        """The number of occurrences of each token of the vocabulary, `(V)`."""
+        counts, chunk = np.zeros(self.tokenizer.size, np.int64), 2**22
+        for at in range(0, len(self.tokens), chunk):
+            counts += np.bincount(self.tokens[at : at + chunk], minlength=len(counts))
+        return counts
+
+    @functools.cached_property
     def unknown_share(self) -> float:
         """The fraction of the tokens that are unknown to the tokenizer's vocabulary.
 

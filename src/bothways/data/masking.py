@@ -1,10 +1,14 @@
 """Masked tokens: the predicted positions and their replacements (Devlin et al. 2018, section 3.1).
 
+Two questions are separate: which tokens are predicted (`Masking.unit`) and what the model sees in
+their place (`mask`, `random`, `decided_by`, `replacements`).
+
 The number of predictions is exact, as in Google's instance builder: a sequence of n tokens,
 specials included, has min(max_predictions, max(1, round(rate · n))) predictions, rounded half to
-even. Special tokens are never predicted; whole words that exceed the rest are skipped. One point
-differs: a piece that opens a segment whose front was cut off is a word of its own here, where
-Google joins it to the last word before the [SEP].
+even. Special tokens are never predicted. Whole words and n-grams that exceed the rest are skipped,
+so that there may be a few predictions less. One point differs: a piece that opens a segment whose
+front was cut off is a word of its own here, where Google joins it to the last word before the
+[SEP].
 
 Masks are a pure function of the sequence and the generator: dynamic masking uses a generator keyed
 by the epoch, static masking one keyed by the epoch modulo the number of data copies.
@@ -14,18 +18,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import assert_never
 
+from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.sequence import Ids, Sequence
 from bothways.text.tokenizer import Tokenizer
 
 Places = NDArray[np.int64]
+Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,73 @@ class WholeWords:
     """All pieces of a word are chosen, or none."""
 
     kind: Literal["whole_words"] = "whole_words"
+
+
+@dataclass(frozen=True)
+class NGrams:
+    """One to `longest` consecutive words are chosen; n words with a probability ∝ 1/n.
+
+    Source: Lan et al. 2019, section 4.2, and google-research/albert, create_pretraining_data.py:
+    every word in random order begins an n-gram, which is shortened if it exceeds the rest of the
+    predictions and left out if it overlaps another. DeBERTa masks n-grams of the same lengths.
+    """
+
+    longest: int = 3
+    kind: Literal["ngrams"] = "ngrams"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "masking.unit", longest=self.longest)
+
+    @property
+    def lengths(self) -> Shares:
+        """The probabilities of 1 … `longest` words."""
+        weights = 1 / np.arange(1, self.longest + 1)
+        return np.asarray(weights / weights.sum())
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans of words are chosen, whose length follows a geometric distribution up to `longest`.
+
+    n words with a probability ∝ stop · (1 − stop)ⁿ⁻¹. A span begins with the word of a random
+    token; spans that meet are one span. The last one may end inside a word, so that the number of
+    predictions is exact.
+
+    Source: Joshi et al. 2019 (SpanBERT), section 3.1.
+    """
+
+    stop: float = 0.2
+    longest: int = 10
+    kind: Literal["spans"] = "spans"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "masking.unit", longest=self.longest)
+        if not 0 < self.stop <= 1:
+            raise ConfigError(f"must be in (0, 1], not {self.stop:g}", where="masking.unit.stop")
+
+    @property
+    def lengths(self) -> Shares:
+        """The probabilities of 1 … `longest` words."""
+        weights = (1 - self.stop) ** np.arange(self.longest)
+        return np.asarray(weights / weights.sum())
+
+
+@dataclass(frozen=True)
+class RareTokens:
+    """Single tokens with a probability ∝ count⁻ᵖᵒʷᵉʳ, by their count in the corpus.
+
+    Source: DistilBERT's training code (power 0.7) and XLM's; these draw over a whole batch, this
+    one within each sequence.
+    """
+
+    power: float = 0.7
+    kind: Literal["rare_tokens"] = "rare_tokens"
+
+    def __post_init__(self) -> None:
+        require_at_least(0, "masking.unit", power=self.power)
+
+
+Unit = SingleTokens | WholeWords | NGrams | Spans | RareTokens
 
 
 @dataclass(frozen=True)
@@ -60,6 +134,13 @@ class OrdinaryToken:
 
 
 @dataclass(frozen=True)
+class CorpusToken:
+    """Ordinary tokens in proportion to their count in the corpus, as in SpanBERT."""
+
+    kind: Literal["corpus"] = "corpus"
+
+
+@dataclass(frozen=True)
 class Masking:
     """Selection and replacement of predicted tokens.
 
@@ -70,14 +151,17 @@ class Masking:
         random: the share that becomes a random token; the rest is unchanged.
         max_predictions: maximum number of predictions per sequence, or `None`.
         replacements: the distribution of random tokens.
+        decided_by: "token" masks, replaces or keeps each token on its own; "unit" treats all
+            tokens of a word, n-gram or span alike, as SpanBERT does.
     """
 
     rate: float = 0.15
-    unit: SingleTokens | WholeWords = SingleTokens()
+    unit: Unit = SingleTokens()
     mask: float = 0.8
     random: float = 0.1
     max_predictions: int | None = None
-    replacements: AnyToken | OrdinaryToken = OrdinaryToken()
+    replacements: AnyToken | OrdinaryToken | CorpusToken = OrdinaryToken()
+    decided_by: Literal["token", "unit"] = "token"
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
@@ -94,6 +178,11 @@ class Masking:
         if self.max_predictions is not None and self.max_predictions < 1:
             what = f"must be at least 1, or absent for no limit, not {self.max_predictions}"
             raise ConfigError(what, where="masking.max_predictions")
+
+    @property
+    def needs_counts(self) -> bool:
+        """True if `Vocabulary.counts` is read."""
+        return isinstance(self.unit, RareTokens) or isinstance(self.replacements, CorpusToken)
 
     def count(self, length: int) -> int:
         """Return the number of predictions of a sequence of `length` tokens."""
@@ -112,6 +201,7 @@ class Vocabulary:
         mask: the id of [MASK].
         ends: `(V)`, True for tokens after which a word begins, whatever follows; None for none.
         unknown: the id of [UNK]; None if there is none. It is predicted, like any token of a text.
+        counts: `(V)`, how often each token occurs in the corpus; None if it was not counted.
     """
 
     special: NDArray[np.bool_]
@@ -119,13 +209,14 @@ class Vocabulary:
     mask: int
     ends: NDArray[np.bool_] | None = None
     unknown: int | None = None
+    counts: Places | None = None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+    def of(cls, tokenizer: Tokenizer, counts: Places | None = None) -> Vocabulary:
         """Return the vocabulary of a tokenizer."""
         continues, ends = tokenizer.word_pieces
         specials = tokenizer.specials
-        return cls(tokenizer.special, continues, specials.mask, ends, specials.unknown)
+        return cls(tokenizer.special, continues, specials.mask, ends, specials.unknown, counts)
 
     @property
     def size(self) -> int:
@@ -140,6 +231,20 @@ class Vocabulary:
             ordinary[self.unknown] = False
         return np.flatnonzero(ordinary)
 
+    @functools.cached_property
+    def frequencies(self) -> Shares:
+        """The cumulative share of each token among the ordinary tokens of the corpus, `(V)`."""
+        assert self.counts is not None, "the objective's masking needs counts"
+        shares = np.cumsum(np.where(self.special, 0, self.counts), dtype=np.float64)
+        return np.asarray(shares / shares[-1])
+
+
+class Chosen(NamedTuple):
+    """Positions to predict, ascending `(n)`, and the number of the unit of each `(n)`."""
+
+    positions: Places
+    unit: Places
+
 
 def mask_tokens(
     sequence: Sequence, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator
@@ -151,36 +256,54 @@ def mask_tokens(
 
         ids [CLS] a b c d [SEP] → [CLS] a [MASK] c d [SEP], targets: index [2], ids [b]
     """
+    return hide(sequence, choose(sequence.ids, masking, vocabulary, rng), masking, vocabulary, rng)
+
+
+def hide(
+    sequence: Sequence,
+    chosen: Chosen,
+    masking: Masking,
+    vocabulary: Vocabulary,
+    rng: np.random.Generator,
+) -> Sequence:
+    """Return the sequence with the chosen tokens replaced, and their ids as `targets["masked"]`."""
     from bothways.core.targets import TokenTargets
 
-    index = _choose(sequence.ids, masking, vocabulary, rng)
-    hidden = sequence.ids[index]
+    hidden = sequence.ids[chosen.positions]
     ids = sequence.ids.copy()
-    ids[index] = _replace(hidden, masking, vocabulary, rng)
-    targets = TokenTargets(index, hidden.astype(np.int64))
+    ids[chosen.positions] = _replace(hidden, chosen, masking, vocabulary, rng)
+    targets = TokenTargets(chosen.positions, hidden.astype(np.int64))
     return dataclasses.replace(sequence, ids=ids, targets={**sequence.targets, "masked": targets})
 
 
-def _choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator) -> Places:
-    """Choose the positions to predict, ascending."""
-    special = vocabulary.special[ids]
-    candidates = np.flatnonzero(~special)
+def choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator) -> Chosen:
+    """Choose the positions to predict."""
+    candidates = np.flatnonzero(~vocabulary.special[ids])
     count = masking.count(len(ids))
     match masking.unit:
         case SingleTokens():
-            # The start of a random order is a random set without repetition.
-            chosen = rng.permutation(candidates)[:count]
+            index = np.sort(rng.permutation(candidates)[:count])
+            return Chosen(index, np.arange(len(index)))
+        case RareTokens(power=power):
+            assert vocabulary.counts is not None, "the objective's masking needs counts"
+            # The largest of log w + Gumbel noise are a draw without replacement (Vieira 2014).
+            weights = -power * np.log(np.maximum(vocabulary.counts[ids[candidates]], 1))
+            index = candidates[np.argsort(-weights - rng.gumbel(size=len(candidates)))[:count]]
+            return Chosen(np.sort(index), np.arange(len(index)))
         case WholeWords():
-            # opens[i]: a word begins at token i. [CLS] un ##able to [SEP] ##s
-            #                                        1    1    0   1    1    1
-            # A piece after a special token is a word: its beginning was cut off.
-            opens = word_starts(ids, vocabulary)
-            opens[1:] |= special[:-1]
-            chosen = _whole_words(candidates, opens[candidates], count, rng)
+            words = _words(candidates, word_starts(ids, vocabulary))
+            units = _whole_words(words, count, rng)
+        case NGrams() as ngrams:
+            words = _words(candidates, word_starts(ids, vocabulary))
+            units = _ngrams(words, ngrams.lengths, count, rng)
+        case Spans() as spans:
+            words = _words(candidates, word_starts(ids, vocabulary))
+            units = _spans(candidates, words, spans.lengths, count, rng)
         case _:
             assert_never(masking.unit)
-    chosen.sort()
-    return chosen
+    units.sort()
+    index = np.concatenate([np.arange(*unit) for unit in units] or [candidates[:0]])
+    return Chosen(index, np.repeat(np.arange(len(units)), [end - start for start, end in units]))
 
 
 def word_starts(ids: Ids, vocabulary: Vocabulary) -> NDArray[np.bool_]:
@@ -207,39 +330,119 @@ def masked_share(
     for start in range(0, len(ids), room):
         sequence = np.concatenate([control, ids[start : start + room], control])
         asked += masking.count(len(sequence))
-        chosen += len(_choose(sequence, masking, vocabulary, rng))
+        chosen += len(choose(sequence, masking, vocabulary, rng).positions)
     return chosen / asked if asked else 1.0
 
 
-def _whole_words(
-    candidates: Places, opens: NDArray[np.bool_], count: int, rng: np.random.Generator
-) -> Places:
-    """Choose random words that fit in `count`; return their positions, unordered."""
+class Words(NamedTuple):
+    """The words of a sequence: `[starts[w], stops[w])` are the positions of word w, `(words)`.
+
+    [CLS] play ##ing [SEP] now [SEP] → starts 1 4, stops 3 5
+    """
+
+    starts: Places
+    stops: Places
+
+
+def _words(candidates: Places, opens: NDArray[np.bool_]) -> Words:
+    """Return the words that the candidates form: none crosses a special token.
+
+    A piece after a special token is a word: its beginning was cut off.
+    """
     if len(candidates) == 0:
-        return candidates
-    # Word w is candidates[starts[w] : stops[w]]. opens 1 1 0 1 → words [0, 1), [1, 3), [3, 4).
-    opens[0] = True
-    starts = np.flatnonzero(opens)
-    stops = np.append(starts[1:], len(candidates))
-    order = rng.permutation(len(starts))
+        return Words(candidates, candidates)
+    starts = candidates[opens[candidates] | (np.diff(candidates, prepend=-2) > 1)]
+    # A word ends where the next one begins, or before a special token.
+    following = np.append(starts[1:], candidates[-1] + 1)
+    return Words(starts, candidates[np.searchsorted(candidates, following) - 1] + 1)
+
+
+def _whole_words(words: Words, count: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Choose random words that fit in `count`; return the range of each."""
+    order = rng.permutation(len(words.starts))
     taken, room = [], count
-    for word, size in zip(order.tolist(), (stops - starts)[order].tolist(), strict=True):
-        # A word that does not fit is skipped, not cut: a shorter one may still fit.
-        if size <= room:
-            taken.append(candidates[starts[word] : stops[word]])
-            room -= size
+    starts, stops = words.starts[order].tolist(), words.stops[order].tolist()
+    for start, stop in zip(starts, stops, strict=True):
+        if stop - start <= room:
+            taken.append((start, stop))
+            room -= stop - start
             if room == 0:
                 break
-    return np.concatenate(taken) if taken else candidates[:0]
+    return taken
+
+
+def _ngrams(
+    words: Words, lengths: Shares, count: int, rng: np.random.Generator
+) -> list[tuple[int, int]]:
+    """Choose n-grams of words that fit in `count` and do not overlap; return their ranges."""
+    starts, stops = words.starts.tolist(), words.stops.tolist()
+    order, draws = rng.permutation(len(starts)).tolist(), rng.random(len(starts)).tolist()
+    free, taken, room = [True] * len(starts), [], count
+    below = np.cumsum(lengths)
+    for word, draw in zip(order, draws, strict=True):
+        # Near the end of a text, n is drawn among the lengths that are left.
+        longest = min(len(lengths), _unbroken(starts, stops, word, len(lengths)))
+        n = int(np.searchsorted(below[:longest], draw * below[longest - 1], side="right")) + 1
+        n = min(n, longest)
+        while n > 0 and stops[word + n - 1] - starts[word] > room:
+            n -= 1
+        if n == 0 or not all(free[word : word + n]):
+            continue
+        free[word : word + n] = [False] * n
+        taken.append((starts[word], stops[word + n - 1]))
+        room -= stops[word + n - 1] - starts[word]
+        if room == 0:
+            break
+    return taken
+
+
+def _unbroken(starts: list[int], stops: list[int], word: int, most: int) -> int:
+    """Return how many words from `word` on follow each other without a special token between."""
+    n = 1
+    while n < most and word + n < len(starts) and starts[word + n] == stops[word + n - 1]:
+        n += 1
+    return n
+
+
+def _spans(
+    candidates: Places, words: Words, lengths: Shares, count: int, rng: np.random.Generator
+) -> list[tuple[int, int]]:
+    """Choose spans of words with `count` tokens together; return the ranges of merged spans."""
+    starts, stops = words.starts.tolist(), words.stops.tolist()
+    free, room = candidates, min(count, len(candidates))
+    taken = [candidates[:0]]
+    while room:
+        length = int(rng.choice(len(lengths), p=lengths)) + 1
+        word = int(np.searchsorted(words.starts, rng.choice(free), side="right")) - 1
+        last = word + _unbroken(starts, stops, word, length) - 1
+        inside = (free >= starts[word]) & (free < stops[last])
+        inside &= np.cumsum(inside) <= room  # the last span may be cut
+        taken.append(free[inside])
+        room -= len(taken[-1])
+        free = free[~inside]
+    index = np.sort(np.concatenate(taken))
+    # 3 4 5 8 9 → a gap after 5 → [3, 6) and [8, 10)
+    gaps = np.flatnonzero(np.diff(index, prepend=-2, append=index[-1:] + 2) > 1)
+    return [(int(index[a]), int(index[b - 1]) + 1) for a, b in itertools.pairwise(gaps)]
 
 
 def _replace(
-    hidden: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator
+    hidden: Ids,
+    chosen: Chosen,
+    masking: Masking,
+    vocabulary: Vocabulary,
+    rng: np.random.Generator,
 ) -> Ids:
     """Return the replacements: [MASK], random tokens, or the tokens themselves."""
     # One uniform draw per token decides: [0, mask) → [MASK], then `random` → a random token, the
     # rest is unchanged. Random tokens are drawn for all, so that the draws do not depend on fates.
-    fate = rng.random(len(hidden))
+    match masking.decided_by:
+        case "token":
+            fate = rng.random(len(hidden))
+        case "unit":
+            fate = rng.random(chosen.unit[-1] + 1 if len(chosen.unit) else 0)[chosen.unit]
+        case _:
+            assert_never(masking.decided_by)
     match masking.replacements:
         case AnyToken():
             strangers = rng.integers(vocabulary.size, size=len(hidden))
@@ -247,6 +450,9 @@ def _replace(
             strangers = vocabulary.ordinary[
                 rng.integers(len(vocabulary.ordinary), size=len(hidden))
             ]
+        case CorpusToken():
+            draws = rng.random(len(hidden))
+            strangers = np.searchsorted(vocabulary.frequencies, draws, side="right")
         case _:
             assert_never(masking.replacements)
     changed = np.where(fate < masking.mask + masking.random, strangers, hidden)

@@ -8,6 +8,7 @@ et al. 2018, section 3.1 and appendix A.2). RoBERTa's pre-training is masked LM 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -101,9 +102,21 @@ class MaskedObjective(Objective):
         return MaskedLMLearner(models["model"], self.z_loss)
 
     @property
+    def needs_counts(self) -> bool:
+        """True if `prepare` reads `Vocabulary.counts`."""
+        return self.masking.needs_counts
+
+    @property
     def predicted(self) -> float:
         """The share of tokens that are predicted."""
         return self.masking.rate
+
+
+def with_masking(objective: Objective, masking: Masking | None) -> Objective:
+    """Return the objective with another masking, if one is given and it hides tokens."""
+    if masking is None or not isinstance(objective, MaskedObjective):
+        return objective
+    return dataclasses.replace(objective, masking=masking)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,11 @@ class Objective:
         return {"perplexity": perplexity(float(np.mean(known)))} if known else {}
 
     @property
+    def needs_counts(self) -> bool:
+        """True if `prepare` reads `Vocabulary.counts`."""
+        return False
+
+    @property
     def predicted(self) -> float:
         """The share of tokens that are predicted, for the count of operations."""
         return 1.0

@@ -25,6 +25,7 @@ from bothways.model.config import LSTMConfig, ModelConfig
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.objectives.objective import Objective
 from bothways.preflight.machine import Load, check_machine
 from bothways.preflight.text import check_model, unknown_tokens
 from bothways.pretraining.config import PretrainConfig
@@ -97,9 +98,10 @@ def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
     return models
 
 
-def vocabulary_of(corpus: Corpus) -> Vocabulary:
-    """Return what masking needs of a corpus' vocabulary."""
-    return Vocabulary.of(corpus.tokenizer)
+def vocabulary_of(corpus: Corpus, objective: Objective) -> Vocabulary:
+    """Return what an objective needs of a corpus' vocabulary."""
+    counts = corpus.token_counts if objective.needs_counts else None
+    return Vocabulary.of(corpus.tokenizer, counts)
 
 
 def loader_of(
@@ -125,7 +127,8 @@ def loader_of(
     for end, following in zip(ends, sources[1:], strict=True):
         source = ContinuedSource(source, end, following)
     seed = settings.seed
-    objective, vocabulary = settings.objective, vocabulary_of(corpus)
+    objective = settings.objective_of(settings.phases[phase])
+    vocabulary = vocabulary_of(corpus, objective)
     prepare = lambda sequence, rng: objective.prepare(sequence, vocabulary, rng)  # noqa: E731
     share = Share(plan.rank, plan.world)
     return Loader(source, prepare, settings.batch, settings.microbatch_tokens, seed, share)

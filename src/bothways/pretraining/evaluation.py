@@ -20,7 +20,7 @@ from bothways.data.corpus import Corpus
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve
 from bothways.objectives.catalogue import default_objective
-from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
 from bothways.pretraining.build import build_models, loader_of, start_encoder, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.runtime.devices import choose_device
@@ -39,11 +39,12 @@ COUNTED = 10_000_000
 class HeldOut:
     """Scores a learner on the same held-out sequences, with the same masks, at each call.
 
-    The sequences are those of the longest phase. Besides losses, accuracies and the objective's
-    own metrics it reports baselines: "unigram/…" for the losses that `Learner.predicts` names
-    (token frequencies as probabilities, and always the most frequent token) and "majority/…" for
-    other classes of sequences or tokens (their frequencies as probabilities, and always the most
-    frequent class).
+    The sequences are those of the longest phase, masked as `settings.evaluation_masking` says, so
+    that runs with different masks compare. Besides losses, accuracies and the objective's own
+    metrics it reports baselines: "unigram/…" for the losses that `Learner.predicts` names (token
+    frequencies as probabilities, and always the most frequent token) and "majority/…" for other
+    classes of sequences or tokens (their frequencies as probabilities, and always the most frequent
+    class).
 
     Args:
         chosen: ids of the held-out documents.
@@ -60,7 +61,13 @@ class HeldOut:
     ) -> None:
         longest = max(range(len(settings.phases)), key=lambda n: settings.phases[n].length)
         size = min(settings.evaluation_tokens, 8 * settings.microbatch_tokens)
-        fixed = dataclasses.replace(settings, data_copies=1, batch=TokenBudget(size))
+        fixed = dataclasses.replace(
+            settings,
+            objective=with_masking(settings.objective, settings.evaluation_masking),
+            phases=tuple(dataclasses.replace(phase, masking=None) for phase in settings.phases),
+            data_copies=1,
+            batch=TokenBudget(size),
+        )
         loader = loader_of(fixed, corpus, chosen, plan, longest)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._learner, self._plan, self._settings = learner, plan, settings
@@ -167,7 +174,7 @@ def evaluate_on_corpus(
     )
     where = choose_device(device)
     models = build_models(settings, corpus)
-    learner = usual.learner(models, vocabulary_of(corpus)).to(where)
+    learner = usual.learner(models, vocabulary_of(corpus, usual)).to(where)
     scored = HeldOut(settings, corpus, np.arange(len(corpus)), Single(), learner)()
     return {name.removeprefix("held-out/"): value for name, value in scored.items()}
 

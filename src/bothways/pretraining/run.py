@@ -108,7 +108,9 @@ def pretrain(
     for finding in findings if is_main(plan) else []:
         progress.message(f"{finding.severity}: {finding}")
     models = build_models(settings, corpus)
-    learner = settings.objective.learner(models, vocabulary_of(corpus)).to(where)
+    learner = settings.objective.learner(models, vocabulary_of(corpus, settings.objective)).to(
+        where
+    )
     for model in models.values():
         compute_as(model.encoder, settings.training, where)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.

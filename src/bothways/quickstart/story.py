@@ -35,7 +35,8 @@ from bothways.hub.model_folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLMNextSentence
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, short
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.recipes import short
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.quickstart.fill_masks import FilledMask, fill_masks
 from bothways.quickstart.labelled_data import (
