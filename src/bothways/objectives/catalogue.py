@@ -9,8 +9,11 @@ from bothways.objectives.causal_lm import BiLM, CausalLM
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 
-AnyObjective = MaskedLM | MaskedLMNextSentence | MaskedLMSentenceOrder | CausalLM | BiLM
+AnyObjective = (
+    MaskedLM | MaskedLMNextSentence | MaskedLMSentenceOrder | MaskedLMSpanBoundary | CausalLM | BiLM
+)
 
 _USUAL: dict[str, Objective] = {
     "masked": MaskedLMNextSentence(NextSentence(short=0.1)),

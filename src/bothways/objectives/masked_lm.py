@@ -38,6 +38,7 @@ from bothways.data.masking import (
 from bothways.data.next_sentence import NextSentence
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import ModelConfig
+from bothways.model.encoder import Hidden
 from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.losses import z_loss
@@ -171,19 +172,25 @@ class MaskedLMLearner(Learner):
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the losses "masked", "z" and "pair"."""
         heads = self.model.heads
-        masked = batch.target("masked", TokenTargets)
-        index, ids = torch.as_tensor(masked.index), torch.as_tensor(masked.ids)
+        index = torch.as_tensor(batch.target("masked", TokenTargets).index)
         # [CLS] is never masked: no token is asked for twice.
         only = torch.cat([batch.layout.first_tokens, index]) if "pair" in heads else index
         hidden = self.model.encoder(batch, only=only)
-        x = self.model.before_masked(batch, hidden, index)
-        logits = heads["masked"](x[index], hidden.table)
-        losses = {"masked": cross_entropy(logits, ids)}
-        if "z" in self.coefficients:
-            losses["z"] = z_loss(logits)
+        losses = self.masked_losses(batch, hidden)
         if "pair" in heads:
             logits = heads["pair"](heads["pooler"](hidden.last, batch.layout))
             losses["pair"] = cross_entropy(logits, _pair_labels(batch))
+        return losses
+
+    def masked_losses(self, batch: Batch, hidden: Hidden) -> dict[str, Loss]:
+        """Return the losses "masked" and "z", given the encoder's vectors."""
+        masked = batch.target("masked", TokenTargets)
+        index = torch.as_tensor(masked.index)
+        x = self.model.before_masked(batch, hidden, index)
+        logits = self.model.heads["masked"](x[index], hidden.table)
+        losses = {"masked": cross_entropy(logits, torch.as_tensor(masked.ids))}
+        if "z" in self.coefficients:
+            losses["z"] = z_loss(logits)
         return losses
 
 

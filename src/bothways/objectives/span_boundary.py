@@ -1,0 +1,179 @@
+"""Masked spans with the span boundary objective, as SpanBERT (Joshi et al. 2019, section 3.2).
+
+The tokens of a masked span x_s … x_e are predicted twice: each from its own vector, and each from
+the two vectors next to the span and its place in it: x_i from (x_{s−1}, x_{e+1}, p_{i−s+1}).
+
+    [CLS] a [MASK] [MASK] d [SEP]: b from the vectors of a and d and p₁, c from them and p₂
+
+The boundary network is needed for training alone: the saved model has a masked LM head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError
+from bothways.core.loss import Loss
+from bothways.core.sequence import Sequence
+from bothways.core.targets import Targets, TokenTargets
+from bothways.data.full_sentences import FullSentences
+from bothways.data.masking import Chosen, CorpusToken, Masking, Spans, Vocabulary, choose, hide
+from bothways.kernels.cross_entropy import cross_entropy
+from bothways.model.activation import activate
+from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.init import initialise, layer_norm
+from bothways.model.model import Model
+from bothways.objectives.masked_lm import MaskedLMLearner, MaskedObjective
+from bothways.objectives.objective import ModelSpec
+
+PLACES, PLACE_WIDTH = 20, 200
+"""Places in a span that are predicted, and the width of their vectors (SpanBERT's code)."""
+
+
+@dataclass(frozen=True)
+class BoundaryTargets(Targets):
+    """Tokens to predict from the borders of their span, `(n)` each.
+
+    `left` and `right` are the positions next to the span, `place` counts from its first token, 0,
+    and `ids` are the tokens.
+    """
+
+    POSITIONS = frozenset({"left", "right"})
+    left: NDArray[np.int64] | Tensor
+    right: NDArray[np.int64] | Tensor
+    place: NDArray[np.int64] | Tensor
+    ids: NDArray[np.int64] | Tensor
+
+    def without_weight(self) -> BoundaryTargets:
+        """Return targets without tokens."""
+        return type(self)(self.left[:0], self.right[:0], self.place[:0], self.ids[:0])
+
+
+@dataclass(frozen=True)
+class MaskedLMSpanBoundary(MaskedObjective):
+    """Masked LM on spans, and their tokens predicted from the span's borders, as SpanBERT.
+
+    Attributes:
+        boundary: the factor of the boundary loss.
+    """
+
+    segments: FullSentences = FullSentences()
+    masking: Masking = Masking(unit=Spans(), replacements=CorpusToken(), decided_by="unit")
+    boundary: float = 1.0
+    z_loss: float = 0.0
+    kind: Literal["masked_lm_sbo"] = "masked_lm_sbo"
+
+    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+        """Return the encoder with a masked LM head."""
+        if not isinstance(encoder, EncoderConfig):
+            what = "the span boundary objective needs a transformer encoder"
+            raise ConfigError(what, where="objective", fix="Choose another encoder.")
+        return super().models(encoder)
+
+    def prepare(
+        self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
+    ) -> Sequence:
+        """Return the sequence with spans hidden, and the targets "masked" and "boundary"."""
+        chosen = choose(sequence.ids, self.masking, vocabulary, rng)
+        targets = {**sequence.targets, "boundary": _boundaries(sequence, chosen)}
+        sequence = dataclasses.replace(sequence, targets=targets)
+        return hide(sequence, chosen, self.masking, vocabulary, rng)
+
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> SpanBoundaryLearner:
+        """Return the module to train."""
+        return SpanBoundaryLearner(models["model"], self.boundary, self.z_loss)
+
+    def forward_flops(self, encoder: ModelConfig, length: int) -> float:
+        """Return the operations per token of a forward pass, the boundary network included."""
+        assert isinstance(encoder, EncoderConfig)
+        width, embedded = encoder.width, encoder.embedding_width
+        parts = (2 * width + PLACE_WIDTH) * width + width * embedded + embedded * encoder.vocab
+        return super().forward_flops(encoder, length) + 2 * self.predicted * parts
+
+
+def _boundaries(sequence: Sequence, chosen: Chosen) -> BoundaryTargets:
+    """Return the targets of all chosen tokens whose span has a token on both sides."""
+    _, first, sizes = np.unique(chosen.unit, return_index=True, return_counts=True)
+    start = np.repeat(chosen.positions[first], sizes)
+    stop = np.repeat(chosen.positions[first] + sizes, sizes)
+    place = chosen.positions - start
+    known = (start > 0) & (stop < len(sequence)) & (place < PLACES)
+    ids = sequence.ids[chosen.positions].astype(np.int64)
+    return BoundaryTargets(start[known] - 1, stop[known], place[known], ids[known])
+
+
+class SpanBoundary(nn.Module):
+    """Two dense layers with activation and LayerNorm on two borders and a place in the span.
+
+    The output layer is the token embedding, transposed, with a bias of its own.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.place = nn.Embedding(PLACES, PLACE_WIDTH)
+        self.first = nn.Linear(2 * config.width + PLACE_WIDTH, config.width)
+        self.first_norm = layer_norm(config, config.width)
+        self.second = nn.Linear(config.width, config.embedding_width)
+        self.second_norm = layer_norm(config, config.embedding_width)
+        self.bias = nn.Parameter(torch.zeros(config.vocab))
+        initialise(self, config.initial_range)
+
+    def forward(
+        self,
+        left: Float[Tensor, "targets width"],
+        right: Float[Tensor, "targets width"],
+        place: Tensor,
+        embedding: Float[Tensor, "vocab embedded"],
+    ) -> Float[Tensor, "targets vocab"]:
+        """Return logits for tokens of spans."""
+        x = torch.cat([left, right, self.place(place).to(left.dtype)], 1)
+        x = self.first_norm(activate(self.activation, self.first(x)))
+        x = self.second_norm(activate(self.activation, self.second(x)))
+        return nn.functional.linear(x, embedding, self.bias)
+
+
+class SpanBoundaryLearner(MaskedLMLearner):
+    """Learns masked tokens from their own vectors and from the borders of their spans.
+
+    Args:
+        model: an encoder with a "masked" head.
+        factor: of the loss "boundary".
+        z_loss: the coefficient of the loss "z"; 0 for none.
+    """
+
+    predicts = ("masked",)
+
+    def __init__(self, model: Model, factor: float = 1.0, z_loss: float = 0.0) -> None:
+        super().__init__(model, z_loss)
+        assert isinstance(model.config, EncoderConfig)
+        self.boundary = SpanBoundary(model.config)
+        self.coefficients = {**self.coefficients, "boundary": factor}
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the numbers of masked tokens and of boundary predictions."""
+        boundary = float(len(batch.target("boundary", BoundaryTargets).ids))
+        return super().weights(batch) | {"boundary": boundary}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """Return the losses "masked", "z" and "boundary"."""
+        masked = batch.target("masked", TokenTargets)
+        spans = batch.target("boundary", BoundaryTargets)
+        index, left, right = map(torch.as_tensor, (masked.index, spans.left, spans.right))
+        hidden = self.model.encoder(batch, only=torch.unique(torch.cat([index, left, right])))
+        losses = self.masked_losses(batch, hidden)
+        logits = self.boundary(
+            hidden.last[left], hidden.last[right], torch.as_tensor(spans.place), hidden.table
+        )
+        losses["boundary"] = cross_entropy(logits, torch.as_tensor(spans.ids))
+        return losses
