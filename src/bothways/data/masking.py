@@ -235,7 +235,9 @@ class Vocabulary:
     def frequencies(self) -> Shares:
         """The cumulative share of each token among the ordinary tokens of the corpus, `(V)`."""
         assert self.counts is not None, "the objective's masking needs counts"
-        shares = np.cumsum(np.where(self.special, 0, self.counts), dtype=np.float64)
+        ordinary = np.zeros(self.size)
+        ordinary[self.ordinary] = self.counts[self.ordinary]
+        shares = np.cumsum(ordinary)
         return np.asarray(shares / shares[-1])
 
 
