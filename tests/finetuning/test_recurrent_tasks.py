@@ -28,7 +28,7 @@ from bothways.finetuning.in_memory_run import fit_task
 from bothways.finetuning.stability import Stability, steady
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import LSTMConfig
-from bothways.model.heads import BiLMHead
+from bothways.model.heads import BiLMHead, LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_learner, open_task
@@ -127,6 +127,20 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus: Corpus, tmp_path: Path) -
     metrics = load_model(tmp_path / "run" / "model").extra["metrics"]
     assert metrics["held-out/loss/next"] < 0.8 * metrics["unigram/loss/next"]
     assert "held-out/loss/previous" not in metrics
+
+    # No class of GPT has a pooler or a classifier: both start at random, and are saved as our own.
+    table, model = tmp_path / "rows.tsv", str(tmp_path / "run" / "model")
+    rows = "\n".join(f"{word} the cat\t{word}" for word in ["sees", "likes"] * 12)
+    table.write_text(f"text\tlabel\n{rows}\n")
+    words = [model, str(table), "--dev", str(table), "--device", "cpu", "epochs=20", "lr=1e-2"]
+    out = ["--out", str(tmp_path / "tuned")]
+    app(["finetune", *words, *out, "batch_size=8"], result_action="return_value")
+    tuned = load_model(tmp_path / "tuned" / "model")
+    assert {"pooler", "labels"} <= {head.kind for head in tuned.model.specification}
+    # [CLS] alone has seen nothing of the text: the last token is read.
+    assert tuned.extra["metrics"]["accuracy"] == 1.0
+    with pytest.raises(FolderError, match="the heads labels and pooler of this model"):
+        load_model(model, [LabelHead(2), PoolerHead()])
 
 
 @pytest.mark.parametrize("recipe", [modern, paper])

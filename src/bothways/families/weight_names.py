@@ -198,12 +198,20 @@ class KeyTable:
     synonyms: tuple[tuple[str, str], ...] = ()
 
     def place(self, ours: str) -> TensorPlacement:
-        """Return the place of our tensor of this name; every tensor of a family has one."""
+        """Return the place of our tensor of this name.
+
+        A head that no class of the family has keeps our name: no file of transformers holds it.
+        """
         for rule, numbers, rest in self._by_ours.find(ours):
             if not isinstance(rule, Tie | Spare):
                 names = tuple(name.format(*numbers) + rest for name in _their_names(rule))
                 return TensorPlacement(rule, names)
-        raise AssertionError(f"no rule for {ours}")
+        assert ours.startswith("heads."), f"no rule for {ours}"
+        return TensorPlacement(Rename(ours, ours), (ours,))
+
+    def holds(self, part: str) -> bool:
+        """Return whether files of the family hold tensors of this part of our models."""
+        return any(rule.ours == part or rule.ours.startswith(f"{part}.") for rule in self.rules)
 
     @functools.cached_property
     def _by_ours(self) -> _Index:

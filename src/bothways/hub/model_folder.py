@@ -164,6 +164,8 @@ def load_model(
     if not set(fresh) <= kinds:
         what = f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}"
         raise ConfigError(what, where="fresh")
+    if fresh and "pooler" in kinds and not config.keys.holds("heads.pooler"):
+        fresh = {*fresh, "pooler"}  # no class of the family has one, as GPT's
     model, report = build_model(config, weights, wanted, fresh)
     program = modules_folder(folder) / PROGRAM
     model.kept = {
@@ -226,7 +228,9 @@ def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collec
     wrong = [*report.missing, *report.misshapen]
     if not wrong:
         return
-    heads = {head_of(rule.ours) for name in wrong for rule in table.origins(name)}
+    # A head that no class of the family keeps has our names.
+    ours = {name: [rule.ours for rule in table.origins(name)] or [name] for name in wrong}
+    heads = {head_of(part) for parts in ours.values() for part in parts}
     if None in heads:
         part, fix = "the encoder", AGAIN
     else:
