@@ -130,9 +130,9 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus: Corpus, tmp_path: Path) -
 
     # No class of GPT has a pooler or a classifier: both start at random, and are saved as our own.
     table, model = tmp_path / "rows.tsv", str(tmp_path / "run" / "model")
-    rows = "\n".join(f"{word} the cat\t{word}" for word in ["sees", "likes"] * 12)
+    rows = "\n".join(f"{word} the cat\t{word}" for word in ["dog", "owl"] * 12)
     table.write_text(f"text\tlabel\n{rows}\n")
-    words = [model, str(table), "--dev", str(table), "--device", "cpu", "epochs=20", "lr=1e-2"]
+    words = [model, str(table), "--dev", str(table), "--device", "cpu", "epochs=40", "lr=3e-3"]
     out = ["--out", str(tmp_path / "tuned")]
     app(["finetune", *words, *out, "batch_size=8"], result_action="return_value")
     tuned = load_model(tmp_path / "tuned" / "model")
