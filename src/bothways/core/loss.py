@@ -9,7 +9,8 @@ number of ranks do not change the update. The weight follows from the targets al
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,10 +23,12 @@ class Loss:
     Attributes:
         total: the sum of the per-target losses, in nats, with its graph.
         hits: the number of correct predictions; None for a regression.
+        counts: further numbers of targets, by name; `Objective.metrics` reads their shares.
     """
 
     total: Float[Tensor, ""]
     hits: Int[Tensor, ""] | None = None
+    counts: Mapping[str, Int[Tensor, ""]] = field(default_factory=dict)
 
 
 def perplexity(loss: float) -> float:

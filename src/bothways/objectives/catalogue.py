@@ -8,11 +8,18 @@ from bothways.model.heads import token_head
 from bothways.objectives.causal_lm import BiLM, CausalLM
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
+from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 
 AnyObjective = (
-    MaskedLM | MaskedLMNextSentence | MaskedLMSentenceOrder | MaskedLMSpanBoundary | CausalLM | BiLM
+    MaskedLM
+    | MaskedLMNextSentence
+    | MaskedLMSentenceOrder
+    | MaskedLMSpanBoundary
+    | ReplacedTokens
+    | CausalLM
+    | BiLM
 )
 
 _USUAL: dict[str, Objective] = {

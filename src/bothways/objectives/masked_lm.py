@@ -98,7 +98,7 @@ class MaskedObjective(Objective):
         """Return the sequence with tokens hidden."""
         return mask_tokens(sequence, self.masking, vocabulary, rng)
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> MaskedLMLearner:
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
         """Return the module to train."""
         return MaskedLMLearner(models["model"], self.z_loss)
 

@@ -25,6 +25,7 @@ from bothways.model.config import ModelConfig
 from bothways.model.flops import forward_flops
 from bothways.model.heads import Head, token_head
 from bothways.model.model import Model
+from bothways.training.meter import EvaluationScores
 
 S = TypeVar("S", bound=Segments)
 
@@ -67,9 +68,9 @@ class Objective:
         """Return the findings of the preflight about the corpus and its tokenizer."""
         return self.segments.check(corpus)
 
-    def metrics(self, losses: Mapping[str, float], predicts: tuple[str, ...]) -> dict[str, float]:
-        """Return further metrics of an evaluation, from its mean losses by name."""
-        known = [losses[name] for name in predicts if name in losses]
+    def metrics(self, scores: EvaluationScores, predicts: tuple[str, ...]) -> dict[str, float]:
+        """Return further metrics of an evaluation, from its means by the name of the loss."""
+        known = [scores.losses[name] for name in predicts if name in scores.losses]
         return {"perplexity": perplexity(float(np.mean(known)))} if known else {}
 
     @property

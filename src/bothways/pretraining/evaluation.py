@@ -85,7 +85,7 @@ class HeldOut:
     def _metrics(self, steps: Iterable[TrainingStep]) -> dict[str, float]:
         precision = self._settings.training.precision
         scores = evaluate(self._learner, steps, self._plan, precision=precision)
-        more = self._settings.objective.metrics(scores.losses, self._learner.predicts)
+        more = self._settings.objective.metrics(scores, self._learner.predicts)
         named = {f"held-out/{name}": value for name, value in more.items()}
         return flat(scores, "held-out/") | named | self._baselines
 

@@ -2,7 +2,7 @@
 next-sentence head.
 
 The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the configuration as
-resolved and, at the end, `model/`.
+resolved and, at the end, `model/` and, for ELECTRA, `generator/`.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def pretrain(
         if folder is None:
             return done
         if is_main(plan):
-            _save(done, settings, corpus, folder / "model")
+            _save(done, settings, corpus, folder)
             if installed("matplotlib", "jinja2"):
                 write_run_page(folder / "report.html", settings, done.metrics, state, where)
         return dataclasses.replace(done, folder=folder / "model")
@@ -169,7 +169,7 @@ def _phases(
 
 
 def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder: Path) -> None:
-    """Write the model folder, with the settings and what was reached."""
+    """Write a model folder for each role, with the settings and what was reached."""
     card = Card(
         "A pre-trained encoder",
         f"Pre-trained with bothways on {corpus.manifest.counts.documents:,} documents, "
@@ -190,7 +190,13 @@ def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder
         "tokens": done.progress.tokens,
         "metrics": dict(done.metrics),
     }
-    save_model(folder, done.model, corpus.tokenizer, card=card, extra=record)
+    # "model" is the last one: once it is there, the run is complete.
+    for role, model in sorted(done.learner.saved().items(), key=lambda item: item[0] == "model"):
+        assert isinstance(model, Model)
+        titled = (
+            card if role == "model" else dataclasses.replace(card, title=f"A pre-trained {role}")
+        )
+        save_model(folder / role, model, corpus.tokenizer, card=titled, extra=record)
 
 
 def run_fingerprint(corpus: Corpus) -> str:

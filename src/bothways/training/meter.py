@@ -25,10 +25,12 @@ class EvaluationScores:
     """Attributes:
     losses: mean per target by name, in nats; none of weight 0.
     accuracies: share of targets predicted right, for the losses that count hits.
+    rates: further shares of targets, by "LOSS/COUNT" (`Loss.counts`).
     """
 
     losses: Mapping[str, float] = field(default_factory=dict)
     accuracies: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Meter:
 
     def _clear(self) -> None:
         self._sums: Float[Tensor, "names 2"] | None = None
+        self._counts: dict[tuple[str, str], Tensor] = {}
         self._weights: dict[str, float] = {}
         self._broken: Tensor | None = None
 
@@ -67,6 +70,9 @@ class Meter:
         """Add one microbatch of this rank: its losses with their weights."""
         sums = torch.stack([_sums(losses[name]) for name in sorted(weights)])
         self._sums = sums if self._sums is None else self._sums + sums
+        for name in weights:
+            for kind, count in losses[name].counts.items():
+                self._counts[name, kind] = self._counts.get((name, kind), 0) + count.double()
         self._weights = {
             name: self._weights.get(name, 0.0) + weight for name, weight in weights.items()
         }
@@ -98,20 +104,28 @@ class Meter:
             return EvaluationScores()
         names = sorted(self._weights)
         weights = torch.tensor([self._weights[name] for name in names], dtype=torch.float64)
-        local = torch.cat([self._sums.cpu().flatten(), weights])
+        counted = sorted(self._counts)
+        counts = [self._counts[key].cpu()[None] for key in counted]
+        local = torch.cat([self._sums.cpu().flatten(), weights, *counts])
         sums = gather(self._plan, local).sum(0).tolist()
         self._clear()
         rows = zip(
             names,
             sums[0 : 2 * len(names) : 2],
             sums[1 : 2 * len(names) : 2],
-            sums[2 * len(names) :],
+            sums[2 * len(names) : 3 * len(names)],
             strict=True,
         )
         kept = [row for row in rows if row[3]]
         losses = {name: loss / weight for name, loss, _, weight in kept}
         accuracies = {name: hits / weight for name, _, hits, weight in kept if not math.isnan(hits)}
-        return EvaluationScores(losses, accuracies)
+        totals = {name: weight for name, _, _, weight in kept}
+        rates = {
+            f"{name}/{kind}": count / totals[name]
+            for (name, kind), count in zip(counted, sums[3 * len(names) :], strict=True)
+            if name in totals
+        }
+        return EvaluationScores(losses, accuracies, rates)
 
 
 def _sums(loss: Loss) -> Float[Tensor, 2]:

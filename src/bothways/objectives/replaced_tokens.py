@@ -1,0 +1,271 @@
+"""Replaced token detection, as ELECTRA (Clark et al. 2020, section 2).
+
+A small generator learns masked LM; tokens drawn from its predictions replace the masked ones; the
+discriminator learns to detect, at every token, whether it was replaced:
+
+    text            the  chef  cooked  the  meal
+    generator       the  [MASK]  cooked  the  [MASK]
+    discriminator   the  guest   cooked  the  meal      replaced: 0 1 0 0 0
+
+A drawn token that equals the original counts as original. No gradient passes through the draw. The
+two networks share the embedding: its tables and its LayerNorm. The loss is that of the generator
+plus 50 times that of the discriminator.
+
+Google's code draws the masked positions with replacement; here they are distinct.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError
+from bothways.core.learner import Learner
+from bothways.core.loss import Loss
+from bothways.core.sequence import Sequence
+from bothways.core.targets import Targets, TokenTargets
+from bothways.data.full_sentences import FullSentences
+from bothways.data.masking import Masking, Vocabulary
+from bothways.kernels.cross_entropy import cross_entropy
+from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.embedding import Embedding
+from bothways.model.encoder import Encoder
+from bothways.model.heads import MaskedHead, ReplacedHead
+from bothways.model.model import Model
+from bothways.objectives.losses import binary_cross_entropy
+from bothways.objectives.masked_lm import MaskedObjective
+from bothways.objectives.objective import ModelSpec, require_head
+from bothways.runtime.tuning import TUNING
+from bothways.training.meter import EvaluationScores
+
+
+@dataclass(frozen=True)
+class Replacements(Targets):
+    """The positions that the discriminator judges `(tokens)`, and one draw per masked token.
+
+    The draws are uniform on [0, 1). They belong to the sequence, so that the tokens drawn by them
+    depend neither on microbatches and ranks nor on resuming.
+    """
+
+    POSITIONS = frozenset({"judged"})
+    judged: NDArray[np.int64] | Tensor
+    draws: NDArray[np.float64] | Tensor
+
+    def without_weight(self) -> Replacements:
+        """Return targets without positions and draws."""
+        return type(self)(self.judged[:0], self.draws[:0])
+
+
+@dataclass(frozen=True)
+class ReplacedTokens(MaskedObjective):
+    """Masked LM by a generator, and detection of the tokens that it replaced, as ELECTRA.
+
+    Attributes:
+        generator_size: width, heads and feed-forward layer of the generator as a share of the
+            discriminator's; the depth is the same.
+        replaced: the factor of the discriminator's loss.
+        temperature: of the softmax from which replacements are drawn.
+    """
+
+    segments: FullSentences = FullSentences()
+    masking: Masking = Masking(0.15, mask=1.0, random=0.0)
+    generator_size: float = 0.25
+    replaced: float = 50.0
+    temperature: float = 1.0
+    kind: Literal["replaced_tokens"] = "replaced_tokens"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.generator_size <= 1:
+            what = f"must be above 0 and at most 1, not {self.generator_size:g}"
+            fix = "It is a share: a generator wider than the discriminator is too hard to detect."
+            raise ConfigError(what, where="objective.generator_size", fix=fix)
+        for name in ("replaced", "temperature"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"must be above 0, not {value}", where=f"objective.{name}")
+
+    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+        """Return the discriminator, "model", and the generator."""
+        require_head(self, encoder, MaskedHead())
+        assert isinstance(encoder, EncoderConfig)
+        if encoder.norm_after_projection:
+            what = (
+                "the two networks share the embedding's LayerNorm, which in this encoder follows "
+                "the projection to a width of its own"
+            )
+            fix = "Choose an encoder such as ELECTRA's, or leave encoder.embedding out."
+            raise ConfigError(what, where="encoder.embedding", fix=fix)
+        return {
+            "model": ModelSpec(encoder, (ReplacedHead(),)),
+            "generator": ModelSpec(generator_of(encoder, self.generator_size), (MaskedHead(),)),
+        }
+
+    def prepare(
+        self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
+    ) -> Sequence:
+        """Return the sequence with tokens hidden, and the targets "masked" and "replaced"."""
+        sequence = super().prepare(sequence, vocabulary, rng)
+        draws = rng.random(len(sequence.target("masked", TokenTargets).ids))
+        replacements = Replacements(np.arange(len(sequence)), draws)
+        targets = {**sequence.targets, "replaced": replacements}
+        return dataclasses.replace(sequence, targets=targets)
+
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> ReplacedTokensLearner:
+        """Return the module to train."""
+        return ReplacedTokensLearner(
+            models["model"], models["generator"], self.replaced, self.temperature
+        )
+
+    def metrics(self, scores: EvaluationScores, predicts: tuple[str, ...]) -> dict[str, float]:
+        """Return the generator's perplexity and how well replaced tokens are detected.
+
+        Since few tokens are replaced, "always original" has a high accuracy. Precision, recall and
+        F1 are of the class "replaced", "rate/replaced" is its share r of all tokens, and
+        "entropy/replaced" = −r ln r − (1 − r) ln(1 − r) is the loss of a discriminator that
+        knows nothing but r.
+        """
+        result = super().metrics(scores, predicts)
+        if "replaced/replaced" not in scores.rates:
+            return result
+        rate, flagged, found = (
+            scores.rates[f"replaced/{name}"] for name in ("replaced", "flagged", "found")
+        )
+        return result | {
+            "precision/replaced": found / flagged if flagged else 0.0,
+            "recall/replaced": found / rate if rate else 0.0,
+            "f1/replaced": 2 * found / (rate + flagged) if rate + flagged else 0.0,
+            "rate/replaced": rate,
+            "entropy/replaced": -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0),
+        }
+
+
+def generator_of(encoder: EncoderConfig, size: float) -> EncoderConfig:
+    """Return the generator of a discriminator: as deep, narrower, with embeddings as wide.
+
+    The width is rounded to a multiple of the heads. ELECTRA-small: 256 wide, 4 heads, 1/4 → 64, 1.
+    """
+    heads = max(1, round(encoder.heads * size))
+    width = heads * max(1, round(encoder.width * size / heads))
+    return dataclasses.replace(
+        encoder,
+        width=width,
+        heads=heads,
+        intermediate_size=max(1, round(encoder.intermediate_size * width / encoder.width)),
+        embedding=None if encoder.embedding_width == width else encoder.embedding_width,
+    )
+
+
+def share_embedding(source: Embedding, target: Embedding) -> None:
+    """Give an embedding the tables and the LayerNorm of another; the projection stays its own."""
+    target.token, target.position, target.segment, target.norm = (
+        source.token,
+        source.position,
+        source.segment,
+        source.norm,
+    )
+
+
+@torch.no_grad()
+def sample_tokens(
+    logits: Float[Tensor, "targets vocab"], draws: Float[Tensor, " targets"], temperature: float
+) -> Int[Tensor, " targets"]:
+    """Return a token per row with the probabilities softmax(logits / temperature).
+
+    A row's token is the first whose cumulative probability exceeds its draw, uniform on [0, 1).
+    The distribution is that of argmax(logits / temperature + Gumbel noise), with one draw instead
+    of one per entry of the vocabulary. Softmax is in fp32 or finer and the sum in float64, also
+    under autocast: in bf16, rare tokens would never be drawn.
+
+        probabilities 0.5 0.2 0.3, draw 0.6 → cumulative 0.5 0.7 1.0 → token 1
+    """
+    elements = TUNING.loss_chunk_elements_cuda if logits.is_cuda else TUNING.loss_chunk_elements_cpu
+    rows = max(1, elements // logits.shape[1])
+    parts = [logits.new_zeros(0, dtype=torch.int64)]
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    for scores, draw in zip(torch.split(logits, rows), torch.split(draws, rows), strict=True):
+        below = torch.softmax(scores.to(exact) / temperature, 1).cumsum(1, dtype=torch.float64)
+        token = torch.searchsorted(below, draw[:, None] * below[:, -1:], right=True)
+        parts.append(token[:, 0].clamp(max=logits.shape[1] - 1))
+    return torch.cat(parts)
+
+
+class ReplacedTokensLearner(Learner):
+    """Trains a generator and a discriminator with a shared embedding.
+
+    Args:
+        model: the discriminator, an encoder with a "replaced" head.
+        generator: an encoder with a "masked" head; it takes over the embedding of the other.
+        factor: of the loss "replaced".
+        temperature: of the softmax from which replacements are drawn.
+    """
+
+    predicts = ("masked",)
+
+    def __init__(
+        self, model: Model, generator: Model, factor: float = 50.0, temperature: float = 1.0
+    ) -> None:
+        super().__init__()
+        assert isinstance(model.encoder, Encoder)
+        assert isinstance(generator.encoder, Encoder)
+        share_embedding(model.encoder.embedding, generator.encoder.embedding)
+        self.model, self.generator = model, generator
+        self.temperature = temperature
+        self.coefficients = {"replaced": factor}
+
+    def saved(self) -> Mapping[str, Model]:
+        """Return the discriminator, "model", and the generator."""
+        return {"model": self.model, "generator": self.generator}
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the numbers of masked tokens and of all tokens."""
+        return {
+            "masked": float(len(batch.target("masked", TokenTargets).ids)),
+            "replaced": float(len(batch.target("replaced", Replacements).judged)),
+        }
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """Return the generator's loss "masked" and the discriminator's, "replaced"."""
+        masked = batch.target("masked", TokenTargets)
+        index, originals = torch.as_tensor(masked.index), torch.as_tensor(masked.ids)
+        hidden = self.generator.encoder(batch, only=index)
+        x = self.generator.before_masked(batch, hidden, index)
+        logits = self.generator.heads["masked"](x[index], hidden.table)
+        draws = torch.as_tensor(batch.target("replaced", Replacements).draws)
+        drawn = sample_tokens(logits, draws, self.temperature)
+        return {
+            "masked": cross_entropy(logits, originals),
+            "replaced": self._detection(batch, index, drawn, drawn != originals),
+        }
+
+    def _detection(
+        self,
+        batch: Batch,
+        index: Int[Tensor, " targets"],
+        drawn: Int[Tensor, " targets"],
+        differs: Tensor,
+    ) -> Loss:
+        """Return the discriminator's loss on the text with the drawn tokens at `index`."""
+        judged = torch.as_tensor(batch.target("replaced", Replacements).judged)
+        changed = dataclasses.replace(batch, ids=batch.ids.index_copy(0, index, drawn))
+        x = self.model.encoder(changed).last
+        scores = self.model.heads["replaced"](x, batch.layout)[judged]
+        labels = torch.zeros_like(batch.ids, dtype=torch.bool).index_copy(0, index, differs)[judged]
+        loss = binary_cross_entropy(scores[:, None], labels[:, None].to(scores.dtype))
+        flagged = scores > 0
+        counts = {
+            "replaced": labels.sum(),
+            "flagged": flagged.sum(),
+            "found": (flagged & labels).sum(),
+        }
+        return dataclasses.replace(loss, counts=counts)

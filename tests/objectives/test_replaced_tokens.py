@@ -1,0 +1,389 @@
+"""Replaced token detection: its losses by transformers, its gradients, its draws, and a run from start to folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bothways.core.batch import Batch, pack
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.keyed_rng import rng
+from bothways.core.sequence import Sequence
+from bothways.core.source import Cursor
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus
+from bothways.data.loader import LoadedStep
+from bothways.data.masking import Vocabulary
+from bothways.families.catalogue import preset
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import EncoderConfig
+from bothways.model.model import Model
+from bothways.objectives.replaced_tokens import (
+    ReplacedTokens,
+    ReplacedTokensLearner,
+    generator_of,
+    sample_tokens,
+)
+from bothways.pretraining.build import fit_to_corpus
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.recipes import electra
+from bothways.pretraining.run import pretrain
+from bothways.training.durations import Steps
+from bothways.training.loop import _share, evaluate
+from bothways.training.meter import EvaluationScores
+from bothways.training.optimizers import AdamW
+from bothways.training.parallel import Single
+from bothways.training.run import Training
+from bothways.training.schedules import Linear
+
+SIZE = 50
+TABLES = ("token", "position", "segment", "norm")
+
+
+def shape_of(vocab: int = SIZE, embedding: int | None = 16) -> EncoderConfig:
+    small = preset("electra-small-discriminator")
+    assert isinstance(small, EncoderConfig)
+    return dataclasses.replace(
+        small, vocab=vocab, width=32, depth=2, heads=4, intermediate_size=64, embedding=embedding
+    )
+
+
+def learner_of(config: EncoderConfig) -> ReplacedTokensLearner:
+    torch.manual_seed(0)
+    objective = ReplacedTokens()
+    models = {role: Model(*spec) for role, spec in objective.models(config).items()}
+    learner = objective.learner(models, vocabulary())
+    for parameter in learner.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return learner.eval()
+
+
+@pytest.fixture
+def learner() -> ReplacedTokensLearner:
+    return learner_of(shape_of())
+
+
+def vocabulary() -> Vocabulary:
+    return Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) > 40, 4)
+
+
+def draw_sequences(count: int = 5) -> list[Sequence]:
+    r = np.random.default_rng(4)
+    objective = ReplacedTokens()
+    result = []
+    for number in range(count):
+        ids = np.array([2, *r.integers(5, SIZE, size=r.integers(8, 30)), 3], np.int32)
+        text = Sequence(ids, np.zeros(len(ids), np.int8))
+        result.append(objective.prepare(text, vocabulary(), rng(number, "test")))
+    return result
+
+
+def discriminated(learner: ReplacedTokensLearner, batch: Batch) -> tuple[dict, Tensor]:
+    """Return the losses, and the ids that the discriminator read."""
+    read: list[Tensor] = []
+    hook = learner.model.encoder.register_forward_pre_hook(
+        lambda module, arguments: read.append(arguments[0].ids)
+    )
+    losses = learner(batch)
+    hook.remove()
+    return dict(losses), read[0]
+
+
+def originals_of(batch: Batch) -> Tensor:
+    masked = batch.targets["masked"]
+    return batch.ids.index_copy(0, masked.index, masked.ids)
+
+
+def padded(batch: Batch, values: Tensor, fill: int) -> Tensor:
+    bounds = batch.layout.cu_seqlens.tolist()
+    rows = [values[a:b] for a, b in itertools.pairwise(bounds)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
+
+
+@pytest.mark.parametrize("embedding", [16, None])
+def test_both_losses_are_those_of_transformers(embedding: int | None, tmp_path: Path) -> None:
+    from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+    learner = learner_of(shape_of(embedding=embedding))
+    for role, model in learner.saved().items():
+        save_model(tmp_path / role, model)
+    discriminator = ElectraForPreTraining.from_pretrained(tmp_path / "model").double().eval()
+    generator = ElectraForMaskedLM.from_pretrained(tmp_path / "generator").double().eval()
+    learner.double()
+    batch = pack(draw_sequences())
+    losses, read = discriminated(learner, batch)
+    weights = learner.weights(batch)
+    attention = padded(batch, torch.ones_like(read), 0)
+    originals = originals_of(batch)
+    labels = (read != originals).long()
+    assert 0 < labels.sum() <= weights["masked"]
+    with torch.no_grad():
+        theirs = discriminator(padded(batch, read, 0), attention, labels=padded(batch, labels, 0))
+        hidden = torch.full_like(originals, -100)
+        masked = batch.targets["masked"]
+        hidden[masked.index] = masked.ids
+        filled = generator(
+            padded(batch, batch.ids, 0), attention, labels=padded(batch, hidden, -100)
+        )
+    assert losses["replaced"].total.item() / weights["replaced"] == pytest.approx(
+        theirs.loss.item(), abs=1e-6
+    )
+    assert losses["masked"].total.item() / weights["masked"] == pytest.approx(
+        filled.loss.item(), abs=1e-6
+    )
+    flagged = (theirs.logits > 0) & attention.bool()
+    wrong = padded(batch, labels, 0).bool()
+    counts = {name: int(count) for name, count in losses["replaced"].counts.items()}
+    assert counts == {
+        "replaced": int(labels.sum()),
+        "flagged": int(flagged.sum()),
+        "found": int((flagged & wrong).sum()),
+    }
+
+
+def test_the_first_losses_are_those_of_chance() -> None:
+    torch.manual_seed(0)
+    models = {role: Model(*spec) for role, spec in ReplacedTokens().models(shape_of()).items()}
+    learner = ReplacedTokens().learner(models, vocabulary()).eval()
+    batch = pack(draw_sequences())
+    losses, weights = learner(batch), learner.weights(batch)
+    means = {name: loss.total.item() / weights[name] for name, loss in losses.items()}
+    assert means == pytest.approx({"masked": math.log(SIZE), "replaced": math.log(2)}, rel=0.01)
+    assert learner.coefficients == {"replaced": 50.0}
+
+
+def test_gradients_reach_the_network_of_their_loss_and_the_shared_tables(
+    learner: ReplacedTokensLearner,
+) -> None:
+    batch = pack(draw_sequences())
+
+    def reached(loss: str) -> set[str]:
+        learner.zero_grad()
+        learner(batch)[loss].total.backward()
+        return {
+            name
+            for name, p in learner.named_parameters(remove_duplicate=False)
+            if p.grad is not None and p.grad.abs().sum() > 0
+        }
+
+    names = {name for name, _ in learner.named_parameters(remove_duplicate=False)}
+    shared = {name for name in names if name.split(".")[2:4][0:1] == ["embedding"]}
+    shared = {name for name in shared if name.split(".")[3] in TABLES}
+    assert len(shared) == 2 * 5
+    generator = {name for name in names if name.startswith("generator.")} | shared
+    discriminator = {name for name in names if name.startswith("model.")} | shared
+    assert reached("masked") == generator
+    assert reached("replaced") == discriminator
+
+
+def test_shared_parameters_count_once(learner: ReplacedTokensLearner) -> None:
+    ours, theirs = (model.encoder.embedding for model in (learner.model, learner.generator))
+    assert all(getattr(ours, name) is getattr(theirs, name) for name in TABLES)
+    assert ours.project is not theirs.project
+    trained = [*learner.trained_parameters()]
+    assert len({id(p) for _, p in trained}) == len(trained)
+    assert not any(name.startswith("generator.encoder.embedding.token") for name, _ in trained)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_draws_have_the_probabilities_of_the_softmax(temperature: float) -> None:
+    logits = torch.randn(20, generator=torch.Generator().manual_seed(1)) * 2
+    count = 200_000
+    draws = torch.from_numpy(np.random.default_rng(0).random(count))
+    found = sample_tokens(logits.expand(count, -1), draws, temperature)
+    expected = count * torch.softmax(logits.double() / temperature, 0)
+    chi = ((torch.bincount(found, minlength=20) - expected).square() / expected).sum()
+    assert chi < 43.8  # 99.9 % at 19 degrees of freedom
+
+
+def test_draws_at_their_ends_and_at_low_temperatures() -> None:
+    logits = torch.tensor([[-torch.inf, 1.0, 3.0, 2.0, -torch.inf]]).expand(3, -1)
+    draws = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert sample_tokens(logits, draws, 1.0).tolist() == [1, 2, 3]
+    assert sample_tokens(logits, draws, 1e-3).tolist() == [2, 2, 2]
+    assert sample_tokens(logits.bfloat16(), draws, 1.0).tolist() == [1, 2, 3]
+    assert sample_tokens(logits[:0], draws[:0], 1.0).tolist() == []
+
+
+def test_a_draw_that_equals_the_original_counts_as_original(
+    learner: ReplacedTokensLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = pack(draw_sequences())
+    monkeypatch.setattr(
+        "bothways.objectives.replaced_tokens.sample_tokens",
+        lambda logits, draws, temperature: batch.targets["masked"].ids,
+    )
+    losses, read = discriminated(learner, batch)
+    assert torch.equal(read, originals_of(batch))
+    assert losses["replaced"].counts["replaced"] == 0
+
+
+def test_the_share_of_replaced_tokens_is_that_of_the_probabilities() -> None:
+    logits = torch.randn(400, 30, generator=torch.Generator().manual_seed(2)) * 3
+    originals = logits.argmax(1)
+    right = torch.softmax(logits.double(), 1).gather(1, originals[:, None])[:, 0]
+    draws = torch.from_numpy(np.random.default_rng(3).random(400))
+    replaced = int((sample_tokens(logits, draws, 1.0) != originals).sum())
+    sigma = (right * (1 - right)).sum().sqrt().item()
+    assert abs(replaced - (1 - right).sum().item()) < 3 * sigma
+
+
+def test_an_update_does_not_depend_on_microbatches(learner: ReplacedTokensLearner) -> None:
+    learner.double()
+    sequences = draw_sequences()
+    whole = pack(sequences)
+    weights = learner.weights(whole)
+
+    def gradients(batches: list[Batch]) -> dict[str, Tensor]:
+        learner.zero_grad()
+        for batch in batches:
+            _share(learner(batch), weights, learner.coefficients).backward()
+        return {name: p.grad.clone() for name, p in learner.named_parameters()}
+
+    void = dataclasses.replace(
+        sequences[0],
+        targets={name: target.without_weight() for name, target in sequences[0].targets.items()},
+    )
+    expected = gradients([whole])
+    parts = gradients([pack(sequences[3:]), pack([void]), pack(sequences[:3])])
+    for name, gradient in expected.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12)
+    assert learner.weights(pack([void])) == {"masked": 0.0, "replaced": 0.0}
+
+
+def test_metrics_are_those_of_the_replaced_tokens(learner: ReplacedTokensLearner) -> None:
+    batches = (pack(draw_sequences(3)), pack(draw_sequences(5)[3:]))
+    step = LoadedStep(batches, Cursor(), 0, 5, 0.0)
+    seen: list[Tensor] = []
+    head = learner.model.heads["replaced"]
+    hook = head.register_forward_hook(lambda module, arguments, output: seen.append(output))
+    with torch.no_grad():  # scores on both sides of 0
+        learner(batches[0])
+        head.dense.bias -= seen[0].median()
+    hook.remove()
+    scores = evaluate(learner, [step], Single(), precision="fp32")
+    counts = [learner(batch)["replaced"].counts for batch in batches]
+    replaced, flagged, found = (
+        sum(int(each[name]) for each in counts) for name in ("replaced", "flagged", "found")
+    )
+    tokens = sum(len(batch.ids) for batch in batches)
+    metrics = ReplacedTokens().metrics(scores, learner.predicts)
+    r = replaced / tokens
+    assert metrics["rate/replaced"] == pytest.approx(r)
+    assert metrics["precision/replaced"] == pytest.approx(found / flagged)
+    assert metrics["recall/replaced"] == pytest.approx(found / replaced)
+    assert metrics["f1/replaced"] == pytest.approx(2 * found / (replaced + flagged))
+    bound = -r * math.log(r) - (1 - r) * math.log(1 - r)
+    assert metrics["entropy/replaced"] == pytest.approx(bound)
+    none = EvaluationScores(rates=dict.fromkeys([f"replaced/{n}" for n in counts[0]], 0.0))
+    assert set(ReplacedTokens().metrics(none, ()).values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "width", "heads"),
+    [("small", 1 / 4, 64, 1), ("base", 1 / 3, 256, 4), ("large", 1 / 4, 256, 4)],
+)
+def test_generators_have_the_sizes_of_the_paper(
+    name: str, size: float, width: int, heads: int
+) -> None:
+    discriminator = preset(f"electra-{name}-discriminator")
+    generator = generator_of(discriminator, size)
+    assert (generator.width, generator.heads, generator.intermediate_size) == (
+        width,
+        heads,
+        4 * width,
+    )
+    assert generator.depth == discriminator.depth
+    assert generator.embedding_width == discriminator.embedding_width
+    if name != "small":
+        assert generator == preset(f"electra-{name}-generator")
+    assert generator_of(discriminator, 1.0) == discriminator
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"generator_size": 2.0}, r"at most 1, not 2.*wider than the discriminator"),
+        ({"generator_size": 0.0}, "above 0"),
+        ({"temperature": 0.0}, "above 0"),
+        ({"replaced": math.nan}, "above 0"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        ReplacedTokens(**settings)
+
+
+def test_encoders_without_a_place_for_it_are_refused(corpus: Corpus) -> None:
+    for name in ("elmo-small", "gpt2"):
+        with pytest.raises(ConfigError, match="does not fit this encoder"):
+            ReplacedTokens().models(preset(name))
+    bert = dataclasses.replace(config_of(corpus, 1), encoder=small(corpus, "bert-tiny"))
+    with pytest.raises(BothwaysError, match="no bert class with the heads replaced"):
+        pretrain(bert, corpus)
+
+
+def small(corpus: Corpus, name: str = "electra-small-discriminator") -> EncoderConfig:
+    shape = fit_to_corpus(preset(name), corpus.tokenizer)
+    assert isinstance(shape, EncoderConfig)
+    return dataclasses.replace(shape, width=32, depth=2, heads=4, intermediate_size=64)
+
+
+def config_of(corpus: Corpus, steps: int) -> PretrainConfig:
+    training = Training(Steps(steps), AdamW(lr=1e-3), Linear(0.1), precision="fp32", save=Steps(2))
+    shape = dataclasses.replace(small(corpus), embedding=16)
+    return PretrainConfig(
+        shape, training, ReplacedTokens(), (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
+        evaluation_tokens=400,
+    )  # fmt: skip
+
+
+def test_a_run_saves_both_networks_and_resumes(corpus: Corpus, tmp_path: Path) -> None:
+    from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+    whole = pretrain(config_of(corpus, 4), corpus, tmp_path / "run")
+    metrics = {name.removeprefix("held-out/") for name in whole.metrics}
+    assert {"loss/masked", "loss/replaced", "perplexity", "f1/replaced"} <= metrics
+    opened = {}
+    for role, cls in {"model": ElectraForPreTraining, "generator": ElectraForMaskedLM}.items():
+        model, info = cls.from_pretrained(tmp_path / "run" / role, output_loading_info=True)
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        opened[role] = {
+            name: tensor
+            for name, tensor in model.electra.embeddings.state_dict().items()
+            if tensor.is_floating_point()
+        }
+        loaded = load_model(tmp_path / "run" / role).model.state_dict()
+        for name, tensor in whole.learner.saved()[role].state_dict().items():
+            assert torch.equal(loaded[name], tensor), name
+    assert len(opened["model"]) == 5
+    for name, tensor in opened["model"].items():
+        assert torch.equal(tensor, opened["generator"][name]), name
+
+    class Stopped(Exception):
+        pass
+
+    def at_two(event) -> None:
+        if event.kind == "checkpoint" and event.progress.steps == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        pretrain(config_of(corpus, 4), corpus, tmp_path / "two", on_event=at_two)
+    resumed = pretrain(config_of(corpus, 4), corpus, tmp_path / "two", resume=True)
+    for name, tensor in whole.learner.state_dict().items():
+        assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
+    embedding = resumed.learner.saved()["model"].encoder.embedding
+    assert embedding.token is resumed.learner.saved()["generator"].encoder.embedding.token
+
+
+def test_the_recipe_fits_its_encoder() -> None:
+    config = electra(preset("electra-small-discriminator"))
+    assert config.evaluation_masking == config.objective.masking
+    assert config.objective.models(config.encoder)["generator"].encoder.width == 64
