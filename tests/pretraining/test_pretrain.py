@@ -50,8 +50,6 @@ from bothways.training.state import RunState
 from toy_animals import WORDS
 
 SMALL = [
-    "--model",
-    "bert-tiny",
     "encoder.width=32",
     "encoder.heads=2",
     "encoder.intermediate_size=64",
@@ -83,13 +81,17 @@ def settings(corpus: Corpus, steps: int = 60, **changes: object) -> PretrainConf
     return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
 
 
-def command(corpus: Corpus, out: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+def command(
+    corpus: Corpus, out: Path, *more: str, model: str = "bert-tiny", **environment: str
+) -> subprocess.Popen[str]:
     words = [
         sys.executable,
         "-m",
         "bothways",
         "pretrain",
         str(corpus.folder),
+        "--model",
+        model,
         *SMALL,
         *more,
         "--out",
@@ -101,8 +103,8 @@ def command(corpus: Corpus, out: Path, *more: str, **environment: str) -> subpro
     )
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model" / "model.safetensors")
+def weights(run: Path, role: str = "model") -> dict[str, torch.Tensor]:
+    return load_file(run / role / "model.safetensors")
 
 
 def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(
@@ -251,15 +253,32 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("model", "settings"),
     [
-        [],
-        ["training.optimizer=muon", "training.ema=0.9", "objective.z_loss=1e-3"],
-        ["training.optimizer=lamb", "batch.kind=token_ramp", "batch.start=128", "batch.over=2000"],
+        ("bert-tiny", []),
+        ("bert-tiny", ["training.optimizer=muon", "training.ema=0.9", "objective.z_loss=1e-3"]),
+        (
+            "bert-tiny",
+            [
+                "training.optimizer=lamb",
+                "batch.kind=token_ramp",
+                "batch.start=128",
+                "batch.over=2000",
+            ],
+        ),
+        (
+            "electra-small-discriminator",
+            [
+                "objective=replaced_tokens",
+                "encoder.depth=2",
+                "encoder.embedding=16",
+                "training.ema=0.9",
+            ],
+        ),
     ],
 )
 def test_two_ranks_come_to_the_weights_of_one(
-    settings: list[str], corpus: Corpus, tmp_path: Path
+    model: str, settings: list[str], corpus: Corpus, tmp_path: Path
 ) -> None:
     more = ["training.until=12 steps", *settings]
     with socket.socket() as probe:
@@ -267,17 +286,26 @@ def test_two_ranks_come_to_the_weights_of_one(
         port = str(probe.getsockname()[1])
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
-        command(corpus, tmp_path / "two", *more, RANK=str(r), LOCAL_RANK=str(r), **shared)
+        command(
+            corpus,
+            tmp_path / "two",
+            *more,
+            model=model,
+            RANK=str(r),
+            LOCAL_RANK=str(r),
+            **shared,
+        )
         for r in (0, 1)
     ]
-    alone = command(corpus, tmp_path / "one", *more)
+    alone = command(corpus, tmp_path / "one", *more, model=model)
     for process in (*ranks, alone):
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        assert torch.allclose(tensor, two[name], atol=2e-5), name
+    for role in {path.parent.name for path in (tmp_path / "one").glob("*/config.json")}:
+        one, two = weights(tmp_path / "one", role), weights(tmp_path / "two", role)
+        assert one.keys() == two.keys()
+        for name, tensor in one.items():
+            assert torch.allclose(tensor, two[name], atol=2e-5), name
 
 
 def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
