@@ -17,13 +17,13 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
-from bothways.data.batching import ExampleBudget
+from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus
 from bothways.data.loader import LoadedStep
 from bothways.data.masking import Vocabulary
 from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.config import EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.objectives.replaced_tokens import (
     ReplacedTokens,
@@ -381,6 +381,28 @@ def test_a_run_saves_both_networks_and_resumes(corpus: Corpus, tmp_path: Path) -
         assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
     embedding = resumed.learner.saved()["model"].encoder.embedding
     assert embedding.token is resumed.learner.saved()["generator"].encoder.embedding.token
+
+
+def test_the_discriminator_learns_more_than_the_share_of_replaced_tokens(corpus: Corpus) -> None:
+    config = config_of(corpus, 250)
+    config = dataclasses.replace(
+        config,
+        encoder=dataclasses.replace(
+            config.encoder,
+            width=64,
+            intermediate_size=128,
+            embedding=32,
+            dropout=Dropouts(0.0, 0.0),
+        ),
+        objective=ReplacedTokens(generator_size=0.5),
+        training=dataclasses.replace(config.training, optimizer=AdamW(lr=3e-3)),
+        batch=TokenBudget(1024),
+        evaluation_tokens=3000,
+    )
+    scores = pretrain(config, corpus).metrics
+    assert scores["held-out/loss/masked"] < scores["unigram/loss/masked"] - 0.5
+    assert scores["held-out/loss/replaced"] < scores["held-out/entropy/replaced"] - 0.02
+    assert scores["held-out/f1/replaced"] > 0.1
 
 
 def test_the_recipe_fits_its_encoder() -> None:
