@@ -172,7 +172,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         start: a model folder whose weights to continue from.
-        recipe: "modern" or "paper".
+        recipe: "modern", "paper", "short", "electra", "roberta", "albert" or "spanbert".
         resume: continue from the newest checkpoint in `out`.
         settings: further settings as nested dicts of dotted paths, such as
             `training={"optimizer": {"lr": 1e-3}}`.

@@ -9,14 +9,16 @@ import dataclasses
 
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.full_sentences import FullSentences
-from bothways.data.masking import AnyToken, Masking
+from bothways.data.masking import AnyToken, Masking, NGrams
 from bothways.model.config import LSTMConfig, ModelConfig
 from bothways.objectives.catalogue import default_objective
-from bothways.objectives.masked_lm import MaskedObjective, with_masking
+from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.training.durations import Duration, Epochs, Hours, Steps
-from bothways.training.optimizers import AdamW, BertAdam
+from bothways.training.optimizers import AdamW, BertAdam, Lamb
 from bothways.training.run import Training
 from bothways.training.schedules import GoogleLinear, Linear
 
@@ -135,7 +137,96 @@ def electra(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
-RECIPES = {"modern": modern, "paper": paper, "short": short, "electra": electra}
+def _full_length(encoder: ModelConfig) -> tuple[PretrainPhase, ...]:
+    """Return one phase of 512 tokens, or of all positions of an encoder with fewer."""
+    return (PretrainPhase(min(512, encoder.max_positions)),)
+
+
+def roberta(encoder: ModelConfig) -> PretrainConfig:
+    """Return the settings of RoBERTa base (Liu et al. 2019, table 9): full sentences, masked LM
+    alone, new masks in every epoch.
+
+    The rate of 6e-4 belongs to 8,192 sequences of 512 tokens. For other batches, fairseq's README
+    has 1e-4 (256 sequences), 5e-4 (2,048) and 7e-4 (8,192). Dropout is that of the encoder, 0.1 in
+    RoBERTa's presets.
+    """
+    return PretrainConfig(
+        encoder=encoder,
+        training=Training(
+            until=Steps(500_000),
+            optimizer=AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+            schedule=Linear(Steps(24_000)),
+            clip_norm=None,
+            report=Steps(100),
+            evaluate=Steps(10_000),
+            save=Steps(10_000),
+        ),
+        objective=MaskedLM(),
+        phases=_full_length(encoder),
+        batch=ExampleBudget(8192),
+    )
+
+
+def albert(encoder: ModelConfig) -> PretrainConfig:
+    """Return the settings of ALBERT (Lan et al. 2019; google-research/albert): sentence order,
+    n-grams masked, LAMB, no dropout in the encoder.
+
+    The rate of 1.76e-3 belongs to 4,096 sequences of 512 tokens. 15 % of the tokens are masked;
+    the command in Google's README limits them to 20, which is 3.9 % of 512.
+    """
+    return PretrainConfig(
+        encoder=_without_dropout(encoder),
+        training=Training(
+            until=Steps(125_000),
+            optimizer=Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+            schedule=GoogleLinear(Steps(3125)),
+            clip_norm=1.0,
+            report=Steps(100),
+            evaluate=Steps(10_000),
+            save=Steps(10_000),
+        ),
+        objective=MaskedLMSentenceOrder(
+            masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())
+        ),
+        phases=_full_length(encoder),
+        batch=ExampleBudget(4096),
+        data_copies=40,
+    )
+
+
+def spanbert(encoder: ModelConfig) -> PretrainConfig:
+    """Return the settings of SpanBERT (Joshi et al. 2019): spans masked, their tokens predicted
+    from the borders too, one segment.
+
+    The rate of 1e-4 belongs to 256 sequences of 512 tokens. The decay, the betas and the shape of
+    the schedule after warm-up are not verified against the paper.
+    """
+    return PretrainConfig(
+        encoder=encoder,
+        training=Training(
+            until=Steps(2_400_000),
+            optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1),
+            schedule=Linear(Steps(10_000)),
+            clip_norm=1.0,
+            report=Steps(100),
+            evaluate=Steps(10_000),
+            save=Steps(10_000),
+        ),
+        objective=MaskedLMSpanBoundary(),
+        phases=_full_length(encoder),
+        batch=ExampleBudget(256),
+    )
+
+
+RECIPES = {
+    "modern": modern,
+    "paper": paper,
+    "short": short,
+    "electra": electra,
+    "roberta": roberta,
+    "albert": albert,
+    "spanbert": spanbert,
+}
 
 
 def recipe_for(until: Duration) -> str:

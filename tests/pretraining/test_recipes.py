@@ -1,0 +1,123 @@
+"""The recipes of BERT's descendants: their values, and the classes of what they save."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from bothways.cli import app
+from bothways.commands.pretrain import pretrain
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.documents import Document
+from bothways.data.masking import AnyToken, Masking, NGrams
+from bothways.families.catalogue import preset
+from bothways.model.config import EncoderConfig
+from bothways.model.positions import Learned
+from bothways.objectives.masked_lm import MaskedLM
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.objectives.span_boundary import MaskedLMSpanBoundary
+from bothways.pretraining.recipes import RECIPES, albert, roberta, spanbert
+from bothways.text.trainers import ByteBPE, train_tokenizer
+from bothways.training.durations import Steps
+from bothways.training.optimizers import AdamW, Lamb
+from bothways.training.schedules import GoogleLinear, Linear
+from toy_animals import document
+
+SMALL = [
+    "encoder.depth=2",
+    "encoder.width=32",
+    "encoder.heads=2",
+    "encoder.intermediate_size=64",
+    "encoder.position.max_positions=64",
+    "training.until=2 steps",
+    "training.schedule.warmup=0.1",
+    "training.precision=fp32",
+    "batch.n=8",
+    "held_out=0.1",
+    "evaluation_tokens=400",
+    "phases.0.length=48",
+]
+
+
+@pytest.fixture(scope="module")
+def byte_corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    rng = np.random.default_rng(7)
+    texts = [document(rng) for _ in range(80)]
+    tokenizer = train_tokenizer(texts, ByteBPE(320))
+    documents = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
+    return build_corpus(documents, tokenizer, tmp_path_factory.mktemp("made") / "c", workers=1)
+
+
+def test_roberta_is_the_papers_base() -> None:
+    made = roberta(preset("roberta-base"))
+    assert (made.objective, made.batch, made.data_copies) == (MaskedLM(), ExampleBudget(8192), None)
+    assert [phase.length for phase in made.phases] == [512]
+    assert (made.training.until, made.training.clip_norm) == (Steps(500_000), None)
+    assert made.training.optimizer == AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01)
+    assert made.training.schedule == Linear(Steps(24_000))
+    assert made.encoder == preset("roberta-base")
+
+
+def test_albert_is_the_public_codes() -> None:
+    made = albert(preset("albert-base-v2"))
+    masking = Masking(0.15, unit=NGrams(3), replacements=AnyToken())
+    assert made.objective == MaskedLMSentenceOrder(masking=masking)
+    assert (made.batch, made.data_copies) == (ExampleBudget(4096), 40)
+    assert (made.training.until, made.training.clip_norm) == (Steps(125_000), 1.0)
+    assert made.training.optimizer == Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
+    assert made.training.schedule == GoogleLinear(Steps(3125))
+    dropped = albert(preset("bert-tiny")).encoder
+    assert isinstance(dropped, EncoderConfig)
+    assert (dropped.dropout.hidden, dropped.dropout.attention) == (0, 0)
+
+
+def test_spanbert_masks_spans_in_one_segment() -> None:
+    made = spanbert(preset("bert-base"))
+    assert (made.objective, made.batch) == (MaskedLMSpanBoundary(), ExampleBudget(256))
+    assert made.training.until == Steps(2_400_000)
+    assert made.training.optimizer == AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1)
+    assert made.training.schedule == Linear(Steps(10_000))
+
+
+@pytest.mark.parametrize("recipe", [roberta, albert, spanbert])
+def test_a_small_encoder_reads_all_its_positions(recipe) -> None:  # type: ignore[no-untyped-def]
+    encoder = EncoderConfig(100, 32, 1, 2, 64, position=Learned(40))
+    assert [phase.length for phase in recipe(encoder).phases] == [40]
+
+
+def test_the_command_knows_every_recipe() -> None:
+    known = inspect.signature(pretrain).parameters["recipe"].annotation
+    assert all(repr(name) in known for name in RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "name", "words"),
+    [
+        ("roberta", "roberta-base", "RobertaForMaskedLM", []),
+        ("roberta", "roberta-base", "RobertaForMaskedLM", ["objective.segments.cross=false"]),
+        ("albert", "albert-base-v2", "AlbertForPreTraining", []),
+        ("spanbert", "bert-tiny", "BertForMaskedLM", []),
+    ],
+)
+def test_what_a_recipe_saves_opens_in_transformers(
+    byte_corpus: Corpus,
+    corpus: Corpus,
+    tmp_path: Path,
+    recipe: str,
+    model: str,
+    name: str,
+    words: list[str],
+) -> None:
+    text = byte_corpus if recipe == "roberta" else corpus
+    options = ["--model", model, "--recipe", recipe, "--device", "cpu", "--out", str(tmp_path)]
+    app(["pretrain", str(text.folder), *SMALL, *words, *options], result_action="return_value")
+    folder = tmp_path / "model"
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [name]
+    _, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
