@@ -57,7 +57,7 @@ from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_examples import TextColumns
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs
-from bothways.training.state import RunState
+from bothways.training.run import Event
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +155,9 @@ def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     )
     times: list[float] = []
 
-    def on_step(progress: RunState) -> None:
-        times.append(time.perf_counter())
+    def on_event(event: Event) -> None:
+        if event.kind == "step":
+            times.append(time.perf_counter())
 
     model = load_model(plan.folder, [PoolerHead()]).model
     unjudged = dataclasses.replace(
@@ -164,7 +165,7 @@ def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     )  # the dev data is answered once, below
     method = FinetuneSettings(training, plan.length, task=job.task)
     begin = time.perf_counter()
-    done = fit_task(model, unjudged, method, seed=plan.seed, device="cpu", on_step=on_step)
+    done = fit_task(model, unjudged, method, seed=plan.seed, device="cpu", on_event=on_event)
     answers = [job.peer.answer_of(prediction) for _, prediction in predictions(done.task, data)]
     return Trained(answers, times[-1] - begin, int(done.progress.tokens))
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.progress import SILENT, Progress
+from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
-    from bothways.finetuning.in_memory_run import FitResult, Rows
-    from bothways.finetuning.run import FinetuneResult
+    from bothways.finetuning.fit import FinetuneResult
+    from bothways.finetuning.prepare import Rows
     from bothways.model.config import ModelConfig
     from bothways.objectives.objective import Objective
     from bothways.prediction.predictor import Predictor
@@ -116,7 +117,7 @@ def build_corpus(
     *,
     language: str = "auto",
     workers: int | None = None,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
 ) -> Corpus:
     """Build a corpus for pre-training, continue an interrupted build, or open the existing corpus.
 
@@ -126,7 +127,7 @@ def build_corpus(
         out: folder of the corpus.
         language: language for splitting sentences; "auto" detects it per document.
         workers: number of processes; `None` for one per core.
-        progress: receives stages and messages.
+        progress: receives stages and messages; `None` shows them on standard error.
 
     Raises:
         DataError: a file cannot be read.
@@ -141,9 +142,10 @@ def build_corpus(
 
     known = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     documents = _documents(texts, of_paths=True)
-    return corpus.build_corpus(
-        documents, known, out, language=language, workers=workers, progress=progress
-    )
+    with _shown(progress) as shown:
+        return corpus.build_corpus(
+            documents, known, out, language=language, workers=workers, progress=shown
+        )
 
 
 def pretrain(  # noqa: PLR0913 – one option per question
@@ -157,7 +159,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
     recipe: str = "modern",
     resume: bool = False,
     device: str = "auto",
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
     on_event: Callable[[Event], object] = lambda event: None,
     **settings: Any,
 ) -> PretrainResult:
@@ -174,6 +176,8 @@ def pretrain(  # noqa: PLR0913 – one option per question
         start: a model folder whose weights to continue from.
         recipe: "modern", "paper", "short", "electra", "roberta", "albert" or "spanbert".
         resume: continue from the newest checkpoint in `out`.
+        progress: receives stages and messages; `None` shows them on standard error.
+        on_event: called after each step, report, evaluation and checkpoint.
         settings: further settings as nested dicts of dotted paths, such as
             `training={"optimizer": {"lr": 1e-3}}`.
 
@@ -212,9 +216,10 @@ def pretrain(  # noqa: PLR0913 – one option per question
         overrides["training"] = {"until": until, **overrides.get("training", {})}
     config = reader.load(PretrainConfig, base=base, overrides=overrides)
     folder = None if out is None else Path(out)
-    return run.pretrain(
-        config, text, folder, resume=resume, device=device, progress=progress, on_event=on_event
-    )
+    with _shown(progress) as shown:
+        return run.pretrain(
+            config, text, folder, resume=resume, device=device, progress=shown, on_event=on_event
+        )
 
 
 def finetune(  # noqa: PLR0913 – one option per question
@@ -228,21 +233,22 @@ def finetune(  # noqa: PLR0913 – one option per question
     seed: int = 0,
     recipe: str = "modern",
     device: str = "auto",
+    progress: Progress | None = None,
+    on_event: Callable[[Event], object] = lambda event: None,
     **settings: Any,
-) -> FinetuneResult | FitResult:
-    """Fine-tune a model on labelled data.
-
-    With files and `out`, the run has a folder with checkpoints that can be resumed; otherwise it
-    runs in memory, and `out` receives the model.
+) -> FinetuneResult:
+    """Fine-tune a model on labelled data; with `out`, save it in `out/model`.
 
     Args:
         model: a model folder, the folder of a run, or a Hub id.
         train, dev: a file, a Hub data set, a DataFrame, a `datasets.Dataset`, or a list of dicts.
         task: a name such as "classify", "ner" or "qa", or a task.
-        out: folder of the run.
-        resume: continue the run in `out`.
+        out: folder of the run with checkpoints and metrics; `None` trains in memory.
+        resume: continue from the newest checkpoint in `out`.
         seed: seed of new heads and of the order of the data.
         recipe: "modern" or "paper".
+        progress: receives stages and messages; `None` shows them on standard error.
+        on_event: called after each step, report, evaluation and checkpoint.
         settings: common names such as `lr`, `epochs`, `batch_size`, `max_length`, or nested dicts
             of dotted paths.
 
@@ -261,28 +267,43 @@ def finetune(  # noqa: PLR0913 – one option per question
     """
     from bothways.finetuning import run
     from bothways.finetuning.config import RECIPES
-    from bothways.finetuning.in_memory_run import finetune_rows
     from bothways.finetuning.prepare import FinetuneConfig, load_config
     from bothways.tasks.catalogue import trainable_task
 
-    files = isinstance(train, str | Path) and isinstance(dev, str | Path | None)
     make = _choice(recipe, RECIPES, "recipe")
-    if files and out is not None:
-        value = trainable_task(task) if isinstance(task, str) else task
-        base = FinetuneConfig(
-            model=str(model),
-            train=str(train),
-            dev=None if dev is None else str(dev),
-            seed=seed,
-            **vars(make(value)),
-        )
-        return run.finetune(load_config(base, settings), Path(out), resume=resume, device=device)
-    result = finetune_rows(
-        model, train, dev, task, seed=seed, recipe=recipe, device=device, **settings
+    definition = trainable_task(task) if isinstance(task, str) else task
+    base = FinetuneConfig(
+        model=str(model),
+        train=_source_name(train, "train"),
+        dev=None if dev is None else _source_name(dev, "dev"),
+        seed=seed,
+        **vars(make(definition)),
     )
-    if out is not None:
-        result.save(Path(out) / "model")
-    return result
+    config = load_config(base, settings)
+    folder = None if out is None else Path(out)
+    with _shown(progress) as shown:
+        return run.finetune(
+            config,
+            folder,
+            train=train,
+            dev=dev,
+            resume=resume,
+            device=device,
+            progress=shown,
+            on_event=on_event,
+        )
+
+
+def _source_name(rows: Rows, name: str) -> str:
+    """Return the path of a source, or a name for rows."""
+    return str(rows) if isinstance(rows, str | Path) else f"{name} rows"
+
+
+def _shown(progress: Progress | None) -> AbstractContextManager[Progress]:
+    """Return the receiver of progress: the given one, or standard error."""
+    from bothways.commands.progress import terminal_progress
+
+    return terminal_progress() if progress is None else nullcontext(progress)
 
 
 def _choice(name: str, known: Mapping[str, Any], where: str) -> Any:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget, TokenBudget
@@ -21,7 +19,7 @@ from bothways.finetuning.config import (
     paper_finetuning,
 )
 from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.in_memory_run import finetune_rows, fit_task
+from bothways.finetuning.in_memory_run import fit_task
 from bothways.finetuning.prepare import FinetuneConfig, load_config
 from bothways.finetuning.run import finetune
 from bothways.model.config import EncoderConfig
@@ -31,6 +29,7 @@ from bothways.sweeps.seeds import finetune_seeds
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
+from heard_progress import Heard
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 
 SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32))
@@ -110,8 +109,8 @@ def test_random_and_little_trained_weights_take_a_higher_rate(
             json.dumps({} if tokens is None else {"tokens": tokens})
         )
         rows = [{"text": item.text, "label": item.label} for item in make_examples(40, 0)]
-        settings = {"until": "1 steps", "precision": "fp32"}
-        done = finetune_rows(folder, rows, device="cpu", max_length=16, training=settings)
+        config = FinetuneConfig(model=str(folder), train="rows", length=16, training=training)
+        done = finetune(config, train=rows, device="cpu")
         return done.settings.training.optimizer.lr  # type: ignore[union-attr]
 
     assert [rate_of(tokens) for tokens in (None, 1000, 10**9)] == [3e-4, 6e-4, 3e-4]
@@ -126,12 +125,10 @@ def test_the_choice_is_printed_recorded_and_resumed(tmp_path: Path) -> None:
         batch=ExampleBudget(64),
         training=dataclasses.replace(FinetuneSettings().training, precision="fp32"),
     )
-    stream = io.StringIO()
-    done = finetune(
-        settings, tmp_path / "run", device="cpu", console=Console(file=stream, width=200)
-    )
-    assert "note: training.optimizer.lr: 0.0003, for a width of 32" in stream.getvalue()
-    assert "note: training.until: 20 epochs, for 1 updates an epoch" in stream.getvalue()
+    heard = Heard()
+    done = finetune(settings, tmp_path / "run", device="cpu", progress=heard)
+    assert "note: training.optimizer.lr: 0.0003, for a width of 32" in heard.text
+    assert "note: training.until: 20 epochs, for 1 updates an epoch" in heard.text
     assert done.progress.epochs == 20
     assert done.finished
     written = configs.load(FinetuneConfig, file=tmp_path / "run" / "config.toml")

@@ -16,7 +16,6 @@ from bothways.cli import app
 from bothways.commands.features import Layers
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.progress import TimeLeft
 from bothways.core.targets import IGNORED
 from bothways.core.terminal import time_text
 from bothways.data.batching import ExampleBudget, TokenBudget
@@ -46,6 +45,7 @@ from bothways.preflight.machine import speed
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.durations import Epochs, Hours
+from heard_progress import Heard
 from toy_folder import FILLERS, GOOD, make_folder
 
 ALL: tuple[LayerChoice, ...] = get_args(LayerChoice)
@@ -157,9 +157,9 @@ def test_features_are_computed_once(
     calls: list[tuple[int, ...]] = []
     plain = features.extract
 
-    def counted(encoder, inputs, layers, table, on_share):  # type: ignore[no-untyped-def]
+    def counted(encoder, inputs, layers, table, progress):  # type: ignore[no-untyped-def]
         calls.append(layers)
-        plain(encoder, inputs, layers, table, on_share=on_share)
+        plain(encoder, inputs, layers, table, progress)
 
     monkeypatch.setattr(features, "extract", counted)
     encoder, inputs = data.task.model.encoder, data.task.encode(data.dev_examples)
@@ -256,7 +256,7 @@ def test_words_without_a_tag_carry_no_weight(data: FeatureData, settings: Featur
 
 
 def test_it_learns_what_the_words_before_tell(settings: FeatureConfig, tmp_path: Path) -> None:
-    seen = []
+    heard = Heard()
     training = dataclasses.replace(
         settings.training,
         until=Epochs(4.0),
@@ -271,13 +271,14 @@ def test_it_learns_what_the_words_before_tell(settings: FeatureConfig, tmp_path:
         tagger=BiLSTMTagger(32, 2, 0.0),
         training=training,
     )
-    done = feature_based(run, tmp_path / "features", device="cpu", on_step=seen.append)
+    done = feature_based(run, tmp_path / "features", device="cpu", progress=heard)
     assert (
         done.metrics["f1"] > 0.8
     )  # 0 for one who knows the word alone: it is a name or none by what stands before it
     assert done.metrics["f1"] == max(f1 for _, f1 in done.history)
     assert len(done.history) == 4
-    assert seen[-1].epochs == 4.0
+    assert heard.names[-1] == "training"
+    assert heard.done("training")[-1] == 1.0
 
 
 def test_dev_sentences_keep_their_order_and_empty_ones_their_place(
@@ -423,25 +424,16 @@ def test_speeds_are_measured_as_the_work_will_be_done(
     assert read[0] == read[1] <= 2 * feature_setup.SAMPLE
 
 
-def test_time_left_is_that_of_the_share_that_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 40.0, 100.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    left = TimeLeft()
-    assert left.said(0.1) == "10% done"  # from here on it is measured
-    assert left.said(0.4) == "40% done, 0:01:00 left"  # 0.3 in 30 seconds
-    assert left.said(1.0) == "100% done, 0:00:00 left"
-
-
-def test_shares_of_features_go_from_nothing_to_all(settings: FeatureConfig, tmp_path: Path) -> None:
-    shares = list[float]()
-    prepare_features(settings, tmp_path, ["last"], device="cpu", on_share=shares.append)
-    assert shares == sorted(shares)
-    assert 0 < shares[0] < shares[-1] == pytest.approx(1)
-    shares.clear()
-    prepare_features(
-        settings, tmp_path, ["last"], device="cpu", on_share=shares.append
-    )  # they are there
-    assert shares == []
+def test_features_are_computed_as_stages(settings: FeatureConfig, tmp_path: Path) -> None:
+    heard = Heard()
+    prepare_features(settings, tmp_path, ["last"], device="cpu", progress=heard)
+    assert heard.names == ["train: computing features", "dev: computing features"]
+    for _, total, done in heard.stages:
+        assert done == sorted(done)
+        assert 0 < done[0] <= done[-1] == total
+    again = Heard()
+    prepare_features(settings, tmp_path, ["last"], device="cpu", progress=again)
+    assert again.names == []  # they are there
 
 
 def test_who_interrupts_the_command_is_told_what_is_kept(

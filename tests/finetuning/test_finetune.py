@@ -4,7 +4,6 @@ and every mistake is one message."""
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import shutil
@@ -16,11 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, ResourceError
-from bothways.finetuning import run as job
+from bothways.finetuning import fit as fitting
 from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.prepare import FinetuneConfig, make_ready, remarks
 from bothways.finetuning.run import FinetuneResult, finetune
@@ -36,7 +34,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextColumns, TextExample
 from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
-from bothways.training.trackers import Terminal
+from heard_progress import Heard
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 
 FAST = dataclasses.replace(
@@ -73,12 +71,9 @@ def done(
     files: Files, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[FinetuneResult, Path, str]:
     """A finished run, its folder, and what it said."""
-    stream, folder = io.StringIO(), tmp_path_factory.mktemp("run")
-    return (
-        finetune(settings_of(files), folder, device="cpu", console=Console(file=stream, width=200)),
-        folder,
-        stream.getvalue(),
-    )
+    heard, folder = Heard(), tmp_path_factory.mktemp("run")
+    result = finetune(settings_of(files), folder, device="cpu", progress=heard)
+    return result, folder, heard.text
 
 
 def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(
@@ -208,8 +203,8 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
             signal.raise_signal(signal.SIGINT)
         return job_score(*arguments, **options)
 
-    job_score = job.score
-    monkeypatch.setattr(job, "score", interrupting)
+    job_score = fitting.score
+    monkeypatch.setattr(fitting, "score", interrupting)
     broken = finetune(settings_of(files), tmp_path, device="cpu")
     assert broken.folder is None
     assert 0 < broken.progress.steps < 50
@@ -235,29 +230,23 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
         )
 
 
-def test_evaluations_on_the_way_tell_how_far_they_are(
-    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[float] = []
-    monkeypatch.setattr(Terminal, "evaluating", lambda terminal, share: told.append(share))
-    finetune(
-        settings_of(files, training=dataclasses.replace(FAST, until=Steps(1))),
-        tmp_path,
-        device="cpu",
-    )
-    assert told == sorted(told)
-    assert told[-1] == 1.0
+def test_evaluations_on_the_way_tell_how_far_they_are(files: Files, tmp_path: Path) -> None:
+    heard = Heard()
+    settings = settings_of(files, training=dataclasses.replace(FAST, until=Steps(1)))
+    finetune(settings, tmp_path, device="cpu", progress=heard)
+    first = heard.names.index("scoring the dev data")
+    assert heard.names[first - 1 : first + 2] == ["training", "scoring the dev data", "training"]
+    _, total, done = heard.stages[first]
+    assert done == sorted(done)
+    assert done[-1] == total == 80
 
 
 def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Path) -> None:
-    stream = io.StringIO()
+    heard = Heard()
     settings = settings_of(files, dev=None, training=dataclasses.replace(FAST, until=Steps(3)))
-    result = finetune(settings, tmp_path, device="cpu", console=Console(file=stream, width=200))
+    result = finetune(settings, tmp_path, device="cpu", progress=heard)
     assert result.metrics == {}
-    assert (
-        "note: without dev data the last weights are kept, and nothing is measured"
-        in stream.getvalue()
-    )
+    assert "note: without dev data the last weights are kept, and nothing is measured" in heard.text
     saved = load_model(tmp_path / "model").model.state_dict()
     assert all(
         torch.equal(saved[name], tensor) for name, tensor in result.task.model.state_dict().items()

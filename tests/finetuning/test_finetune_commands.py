@@ -12,7 +12,7 @@ import pytest
 from bothways.cli import app
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError
-from bothways.finetuning import run as job
+from bothways.finetuning import fit as job
 from bothways.finetuning.prepare import FinetuneConfig
 from bothways.kernels import library
 from bothways.training.durations import Epochs

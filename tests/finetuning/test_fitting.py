@@ -13,7 +13,8 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.source import Cursor
 from bothways.finetuning.config import RECIPES, FinetuneSettings, finetune_adam
 from bothways.finetuning.data import ALL, LabelledData, label, loader, score
-from bothways.finetuning.in_memory_run import fit_task, learning_by_rows, start_from
+from bothways.finetuning.fit import learning_by_rows
+from bothways.finetuning.in_memory_run import fit_task, start_from
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
@@ -192,7 +193,9 @@ def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: Labell
             METHOD,
             seed=0,
             device="cpu",
-            on_step=lambda progress: steps.append(progress.steps),
+            on_event=lambda event: (
+                steps.append(event.progress.steps) if event.kind == "step" else None
+            ),
         )
         assert done.metrics["accuracy"] > 0.95
         assert steps == list(range(1, 61))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_family_tasks import LENGTH, TASKS, assert_opens_as_it_was, tokenizer_of
 
 from bothways.cli import app
 from bothways.core.batch import pack
@@ -39,6 +38,7 @@ from bothways.tasks.catalogue import Trainable
 from bothways.tasks.sentence_embedding.task import save_sentence_encoder
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Epochs, Steps
+from family_tasks import LENGTH, TASKS, assert_opens_as_it_was, tokenizer_of
 
 TINY = ["encoder.projection=16", "encoder.cells=24"]
 FAST = [

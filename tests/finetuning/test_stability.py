@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError
-from bothways.finetuning import in_memory_run as fitting
-from bothways.finetuning import run as job
+from bothways.finetuning import fit as job
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.in_memory_run import fit_task, start_from
@@ -248,10 +247,8 @@ def test_the_order_and_dropout_are_of_the_seed_of_the_order(
 
         monkeypatch.setattr(home, name, call)
 
-    for home in (fitting, job):
-        watched(home, "loader", "order", lambda data, method, task, seed, *more: seed)
-    for home in (fitting, job.run):
-        watched(home, "train", "draws", lambda *more: torch.initial_seed())
+    watched(job, "loader", "order", lambda data, method, task, seed, *more: seed)
+    watched(job, "train", "draws", lambda *more: torch.initial_seed())
     brief = dataclasses.replace(
         METHOD, training=dataclasses.replace(FAST, until=Steps(1), evaluate=None)
     )
@@ -276,7 +273,7 @@ def test_patience_ends_a_run_in_memory(folder: Path, data: LabelledData) -> None
     assert (done.progress.steps, done.progress.early, len(done.history)) == (9, True, 3)
     bare = label(ClassificationTask(), data.tokenizer, make_examples(32, 0), [], 16)
     with pytest.raises(
-        ConfigError, match=r"^training\.early_stopping: early stopping needs dev data"
+        ConfigError, match=r"^training\.early_stopping: early stopping needs an evaluated metric"
     ):
         fit_task(
             load_model(folder).model,

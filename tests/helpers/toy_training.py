@@ -27,7 +27,7 @@ from bothways.core.errors import BothwaysError
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
-from bothways.core.progress import OnShare
+from bothways.core.progress import Progress
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
@@ -201,6 +201,7 @@ def session(
     number: int = signal.SIGTERM,
     plan: parallel.Plan = SINGLE,
     training: Training = TRAINING,
+    progress: Progress = SILENT,
 ) -> RunState:
     """Train a toy with dropout over two phases in this folder, from where it stands; a signal comes while a step is made."""
     torch.manual_seed(1)
@@ -215,7 +216,7 @@ def session(
                 os.kill(os.getpid(), number)
             yield step
 
-    def heldout(on_share: OnShare) -> dict[str, float]:
+    def heldout(progress: Progress) -> dict[str, float]:
         scores = evaluate(learner, [next(steps(Cursor(9), 4, 1, plan.rank, plan.world))], plan)
         return {"heldout/loss": scores.losses["masked"]}
 
@@ -223,12 +224,18 @@ def session(
         TrainingPhase(Steps(8), functools.partial(data, 5, 0)),
         TrainingPhase(Steps(14), functools.partial(data, 4, 8)),
     ]
-    progress = train(
-        learner, phases, training, plan, FolderStore(folder, CONFIG), evaluation=heldout
+    state = train(
+        learner,
+        phases,
+        training,
+        plan,
+        FolderStore(folder, CONFIG),
+        evaluation=heldout,
+        progress=progress,
     )
-    if progress.steps == 14 and plan.rank == 0:
+    if state.steps == 14 and plan.rank == 0:
         torch.save(learner.state_dict(), folder / "final.pt")
-    return progress
+    return state
 
 
 def killed_in_save(folder: Path, flush: int) -> None:

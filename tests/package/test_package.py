@@ -65,13 +65,6 @@ def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
     assert imports(file) == set()
 
 
-PENDING = {
-    ("core", "prediction"),
-    ("core", "tasks"),
-}
-"""Imports against the order that are still to be removed."""
-
-
 @pytest.mark.parametrize("layer", range(len(LAYERS)))
 def test_dependencies_point_one_way(layer: int) -> None:
     allowed = set().union(*LAYERS[: layer + 1])
@@ -79,7 +72,7 @@ def test_dependencies_point_one_way(layer: int) -> None:
         files = list((SOURCE / package).rglob("*.py"))
         assert files
         for file in files:
-            wrong = {name for name in imports(file) - allowed if (package, name) not in PENDING}
+            wrong = imports(file) - allowed
             assert not wrong, f"{file.relative_to(SOURCE)} imports {wrong}"
 
 

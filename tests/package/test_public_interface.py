@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"text": f"a {word} film", "label": "positive"} for word in GOOD]
     rows += [{"text": f"a {word} play", "label": "negative"} for word in BAD]
     tuned = bothways.finetune(folder / "my-bert", rows * 10, epochs=4, lr=1e-2, batch_size=4)
-    tuned.save(folder / "my-classifier")  # type: ignore[union-attr]
+    tuned.save(folder / "my-classifier")
     lines = "".join(f"{row['text']}\t{row['label']}\n" for row in rows * 4)
     for name in ("train.tsv", "dev.tsv"):
         (folder / name).write_text(f"text\tlabel\n{lines}", "utf8")

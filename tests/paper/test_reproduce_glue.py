@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import io
 import json
 import shutil
 import signal
@@ -14,22 +13,23 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from bothways.cli import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.finetuning import run as job
+from bothways.finetuning import fit as job
 from bothways.paper import glue, published
-from bothways.paper.cells import CellOutcome, CellResult
+from bothways.paper.cells import CellOutcome
 from bothways.paper.experiment import Experiment, NotRun, Request
 from bothways.paper.glue_submission import clip_score, write_predictions
 from bothways.paper.results_page import average, results_report
 from bothways.paper.run import reproduce
 from bothways.prediction.predictor import open_task
+from bothways.sweeps.runs import Series, SweepOutcome
 from bothways.tasks.predictions import ScorePrediction
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
 from bothways.training.schedules import GoogleLinear
+from heard_progress import Heard
 from toy_folder import make_folder
 
 GLUE = {task.name: task for task in glue.TASKS_OF_GLUE}
@@ -372,9 +372,9 @@ def test_the_report_has_each_figure_under_its_name(place: Path, tmp_path: Path) 
     planned = glue.glue_plan(request)
     (cola,) = planned.experiments
     assert isinstance(cola, Experiment)
-    result = CellResult(tmp_path, {}, {}, {"mcc": 0.25, "accuracy": 0.75}, 0.25, 1, 1.0, "")
+    result = SweepOutcome("one", {"mcc": 0.25, "accuracy": 0.75}, (), "mcc", "highest", 1, 1.0)
     table = results_report(
-        request, planned, [CellOutcome(cola, (result,), (result,))], device="cpu"
+        request, planned, [CellOutcome(cola, tmp_path, Series((result,)), (result,))], device="cpu"
     ).sections[0]
     assert table.columns == [
         "",
@@ -415,13 +415,12 @@ def test_the_average_is_the_papers() -> None:
 
 
 def test_a_benchmark_from_files_to_the_leaderboard(place: Path, tmp_path: Path) -> None:
-    heard = Console(file=io.StringIO(), width=200)
+    heard = Heard()
     request = request_of(place, tmp_path, tasks=("CoLA", "MNLI", "STS-B", "WNLI"), grid="none")
-    done = reproduce("glue", request, device="cpu", console=heard)
+    done = reproduce("glue", request, device="cpu", progress=heard)
     assert done is not None
-    said = heard.file.getvalue()  # type: ignore[attr-defined]
-    assert "WNLI is not run: no dev.tsv" in said
-    assert "CoLA, run 1 of 1: lr0.003-batch32-3-epochs-seed0" in said
+    assert "WNLI is not run: no dev.tsv" in heard.text
+    assert "CoLA, run 1 of 1, lr0.003-batch32-3-epochs-seed0: training" in heard.names
     results = json.loads((tmp_path / "results.json").read_text())
     cola, mnli, scored = (results["tasks"][name] for name in ("CoLA", "MNLI", "STS-B"))
     assert results["tasks"]["WNLI"]["run"] is False
@@ -502,13 +501,11 @@ def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
     ]
     assert measured[0] == measured[1]
 
-    monkeypatch.setattr("bothways.paper.cells.finetune", None)
-    heard = Console(file=io.StringIO(), width=200)
-    assert reproduce("glue", request, device="cpu", console=heard) is not None
-    assert "run 2 of 2: lr0.003-batch32-3-epochs-seed1: done before" in heard.file.getvalue()  # type: ignore[attr-defined]
-    with pytest.raises(
-        ResourceError, match=r"seed0: holds the result of other settings, of other data"
-    ):
+    monkeypatch.setattr("bothways.sweeps.runs.finetune", None)
+    heard = Heard()
+    assert reproduce("glue", request, device="cpu", progress=heard) is not None
+    assert "run 2 of 2, lr0.003-batch32-3-epochs-seed1: done before" in heard.text
+    with pytest.raises(ConfigError, match=r"seed0: this run was finished with other settings"):
         reproduce(
             "glue", dataclasses.replace(request, overrides=(*overrides, "length=20")), device="cpu"
         )
@@ -521,9 +518,7 @@ def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
         shutil.copytree(place / "glue" / "CoLA", other)
         with (other / f"{split}.tsv").open("a") as stream:
             stream.write("x\t1\t\tone more\n")
-        with pytest.raises(
-            ResourceError, match=r"seed0: holds the result of other settings, of other data"
-        ):
+        with pytest.raises(ConfigError, match=rf"seed0: .* with other content of {split}"):
             reproduce("glue", dataclasses.replace(request, data=str(other.parent)), device="cpu")
 
 

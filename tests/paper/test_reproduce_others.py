@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from bothways.core.errors import ConfigError
 from bothways.finetuning.bilstm_tagger import BiLSTMTagger
+from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.feature_data import FeatureConfig, read_tagged_sentences
+from bothways.finetuning.fit import FinetuneResult
 from bothways.finetuning.frozen_features import feature_based
-from bothways.finetuning.prepare import make_ready
+from bothways.finetuning.prepare import FinetuneConfig, make_ready
 from bothways.paper import cells as runner
-from bothways.paper import cost, frozen, ner, squad, swag
+from bothways.paper import cost, ner, squad, swag
 from bothways.paper import run as benchmarks
-from bothways.paper.cells import CellOutcome, CellResult
+from bothways.paper.cells import CellOutcome
 from bothways.paper.experiment import Experiment, Frozen, NotRun, Request, find_file
 from bothways.paper.results_page import measured, results_report, write_results
 from bothways.paper.run import reproduce
 from bothways.prediction.predictor import open_task
+from bothways.sweeps import runs as engine
+from bothways.sweeps.runs import Series, SweepOutcome
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs, Steps
+from heard_progress import Heard
 from toy_folder import make_folder
 
 QUICK = ("length=16", "training.precision=fp32", "training.optimizer.lr=3e-3")
@@ -94,10 +97,6 @@ def request_of(place: Path, name: str, out: Path, **changes: Any) -> Request:
     return dataclasses.replace(base, **changes)
 
 
-def said_by(console: Console) -> str:
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
-
-
 def grid_of(entry: Experiment | Frozen | NotRun) -> list[tuple[float, int, Any, int]]:
     assert isinstance(entry, Experiment)
     return [(s.training.optimizer.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
@@ -146,10 +145,10 @@ def test_the_test_data_of_conll_has_a_column_of_its_own(place: Path, tmp_path: P
     assert isinstance(tagged, Experiment)
     assert isinstance(last, Frozen)
     assert tagged.others == {"test": str(place / "ner" / "eng.testb")}
-    results = (fake(tmp_path, 0.25, metrics={"f1": 0.25, "test/f1": 0.75, "dev/f1": 0.5}),)
+    results = (fake("one", 0.25, metrics={"f1": 0.25, "test/f1": 0.75, "dev/f1": 0.5}),)
     shown = measured(
         planned,
-        [CellOutcome(tagged, results, results), CellOutcome(last, results[:1], results[:1])],
+        [CellOutcome(entry, tmp_path, Series(results), results) for entry in (tagged, last)],
     )
     assert shown["this run, fine-tuned"] == {"dev": 25.0, "test": 75.0}
     assert shown["this run, last"] == {"dev": 25.0}
@@ -157,11 +156,11 @@ def test_the_test_data_of_conll_has_a_column_of_its_own(place: Path, tmp_path: P
 
 def test_what_counts_is_the_best_run_and_a_mean_is_over_what_counts(tmp_path: Path) -> None:
     first, second, third = (
-        fake(tmp_path / name, value) for name, value in (("a", 0.25), ("b", 0.75), ("c", 0.75))
+        fake(name, value) for name, value in (("a", 0.25), ("b", 0.75), ("c", 0.75))
     )
-    assert runner.best_of([first, second, third]) is second
-    outcome = CellOutcome(Experiment("x", ()), (first, second, third), (first, second))
-    assert outcome.best is second
+    series = Series((first, second, third))
+    outcome = CellOutcome(Experiment("x", ()), tmp_path, series, (first, second))
+    assert outcome.best == tmp_path / "b"
     assert outcome.metrics == {"f1": 0.5, "em": 0.5}
 
 
@@ -260,13 +259,13 @@ def test_ner_takes_the_mean_of_the_restarts_of_the_best_setting(
 ) -> None:
     points = tuple(dataclasses.replace(ner.DEFAULT_POINT, batch=batch) for batch in (1, 2))
     monkeypatch.setattr(ner, "GRID", points)
-    heard = Console(file=io.StringIO(), width=200)
+    heard = Heard()
     request = request_of(place, "ner", tmp_path, seeds=2, limit=2, tasks=("CoNLL-2003",))
-    assert reproduce("ner", request, device="cpu", console=heard) is not None
+    assert reproduce("ner", request, device="cpu", progress=heard) is not None
     entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["CoNLL-2003"]
     assert len(entry["cells"]) == 3
     grid, again = entry["cells"][:2], entry["cells"][2]
-    chosen = max(grid, key=lambda cell: cell["value"])
+    chosen = max(grid, key=lambda cell: cell["metrics"]["f1"])
     assert entry["mean of"] == [chosen["folder"], again["folder"]]
     assert again["settings"]["batch"] == chosen["settings"]["batch"]
     assert [cell["settings"]["seed"] for cell in entry["cells"]] == [0, 0, 1]
@@ -287,12 +286,19 @@ def test_frozen_features_are_the_mean_of_bilstms(
 ) -> None:
     monkeypatch.setattr(ner, "TAGGER", BiLSTMTagger(4, 1))
     request = request_of(place, "ner", tmp_path, seeds=2, tasks=("last",))
-    heard = Console(file=io.StringIO(), width=200)
-    assert reproduce("ner", request, dry_run=True, device="cpu", console=heard) is None
+    heard = Heard()
+    assert reproduce("ner", request, dry_run=True, device="cpu", progress=heard) is None
     assert not (tmp_path / "runs").exists()
-    done = reproduce("ner", request, device="cpu", console=heard)
+    notes = list[str]()
+    done = reproduce(
+        "ner",
+        request,
+        device="cpu",
+        progress=heard,
+        on_cost=lambda table: notes.append(table.note),
+    )
     assert done is not None
-    assert "tokens per second in the encoder" in " ".join(said_by(heard).split())
+    assert "tokens per second in the encoder" in " ".join(notes)
     results = json.loads((tmp_path / "results.json").read_text())
     cells = results["tasks"]["last"]["cells"]
     assert [cell["settings"]["seed"] for cell in cells] == [0, 1]
@@ -308,9 +314,9 @@ def test_frozen_features_are_the_mean_of_bilstms(
     )
     again = feature_based(settings, tmp_path / "again", device="cpu")
     assert cells[1]["metrics"] == dict(again.metrics)
-    monkeypatch.setattr("bothways.paper.frozen.fit_features", None)
-    assert reproduce("ner", request, device="cpu", console=heard) is not None
-    assert "last, run 2 of 2: done before" in said_by(heard)
+    monkeypatch.setattr("bothways.paper.cells.fit_features", None)
+    assert reproduce("ner", request, device="cpu", progress=heard) is not None
+    assert "last, run 2 of 2, seed1: done before" in heard.text
 
 
 def test_frozen_features_cost_a_pass_of_the_encoder_and_every_run_that_is_left(
@@ -337,16 +343,16 @@ def test_frozen_features_cost_a_pass_of_the_encoder_and_every_run_that_is_left(
 
     whole = (0, 2 * tokens / 10 + 3 * words / 2)
     assert costs() == [whole, whole]
-    frozen.features_folder(second, tmp_path).joinpath("dev").mkdir(parents=True)
+    runner.features_folder(second, tmp_path).joinpath("dev").mkdir(parents=True)
     assert costs() == [whole, (0, 3 * words / 2)]
-    done = fake(tmp_path, 0.5)
+    done = fake("done", 0.5)
     monkeypatch.setattr(
         cost,
-        "is_frozen_finished",
-        lambda experiment, settings, out: done if settings.seed < 2 else None,
+        "read_finished",
+        lambda run, place: done if run.settings.seed < 2 else None,
     )
     assert costs() == [(2, 2 * tokens / 10 + words / 2), (2, words / 2)]
-    monkeypatch.setattr(cost, "is_frozen_finished", lambda *arguments: done)
+    monkeypatch.setattr(cost, "read_finished", lambda *arguments: done)
     assert costs() == [(3, 0.0), (3, 0.0)]
 
 
@@ -394,12 +400,12 @@ def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_fo
         request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)
     ).experiments
     assert isinstance(experiment, Experiment)
-    done = fake(tmp_path, 0.5)
+    done = fake("done", 0.5)
     monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
     monkeypatch.setattr(
         cost,
-        "is_cell_finished",
-        lambda experiment, settings, out: done if settings.seed == 1 else None,
+        "read_finished",
+        lambda run, place: done if run.settings.seed == 1 else None,
     )
     (whole,), _ = cost.estimate([experiment], tmp_path, device="cpu")
     monkeypatch.setattr(cost, "SAMPLED", 4)
@@ -423,7 +429,7 @@ def test_restarts_count_from_the_seed_that_is_set(place: Path, tmp_path: Path) -
     )
     (experiment,) = squad.squad_plan(request).experiments
     assert isinstance(experiment, Experiment)
-    assert [settings.seed for settings in runner.cells(experiment)] == [5, 6, 7]
+    assert [run.settings.seed for run in runner.first_runs(experiment, tmp_path)] == [5, 6, 7]
 
 
 def test_the_cost_of_a_run_that_epochs_do_not_measure_is_that_of_one(
@@ -439,8 +445,8 @@ def test_the_cost_of_a_run_that_epochs_do_not_measure_is_that_of_one(
     assert costs.tokens < costs.seconds < 2 * costs.tokens
 
 
-def fake(place: Path, value: float, **changes: Any) -> CellResult:
-    base = CellResult(place, {}, {}, {"f1": value, "em": 0.5}, value, 1, 1.0, "")
+def fake(name: str, value: float, **changes: Any) -> SweepOutcome:
+    base = SweepOutcome(name, {"f1": value, "em": 0.5}, (), "f1", "highest", 1, 1.0)
     return dataclasses.replace(base, **changes)
 
 
@@ -449,8 +455,8 @@ def test_what_is_not_yet_run_and_what_has_failed_is_shown(place: Path, tmp_path:
     planned = squad.squad_plan(request)
     first, second = planned.experiments
     assert isinstance(first, Experiment)
-    results = (fake(tmp_path / "a", 0.25, failure="bad"), fake(tmp_path / "b", 0.75))
-    outcomes = [CellOutcome(first, results, results[1:])]
+    results = (fake("a", 0.25, failed=("bad",)), fake("b", 0.75))
+    outcomes = [CellOutcome(first, tmp_path, Series(results), results[1:])]
     values = json.loads(write_results(request, planned, outcomes).read_text())
     assert values["tasks"][second.name] == {"run": False, "reason": "not yet"}
     assert values["measured"] == {"this run": {"1.1 EM": 50.0, "1.1 F1": 75.0}}
@@ -474,26 +480,29 @@ def test_what_is_not_yet_run_and_what_has_failed_is_shown(place: Path, tmp_path:
 def test_a_metric_that_is_better_when_lower_chooses_the_lowest_and_a_restart_that_failed_is_said(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scored: Callable[..., CellResult] = runner._scored
-    monkeypatch.setattr(
-        runner, "_scored", lambda *a: dataclasses.replace(scored(*a), failure="it has failed")
-    )
-    heard = Console(file=io.StringIO(), width=200)
+    real: Callable[..., FinetuneResult] = engine.finetune
+
+    def failing(settings: FinetuneConfig, folder: Path, **options: Any) -> FinetuneResult:
+        done = real(settings, folder, **options)
+        return dataclasses.replace(done, failure=Failure(("it has failed",), settings.training))
+
+    monkeypatch.setattr(engine, "finetune", failing)
+    heard = Heard()
     request = request_of(place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "metric=loss"))
-    assert reproduce("swag", request, device="cpu", console=heard) is not None
+    assert reproduce("swag", request, device="cpu", progress=heard) is not None
     entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["SWAG"]
     assert entry["metrics"]["loss"] == min(cell["metrics"]["loss"] for cell in entry["cells"])
-    assert heard.file.getvalue().count("warning: it has failed") == 1  # type: ignore[attr-defined]
+    assert heard.text.count("failed: it has failed. Try") == 2
 
 
 def test_runs_that_failed_are_not_advised_the_seeds_that_they_have(
     place: Path, tmp_path: Path
 ) -> None:
-    heard = Console(file=io.StringIO(), width=2000)
+    heard = Heard()
     request = request_of(
         place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "training.optimizer.lr=1e-12")
     )
-    assert reproduce("swag", request, device="cpu", console=heard) is not None
-    said = heard.file.getvalue()  # type: ignore[attr-defined]
+    assert reproduce("swag", request, device="cpu", progress=heard) is not None
+    said = heard.text
     assert said.count("warning: this run has probably failed: ") == 2
     assert "--seeds 5" not in said

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from bothways.core.errors import DivergedError, ResourceError
+from bothways.core.errors import ConfigError, DivergedError, ResourceError
 from bothways.finetuning.bilstm_tagger import BiLSTMTagger
 from bothways.finetuning.feature_data import FeatureConfig, tagger_adam
 from bothways.finetuning.prepare import FinetuneConfig
 from bothways.paper import cells as runner
-from bothways.paper import cost, frozen, glue
-from bothways.paper.cells import CellResult
+from bothways.paper import cost, glue
 from bothways.paper.experiment import Experiment, Frozen, Request
 from bothways.paper.run import PLANS, reproduce
+from bothways.sweeps import runs as engine
+from bothways.sweeps.runs import Series, SweepFolder, SweepOutcome
 from bothways.training.durations import Steps
+from heard_progress import Heard
 from toy_folder import make_folder
 
 QUICK = ("length=16", "training.precision=fp32", "training.until=2 steps")
@@ -50,10 +50,8 @@ def entry_of(request: Request) -> dict[str, Any]:
     return json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]  # type: ignore[no-any-return]
 
 
-def fake(folder: Path, value: float, **changes: Any) -> CellResult:
-    return dataclasses.replace(
-        CellResult(folder, {}, {}, {"mcc": value}, value, 1, 1.0, ""), **changes
-    )
+def fake(name: str, value: float) -> SweepOutcome:
+    return SweepOutcome(name, {"mcc": value}, (), "mcc", "highest", 1, 1.0)
 
 
 def test_cells_that_overrides_make_equal_are_one(place: Path, tmp_path: Path) -> None:
@@ -69,9 +67,8 @@ def test_cells_that_overrides_make_equal_are_one(place: Path, tmp_path: Path) ->
 def test_a_folder_that_is_the_best_ones_keeps_its_weights(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "model").mkdir(parents=True)
-    runner._keep_best(
-        [fake(tmp_path / "a", 0.25), fake(tmp_path / "b", 0.75), fake(tmp_path / "b", 0.75)]
-    )
+    series = Series((fake("a", 0.25), fake("b", 0.75), fake("b", 0.75)))
+    engine._delete_weights(series, SweepFolder(tmp_path))
     assert [(tmp_path / name / "model").exists() for name in ("a", "b")] == [False, True]
 
 
@@ -80,7 +77,7 @@ def test_a_finished_cell_is_found_where_its_files_have_moved_and_not_for_another
 ) -> None:
     request = request_of(place, tmp_path / "first", grid="none")
     assert reproduce("glue", request, device="cpu") is not None
-    monkeypatch.setattr(runner, "finetune", None)
+    monkeypatch.setattr(engine, "finetune", None)
     model = shutil.copytree(request.model, tmp_path / "bert")
     moved = dataclasses.replace(
         request, out=request.out.rename(tmp_path / "second"), model=str(model)
@@ -88,8 +85,8 @@ def test_a_finished_cell_is_found_where_its_files_have_moved_and_not_for_another
     assert reproduce("glue", moved, device="cpu") is not None
     make_folder(model, seed=1)
     with pytest.raises(
-        ResourceError,
-        match=r"seed0: holds the result of other settings, of other data or of another model",
+        ConfigError,
+        match=r"seed0: this run was finished with other content of model",
     ):
         reproduce("glue", moved, device="cpu")
     shutil.copytree(request.model, model, dirs_exist_ok=True)
@@ -100,14 +97,14 @@ def test_a_finished_cell_is_found_where_its_files_have_moved_and_not_for_another
 @pytest.fixture
 def wild(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The seeds with which runs diverge."""
-    seeds, real = set[int](), runner.finetune
+    seeds, real = set[int](), engine.finetune
 
     def diverging(settings: FinetuneConfig, folder: Path, **options: Any) -> Any:
         if settings.seed in seeds:
             raise DivergedError("the loss is not finite", where="step 3", fix="Lower the rate.")
         return real(settings, folder, **options)
 
-    monkeypatch.setattr(runner, "finetune", diverging)
+    monkeypatch.setattr(engine, "finetune", diverging)
     return seeds
 
 
@@ -115,20 +112,17 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(
     place: Path, tmp_path: Path, wild: set[int]
 ) -> None:
     wild.add(0)
-    heard = Console(file=io.StringIO(), width=200)
+    heard = Heard()
     request = request_of(place, tmp_path, grid="none", seeds=2)
-    assert reproduce("glue", request, device="cpu", console=heard) is not None
+    assert reproduce("glue", request, device="cpu", progress=heard) is not None
     lost, done = entry_of(request)["cells"]
-    assert (lost["metrics"], lost["value"], lost["failure"]) == (
-        {},
-        None,
-        "step 3: the loss is not finite Lower the rate.",
-    )
+    assert lost["metrics"] == {}
+    assert lost["failed"] == ["step 3: the loss is not finite Lower the rate."]
     assert entry_of(request)["best"] == done["folder"]
     assert entry_of(request)["metrics"] == done["metrics"]
-    assert heard.file.getvalue().count("warning: step 3: the loss is not finite") == 1  # type: ignore[attr-defined]
-    assert reproduce("glue", request, device="cpu", console=heard) is not None
-    assert heard.file.getvalue().count(": done before\n") == 2  # type: ignore[attr-defined]
+    assert heard.text.count("warning: step 3: the loss is not finite") == 1
+    assert reproduce("glue", request, device="cpu", progress=heard) is not None
+    assert heard.text.count(": done before\n") == 2
 
 
 def test_restarts_that_diverge_are_left_out_of_the_mean(
@@ -141,10 +135,10 @@ def test_restarts_that_diverge_are_left_out_of_the_mean(
         dataclasses.replace(cola, restarts="mean"),
         tmp_path,
         device="cpu",
-        console=Console(quiet=True),
     )
-    assert [result.value is None for result in outcome.results] == [False, True, False]
-    assert outcome.counted == (outcome.results[0], outcome.results[2])
+    runs = outcome.series.runs
+    assert [bool(run.metrics) for run in runs] == [True, False, True]
+    assert outcome.counted == (runs[0], runs[2])
 
 
 def test_restarts_that_are_done_are_counted(
@@ -153,10 +147,10 @@ def test_restarts_that_are_done_are_counted(
     monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
     (cola,) = glue.glue_plan(request_of(place, tmp_path, seeds=3)).experiments
     assert isinstance(cola, Experiment)
-    mean, out = dataclasses.replace(cola, restarts="mean", grid=cola.grid[:2]), Console(quiet=True)
+    mean = dataclasses.replace(cola, restarts="mean", grid=cola.grid[:2])
     seen = []
     for seeds in (2, 3):
-        runner.run(dataclasses.replace(mean, seeds=seeds), tmp_path, device="cpu", console=out)
+        runner.run(dataclasses.replace(mean, seeds=seeds), tmp_path, device="cpu")
         (found,), _ = cost.estimate([mean], tmp_path, device="cpu")
         seen.append((found.runs, found.done, found.seconds > 0))
     assert seen == [(4, 3, True), (4, 4, False)]
@@ -195,14 +189,14 @@ def test_a_task_of_which_every_run_diverges_is_told(
 def test_a_bilstm_that_diverges_is_left_out_of_the_mean(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = frozen.fit_features
+    real = runner.fit_features
 
     def diverging(data: Any, settings: FeatureConfig, **options: Any) -> Any:
         if settings.seed == 0:
             raise DivergedError("the loss is not finite", where="step 3")
         return real(data, settings, **options)
 
-    monkeypatch.setattr(frozen, "fit_features", diverging)
+    monkeypatch.setattr(runner, "fit_features", diverging)
     file = tmp_path / "words.conll"
     file.write_text("film O\ngood B-X\n\nbad B-Y\nfilm O\n\n")
     training = dataclasses.replace(tagger_adam(), until=Steps(1))
@@ -214,8 +208,7 @@ def test_a_bilstm_that_diverges_is_left_out_of_the_mean(
         tagger=BiLSTMTagger(4, 1),
         training=training,
     )
-    outcome = frozen.run_frozen(
-        Frozen("last", settings, 2), tmp_path, device="cpu", console=Console(quiet=True)
-    )
-    assert outcome.counted == outcome.results[1:]
-    assert outcome.metrics == dict(outcome.results[1].metrics)
+    outcome = runner.run(Frozen("last", settings, 2), tmp_path, device="cpu")
+    runs = outcome.series.runs
+    assert outcome.counted == runs[1:]
+    assert outcome.metrics == dict(runs[1].metrics)

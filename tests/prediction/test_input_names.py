@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_family_tasks import ours, pairs, question, saved, theirs
 
 from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget
@@ -25,6 +24,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Steps
+from family_tasks import ours, pairs, question, saved, theirs
 
 PAIR = TextExample("ape bee", "cat dog")
 LENGTH = 32

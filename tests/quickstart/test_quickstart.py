@@ -25,6 +25,7 @@ from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
+from heard_progress import Heard
 
 SMALL = Story(
     minutes=0.1,
@@ -178,13 +179,13 @@ def test_own_labels(result: StoryResult, tmp_path: Path) -> None:
         for i in range(60)
     ]
     (tmp_path / "labels.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n", encoding="utf8")
-    heard: list[str] = []
+    heard = Heard()
     own = run_story(
         SMALL,
         tmp_path / "out",
         files=(write_text(tmp_path),),
         labels=tmp_path / "labels.tsv",
-        say=heard.append,
+        progress=heard,
     )
     assert own is not None
     assert own.labelled.labels == ("cat", "dog")
@@ -194,7 +195,7 @@ def test_own_labels(result: StoryResult, tmp_path: Path) -> None:
         f"warning: {finding}" for finding in own.labelled.findings if finding.severity == "warning"
     ]
     assert warnings
-    assert [said for said in heard if said.startswith("warning: ")] == warnings
+    assert [said for said in heard.messages if said.startswith("warning: ")] == warnings
 
 
 def test_a_text_that_is_labelled_several_times_is_trained_or_tested_on(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import shutil
@@ -15,11 +14,10 @@ from typing import ClassVar
 
 import pytest
 import torch
-from rich.console import Console
 
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DivergedError, ResourceError
-from bothways.finetuning import run as job
+from bothways.finetuning import fit as job
 from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.prepare import FinetuneConfig
 from bothways.hub.model_folder import load_model
@@ -38,6 +36,7 @@ from bothways.sweeps.runs import Series, SweepFolder, SweepOutcome
 from bothways.sweeps.seeds import SeedSpread, finetune_seeds, parse_seeds, seed_spread
 from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
+from heard_progress import Heard
 from toy_folder import make_examples, make_folder, write_tsv
 
 FAST = dataclasses.replace(
@@ -187,9 +186,10 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(
 
     monkeypatch.setattr(engine, "finetune", diverging)
     series = finetune_seeds(base, (1, 2), SweepFolder(tmp_path, device="cpu"))
-    assert series.runs[0] == SweepOutcome(
-        "seed-1", {}, ("step 3: the loss is not finite Lower the rate.",)
-    )
+    lost = series.runs[0]
+    assert (lost.name, lost.metrics) == ("seed-1", {})
+    assert lost.failed == ("step 3: the loss is not finite Lower the rate.",)
+    assert lost.settings["seed"] == 1
     assert series.best is series.runs[1]
     summary = seed_spread(series)
     assert summary is not None
@@ -207,9 +207,9 @@ def test_a_run_of_several_that_failed_is_not_advised_other_seeds(
     brief = dataclasses.replace(
         base, training=dataclasses.replace(FAST, until=Steps(1), optimizer=AdamW(lr=1e-9))
     )
-    console = Console(file=io.StringIO(), width=1000)
-    finetune_seeds(brief, (0,), SweepFolder(tmp_path, device="cpu", console=console))
-    said = console.file.getvalue()  # type: ignore[attr-defined]
+    heard = Heard()
+    finetune_seeds(brief, (0,), SweepFolder(tmp_path, device="cpu", progress=heard))
+    said = heard.text
     assert "this run has probably failed: " in said
     assert "Try more epochs" in said
     assert "--seeds" not in said
@@ -254,6 +254,13 @@ def test_a_series_needs_dev_data_and_a_folder_of_its_own(
     (tmp_path / ".run").touch()
     with pytest.raises(ResourceError, match="is the folder of a single run"):
         finetune_seeds(base, (0,), SweepFolder(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["99999999999", "100000x100000"])
+def test_numbers_of_seeds_beyond_any_series_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^seeds: '{text}' is more than 10,000 runs"):
+        parse_seeds(text, 0)
+    assert parse_seeds("99999999999,", 0) == (99999999999,)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +358,7 @@ def test_a_grid_is_searched(base: FinetuneConfig, tmp_path: Path) -> None:
     series = search_grid(
         base,
         parse_grid("training.optimizer.lr=1e-7,5e-3"),
-        SweepFolder(tmp_path, device="cpu", console=Console(quiet=True)),
+        SweepFolder(tmp_path, device="cpu"),
     )
     assert [run.name for run in series.runs] == [
         "training.optimizer.lr=1e-7",
@@ -427,7 +434,11 @@ def test_a_search_makes_its_value_small(
         )
     )
     monkeypatch.setattr(search, "_study", lambda seed: Study())
-    monkeypatch.setattr(search, "run_one", lambda name, settings, place: next(outcomes))
+    monkeypatch.setattr(
+        search,
+        "run_all",
+        lambda runs, place, earlier, expected: Series((*earlier.runs, next(outcomes))),
+    )
     monkeypatch.setattr(search, "keep_best", lambda series, place: None)
     search_trials(base, "batch.n=16", 2, SweepFolder(tmp_path))
     assert Study.told == [-0.25, 0.75]

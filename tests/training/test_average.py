@@ -36,7 +36,7 @@ def run(
         if event.kind == "checkpoint" and event.progress.steps == stop:
             raise InterruptedError
 
-    def evaluation(on_share: object) -> dict[str, float]:
+    def evaluation(progress: object) -> dict[str, float]:
         scored.append(copied())
         return {"score": float(-len(scored))}
 

@@ -81,7 +81,7 @@ def run(
         training,
         SINGLE,
         FolderStore(folder, {}),
-        evaluation=lambda on_share: {"m": next(found)},
+        evaluation=lambda progress: {"m": next(found)},
     )
 
 

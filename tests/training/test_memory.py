@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from bothways.core.progress import OnShare
+from bothways.core.progress import Progress
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
 from bothways.training.run import Event, TrainingPhase, train
@@ -26,7 +26,7 @@ def run(
     """What it came to, the weights at each evaluation, and those at the end; the evaluations find these values."""
     learner, seen = toy(), list[torch.Tensor]()
 
-    def evaluation(on_share: OnShare) -> dict[str, float]:
+    def evaluation(progress: Progress) -> dict[str, float]:
         seen.append(learner.inner.weight.detach().clone())
         return {"m": values[len(seen) - 1]}
 

@@ -16,7 +16,8 @@ from bothways.training.durations import Hours, Steps
 from bothways.training.parallel import Single
 from bothways.training.run import TrainingPhase, train
 from bothways.training.store import FolderStore
-from bothways.training.trackers import JsonLines, Terminal
+from bothways.training.trackers import JsonLines
+from heard_progress import Heard
 from toy_training import (
     CONFIG,
     TRAINING,
@@ -182,7 +183,7 @@ def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
         training,
         Single(),
         FolderStore(tmp_path, CONFIG),
-        evaluation=lambda on_share: {"score": next(values)},
+        evaluation=lambda progress: {"score": next(values)},
     )
     assert [path.name for path in checkpoints(tmp_path)] == ["step-4", "step-8"]
     assert [read_checkpoint(path).metrics["score"] for path in checkpoints(tmp_path)] == [1.0, 4.0]
@@ -198,7 +199,7 @@ def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
         training,
         Single(),
         FolderStore(tmp_path, {}),
-        evaluation=lambda on_share: {"x": 1.0},
+        evaluation=lambda progress: {"x": 1.0},
     )
     metrics = {path.name: read_checkpoint(path).metrics for path in checkpoints(tmp_path)}
     assert metrics == {"step-3": {}, "step-6": {}, "step-9": {"x": 1.0}}
@@ -217,7 +218,7 @@ def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
             training,
             Single(),
             FolderStore(tmp_path, CONFIG),
-            evaluation=lambda on_share: {"loss": 1.0, "accuracy": 0.5},
+            evaluation=lambda progress: {"loss": 1.0, "accuracy": 0.5},
         )
     assert caught.value.where == "training.keep.best.metric"
 
@@ -228,7 +229,7 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
     )
     evaluated, phases = [], [TrainingPhase(training.until, steps)]
 
-    def evaluation(on_share):
+    def evaluation(progress):
         evaluated.append(1)
         return {"x": 1.0}
 
@@ -244,7 +245,7 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
 def test_the_time_of_evaluations_is_not_forgotten_in_a_checkpoint(tmp_path):
     training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=None, save=None, keep=Keep())
 
-    def evaluation(on_share):
+    def evaluation(progress):
         time.sleep(0.3)
         return {"x": 1.0}
 
@@ -282,7 +283,7 @@ def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_eval
             training,
             Single(),
             FolderStore(tmp_path, {}),
-            evaluation=lambda on_share: {"x": 1.0},
+            evaluation=lambda progress: {"x": 1.0},
         )
 
     phases = [TrainingPhase(training.until, steps)]
@@ -348,16 +349,16 @@ def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):
     assert os.listdir(tmp_path / "tensorboard")
 
 
-def test_an_evaluation_tells_all_trackers_how_far_it_is(tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr(Terminal, "evaluating", lambda self, share: told.append(share))
+def test_a_run_shows_its_training_and_its_evaluations(tmp_path):
+    heard = Heard()
 
-    def evaluation(on_share):
-        on_share(0.25)
+    def evaluation(progress):
+        progress.stage("scoring", 4)
+        progress.advance(1)
         return {"x": 1.0}
 
     training = dataclasses.replace(
-        TRAINING, until=Steps(2), evaluate=Steps(1), save=None, keep=Keep()
+        TRAINING, until=Steps(2), evaluate=Steps(1), report=Steps(1), save=None, keep=Keep()
     )
     train(
         toy(),
@@ -366,11 +367,16 @@ def test_an_evaluation_tells_all_trackers_how_far_it_is(tmp_path, monkeypatch):
         Single(),
         FolderStore(tmp_path, {}),
         evaluation=evaluation,
+        progress=heard,
     )
-    assert told == [0.25, 0.25]
+    training, scoring = ("training", 1.0), ("scoring", 4)
+    assert [each[:2] for each in heard.stages] == [training, *(scoring, training) * 2]
+    assert [done for _, _, done in heard.stages] == [[0, 0.5, 0.5], [1], [0.5, 1, 1], [1], [1]]
+    assert [note.split(" · ")[0] for note in heard.notes] == ["step 1", "step 2"]
+    assert heard.messages == ["evaluation step 1 · x 1.000", "evaluation step 2 · x 1.000"]
 
 
-def broken(on_share):
+def broken(progress):
     raise RuntimeError("no memory left")
 
 
@@ -405,7 +411,7 @@ def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(be
     training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=None, save=None, keep=Keep())
 
     def session(training, metrics):
-        evaluation = (lambda on_share: metrics) if metrics else None
+        evaluation = (lambda progress: metrics) if metrics else None
         return train(
             toy(),
             [TrainingPhase(training.until, steps)],
@@ -422,12 +428,13 @@ def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(be
     assert read_checkpoint(checkpoints(tmp_path)[-1]).metrics == (before or {"m": 0.2})
 
 
-def test_a_damaged_newest_checkpoint_is_skipped_with_a_note(whole, tmp_path, capsys):
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_note(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     newest = checkpoints(folder)[-1]
     (newest / "model.safetensors").write_bytes(b"cut")
-    assert session(folder).steps == 14
-    assert f"skipped a damaged checkpoint: {newest}" in capsys.readouterr().err
+    heard = Heard()
+    assert session(folder, progress=heard).steps == 14
+    assert f"skipped a damaged checkpoint: {newest}" in heard.text
     then, now = (read_checkpoint(checkpoints(each)[-1]) for each in (whole, folder))
     assert now.progress.tokens == then.progress.tokens
     for path in checkpoints(folder):

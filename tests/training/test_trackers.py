@@ -1,8 +1,6 @@
-import io
 import json
 
 import pytest
-from rich.console import Console
 
 from bothways.core.errors import CheckpointError, ResourceError
 from bothways.training import trackers
@@ -14,7 +12,6 @@ from bothways.training.trackers import (
     Peak,
     Speed,
     TensorBoard,
-    Terminal,
     flat,
     line,
     record,
@@ -173,7 +170,7 @@ def test_a_line_says_it_in_words():
     }
     assert line(values) == (
         "step 40 · masked 6.500 (3.1% right) · pair 0.690 · rate 1.00e-04 · gradient 1.50 · "
-        "12,346 tokens/s · 1:02:03 left"
+        "12,346 tokens/s"
     )
     values = {
         "heldout/loss/masked": 5.0,
@@ -186,70 +183,6 @@ def test_a_line_says_it_in_words():
         line({"step": 1200, **values})
         == "step 1,200 · heldout/masked 5.000 (25.0% right) · f1 0.500 · dev/f1 0.250"
     )
-
-
-def test_without_a_terminal_there_is_a_line_now_and_then(clock):
-    out = io.StringIO()
-    terminal = Terminal("training", Console(file=out, width=200), pause=10.0)
-    for step in range(1, 31):
-        clock.now += 1.0
-        terminal.write({"step": step, "loss/masked": 5.0, "share": step / 30})
-    terminal.write({"step": 30, "heldout/loss/masked": 4.0})
-    terminal.close()
-    lines = out.getvalue().splitlines()
-    assert [each.split(" · ")[0] for each in lines] == [
-        f"training step {step}" for step in (1, 12, 23, 30)
-    ]
-    assert "heldout/masked 4.000" in lines[-1]
-
-
-def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_evaluation():
-    out = io.StringIO()
-    terminal = Terminal("training", Console(file=out, width=120, force_terminal=True))
-    terminal.write({"step": 7, "loss/masked": 5.25, "share": 0.5})
-    terminal.write({"step": 7, "heldout/loss/masked": 4.5})
-    terminal.close()
-    assert "masked 5.250" in out.getvalue()
-    assert "heldout/masked 4.500" in out.getvalue()
-
-
-def test_on_a_terminal_an_evaluation_tells_how_far_it_is_and_how_long_it_takes(clock):
-    out = io.StringIO()
-    terminal = Terminal("training", Console(file=out, width=120, force_terminal=True))
-    for begin in (0.0, 0.5):  # the second is measured by itself
-        terminal.write({"step": 7, "loss/masked": 4.5})
-        clock.now += 1000.0
-        terminal.evaluating(begin)
-        clock.now += 10.0
-        terminal.evaluating(begin + 0.1)
-    terminal.close()  # draws what stood there last
-    assert "evaluating: 60% done, 0:00:40 left" in out.getvalue()
-
-
-def test_without_a_terminal_an_evaluation_says_nothing_on_its_way():
-    out = io.StringIO()
-    terminal = Terminal("training", Console(file=out, width=120))
-    terminal.evaluating(0.5)
-    terminal.close()
-    assert out.getvalue() == ""
-
-
-@pytest.mark.parametrize("width", [80, 60, 40])
-def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(width):
-    out = io.StringIO()
-    terminal = Terminal("training", Console(file=out, width=width, force_terminal=True))
-    terminal.write(
-        record(REPORT) | {"share": 0.5, "tokens_per_second": 9e3, "seconds_left": 3723.4}
-    )
-    terminal.close()
-    last = [each for each in out.getvalue().splitlines() if "training" in each][-1]
-    assert "1:02:03 left" in last
-    assert "━━━" in last
-    assert out.getvalue().count("training") <= 4, "one line for each drawing"
-
-
-def test_the_time_left_of_an_endless_run_is_no_error():
-    assert line({"step": 1, "seconds_left": 1e30}) == "step 1 · years left"
 
 
 def test_records_that_are_not_utf8_are_one_message(tmp_path):

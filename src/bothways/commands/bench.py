@@ -34,6 +34,7 @@ def bench(
 
     from bothways.bench import race as recipe
     from bothways.bench.workloads import SUITED, WORKLOADS
+    from bothways.commands.progress import terminal_progress
     from bothways.core.config.checks import require_at_least
     from bothways.core.terminal import show_lines
     from bothways.report.terminal import titled
@@ -47,7 +48,8 @@ def bench(
     suited = SUITED[where.type]
     for name in suited if work == "all" else [work or suited[0]]:
         load = WORKLOADS[name]
-        with console.status(f"measuring {load.name}, {rounds} rounds in turns …"):
+        with terminal_progress() as progress:
+            progress.stage(f"measuring {load.name}, {rounds} rounds in turns")
             rows = recipe.measure(load, rounds, where)
         table = Table()
         for title in ("", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"):

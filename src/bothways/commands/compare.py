@@ -41,9 +41,7 @@ def compare(  # noqa: PLR0913 – one option per question
     json
         Write one JSON object instead of a sentence and a table.
     """
-    from functools import partial
-
-    from bothways.commands.progress import asked, watched
+    from bothways.commands.progress import asked, terminal_progress
     from bothways.prediction.predictor import open_task
     from bothways.sweeps.significance import compare as run
     from bothways.sweeps.significance import default_task, folders
@@ -55,8 +53,8 @@ def compare(  # noqa: PLR0913 – one option per question
         if any(named.values())
         else None
     )
-    watch = partial(watched, what="grading")
-    found = run(a, b, data, columns, device=device, task=chosen, watch=watch)
+    with terminal_progress() as progress:
+        found = run(a, b, data, columns, device=device, task=chosen, progress=progress)
     if json:
         from dataclasses import asdict
         from json import dumps

@@ -101,7 +101,8 @@ def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool 
     console = Console()
     corpus = Corpus.open(folder)
     if verify:
-        with console.status("comparing files with the manifest …"):
+        with terminal_progress() as progress:
+            progress.stage("comparing files with the manifest")
             corpus.verify()
         console.print("All files match the manifest.")
     show_lines(console, Text(str(folder), "bold"), _counts(corpus), _lengths(corpus))

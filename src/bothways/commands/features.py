@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from bothways.commands.options import Device
 from bothways.commands.progress import keeping
-from bothways.core.progress import TimeLeft
 from bothways.core.terminal import show_lines
 from bothways.report.terminal import metric_table
 
@@ -58,7 +57,7 @@ def features(
     """
     from rich.console import Console
 
-    from bothways.commands.progress import say_kernels
+    from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.core.config import reader as configs
     from bothways.core.config.tree import merge, parse_overrides
     from bothways.finetuning.feature_data import FeatureConfig
@@ -70,23 +69,13 @@ def features(
         base=FeatureConfig(model=model, train=train, dev=dev),
         overrides=merge(parse_overrides(overrides), options),
     )
-    console, until = Console(stderr=True), settings.training.end
+    console = error_console()
     say_kernels(device)
     with (
         keeping(out, console, "What was read to its end"),
-        console.status("reading the model and the data …") as status,
+        terminal_progress(console) as progress,
     ):
-        computing, training = TimeLeft(), TimeLeft()
-        done = feature_based(
-            settings,
-            out,
-            device=device,
-            console=console,
-            on_share=lambda share: status.update(f"computing features, {computing.said(share)} …"),
-            on_step=lambda at: status.update(
-                f"training, {at.epochs:.1f} epochs, {training.said(at.share(until))} …"
-            ),
-        )
+        done = feature_based(settings, out, device=device, progress=progress)
     if json:
         from json import dumps
 

@@ -81,29 +81,28 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     """
-    from rich.console import Console
-
+    from bothways.commands.progress import error_console, terminal_progress
     from bothways.finetuning import run as job
     from bothways.sweeps.runs import SweepFolder
     from bothways.sweeps.seeds import finetune_seeds, parse_seeds
 
     if resume:
         check_begun(out)
-    console = Console(stderr=True)
     options = {"lr": lr, "epochs": epochs, "batch_size": batch_size, "max_length": max_length}
     columns = {"text": text, "text_b": text_b, "label": label}
     data = {"model": model, "train": train, "dev": dev}
     settings = settings_from({**data, **options}, columns, overrides, task, recipe, config)
+    console = error_console()
     say_kernels(device)
-    if seeds is not None:
-        series = finetune_seeds(
-            settings, parse_seeds(seeds, settings.seed), SweepFolder(out, resume, device, console)
-        )
-        print_series(series, out, console)
+    if seeds is None:
+        with terminal_progress(console) as progress:
+            done = job.finetune(settings, out, resume=resume, device=device, progress=progress)
+        _conclude_one(done, out, console)
     else:
-        _conclude_one(
-            job.finetune(settings, out, resume=resume, device=device, console=console), out, console
-        )
+        chosen = parse_seeds(seeds, settings.seed)
+        with terminal_progress(console) as progress:
+            series = finetune_seeds(settings, chosen, SweepFolder(out, resume, device, progress))
+        print_series(series, out, console)
 
 
 def settings_from(
@@ -139,6 +138,8 @@ def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:
         return
     if done.folder is None:
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
+    if done.failure is not None:
+        say(console, f"warning: {done.failure}")
     if done.metrics:
         table = metric_table("Best checkpoint on the dev data", {"value": done.metrics})
         show_lines(Output(), table)

@@ -61,9 +61,7 @@ def pretrain(
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
-    from rich.console import Console
-
-    from bothways.commands.progress import MessageProgress, say_kernels
+    from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.core.config import reader as configs
     from bothways.data.corpus import Corpus
     from bothways.families.catalogue import preset
@@ -89,11 +87,10 @@ def pretrain(
     if recipe is None and (usual := recipe_for(settings.training.end)) != "modern":
         settings = read(usual)
         print(f"note: --recipe {usual}, for a budget of {settings.training.until}", file=sys.stderr)
-    console = Console(stderr=True)
+    console = error_console()
     say_kernels(device)
-    done = job.pretrain(
-        settings, text, out, resume=resume, device=device, progress=MessageProgress(console)
-    )
+    with terminal_progress(console) as progress:
+        done = job.pretrain(settings, text, out, resume=resume, device=device, progress=progress)
     _conclude(done, settings, console)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -9,15 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bothways.core.terminal import say
+from bothways.core.terminal import printable, say, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bar
 
     from bothways.core.progress import Progress
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
     from bothways.tasks.base import Reading
+
+SECONDS_PER_LINE = 10.0
+"""The time between two lines of progress in a file or a pipe."""
+SPEED_PERIOD = 86_400.0
+"""Seconds over which the speed of a stage is averaged; rich keeps its last 1,000 reports."""
 
 
 def asked(opened: Predictor, **columns: str | None) -> Any:
@@ -66,105 +73,103 @@ def say_kernels(device: str) -> None:
 def watched(
     reading: Reading[Any], what: str, *, hidden: bool = False
 ) -> Iterator[PredictionCounts]:
-    """Count predictions and show a bar with the number of examples and the time left.
+    """Count predictions and show their progress.
 
     Where standard error is no terminal, a line is printed every ten seconds instead.
 
     Args:
         hidden: show neither.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from bothways.prediction.engine import counting
 
-    from bothways.core.stages import counting
-
-    console = Console(stderr=True)
-    if not (hidden or console.is_terminal):
-        yield counting(reading, _Lines(what))
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[count]:,.0f} examples"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        bar = progress.add_task(what, total=None if reading.share is None else 1.0, count=0)
-        yield counting(
-            reading, lambda share, count: progress.update(bar, completed=share, count=count)
-        )
-
-
-SECONDS_PER_LINE = 10.0
-"""The time between two lines of progress in a file or a pipe."""
-
-
-class _Lines:
-    """A receiver of the share done and the number of examples, which prints lines."""
-
-    def __init__(self, what: str) -> None:
-        from bothways.core.progress import TimeLeft
-
-        self._what, self._left, self._printed = what, TimeLeft(), time.monotonic()
-
-    def __call__(self, share: float | None, count: float) -> None:
-        part = "" if share is None else f", {self._left.said(share)}"
-        if time.monotonic() - self._printed >= SECONDS_PER_LINE:
-            self._printed = time.monotonic()
-            print(f"{self._what}: {count:,.0f} examples{part}", file=sys.stderr, flush=True)
+    with terminal_progress(hidden=hidden) as progress:
+        yield counting(reading, progress, what)
 
 
 @contextmanager
-def terminal_progress(console: Console, *, hidden: bool = False) -> Iterator[Progress]:
-    """Yield a progress receiver that shows a bar with the time left; only on a terminal.
+def terminal_progress(
+    console: Console | None = None, *, hidden: bool = False
+) -> Iterator[Progress]:
+    """Yield a progress receiver: on a terminal a bar with the time left, else a line every ten
+    seconds.
 
     The bar vanishes at the end; messages stay.
+
+    Args:
+        console: None for standard error.
+        hidden: suppress the bar, even on a terminal.
     """
     from rich import progress as rich_progress
+    from rich.table import Column
 
+    console = console or error_console()
     columns = (
         rich_progress.TextColumn("{task.description}", markup=False),
-        rich_progress.BarColumn(),
+        rich_progress.BarColumn(bar_width=16),
         rich_progress.TaskProgressColumn(),
         rich_progress.TimeRemainingColumn(),
+        rich_progress.TextColumn(
+            "{task.fields[note]}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
     )
-    hidden = hidden or console.quiet or not console.is_terminal
-    bar = rich_progress.Progress(*columns, console=console, transient=True, disable=hidden)
+    bar = rich_progress.Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=hidden or console.quiet or not console.is_terminal,
+        refresh_per_second=4,
+        speed_estimate_period=SPEED_PERIOD,
+        expand=True,
+    )
     with bar:
-        yield _Bar(bar)
+        yield _Bar(bar, lines=not (hidden or console.is_terminal))
 
 
-class MessageProgress:
-    """A `core.progress.Progress` that prints messages only, next to another live display."""
+def error_console() -> Console:
+    """Return standard error; it falls silent when its reader ends, instead of ending the run."""
+    from rich.console import Console
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    class Stderr(Console):
+        def on_broken_pipe(self) -> None:
+            # Ctrl-C may have ended the `tee` that reads the output. What could not be written is
+            # still flushed at the end, to nowhere.
+            self.quiet = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.file.fileno())
+            os.close(nowhere)
 
-    def stage(self, name: str, total: float | int | None = None) -> None:
-        """Show nothing."""
-
-    def advance(self, done: float | int) -> None:
-        """Show nothing."""
-
-    def message(self, text: str) -> None:
-        """Print a line."""
-        say(self._console, text)
+    return Stderr(stderr=True)
 
 
 class _Bar:
     """A `core.progress.Progress` that draws with rich."""
 
-    def __init__(self, bar: Any) -> None:
-        self._bar, self._line = bar, bar.add_task("", total=None, visible=False)
+    def __init__(self, bar: Bar, *, lines: bool) -> None:
+        self._bar, self._lines, self._printed = bar, lines, time.monotonic()
+        self._line = bar.add_task("", total=None, visible=False, note="")
 
     def stage(self, name: str, total: float | int | None = None) -> None:
         """Begin a stage, from 0 on."""
-        self._bar.reset(self._line, description=name, total=total, visible=True)
+        self._bar.remove_task(self._line)  # `reset` keeps a total where the new one is None
+        self._line = self._bar.add_task(printable(name), total=total, note="")
 
-    def advance(self, done: float | int) -> None:
-        """Move the bar."""
+    def advance(self, done: float | int, note: str | None = None) -> None:
+        """Move the bar; where there is none, print a line now and then."""
+        task = self._bar.tasks[0]
+        shown = f"{done:,.0f}" if note is None and task.total is None else note
+        fields: dict[str, Any] = {} if shown is None else {"note": printable(shown)}
         # rich measures the time left from the first value that is not 0.
-        self._bar.update(self._line, completed=max(done, 1e-9))
+        self._bar.update(self._line, completed=max(done, 1e-9), **fields)
+        if self._lines and time.monotonic() - self._printed >= SECONDS_PER_LINE:
+            self._printed, left = time.monotonic(), task.time_remaining
+            parts = [
+                task.fields["note"],
+                f"{task.percentage:.0f}% done" if task.total else "",
+                "" if left is None else f"{time_text(float(left))} left",
+            ]
+            say(self._bar.console, f"{task.description}: {', '.join(filter(None, parts))}")
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from bothways.commands.progress import keeping
 from bothways.core.terminal import say
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from bothways.training import durations as state
-    from bothways.training.state import RunState
 
 
 def quickstart(
@@ -48,7 +39,7 @@ def quickstart(
     """
     from rich.console import Console
 
-    from bothways.commands.progress import say_kernels
+    from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.core.errors import ConfigError, require
     from bothways.quickstart.report_page import quickstart_report
     from bothways.quickstart.story import Story, run_story
@@ -58,51 +49,13 @@ def quickstart(
     require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
     if minutes < 0.5:
         raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
-    console, story = Console(stderr=True), Story(minutes=minutes)
+    console, story = error_console(), Story(minutes=minutes)
     say_kernels("auto")
-    with keeping(out, console), _bar(story.method.training.end, console) as watch:
-        result = run_story(
-            story, out, files=corpus, labels=labels, say=partial(say, console), on_fine_tuning=watch
-        )
+    with keeping(out, console), terminal_progress(console) as progress:
+        result = run_story(story, out, files=corpus, labels=labels, progress=progress)
         if result is None:
             raise KeyboardInterrupt
     report = quickstart_report(result)
     write_html(report, out / "report.html")
     show(report, Console())
     say(console, f"Report with curves: {out / 'report.html'}")
-
-
-@contextmanager
-def _bar(until: state.Duration, console: Console) -> Iterator[Callable[[int, int, RunState], None]]:
-    """Show a progress bar while models are fine-tuned, each until `until`."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task("fine-tuning", total=None, visible=False)
-
-    def watch(number: int, runs: int, progress: RunState) -> None:
-        """Update the bar with the state of run `number` of `runs`."""
-        share = progress.share(until)
-        bar.update(
-            task,
-            description=f"fine-tuning {number + 1} of {runs}",
-            completed=number + share,
-            total=runs,
-            visible=True,
-        )
-        if number + share >= runs:
-            bar.stop()
-        elif not bar.live.is_started:
-            bar.start()
-
-    try:
-        yield watch
-    except KeyboardInterrupt:
-        bar.stop()
-        raise

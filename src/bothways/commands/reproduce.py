@@ -53,19 +53,24 @@ def reproduce(  # noqa: PLR0913 – one option per question
     """
     from rich.console import Console
 
-    from bothways.commands.progress import say_kernels
+    from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.paper import run as benchmarks
     from bothways.paper.experiment import Request
-    from bothways.report.terminal import show
+    from bothways.report.terminal import render_report, show
 
-    console = Console(stderr=True)
+    console = error_console()
     chosen = tuple(name.strip() for name in tasks.split(",")) if tasks else ()
     request = Request(model, data, out, chosen, seeds, grid, limit, overrides)
     if not dry_run:
         say_kernels(device)
-    with keeping(out, console):
+    with keeping(out, console), terminal_progress(console) as progress:
         done = benchmarks.reproduce(
-            benchmark, request, dry_run=dry_run, device=device, console=console
+            benchmark,
+            request,
+            dry_run=dry_run,
+            device=device,
+            progress=progress,
+            on_cost=lambda table: console.print(render_report(table)),
         )
     if done is None:
         return

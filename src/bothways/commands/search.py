@@ -64,24 +64,28 @@ def search(  # noqa: PLR0913 – one option per question
     resume
         Skip finished runs and continue the interrupted one.
     """
-    from rich.console import Console
-
     from bothways.commands.finetune import print_series, settings_from
-    from bothways.commands.progress import check_begun, say_kernels
+    from bothways.commands.progress import (
+        check_begun,
+        error_console,
+        say_kernels,
+        terminal_progress,
+    )
     from bothways.sweeps.grid import parse_grid, search_grid, search_trials
     from bothways.sweeps.runs import SweepFolder
 
     if resume:
         check_begun(out)
-    console = Console(stderr=True)
     options = {"model": model, "train": train, "dev": dev}
     columns = {"text": text, "text_b": text_b, "label": label}
     settings = settings_from(options, columns, overrides, task, recipe, config)
+    console = error_console()
     say_kernels(device)
-    place = SweepFolder(out, resume, device, console)
-    series = (
-        search_grid(settings, parse_grid(grid), place)
-        if trials is None
-        else search_trials(settings, space, trials, place)
-    )
+    with terminal_progress(console) as progress:
+        place = SweepFolder(out, resume, device, progress)
+        series = (
+            search_grid(settings, parse_grid(grid), place)
+            if trials is None
+            else search_trials(settings, space, trials, place)
+        )
     print_series(series, out, console)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS
-from bothways.commands.progress import terminal_progress
+from bothways.commands.progress import error_console, terminal_progress
 from bothways.core.terminal import say, show_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from bothways.core.progress import Progress
     from bothways.text.sampling import Sample
@@ -105,7 +105,7 @@ def train(
     from bothways.text.trainers import learn
 
     chosen = _kind(kind, options)
-    console = _console()
+    console = error_console()
     with _empty_folder(out) as folder, terminal_progress(console) as progress:
         texts = sample(_read(inputs, column, progress), int(ceiling * 1e6), seed)
         tokenizer = learn(texts, chosen, lambda kept: _tracked(kept, progress))
@@ -140,7 +140,7 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
         check_output_path(out, [*(inputs or ()), tokenizer])
     model = Tokenizer.load(tokenizer)
     hidden = out is None and sys.stdout.isatty()  # a bar would be mixed with the output
-    with terminal_progress(_console(), hidden=hidden) as progress:
+    with terminal_progress(hidden=hidden) as progress:
         rows = _encoded(model, _lines(inputs or [STDIN], progress))
         if out is None:
             sys.stdout.writelines(rows)
@@ -180,7 +180,7 @@ def report(
     from bothways.text.vocabulary_report import vocabulary_report as examine
 
     model = Tokenizer.load(tokenizer)
-    with terminal_progress(_console()) as progress:
+    with terminal_progress() as progress:
         texts = sample(_read(inputs, column, progress), int(ceiling * 1e6))
         found = examine(model, _tracked(texts, progress), examples=examples)
     show_lines(Console(), _table(found, str(tokenizer)))
@@ -202,12 +202,6 @@ def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kin
         what = f"is not an option of {name}"
         raise ConfigError(what, where="--" + key.replace("_", "-"), fix=f"Its options: {names}.")
     return kinds[name](**given)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True)
 
 
 def _read(inputs: list[str], column: str, progress: Progress) -> Iterator[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
-
-from bothways.core.terminal import time_text
 
 T = TypeVar("T")
 
@@ -32,8 +30,12 @@ class Progress(Protocol):
             total: the amount of work, in any unit; None if it is unknown.
         """
 
-    def advance(self, done: float | int) -> None:
-        """Report that `done` of the stage's total is done: an absolute value, not an increment."""
+    def advance(self, done: float | int, note: str | None = None) -> None:
+        """Report that `done` of the stage's total is done: an absolute value, not an increment.
+
+        Args:
+            note: the current state in a few words, such as the loss; None keeps the last one.
+        """
 
     def message(self, text: str) -> None:
         """Show a line that remains visible after the stage."""
@@ -43,7 +45,7 @@ class _Silent:
     def stage(self, name: str, total: float | int | None = None) -> None:
         """Show nothing."""
 
-    def advance(self, done: float | int) -> None:
+    def advance(self, done: float | int, note: str | None = None) -> None:
         """Show nothing."""
 
     def message(self, text: str) -> None:
@@ -54,6 +56,29 @@ SILENT: Progress = _Silent()
 """Reports nothing."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """The progress of one of several similar jobs, such as the runs of a search.
+
+    Its name precedes its stages and messages, which `whole` receives.
+    """
+
+    whole: Progress
+    name: str
+
+    def stage(self, name: str, total: float | int | None = None) -> None:
+        """Begin a stage of this part."""
+        self.whole.stage(f"{self.name}: {name}", total)
+
+    def advance(self, done: float | int, note: str | None = None) -> None:
+        """Report what is done of the stage."""
+        self.whole.advance(done, note)
+
+    def message(self, text: str) -> None:
+        """Show a line of this part."""
+        self.whole.message(f"{self.name}: {text}")
+
+
 def track(items: Many[T], progress: Progress, name: str, every: int = 1) -> Iterator[T]:
     """Yield `items` as a stage of `progress`, which advances before every `every`th item."""
     progress.stage(name, len(items))
@@ -62,29 +87,3 @@ def track(items: Many[T], progress: Progress, name: str, every: int = 1) -> Iter
             progress.advance(number)
         yield item
     progress.advance(len(items))
-
-
-# What follows is replaced by `Progress`.
-
-OnShare = Callable[[float], None]
-"""Receives the share that is done, from 0 to 1."""
-
-
-def untold(share: float) -> None:
-    """Ignore the share."""
-
-
-class TimeLeft:
-    """An estimate of the time left, from the share done and the time since the first share."""
-
-    def __init__(self) -> None:
-        self._begin: tuple[float, float] | None = None
-
-    def said(self, share: float) -> str:
-        """Return "40% done, 0:01:30 left"; the first call, which starts the clock, no time left."""
-        now = time.monotonic()
-        start, before = self._begin = self._begin or (now, share)
-        if share <= before:
-            return f"{share:.0%} done"
-        left = (now - start) * max(0.0, 1 - share) / (share - before)
-        return f"{share:.0%} done, {time_text(left)} left"

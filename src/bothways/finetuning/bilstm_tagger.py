@@ -33,7 +33,7 @@ from bothways.core.errors import BothwaysError
 from bothways.core.json_reader import read_object
 from bothways.core.learner import Learner, evaluating
 from bothways.core.loss import Loss
-from bothways.core.progress import OnShare, untold
+from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, TokenTargets
 from bothways.data.loader import in_batches
@@ -108,7 +108,7 @@ def open_features(
     inputs: Many[EncodedExample],
     layers: tuple[int, ...],
     stored: Stored = "float32",
-    on_share: OnShare = untold,
+    progress: Progress = SILENT,
 ) -> Features:
     """Return the features of tagged sentences, from the folder or computed.
 
@@ -118,7 +118,7 @@ def open_features(
         folder: one for each data set; features of other encoders or tokens are replaced, missing
             layers are added.
         inputs: as `Tagging.encode` makes them.
-        on_share: as for `extract`.
+        progress: as for `extract`.
 
     Raises:
         ResourceError: the disk is full, or permission is denied.
@@ -139,7 +139,7 @@ def open_features(
             )
             if held:
                 table[:, : len(held)] = np.load(folder / _VALUES, mmap_mode="r")
-            extract(encoder, inputs, missing, table[:, len(held) :], on_share=on_share)
+            extract(encoder, inputs, missing, table[:, len(held) :], progress)
             table.flush()
             held += missing
             (hidden / _ABOUT).write_text(
@@ -201,19 +201,20 @@ def extract(
     inputs: Many[EncodedExample],
     layers: tuple[int, ...],
     table: NDArray[np.floating],
-    on_share: OnShare = untold,
+    progress: Progress = SILENT,
 ) -> None:
     """Write the vectors of each word's first token into a table `(words, layers, width)`.
 
     Dropout is off.
 
     Args:
-        on_share: called with the share of tokens that is done.
+        progress: receives the stage "computing features", in tokens.
     """
     sequences = [sequence for item in inputs for sequence in item.sequences]
     counts = [len(cast(TokenTargets, sequence.targets["tag"]).index) for sequence in sequences]
     starts = np.cumsum([0, *counts])
-    done, total = 0, sum(map(len, sequences))
+    done = 0
+    progress.stage("computing features", sum(map(len, sequences)))
     with evaluating(encoder):
         for places, batch in in_batches(sequences, AT_ONCE, next(encoder.parameters()).device):
             index = cast(Tensor, cast(TokenTargets, batch.targets["tag"]).index)
@@ -224,7 +225,7 @@ def extract(
             rows = np.concatenate([np.arange(starts[place], starts[place + 1]) for place in places])
             table[rows] = vectors
             done += batch.layout.tokens
-            on_share(done / total)
+            progress.advance(done)
 
 
 class FeatureTagger(Learner):

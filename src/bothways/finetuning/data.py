@@ -11,14 +11,19 @@ from typing import Any
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.learner import Learner
-from bothways.core.progress import OnShare, untold
+from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
-from bothways.core.stages import OnStage, part_of, unseen
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share, unchanged
 from bothways.finetuning.config import FinetuneSettings
-from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, grouped, predict_encoded
+from bothways.prediction.engine import (
+    DEFAULT_PREDICT,
+    PredictConfig,
+    PredictionCounts,
+    grouped,
+    predict_windows,
+)
 from bothways.preflight.text import check_casing, check_inputs, needed_length
 from bothways.tasks.base import EncodedExample, Metrics, Task, TaskLearner
 from bothways.text.tokenizer import Tokenizer
@@ -69,8 +74,8 @@ def examine(
     train: Many[Any],
     dev: Many[Any],
     length: int | None,
-    on_stage: OnStage = unseen,
     max_positions: int | None = None,
+    progress: Progress = SILENT,
 ) -> LabelledData:
     """Encode and check examples; errors are among the findings.
 
@@ -85,8 +90,9 @@ def examine(
     def encode(length: int) -> tuple[EncodedExample, ...]:
         """Return all examples, encoded at this length."""
         inputs: list[EncodedExample] = []
+        progress.stage("tokenizing", len(train) + len(dev))
         for window in grouped([*train, *dev], ENCODED, definition.shared):
-            on_stage("tokenizing", len(inputs) / (len(train) + len(dev)))
+            progress.advance(len(inputs))
             inputs += definition.encode(window, tokenizer, every, length)
         return tuple(inputs)
 
@@ -97,7 +103,7 @@ def examine(
         if longer > chosen:
             chosen, inputs = longer, encode(longer)
     encoded = inputs[: len(train)], inputs[len(train) :]
-    on_stage("checking the data", None)
+    progress.stage("checking the data")
     findings = (
         *definition.check(train, dev),
         *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
@@ -120,6 +126,7 @@ def label(
     dev: Many[Any],
     length: int | None,
     max_positions: int | None = None,
+    progress: Progress = SILENT,
 ) -> LabelledData:
     """Check and encode examples, once for any number of runs; arguments as `examine`.
 
@@ -127,7 +134,7 @@ def label(
         BothwaysError: problems that prevent learning, such as an empty text, an absent label, or
             fewer than two classes; one message lists all of them.
     """
-    data = examine(definition, tokenizer, train, dev, length, max_positions=max_positions)
+    data = examine(definition, tokenizer, train, dev, length, max_positions, progress)
     return dataclasses.replace(data, findings=tuple(report_findings(data.findings)))
 
 
@@ -159,35 +166,37 @@ def predictions(
     task: TaskLearner[Any, Any],
     data: LabelledData,
     pace: PredictConfig = DEFAULT_PREDICT,
-    on_share: OnShare = untold,
+    progress: Progress = SILENT,
+    stage: str = "scoring the dev data",
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield the dev examples with their predictions.
+    """Yield the dev examples with their predictions, as a stage of `progress`.
 
     Only the predictions of one window are held at a time.
     """
-    done = 0
-    for examples, inputs in dev_windows(data, pace):
-        yield from predict_encoded(
-            task, examples, inputs, pace, part_of(on_share, done, len(inputs), len(data.dev))
-        )
-        done += len(inputs)
+    progress.stage(stage, len(data.dev))
+    counts = PredictionCounts(on_count=progress.advance)
+    yield from predict_windows(task, dev_windows(data, pace), pace, counts)
 
 
 def score(
     task: TaskLearner[Any, Any],
     data: LabelledData,
     pace: PredictConfig = DEFAULT_PREDICT,
-    on_share: OnShare = untold,
+    progress: Progress = SILENT,
 ) -> Metrics:
     """Return the metrics of the dev data, which select the best weights."""
-    return task.score_tuned(predictions(task, data, pace, on_share))
+    return task.score_tuned(predictions(task, data, pace, progress))
 
 
 def tune(
-    task: TaskLearner[Any, Any], data: LabelledData, metric: str = "", on_share: OnShare = untold
+    task: TaskLearner[Any, Any],
+    data: LabelledData,
+    metric: str = "",
+    progress: Progress = SILENT,
 ) -> None:
     """Choose settings of the task on dev data, such as thresholds, for a metric."""
-    task.task = task.tuned(predictions(task, data, on_share=on_share), metric)
+    results = predictions(task, data, progress=progress, stage="tuning on the dev data")
+    task.task = task.tuned(results, metric)
 
 
 def check_metric(metric: str, data: LabelledData) -> None:

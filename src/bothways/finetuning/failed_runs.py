@@ -18,9 +18,8 @@ from statistics import fmean
 from typing import Any
 
 from bothways.core.learner import Learner
-from bothways.core.progress import OnShare, untold
+from bothways.core.progress import SILENT, Progress, track
 from bothways.core.sequence import Sequence
-from bothways.core.stages import followed
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import InOrder, ListSource
 from bothways.data.loader import Loader, unchanged
@@ -159,7 +158,10 @@ class DistinctAnswers:
 
 
 def training_loss(
-    learner: Learner, sequences: Many[Sequence], microbatch_tokens: int, on_share: OnShare = untold
+    learner: Learner,
+    sequences: Many[Sequence],
+    microbatch_tokens: int,
+    progress: Progress = SILENT,
 ) -> float:
     """Return the mean loss on the training data with the present weights, without dropout.
 
@@ -174,9 +176,8 @@ def training_loss(
         for step in steps
         for batch in step.microbatches
     ]
-    return sum(
-        evaluate(learner, followed(parts, on_share), Single(), precision="fp32").losses.values()
-    )
+    tracked = track(parts, progress, "measuring the training loss")
+    return sum(evaluate(learner, tracked, Single(), precision="fp32").losses.values())
 
 
 def still_falling(losses: Many[float]) -> bool | None:

@@ -20,12 +20,11 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import pack
 from bothways.core.finding import Finding
-from bothways.core.progress import OnShare, untold
-from bothways.core.stages import part_of
+from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import time_text
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
-from bothways.finetuning.in_memory_run import learning_by_rows
+from bothways.finetuning.fit import learning_by_rows
 from bothways.model.flops import BACKWARD
 from bothways.preflight.machine import SAVED_BYTES, speed
 from bothways.runtime.devices import wait
@@ -52,23 +51,23 @@ def forecast(
     data: LabelledData,
     settings: FinetuneSettings,
     training: Training,
-    folder: Path,
-    on_share: OnShare = untold,
+    folder: Path | None,
+    progress: Progress = SILENT,
 ) -> Finding | None:
     """Return a forecast of the time; None for a run whose length is a time.
 
     Args:
         training: with the evaluations and checkpoints of the run.
-        folder: of the run.
-        on_share: called with the share of the measurement that is done.
+        folder: of the run; None for a run in memory, which writes no checkpoints.
+        progress: receives the stages of the measurement.
     """
     epochs = epochs_in(training.end, data, settings)
     if epochs is None:
         return None
     updates = math.ceil(epochs * updates_per_epoch(data, settings))
-    step = measure_step(task, data, settings, training, on_share)
+    step = measure_step(task, data, settings, training, progress)
     scored = _times(epochs, training.evaluate, data, settings) if data.dev else 0
-    saved = max(scored, _times(epochs, training.save, data, settings))
+    saved = 0 if folder is None else max(scored, _times(epochs, training.save, data, settings))
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
     parameters = sum(parameter.numel() for _, parameter in task.trained_parameters())
     # The best weights are scored once more at the end.
@@ -76,14 +75,15 @@ def forecast(
     seconds = (
         read * step.per_token
         + updates * step.update
-        + saved * SAVED_BYTES * parameters * _seconds_per_byte(folder)
+        + (0.0 if folder is None else saved * SAVED_BYTES * parameters * _seconds_per_byte(folder))
     )
     one = step.update + data.tokens * epochs / updates * step.per_token
     parts = [f"{updates:,} steps of {1000 * one:,.0f} ms"]
     parts += [f"{scored:,} evaluations"] if scored else []
-    what = (
-        f"{', '.join(parts)} and {saved:,} checkpoints, as measured now: about {time_text(seconds)}"
-    )
+    parts += [f"{saved:,} checkpoints"] if saved else []
+    *most, last = parts
+    work = f"{', '.join(most)} and {last}" if most else last
+    what = f"{work}, as measured now: about {time_text(seconds)}"
     return Finding("time", "note", what)
 
 
@@ -92,7 +92,7 @@ def measure_step(
     data: LabelledData,
     settings: FinetuneSettings,
     training: Training,
-    on_share: OnShare = untold,
+    progress: Progress = SILENT,
 ) -> StepTime:
     """Measure the parts of a step on a sample of the data, at a rate of 0: no weight changes."""
     device = next(task.parameters()).device
@@ -100,7 +100,7 @@ def measure_step(
     sequences = sorted(data.sequences, key=len)
     sample = pack(sequences[:: max(1, round(data.tokens / tokens))])
     with learning_by_rows(task.model, device, world=1):
-        rate = speed(task, sample, training.precision, part_of(on_share, 0, 2, 3))
+        rate = speed(task, sample, training.precision, progress)
         optimizer = build_optimizer(training.optimizer, task.trained_parameters())
         set_rate(optimizer, 0.0)
         if isinstance(optimizer, FusedAdamW):
@@ -109,7 +109,7 @@ def measure_step(
             rows = torch.from_numpy(np.unique(np.concatenate([s.ids for s in sequences])))
             assert isinstance(table, torch.nn.Parameter)
             optimizer.seen[table] = rows.long().to(device)
-        on_share(2 / 3)
+        progress.stage("measuring the time of an update")
         seconds = 0.0
         for _ in range(2):  # the first update allocates the moments
             losses = task(sample.to(device))

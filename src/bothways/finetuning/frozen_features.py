@@ -7,20 +7,18 @@ fine-tunes the encoder instead.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from bothways.core.errors import ConfigError
 from bothways.core.learner import evaluating
-from bothways.core.progress import OnShare, untold
+from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.sequence import Sequence
-from bothways.core.terminal import say
 from bothways.data.list_source import ListSource, Shuffled
 from bothways.data.loader import Loader, Share, in_batches, unchanged
 from bothways.finetuning.bilstm_tagger import Features, FeatureTagger, open_features
@@ -90,23 +88,21 @@ def feature_based(
     folder: Path,
     *,
     device: str = "auto",
-    console: Console | None = None,
-    on_share: OnShare = untold,
-    on_step: Callable[[RunState], None] = lambda progress: None,
+    progress: Progress = SILENT,
 ) -> FeatureResult:
     """Compute features, unless the folder has them, and train on them.
 
     Raises the errors of `prepare_features` and `fit_features`.
 
     Args:
-        console: receives warnings and the forecast of the time; None for no output.
+        progress: receives stages, warnings and the forecast of the time.
     """
+    progress.stage("reading the model and the data")
     sentences = read_tagged_sentences(settings, [settings.layers], device)
-    console = console or Console(quiet=True)
     for finding in (*sentences.data.findings, forecast_features(sentences, settings, folder)):
-        say(console, f"{finding.severity}: {finding}")
-    data = compute_features(sentences, settings, folder, on_share)
-    return fit_features(data, settings, device=device, on_step=on_step)
+        progress.message(f"{finding.severity}: {finding}")
+    data = compute_features(sentences, settings, folder, progress)
+    return fit_features(data, settings, device=device, progress=progress)
 
 
 def prepare_features(
@@ -115,13 +111,9 @@ def prepare_features(
     choices: Iterable[LayerChoice],
     *,
     device: str = "auto",
-    on_share: OnShare = untold,
+    progress: Progress = SILENT,
 ) -> FeatureData:
     """Read the data and compute the features for all choices, or take them from the folder.
-
-    Args:
-        on_share: called with the share of all tokens that is done, unless all features are in the
-            folder.
 
     Raises:
         BothwaysError: the data has errors; one message lists all of them.
@@ -130,36 +122,30 @@ def prepare_features(
         FolderError: the model cannot be read.
         ResourceError: the disk is full.
     """
-    return compute_features(
-        read_tagged_sentences(settings, choices, device), settings, folder, on_share
-    )
+    sentences = read_tagged_sentences(settings, choices, device)
+    return compute_features(sentences, settings, folder, progress)
 
 
 def compute_features(
-    sentences: TaggedSentences, settings: FeatureConfig, folder: Path, on_share: OnShare = untold
+    sentences: TaggedSentences, settings: FeatureConfig, folder: Path, progress: Progress = SILENT
 ) -> FeatureData:
     """Return the features of sentences, computed or from the folder.
 
-    `on_share` and errors are those of `prepare_features`.
+    Raises the errors of `prepare_features`.
     """
-    task, data = sentences.task, sentences.data
-    encoder = task.model.encoder
-    part = sum(item.tokens for item in data.train) / max(
-        1, sum(item.tokens for item in (*data.train, *data.dev))
-    )
-    shares: dict[str, Callable[[float], None]] = {
-        "train": lambda share: on_share(part * share),
-        "dev": lambda share: on_share(part + (1 - part) * share),
-    }
-    stored = {
-        name: open_features(
-            folder / name, encoder, inputs, sentences.layers, settings.stored, shares[name]
+    task, encoder = sentences.task, sentences.task.model.encoder
+    train, dev = (
+        open_features(
+            folder / name,
+            encoder,
+            inputs,
+            sentences.layers,
+            settings.stored,
+            Part(progress, name),
         )
         for name, inputs in sentences.splits.items()
-    }
-    return FeatureData(
-        task, stored["train"], stored["dev"], data.dev_examples, encoder.config.depth
     )
+    return FeatureData(task, train, dev, sentences.data.dev_examples, encoder.config.depth)
 
 
 def fit_features(
@@ -167,7 +153,7 @@ def fit_features(
     settings: FeatureConfig,
     *,
     device: str = "auto",
-    on_step: Callable[[RunState], None] = lambda progress: None,
+    progress: Progress = SILENT,
 ) -> FeatureResult:
     """Train a tagger on features; only the settings of layers, tagger and training are used.
 
@@ -181,20 +167,20 @@ def fit_features(
     budget = max(len(sequence) for sequence in source.sequences) * 64
     loader = Loader(source, unchanged, settings.batch, budget, settings.seed, Share())
     store, best = MemoryStore(), Best("f1", "highest")
-    progress = train(
+    state = train(
         tagger,
         [TrainingPhase(settings.training.end, lambda state: loader.steps(state.cursor))],
         dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
         Single(),
         store,
         evaluation=lambda _: data.task.score(tag_words(tagger, data)),
-        on_event=lambda event: on_step(event.progress) if event.kind == "step" else None,
+        progress=progress,
     )
     store.load_best(tagger, best)
     mix = tagger.eval().mix
     shares = tuple(mix.weights.softmax(0).tolist()) if isinstance(mix, LayerSum) else ()
     history = tuple((epochs, metrics["f1"]) for epochs, metrics in store.history)
-    return FeatureResult(settings.layers, tagger, store.metrics, history, shares, progress)
+    return FeatureResult(settings.layers, tagger, store.metrics, history, shares, state)
 
 
 def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +16,11 @@ from bothways.core.config.checks import require_seed
 from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
-from bothways.core.stages import OnStage, followed, followed_reading, unseen
+from bothways.core.progress import SILENT, Progress, track
 from bothways.finetuning.automatic import choose, tokens_read
 from bothways.finetuning.config import FinetuneSettings, check_paths, expand_shorthands
 from bothways.finetuning.data import LabelledData, check_metric, examine
+from bothways.finetuning.fit import training_of
 from bothways.finetuning.forecast import forecast
 from bothways.finetuning.stability import steady
 from bothways.hub.model_folder import LoadedModel, load_model
@@ -30,10 +30,11 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.preflight.machine import Load, check_machine, compute_as
 from bothways.preflight.text import check_model
-from bothways.tasks.base import Direction, Reading, TaskLearner, examples_fingerprint
+from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
-from bothways.training.checkpoint import Best
-from bothways.training.run import Training
+
+Rows = str | Path | Iterable[Any]
+"""A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""
 
 REPORTED = 256
 """Number of examples between two reports of progress."""
@@ -141,97 +142,115 @@ def load_for(settings: FinetuneConfig, heads: Iterable[Head]) -> LoadedModel:
 
 
 def make_ready(
-    settings: FinetuneConfig, folder: Path, device: torch.device, on_stage: OnStage = unseen
+    settings: FinetuneConfig,
+    folder: Path | None,
+    device: torch.device,
+    progress: Progress = SILENT,
+    *,
+    train: Rows | None = None,
+    dev: Rows | None = None,
 ) -> PreparedRun:
-    """Read model and data, and check all that could fail later; errors as `finetune`."""
-    train, dev, definition = _examples(settings, on_stage)
-    on_stage("reading the model", None)
+    """Read model and data, check all that could fail later; arguments and errors as `finetune`."""
+    rows: dict[str, Rows] = {"train": settings.train if train is None else train}
+    if settings.dev is not None:
+        rows["dev"] = settings.dev if dev is None else dev
+    definition, examples = settings.task, dict[str, list[Any]]()
+    for name, each in rows.items():
+        examples[name], definition = _examples(each, definition, name, progress)
+    first = examples["train"]
+    progress.stage("reading the model")
     base = digest_of_model(settings.model)
-    heads = definition.heads(definition.labels(train), settings.dropout)
     torch.manual_seed(settings.seed)
-    loaded = load_for(settings, heads)
-    tokenizer = loaded.tokenizer()
-    positions = loaded.model.config.max_positions
-    data = examine(definition, tokenizer, train, dev, settings.length, on_stage, positions)
+    loaded = load_for(settings, definition.heads(definition.labels(first), settings.dropout))
+    model, tokenizer = loaded.model, loaded.tokenizer()
+    data = examine(
+        definition,
+        tokenizer,
+        first,
+        examples.get("dev", []),
+        settings.length,
+        model.config.max_positions,
+        progress,
+    )
     settings, chosen = choose(
         dataclasses.replace(settings, length=data.length),
-        loaded.model.config,
+        model.config,
         data,
         tokens_read(loaded),
     )
     findings = report_findings(
         [
-            *check_model(loaded.model.config, data.tokenizer, data.length),
+            *check_model(model.config, tokenizer, data.length),
             *data.findings,
-            *check_machine(_load(settings, loaded.model, data), folder, device),
+            *check_machine(_load(settings, model, data), folder, device),
             *chosen,
         ]
     )
     check_metric(settings.chosen_by, data)
     # A resumed run passes here, too: mixout and pull read their targets from the model again.
-    steady(loaded.model, settings.stability, settings.seed, settings.fresh)
-    compute_as(loaded.model.encoder, settings.training, device)
-    task = definition.learner(loaded.model, data.tokenizer, data.labels, data.length).to(device)
-    training = training_of(settings, data.definition.directions(data.labels))
-    on_share = partial(on_stage, "measuring the speed of training")
-    if (time := forecast(task, data, settings, training, folder, on_share)) is not None:
+    steady(model, settings.stability, settings.seed, settings.fresh)
+    compute_as(model.encoder, settings.training, device)
+    task = definition.learner(model, tokenizer, data.labels, data.length).to(device)
+    training = training_of(settings, data)
+    if (time := forecast(task, data, settings, training, folder, progress)) is not None:
         findings.append(time)
-    read = {"train": (settings.train, train)} | (
-        {"dev": (settings.dev, dev)} if settings.dev else {}
-    )
-    sources = {name: _source(*source, on_stage) for name, source in read.items()}
+    sources = {
+        name: _source(getattr(settings, name), each, progress) for name, each in examples.items()
+    }
     return PreparedRun(settings, task, data, sources, base, tuple(findings))
 
 
-def fingerprints(settings: FinetuneConfig) -> dict[str, str]:
-    """Return the sha256 of the examples of the training and dev data, as in `make_ready`.
+def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
+    """Return the sha256 of the examples of each source by name; the first has the columns.
 
     Raises:
         DataError: the data cannot be read.
     """
-    written = [
-        stamp(Path(source).expanduser())
-        for source in (settings.train, settings.dev)
-        if source is not None
-    ]
-    return dict(_fingerprints(settings.train, settings.dev, settings.task, *written))
+    written = (stamp(Path(source).expanduser()) for source in sources.values())
+    return dict(_fingerprints(task, tuple(sources.items()), *written))
 
 
 @functools.lru_cache
 def _fingerprints(
-    train: str, dev: str | None, task: Trainable, *written: tuple[int, int] | None
+    task: Trainable, sources: tuple[tuple[str, str], ...], *written: tuple[int, int] | None
 ) -> dict[str, str]:
     """Read the data once for the runs of a series, unless a file changes."""
-    settings = FinetuneConfig(model="", train=train, dev=dev, task=task)
-    of_train, of_dev, _ = _examples(settings, unseen)
-    return {"train": examples_fingerprint(of_train)} | (
-        {} if dev is None else {"dev": examples_fingerprint(of_dev)}
-    )
+    result = {}
+    for name, source in sources:
+        examples, task = _examples(source, task, name, SILENT)
+        result[name] = examples_fingerprint(examples)
+    return result
 
 
 def _examples(
-    settings: FinetuneConfig, on_stage: OnStage
-) -> tuple[list[Any], list[Any], Trainable]:
-    """Return training and dev examples, and the task with the columns that were read."""
-    train, definition = _read(settings.train, settings.task, on_stage)
-    return train, _read(settings.dev, definition, on_stage)[0] if settings.dev else [], definition
-
-
-def _read(source: str, definition: Trainable, on_stage: OnStage) -> tuple[list[Any], Trainable]:
+    rows: Rows, definition: Trainable, name: str, progress: Progress
+) -> tuple[list[Any], Trainable]:
+    """Return the examples in rows, and the task with the columns that were read."""
+    if not isinstance(rows, str | Path):
+        # A DataFrame gives its rows; iterating over it would give the names of its columns.
+        frame = hasattr(rows, "to_dict") and hasattr(rows, "columns")
+        items: Iterable[Any] = rows.to_dict("records") if frame else rows  # type: ignore[union-attr]
+        return [
+            definition.example(row, where=f"{name} row {number}")
+            if isinstance(row, Mapping)
+            else row
+            for number, row in enumerate(items, 1)
+        ], definition
     columns: Any = definition.columns
-    reading: Reading[Any] = definition.read(source, columns)
-    examples = list(followed_reading(reading, f"reading {source}", on_stage, REPORTED).examples)
+    reading: Reading[Any] = definition.read(str(rows), columns)
+    share = reading.share
+    progress.stage(f"reading {rows}", None if share is None else 1.0)
+    examples = []
+    for number, example in enumerate(reading.examples):
+        if number % REPORTED == 0:
+            progress.advance(number if share is None else share())
+        examples.append(example)
     return examples, reading.task  # type: ignore[return-value]
 
 
-def _source(name: str, examples: list[Any], on_stage: OnStage) -> ModelSource:
-    return ModelSource(
-        name,
-        len(examples),
-        examples_fingerprint(
-            followed(examples, partial(on_stage, f"fingerprint of {name}"), REPORTED)
-        ),
-    )
+def _source(name: str, examples: list[Any], progress: Progress) -> ModelSource:
+    tracked = track(examples, progress, f"fingerprint of {name}", REPORTED)
+    return ModelSource(name, len(examples), examples_fingerprint(tracked))
 
 
 def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
@@ -243,28 +262,6 @@ def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
         settings.microbatch_tokens,
         settings.training,
     )
-
-
-def training_of(settings: FinetuneConfig, directions: Mapping[str, Direction]) -> Training:
-    """Return the training with what depends on dev data: evaluations and best checkpoint."""
-    if settings.dev is None:
-        return dataclasses.replace(
-            settings.training,
-            evaluate=None,
-            keep=dataclasses.replace(settings.training.keep, best=None),
-        )
-    best = Best(dev_name(settings.chosen_by), directions[settings.chosen_by])
-    return dataclasses.replace(
-        settings.training, keep=dataclasses.replace(settings.training.keep, best=best)
-    )
-
-
-def dev_name(metric: str) -> str:
-    """Return the name of a dev metric in the run's records.
-
-    The names of losses and accuracies include their target: "loss" → "dev/loss/label".
-    """
-    return f"dev/{metric}/label" if metric in {"loss", "accuracy"} else f"dev/{metric}"
 
 
 def remarks(ready: PreparedRun) -> list[str]:

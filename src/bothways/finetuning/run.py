@@ -1,4 +1,4 @@
-"""Fine-tuning from files: a model folder and labelled data become a model folder for a task.
+"""Fine-tuning: a model folder and labelled data become a model for a task.
 
 The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the resolved
 `config.toml`, and at the end `model/`: a Hugging Face folder (such as
@@ -10,93 +10,62 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from rich.console import Console
 
 from bothways.analysis.report import analyse_encoded, write_report
 from bothways.core.config import reader as configs
 from bothways.core.errors import installed
-from bothways.core.finding import Finding, places
-from bothways.core.progress import OnShare
-from bothways.core.stages import OnStage, part_of, stages
-from bothways.core.terminal import say
-from bothways.data.loader import Share, ahead
-from bothways.finetuning.data import LabelledData, dev_windows, loader, score
-from bothways.finetuning.failed_runs import Failure
-from bothways.finetuning.in_memory_run import conclude, learning_by_rows, training_losses
+from bothways.core.finding import places
+from bothways.core.progress import SILENT, Progress
+from bothways.finetuning.data import dev_windows
+from bothways.finetuning.fit import FinetuneResult, fit
 from bothways.finetuning.prepare import (
     FinetuneConfig,
     PreparedRun,
-    dev_name,
+    Rows,
     make_ready,
     remarks,
-    training_of,
 )
-from bothways.finetuning.stability import Stability, rules
+from bothways.finetuning.stability import Stability
 from bothways.hub.model_card import Card, limits_of_finetuned, run_of
-from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import without_places
 from bothways.model.flops import forward_flops
 from bothways.prediction.engine import PredictionCounts
 from bothways.preflight.machine import peak_of
 from bothways.runtime.devices import choose_device
-from bothways.tasks.base import Metrics, Task, TaskLearner
-from bothways.training import run
-from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
+from bothways.tasks.base import Task
+from bothways.training.parallel import connected, is_main, plan_here, rank_device
+from bothways.training.run import OnEvent
 from bothways.training.run_folder import run_folder
-from bothways.training.state import RunState
-from bothways.training.store import FolderStore
+from bothways.training.store import FolderStore, MemoryStore
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 
 
-@dataclass(frozen=True)
-class FinetuneResult:
-    """The result of a run.
-
-    Attributes:
-        task: with the best weights.
-        progress: at the end; short of the configured length if the run was interrupted.
-        metrics: of the dev data; empty without it, and for an interrupted run.
-        findings: of the preflight.
-        folder: the model folder; None for an interrupted run.
-        failure: why the run probably failed; None if there is no sign of failure.
-        finished: False if the run was interrupted.
-    """
-
-    task: TaskLearner[Any, Any]
-    progress: RunState
-    metrics: Metrics
-    findings: tuple[Finding, ...]
-    folder: Path | None
-    failure: Failure | None = None
-    finished: bool = False
-
-
 def finetune(
     settings: FinetuneConfig,
-    folder: Path,
+    folder: Path | None = None,
     *,
+    train: Rows | None = None,
+    dev: Rows | None = None,
     resume: bool = False,
     device: str = "auto",
-    console: Console | None = None,
-    several: bool = False,
+    progress: Progress = SILENT,
+    on_event: OnEvent = lambda event: None,
 ) -> FinetuneResult:
-    """Fine-tune into a run folder, from its newest checkpoint or from the start.
+    """Fine-tune from a model folder, and save the model in `folder/model`.
 
-    Under `torchrun` each process is a rank. SIGINT and SIGTERM end the run after a step, with a
-    checkpoint.
+    Under `torchrun` each process is a rank. SIGINT and SIGTERM end a run in a folder after a step,
+    with a checkpoint.
 
     Args:
+        folder: of this run: checkpoints, metrics, `config.toml`, `model/`, `report.html`; None for
+            a run in memory, which keeps the best weights alone.
+        train, dev: rows to read instead of the sources that the settings name.
         resume: continue from the checkpoints in the folder; otherwise it must not hold any.
-        console: receives warnings; None for no output.
-        several: True for one of several runs; the advice after a failure leaves out other seeds.
+        progress: receives stages, records, and the notes and warnings of the preflight.
+        on_event: called after each step, report, evaluation and checkpoint.
 
     Raises:
         BothwaysError: the data or the machine is not suitable (one message lists all problems), or
@@ -105,106 +74,50 @@ def finetune(
         ResourceError: the run folder is in use, holds another run, or cannot be written.
     """
     plan = plan_here()
-    console = console if console is not None and is_main(plan) else Console(quiet=True)
+    progress = progress if is_main(plan) else SILENT
     where = rank_device(plan, choose_device(device))
-    claim = run_folder(folder, resume=resume) if is_main(plan) else contextlib.nullcontext()
-    with claim, connected(plan, where):
-        with stages(console) as on_stage:
-            ready = make_ready(settings, folder, where, on_stage)
-        if is_main(plan):
-            for remark in remarks(ready):
-                say(console, remark)
-        done = _train(ready, folder, plan, where, console)
-        for remark in _afterwards(done, several):
-            say(console, remark)
-        return done
-
-
-def _afterwards(done: FinetuneResult, several: bool) -> list[str]:
-    """Return the notes and warnings at the end of a run."""
-    lines = []
-    if done.progress.early:
-        lines.append(
-            f"note: ended after {done.progress.epochs:.4g} epochs: no evaluation improved within "
-            "training.early_stopping"
-        )
-    return lines + ([f"warning: {done.failure.message(several)}"] if done.failure else [])
-
-
-def _train(
-    ready: PreparedRun, folder: Path, plan: Plan, device: torch.device, console: Console
-) -> FinetuneResult:
-    settings, data, task = ready.settings, ready.data, ready.task
-    training = training_of(settings, data.definition.directions(data.labels))
-    steps = loader(data, settings, task, settings.ordered_by, Share(plan.rank, plan.world))
-    with stages(console) as on_stage:
-        on_stage("measuring the speed of the machine", None)
-        peak = peak_of(_forward(ready), training, device, plan)
-    torch.manual_seed(
-        settings.ordered_by + 1 + plan.rank
-    )  # after the forecast and the peak, which draw too
-    losses = list[float]()
-    with learning_by_rows(task.model, device, plan.world):
-        progress = run.train(
-            task,
-            [
-                run.TrainingPhase(
-                    training.end, lambda state: ahead(steps.steps(state.cursor), device)
-                )
-            ],
-            training,
-            plan,
-            FolderStore(folder, _made_of(ready), configs.to_toml(settings)),
-            evaluation=partial(_evaluate, task, data) if data.dev else None,
+    with contextlib.ExitStack() as stack:
+        if folder is not None and is_main(plan):
+            stack.enter_context(run_folder(folder, resume=resume))
+        stack.enter_context(connected(plan, where))
+        ready = make_ready(settings, folder, where, progress, train=train, dev=dev)
+        for remark in remarks(ready):
+            progress.message(remark)
+        progress.stage("measuring the speed of the machine")
+        peak = peak_of(_forward(ready), settings.training, where, plan)
+        done = fit(
+            ready.task,
+            ready.data,
+            ready.settings,
+            MemoryStore() if folder is None else _store(ready, folder),
+            seed=settings.ordered_by,
+            fresh=settings.fresh,
+            plan=plan,
             peak=peak,
-            rules=rules(settings.stability, task.model, settings.fresh),
-            on_event=lambda event: losses.extend(training_losses(event)),
+            progress=progress,
+            on_event=on_event,
         )
-    finished = progress.finished(training.end)
-    done = FinetuneResult(task, progress, {}, ready.findings, None, finished=finished)
-    if not finished or not is_main(plan):
-        return done
-    with stages(console) as on_stage:
-        return _concluded(done, ready, folder, losses, on_stage)
+        done = dataclasses.replace(done, findings=ready.findings)
+        if not done.finished or not is_main(plan):
+            return done
+        done = dataclasses.replace(done, card=_card(done, ready), origin=_origin(ready))
+        return done if folder is None else _saved(done, ready, folder, progress)
 
 
-def _made_of(ready: PreparedRun) -> dict[str, Any]:
-    """Return the identity of a run for its checkpoints: settings, data and model."""
-    data = {name: source.sha256 for name, source in ready.sources.items()} | {"model": ready.base}
-    return without_places(configs.to_dict(ready.settings)) | {"data": data}
-
-
-def _evaluate(task: TaskLearner[Any, Any], data: LabelledData, on_share: OnShare) -> Metrics:
-    """Return the metrics of the dev data, by their names in the records of a run."""
-    return {dev_name(name): value for name, value in score(task, data, on_share=on_share).items()}
-
-
-def _concluded(
-    done: FinetuneResult,
-    ready: PreparedRun,
-    folder: Path,
-    losses: Many[float],
-    on_stage: OnStage,
+def _saved(
+    done: FinetuneResult, ready: PreparedRun, folder: Path, progress: Progress
 ) -> FinetuneResult:
-    """Score and save the best weights of a finished run, and write its report."""
-    settings, data, task = ready.settings, ready.data, done.task
-    metric = training_of(settings, data.definition.directions(data.labels)).keep.best
-    on_stage("reading the best weights", None)
-    if metric is not None:
-        FolderStore(folder, {}).load_best(task, metric)
-    task.eval()
-    metrics, failure = conclude(task, data, settings, on_stage, done.progress.steps, losses)
-    done = dataclasses.replace(done, metrics=metrics, folder=folder / "model", failure=failure)
-    on_stage("saving the model", None)
-    _save(done, ready)
+    """Save the model, and write a report on its answers to the dev data."""
+    progress.stage("saving the model")
+    done = dataclasses.replace(done, folder=done.save(folder / "model"))
+    settings, data = ready.settings, ready.data
     if settings.dev is not None and installed("matplotlib", "jinja2"):
-        on_count = part_of(partial(on_stage, "analysing each answer"), 0, 1, len(data.dev))
-        analysis = analyse_encoded(
-            task, dev_windows(data), counts=PredictionCounts(on_count=on_count)
-        )
-        on_stage("writing the report", None)
+        progress.stage("analysing each answer", len(data.dev))
+        counts = PredictionCounts(on_count=progress.advance)
+        analysis = analyse_encoded(done.task, dev_windows(data), counts=counts)
+        progress.stage("writing the report")
         write_report(
-            task,
+            done.task,
             analysis,
             folder / "report.html",
             model=str(folder),
@@ -212,6 +125,13 @@ def _concluded(
             training=settings,
         )
     return done
+
+
+def _store(ready: PreparedRun, folder: Path) -> FolderStore:
+    """Return the store of a run, whose checkpoints belong to its settings, data and model."""
+    data = {name: source.sha256 for name, source in ready.sources.items()} | {"model": ready.base}
+    made_of = without_places(configs.to_dict(ready.settings)) | {"data": data}
+    return FolderStore(folder, made_of, configs.to_toml(ready.settings))
 
 
 def _forward(ready: PreparedRun) -> float:
@@ -222,38 +142,12 @@ def _forward(ready: PreparedRun) -> float:
     )
 
 
-def _save(done: FinetuneResult, ready: PreparedRun) -> None:
-    assert done.folder is not None
-    save_model(
-        done.folder,
-        done.task.model,
-        ready.data.tokenizer,
-        labels=ready.data.labels,
-        problem=done.task.task.problem,
-        card=_card(done, ready),
-        extra=_record(done, ready),
-    )
-
-
-def _record(done: FinetuneResult, ready: PreparedRun) -> dict[str, Any]:
-    """Return the record of the training in `bothways.json`."""
-    settings, definition = ready.settings, done.task.task
-    chosen = settings.chosen_by
+def _origin(ready: PreparedRun) -> dict[str, Any]:
+    """Return the settings, data and model of a run, for the record in `bothways.json`."""
+    settings = ready.settings
     return {
-        "task": configs.to_dict(definition),
-        "length": ready.data.length,
         "data": {name: dataclasses.asdict(source) for name, source in ready.sources.items()},
         "base": {"name": settings.model, "sha256": ready.base},
-        "settings": configs.to_dict(settings),
-        "steps": done.progress.steps,
-        "seconds": round(done.progress.seconds, 1),
-        "metrics": dict(done.metrics),
-        "chosen_by": {
-            "metric": chosen,
-            "direction": definition.directions(ready.data.labels)[chosen],
-        },
-        "early": done.progress.early,
-        "failure": list(done.failure.failed) if done.failure else [],
     }
 
 

@@ -1,60 +1,27 @@
-"""Experiments, cell by cell: each cell is a fine-tuning run in its own folder with its result.
+"""The runs of an experiment: a series in its own folder.
 
-A finished cell is read from its result, an interrupted one is resumed, and one that diverged
-counts as failed. Only the best cell of an experiment keeps its weights, and finished cells keep no
-checkpoints.
+Only the best fine-tuning run of an experiment keeps its weights, and finished runs keep no
+checkpoints. The feature-based rows of table 7 (section 5.3) train several BiLSTMs on the vectors
+of one frozen encoder, which are computed once for all restarts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
+from typing_extensions import assert_never
 
-from bothways.core.atomic_files import replace_file
-from bothways.core.config import reader as configs
-from bothways.core.errors import DivergedError, ResourceError
-from bothways.core.terminal import say
-from bothways.finetuning.prepare import FinetuneConfig
-from bothways.finetuning.run import FinetuneResult, finetune
-from bothways.hub.provenance import digest_of_file, digest_of_model, without_places
+from bothways.core.errors import ResourceError
+from bothways.core.progress import SILENT, Progress
+from bothways.finetuning.feature_data import FeatureConfig
+from bothways.finetuning.frozen_features import fit_features, prepare_features
+from bothways.finetuning.prepare import FinetuneConfig, fingerprints
+from bothways.hub.provenance import digest_of_model
 from bothways.paper.experiment import Experiment, Frozen
-from bothways.prediction.engine import evaluate_task
-from bothways.tasks.base import Task
-from bothways.training.checkpoint import checkpoints
-
-RESULT = "result.json"
-
-
-@dataclass(frozen=True)
-class CellResult:
-    """The result of a cell.
-
-    Attributes:
-        folder: of the cell; `folder / "model"` is there for the best cell alone.
-        settings: of the run, in plain values.
-        data: the sha256 of its files, by name, and of the model that it began with under "model".
-        metrics: metrics on dev data, and on other data under "name/metric"; empty if diverged.
-        value: value of the selection metric, negated if lower is better; `None` if diverged.
-        steps, seconds: of the run; 0 for one that diverged.
-        failure: why the run is to be thought of as failed; empty if nothing says so.
-    """
-
-    folder: Path
-    settings: Mapping[str, Any]
-    data: Mapping[str, str]
-    metrics: Mapping[str, float]
-    value: float | None
-    steps: int
-    seconds: float
-    failure: str
+from bothways.sweeps.runs import FinetuneRun, Run, Series, SweepFolder, SweepOutcome, run_all
 
 
 @dataclass(frozen=True)
@@ -62,209 +29,151 @@ class CellOutcome:
     """The result of an experiment.
 
     Attributes:
-        results: of every cell that was run.
+        folder: of its runs.
+        series: every run.
         counted: those that its metrics are the mean of: the best one, or all restarts of the best
             setting that did not diverge.
     """
 
     experiment: Experiment | Frozen
-    results: tuple[CellResult, ...]
-    counted: tuple[CellResult, ...]
+    folder: Path
+    series: Series
+    counted: tuple[SweepOutcome, ...]
 
     @property
-    def best(self) -> CellResult | None:
-        """The best cell, which has kept its weights if it was fine-tuned; none if all diverged."""
-        return best_of(self.results)
+    def best(self) -> Path | None:
+        """The folder of the best run, which has kept its model if it was fine-tuned.
+
+        None if all runs diverged.
+        """
+        best = self.series.best
+        return None if best is None else self.folder / best.name
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Means over the cells that count; empty if all diverged."""
+        """Means over the runs that count; empty if all diverged."""
         names = self.counted[0].metrics if self.counted else ()
         return {
-            name: sum(result.metrics[name] for result in self.counted) / len(self.counted)
+            name: statistics.fmean(result.metrics[name] for result in self.counted)
             for name in names
         }
 
 
-def best_of(results: Iterable[CellResult]) -> CellResult | None:
-    """Return the first of the best results; `None` if all runs diverged."""
-    scored = ((result.value, result) for result in results if result.value is not None)
-    return max(scored, key=lambda pair: pair[0], default=(None, None))[1]
+@dataclass(frozen=True)
+class FeatureRun:
+    """A BiLSTM on the vectors of a frozen encoder.
+
+    Attributes:
+        features: the folder of the vectors.
+    """
+
+    name: str
+    settings: FeatureConfig
+    features: Path
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of the data and of the model."""
+        settings = self.settings
+        sources = {"train": settings.train, "dev": settings.dev}
+        model = {"model": digest_of_model(settings.model)}
+        return fingerprints(settings.task, sources) | model
+
+    def start(
+        self, folder: Path, *, resume: bool, device: str, progress: Progress
+    ) -> SweepOutcome | None:
+        """Compute the vectors, unless they are there, and train; nothing is resumed."""
+        settings = self.settings
+        data = prepare_features(
+            settings, self.features, [settings.layers], device=device, progress=progress
+        )
+        done = fit_features(data, settings, device=device, progress=progress)
+        at = done.progress
+        return SweepOutcome(
+            self.name, dict(done.metrics), (), "f1", "highest", at.steps, at.seconds
+        )
 
 
-def cell_folder(out: Path, experiment: Experiment, settings: FinetuneConfig) -> Path:
-    """Return the folder of a cell, named by the settings in which cells differ."""
-    rate = getattr(settings.training.optimizer, "lr", 0.0)
-    batch, until = settings.batch.n, str(settings.training.until).replace(" ", "-")
-    return out / "runs" / experiment.name / f"lr{rate:g}-batch{batch}-{until}-seed{settings.seed}"
+def place_of(
+    experiment: Experiment | Frozen, out: Path, device: str = "auto", progress: Progress = SILENT
+) -> SweepFolder:
+    """Return the folder of the runs of an experiment."""
+    folder = out / "runs" / experiment.name
+    return SweepFolder(folder, True, device, progress, f"{experiment.name}, ", "best")
 
 
-def cells(experiment: Experiment) -> Iterator[FinetuneConfig]:
-    """Return the settings of all cells that are known before any run."""
-    for settings in experiment.grid:
-        for seed in range(experiment.seeds if experiment.restarts == "best" else 1):
-            yield dataclasses.replace(settings, seed=settings.seed + seed)
+def features_folder(experiment: Frozen, out: Path) -> Path:
+    """Return the folder of the vectors of all runs."""
+    return place_of(experiment, out).out / "features"
 
 
-def cell_restarts(experiment: Experiment, results: Many[CellResult]) -> list[FinetuneConfig]:
-    """Return the settings of restarts: the best setting with further seeds."""
-    best = best_of(results)
-    if experiment.restarts == "best" or best is None:
+def first_runs(experiment: Experiment | Frozen, out: Path) -> list[Run]:
+    """Return the runs that are known before any is made."""
+    match experiment:
+        case Experiment():
+            count = experiment.seeds if experiment.restarts == "best" else 1
+            return [
+                _finetuning(experiment, settings, seed)
+                for settings in experiment.grid
+                for seed in range(count)
+            ]
+        case Frozen(_, settings, seeds):
+            features = features_folder(experiment, out)
+            return [
+                FeatureRun(f"seed{seed}", dataclasses.replace(settings, seed=seed), features)
+                for seed in range(seeds)
+            ]
+        case _:
+            assert_never(experiment)
+
+
+def restarts(experiment: Experiment | Frozen, series: Series) -> list[FinetuneRun]:
+    """Return the restarts of the best of the first runs, with further seeds."""
+    best = series.best
+    if isinstance(experiment, Frozen) or experiment.restarts == "best" or best is None:
         return []
-    chosen = experiment.grid[results.index(best)]
-    return [
-        dataclasses.replace(chosen, seed=chosen.seed + seed) for seed in range(1, experiment.seeds)
-    ]
+    chosen = experiment.grid[series.runs.index(best)]
+    return [_finetuning(experiment, chosen, seed) for seed in range(1, experiment.seeds)]
 
 
-def run(experiment: Experiment, out: Path, *, device: str, console: Console) -> CellOutcome:
-    """Run what is not yet run; errors as `recipes.finetune`.
+def _finetuning(experiment: Experiment, settings: FinetuneConfig, seed: int) -> FinetuneRun:
+    """Return a run, whose name has the settings in which the runs of an experiment differ."""
+    settings = dataclasses.replace(settings, seed=settings.seed + seed)
+    rate = getattr(settings.training.optimizer, "lr", 0.0)
+    until = str(settings.training.until).replace(" ", "-")
+    name = f"lr{rate:g}-batch{settings.batch.n}-{until}-seed{settings.seed}"
+    return FinetuneRun(name, settings, experiment.others)
+
+
+def run(
+    experiment: Experiment | Frozen, out: Path, *, device: str, progress: Progress = SILENT
+) -> CellOutcome:
+    """Make the runs that are not finished.
 
     Raises:
         KeyboardInterrupt: a run was interrupted, and has saved.
-        ResourceError: a cell's folder holds the result of other settings, other data or another
-            model, or the best one has lost its weights.
+        ConfigError: a run was finished with other settings, on other data or from another model.
+        ResourceError: the best run has lost its weights.
     """
-    results: list[CellResult] = []
-    for settings in cells(experiment):
-        results.append(_cell(experiment, settings, out, len(results), device, console))
-        _keep_best(results)
-    best = best_of(results)
-    if best is None:
-        return CellOutcome(experiment, tuple(results), ())
-    counted = [best]
-    for settings in cell_restarts(experiment, results):
-        results.append(_cell(experiment, settings, out, len(results), device, console))
-        counted += scored(results[-1:])
-        best = _keep_best(results) or best
-    if not (best.folder / "model").exists():
+    place = place_of(experiment, out, device, progress)
+    expected = experiment.cells if isinstance(experiment, Experiment) else experiment.seeds
+    first = run_all(first_runs(experiment, out), place, expected=expected)
+    again = restarts(experiment, first) if first.finished else []
+    series = run_all(again, place, first) if again else first
+    if not series.finished:
+        raise KeyboardInterrupt
+    match experiment:
+        case Experiment(restarts="mean"):
+            others = series.runs[len(first.runs) :]
+            counted = tuple(each for each in (first.best, *others) if each and each.metrics)
+        case Experiment():
+            counted = () if series.best is None else (series.best,)
+        case Frozen():
+            counted = series.scored
+        case _:
+            assert_never(experiment)
+    outcome = CellOutcome(experiment, place.out, series, counted)
+    best = outcome.best
+    if best and isinstance(experiment, Experiment) and not (best / "model").exists():
         what = "is the best run now, but its weights were deleted when another run was better"
-        raise ResourceError(what, where=best.folder, fix="Delete this folder to run it again.")
-    return CellOutcome(experiment, tuple(results), tuple(counted))
-
-
-def scored(results: Iterable[CellResult]) -> list[CellResult]:
-    """Return the results that did not diverge."""
-    return [result for result in results if result.value is not None]
-
-
-def _cell(
-    experiment: Experiment,
-    settings: FinetuneConfig,
-    out: Path,
-    number: int,
-    device: str,
-    console: Console,
-) -> CellResult:
-    folder = cell_folder(out, experiment, settings)
-    found = is_cell_finished(experiment, settings, out)
-    place = f"{experiment.name}, run {number + 1} of {experiment.cells}: {folder.name}"
-    if found is not None:
-        say(console, f"{place}: done before")
-        return found
-    say(console, place)
-    try:
-        said = None if number else console
-        done = finetune(settings, folder, resume=True, device=device, console=said, several=True)
-        if done.folder is None:
-            raise KeyboardInterrupt
-        result = _scored(done, experiment, settings, folder)
-    except DivergedError as error:
-        result = diverged(error, folder, *identity(settings, _sources(experiment, settings)))
-    if result.failure and (
-        number or result.value is None
-    ):  # what the first run says of itself, it has said
-        say(console, f"warning: {result.failure}")
-    write_result(result)
-    for checkpoint in checkpoints(folder):
-        shutil.rmtree(checkpoint)
-    return result
-
-
-def _scored(
-    done: FinetuneResult, experiment: Experiment, settings: FinetuneConfig, folder: Path
-) -> CellResult:
-    definition: Task[Any, Any] = done.task.task
-    metrics = dict(done.metrics)
-    for name, source in experiment.others.items():
-        reading = definition.read(source)
-        metrics |= {
-            f"{name}/{metric}": value
-            for metric, value in evaluate_task(done.task, reading.examples).items()
-        }
-    lowest = definition.directions(done.task.labels)[settings.chosen_by] == "lowest"
-    value = done.metrics[settings.chosen_by] * (-1 if lowest else 1)
-    plain, data = identity(settings, _sources(experiment, settings))
-    failure = done.failure.message(several=True) if done.failure else ""
-    return CellResult(
-        folder, plain, data, metrics, value, done.progress.steps, done.progress.seconds, failure
-    )
-
-
-def diverged(
-    error: DivergedError, folder: Path, settings: Mapping[str, Any], data: Mapping[str, str]
-) -> CellResult:
-    """Return the result of a run whose loss was not finite."""
-    return CellResult(folder, settings, data, {}, None, 0, 0.0, " ".join(str(error).split()))
-
-
-def is_cell_finished(
-    experiment: Experiment, settings: FinetuneConfig, out: Path
-) -> CellResult | None:
-    """Return the result of a finished cell, or `None`.
-
-    Raises:
-        ResourceError: it belongs to other settings, other data or another model.
-    """
-    return read_result(
-        cell_folder(out, experiment, settings), settings, _sources(experiment, settings)
-    )
-
-
-def write_result(result: CellResult) -> None:
-    """Write a result into its folder, which marks the cell as finished."""
-    result.folder.mkdir(parents=True, exist_ok=True)
-    values = {name: value for name, value in vars(result).items() if name != "folder"}
-    replace_file(
-        result.folder / RESULT,
-        lambda file: file.write_text(json.dumps(values, indent=1), encoding="utf8"),
-    )
-
-
-def read_result(folder: Path, settings: Any, sources: Mapping[str, str]) -> CellResult | None:
-    """Return the result in a folder, or `None` if there is none.
-
-    Raises:
-        ResourceError: it belongs to other settings, other data or another model.
-    """
-    if not (folder / RESULT).is_file():
-        return None
-    result = CellResult(folder, **json.loads((folder / RESULT).read_text(encoding="utf8")))
-    mine, data = identity(settings, sources)
-    if (without_places(result.settings), result.data) != (without_places(mine), data):
-        what = "holds the result of other settings, of other data or of another model"
-        raise ResourceError(
-            what, where=folder, fix="Choose another --out, or delete this folder to run it again."
-        )
-    return result
-
-
-def _sources(experiment: Experiment, settings: FinetuneConfig) -> dict[str, str]:
-    return {"train": settings.train, "dev": str(settings.dev), **experiment.others}
-
-
-def identity(settings: Any, sources: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings as plain values, and the sha256 of the data files and of the model."""
-    data = {name: digest_of_file(Path(source)) for name, source in sources.items()} | {
-        "model": digest_of_model(settings.model)
-    }
-    return json.loads(json.dumps(configs.to_dict(settings))), data
-
-
-def _keep_best(results: list[CellResult]) -> CellResult | None:
-    """Delete the weights of all results but the best; return the best."""
-    best = best_of(results)
-    for result in results:
-        if best is not None and result.folder != best.folder:
-            shutil.rmtree(result.folder / "model", ignore_errors=True)
-    return best
+        raise ResourceError(what, where=best, fix="Delete this folder to run it again.")
+    return outcome

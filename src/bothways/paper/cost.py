@@ -9,6 +9,7 @@ of its input depends on the layers.
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,12 @@ from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
 from bothways.model.flops import BACKWARD
 from bothways.model.lstm import AnyEncoder
-from bothways.paper.cells import cell_restarts, cells, is_cell_finished
+from bothways.paper.cells import features_folder, first_runs, place_of, restarts
 from bothways.paper.experiment import Experiment, Frozen
-from bothways.paper.frozen import features_folder, frozen_restarts, is_frozen_finished
 from bothways.preflight.machine import speed
 from bothways.report.sections import Cell, TableSection
 from bothways.runtime.devices import choose_device
+from bothways.sweeps.runs import Series, read_finished
 from bothways.tasks.base import EncodedExample, Task
 from bothways.tasks.catalogue import Trainable
 from bothways.text.tokenizer import Tokenizer
@@ -121,20 +122,20 @@ def estimate(experiments: Many[Experiment], out: Path, *, device: str) -> tuple[
 
 
 def _cost(experiment: Experiment, sizes: dict[str, DataSize], rate: float, out: Path) -> Cost:
-    train = sizes["train"]
-    known = list(cells(experiment))
-    results = [is_cell_finished(experiment, settings, out) for settings in known]
-    finished = [result for result in results if result is not None]
-    done = len(finished)
-    if done == len(known):  # only then the best setting, which is restarted, is known
-        done += sum(
-            is_cell_finished(experiment, settings, out) is not None
-            for settings in cell_restarts(experiment, finished)
-        )
+    train, done = sizes["train"], _finished(experiment, out)
     scored = sum(size.tokens for name, size in sizes.items() if name != "train")
-    each = [_epochs(settings) * train.tokens + scored / (1 + BACKWARD) for settings in known]
-    left = sum(each) / len(each) * (experiment.cells - done)
+    epochs = statistics.fmean(map(_epochs, experiment.grid))
+    left = (epochs * train.tokens + scored / (1 + BACKWARD)) * (experiment.cells - done)
     return Cost(experiment.name, experiment.cells, done, train.examples, train.tokens, left / rate)
+
+
+def _finished(experiment: Experiment | Frozen, out: Path) -> int:
+    """Return the number of finished runs."""
+    place, known = place_of(experiment, out), first_runs(experiment, out)
+    done = [outcome for run in known if (outcome := read_finished(run, place)) is not None]
+    # Only if all of these are finished is the best setting known, which is restarted.
+    again = restarts(experiment, Series(tuple(done))) if len(done) == len(known) else []
+    return len(done) + sum(read_finished(run, place) is not None for run in again)
 
 
 def _epochs(settings: FinetuneConfig) -> float:
@@ -169,10 +170,7 @@ def estimate_frozen(experiments: Many[Frozen], out: Path, *, device: str) -> tup
     rate = encoder_speed(encoder, train.encoded)
     costs = []
     for experiment in experiments:
-        done = sum(
-            is_frozen_finished(experiment, run, out) is not None
-            for run in frozen_restarts(experiment)
-        )
+        done = _finished(experiment, out)
         left, seconds = experiment.seeds - done, 0.0
         if left:
             seconds = left * _tagger_seconds(experiment.settings, train, dev, encoder)

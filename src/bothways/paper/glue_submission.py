@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.atomic_files import replace_file
-from bothways.core.stages import OnStage, counting, unseen
+from bothways.core.progress import SILENT, Progress
 from bothways.data.tables import open_table
 from bothways.paper.cells import CellOutcome
 from bothways.paper.experiment import Request
 from bothways.paper.glue import TASKS_OF_GLUE, GlueTask, source_of, write_split
+from bothways.prediction.engine import counting
 from bothways.prediction.predictor import open_task
 
 MAJORITY = "0"
@@ -27,10 +28,14 @@ LOWEST, HIGHEST = 0.0, 5.0
 
 
 def write_submission(
-    request: Request, outcomes: Iterable[CellOutcome], *, device: str, on_stage: OnStage = unseen
+    request: Request,
+    outcomes: Iterable[CellOutcome],
+    *,
+    device: str,
+    progress: Progress = SILENT,
 ) -> list[Path]:
     """Write WNLI's file and those of all finished tasks with test data to `out/submission`."""
-    best = {done.experiment.name: done.best.folder for done in outcomes if done.best is not None}
+    best = {done.experiment.name: done.best for done in outcomes if done.best is not None}
     folder, files = request.out / "submission", []
     for task in TASKS_OF_GLUE:
         for name, split in task.files.items():
@@ -41,7 +46,7 @@ def write_submission(
             predictions = (
                 (MAJORITY for _ in open_table(str(test)).rows)
                 if task.name == "WNLI"
-                else _predicted(task, test, best[task.name], device, on_stage)
+                else _predicted(task, test, best[task.name], device, progress)
             )
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / f"{name}.tsv"
@@ -58,13 +63,11 @@ def write_predictions(predictions: Iterable[str], file: Path) -> None:
 
 
 def _predicted(
-    task: GlueTask, test: Path, folder: Path, device: str, on_stage: OnStage
+    task: GlueTask, test: Path, folder: Path, device: str, progress: Progress
 ) -> Iterator[str]:
     predictor = open_task(str(folder), device=device)
     reading = predictor.read(str(test), labelled=False)
-    counts = counting(
-        reading, lambda share, _: on_stage(f"predicting {task.name}'s test set", share)
-    )
+    counts = counting(reading, progress, f"predicting {task.name}'s test set")
     for _, prediction in predictor.predict(reading, counts=counts):
         yield prediction.label if task.labels else clip_score(prediction)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Sequence as Many
@@ -13,10 +14,11 @@ from typing_extensions import assert_never
 
 import bothways
 from bothways.core.atomic_files import replace_file
-from bothways.paper.cells import CellOutcome, CellResult
+from bothways.paper.cells import CellOutcome
 from bothways.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
 from bothways.report import sections as s
 from bothways.runtime.devices import choose_device, describe_device
+from bothways.sweeps.runs import SweepOutcome
 
 
 def measured(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> dict[str, dict[str, float]]:
@@ -71,11 +73,12 @@ def _entry(entry: Experiment | Frozen | NotRun, outcome: CellOutcome | None) -> 
             return {
                 "run": True,
                 "metrics": outcome.metrics,
-                "mean of": [str(result.folder) for result in outcome.counted],
-                "best": None if outcome.best is None else str(outcome.best.folder),
+                "mean of": [str(outcome.folder / result.name) for result in outcome.counted],
+                "best": None if outcome.best is None else str(outcome.best),
                 "notes": list(entry.notes),
                 "cells": [
-                    vars(result) | {"folder": str(result.folder)} for result in outcome.results
+                    dataclasses.asdict(result) | {"folder": str(outcome.folder / result.name)}
+                    for result in outcome.series.runs
                 ],
             }
         case _:
@@ -148,7 +151,7 @@ def _task(entry: Experiment | Frozen | NotRun, outcome: CellOutcome | None) -> l
             return [
                 name,
                 _listed(outcome.metrics),
-                of + outcome.best.folder.name,
+                of + outcome.best.name,
                 "; ".join(entry.notes),
             ]
         case _:
@@ -163,11 +166,11 @@ def _listed(metrics: dict[str, float]) -> str:
 
 def _cells(outcomes: Many[CellOutcome]) -> s.TableSection:
     rows: list[list[s.Cell]] = [
-        _cell(outcome, result) for outcome in outcomes for result in outcome.results
+        _cell(outcome, result) for outcome in outcomes for result in outcome.series.runs
     ]
     return s.TableSection("Every run", ["task", "run", "result", "steps", "seconds"], rows)
 
 
-def _cell(outcome: CellOutcome, result: CellResult) -> list[s.Cell]:
-    words = (_listed(dict(result.metrics)) or "diverged") + (" (failed)" if result.failure else "")
-    return [outcome.experiment.name, result.folder.name, words, result.steps, round(result.seconds)]
+def _cell(outcome: CellOutcome, result: SweepOutcome) -> list[s.Cell]:
+    words = (_listed(dict(result.metrics)) or "diverged") + (" (failed)" if result.failed else "")
+    return [outcome.experiment.name, result.name, words, result.steps, round(result.seconds)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.atomic_files import replace_file
-from bothways.core.stages import OnStage, counting, unseen
+from bothways.core.progress import SILENT, Progress
 from bothways.paper import published
 from bothways.paper.cells import CellOutcome
 from bothways.paper.experiment import (
@@ -28,6 +28,7 @@ from bothways.paper.experiment import (
     grid_settings,
     write_rows,
 )
+from bothways.prediction.engine import counting
 from bothways.prediction.predictor import open_task
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
@@ -81,7 +82,11 @@ def _row(question: Question) -> dict[str, Any]:
 
 
 def write_squad_predictions(
-    request: Request, outcomes: Iterable[CellOutcome], *, device: str, on_stage: OnStage = unseen
+    request: Request,
+    outcomes: Iterable[CellOutcome],
+    *,
+    device: str,
+    progress: Progress = SILENT,
 ) -> list[Path]:
     """Write the best run's answers on dev and its no-answer scores, for each version.
 
@@ -93,7 +98,7 @@ def write_squad_predictions(
             continue
         name = outcome.experiment.name
         dev = find_file(request, f"dev-{name}.json") or ""
-        found = list(_predictions(outcome.best.folder, dev, device, on_stage))
+        found = list(_predictions(outcome.best, dev, device, progress))
         for kind, values in (
             ("predictions", {id: text for id, text, _ in found}),
             ("null_odds", {id: score for id, _, score in found}),
@@ -106,13 +111,11 @@ def write_squad_predictions(
 
 
 def _predictions(
-    folder: Path, dev: str, device: str, on_stage: OnStage
+    folder: Path, dev: str, device: str, progress: Progress
 ) -> Iterator[tuple[str, str, float]]:
     """Yield id, answer and no-answer score of each question."""
     predictor = open_task(str(folder), device=device)
     reading = predictor.read(dev, labelled=False)
-    counts = counting(
-        reading, lambda share, _: on_stage("predicting dev for the official scorer", share)
-    )
+    counts = counting(reading, progress, "predicting dev for the official scorer")
     for _, prediction in predictor.predict(reading, counts=counts):
         yield prediction.id, prediction.text, prediction.null_difference

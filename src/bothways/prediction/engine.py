@@ -9,13 +9,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from bothways.core.errors import ConfigError, DivergedError
-from bothways.core.progress import OnShare, untold
+from bothways.core.progress import Progress
 from bothways.data.loader import in_batches
 from bothways.prediction.prepared_model import (
     PredictPrecision,
@@ -25,7 +25,7 @@ from bothways.prediction.prepared_model import (
 )
 from bothways.runtime.devices import resolve_precision
 from bothways.runtime.tuning import TUNING
-from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, TaskLearner
+from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, TaskLearner
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class PredictionCounts:
     examples: int = 0
     cut: int = 0
     blank: int = 0
-    on_count: Callable[[float], object] = untold
+    on_count: Callable[[float], object] = lambda count: None
     _last: int = 0
 
     def add(self, texts: Iterable[Many[str]], encoded: Many[EncodedExample]) -> None:
@@ -93,6 +93,17 @@ class PredictionCounts:
         ]
 
 
+def counting(reading: Reading[Any], progress: Progress, stage: str) -> PredictionCounts:
+    """Begin a stage, and return counts that advance it after each batch of predictions."""
+    share, counts = reading.share, PredictionCounts()
+    progress.stage(stage, None if share is None else 1.0)
+    # `share` is that of the examples read, which are up to a window ahead of those done.
+    counts.on_count = lambda count: progress.advance(
+        count if share is None else share() * count / counts.examples, f"{count:,.0f} examples"
+    )
+    return counts
+
+
 DEFAULT_PREDICT = PredictConfig()
 """In fp32: predictions are the same on all machines, to its rounding."""
 
@@ -112,7 +123,7 @@ def predict(
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
 ) -> Iterator[tuple[E, P]]:
-    """Yield examples with their predictions, in their order, without dropout.
+    """Return an iterator of examples with their predictions, in their order, without dropout.
 
     Args:
         counts: updated on the way.
@@ -121,12 +132,22 @@ def predict(
         ConfigError: the precision is not available on the task's device, or for its model.
         DivergedError: the model's output is not finite.
     """
-    counts = counts or PredictionCounts()
     if config.precision == "int8" and not isinstance(task.model, PreparedModel):
         task = prepare_task(task, "int8")  # once for all windows
-    for window, encoded in encoded_windows(task, examples, config):
-        counts.add(map(task.task.texts, window), encoded)
-        yield from predict_encoded(task, window, encoded, config, counts.note)
+    return predict_windows(task, encoded_windows(task, examples, config), config, counts)
+
+
+def predict_windows(
+    task: TaskLearner[E, P],
+    encoded: Iterable[tuple[list[E], list[EncodedExample]]],
+    config: PredictConfig = DEFAULT_PREDICT,
+    counts: PredictionCounts | None = None,
+) -> Iterator[tuple[E, P]]:
+    """Yield examples with their predictions; they come in windows with their encoded forms."""
+    counts = counts or PredictionCounts()
+    for window, inputs in encoded:
+        counts.add(map(task.task.texts, window), inputs)
+        yield from predict_encoded(task, window, inputs, config, counts.note)
 
 
 @torch.inference_mode()
@@ -135,7 +156,7 @@ def predict_encoded(
     examples: Many[E],
     encoded: Many[EncodedExample],
     config: PredictConfig = DEFAULT_PREDICT,
-    on_share: OnShare = untold,
+    on_share: Callable[[float], object] = lambda share: None,
 ) -> list[tuple[E, P]]:
     """Return encoded examples with their predictions; `on_share` is called after each batch."""
     sequences = [sequence for item in encoded for sequence in item.sequences]

@@ -16,7 +16,7 @@ from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.learner import Learner
-from bothways.core.progress import OnShare, untold
+from bothways.core.progress import SILENT, Progress, track
 from bothways.model.block import Block
 from bothways.model.config import ModelConfig
 from bothways.model.flops import BACKWARD, kept_floats
@@ -106,21 +106,17 @@ def check_machine(load: Load, folder: Path | None, device: torch.device) -> list
 
 
 def speed(
-    learner: Learner, batch: Batch, precision: Precision, on_share: OnShare = untold
+    learner: Learner, batch: Batch, precision: Precision, progress: Progress = SILENT
 ) -> float:
     """Return the tokens per second in training, measured forward and backward on one batch.
 
     The weights do not change. Dropout draws from torch's generator: seed it afterwards.
-
-    Args:
-        on_share: called with the share of the measurement that is done.
     """
     device = next(learner.parameters()).device
     dtype, moved = resolve_precision(precision, device), batch.to(device)
     learner.train()
     rate = 0.0
-    for done in range(2):  # the first pass is slower
-        on_share(done / 2)
+    for _ in track(range(2), progress, "measuring the speed of training"):  # the first is slower
         start = time.perf_counter()
         with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
             losses = learner(moved)

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from bothways.core.learner import Learner
-from bothways.core.progress import OnShare, untold
+from bothways.core.progress import SILENT, Progress, track
 from bothways.core.source import TrainingStep
-from bothways.core.stages import followed
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
@@ -74,9 +73,9 @@ class HeldOut:
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
         self._baselines = self._unigram(counts) | self._majority()
 
-    def __call__(self, on_share: OnShare = untold) -> dict[str, float]:
+    def __call__(self, progress: Progress = SILENT) -> dict[str, float]:
         """Return metrics by name; equal on all ranks."""
-        return self._metrics(followed(self._steps, on_share))
+        return self._metrics(track(self._steps, progress, "evaluating"))
 
     def names(self) -> list[str]:
         """Return the names of the metrics, from a first step."""

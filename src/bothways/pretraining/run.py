@@ -94,7 +94,7 @@ def pretrain(
             memory, which ends with its last weights and saves nothing.
         resume: continue from the newest checkpoint in the folder, if there is one; without it,
             the folder must be new or empty.
-        progress: receives the notes and warnings of the preflight.
+        progress: receives stages, records, and the notes and warnings of the preflight.
         on_event: called after each step, report, evaluation and checkpoint.
 
     Raises:
@@ -103,9 +103,10 @@ def pretrain(
         BothwaysError: the preflight finds errors, or a loss is not finite.
     """
     plan = plan_here()
+    progress = progress if is_main(plan) else SILENT
     where = rank_device(plan, choose_device(device))
-    findings = preflight(settings, corpus, folder, where)
-    for finding in findings if is_main(plan) else []:
+    progress.stage("checking the data and the machine")
+    for finding in preflight(settings, corpus, folder, where):
         progress.message(f"{finding.severity}: {finding}")
     models = build_models(settings, corpus)
     learner = settings.objective.learner(models, vocabulary_of(corpus, settings.objective)).to(
@@ -137,12 +138,13 @@ def pretrain(
             else FolderStore(folder, config, configs.to_toml(settings)),
             evaluation=scoring,
             peak=peak,
+            progress=progress,
             on_event=on_event,
         )
         done = PretrainResult(learner, state, {})
         if not state.finished(settings.training.end):
             return done
-        done = dataclasses.replace(done, metrics=scoring())
+        done = dataclasses.replace(done, metrics=scoring(progress))
         if folder is None:
             return done
         if is_main(plan):

@@ -12,7 +12,7 @@ import torch
 from bothways._version import __version__
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
-from bothways.finetuning.in_memory_run import FitResult
+from bothways.finetuning.fit import FinetuneResult
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.parameters import parameter_table
 from bothways.pretraining.run_page import curves, read_records
@@ -83,7 +83,7 @@ def quickstart_report(result: StoryResult) -> s.Report:
     )
 
 
-def _accuracies(runs: Sequence[FitResult]) -> list[float]:
+def _accuracies(runs: Sequence[FinetuneResult]) -> list[float]:
     return [run.metrics["accuracy"] for run in runs]
 
 

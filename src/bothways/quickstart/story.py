@@ -16,21 +16,22 @@ twice the text in the same time, which is worth more than the width.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ResourceError, os_errors
+from bothways.core.progress import SILENT, Part, Progress
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.in_memory_run import FitResult, fit_task
+from bothways.finetuning.fit import FinetuneResult
+from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
@@ -54,9 +55,6 @@ from bothways.training.durations import Epochs, Hours
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
-from bothways.training.state import RunState
-
-Say = Callable[[str], object]
 
 MARK = ".quickstart"
 """Empty file that marks the folder of a quickstart, which a later quickstart may resume."""
@@ -152,8 +150,8 @@ class StoryResult:
     settings: PretrainConfig
     pretrained: PretrainResult
     labelled: LabelledData
-    from_pretrained: tuple[FitResult, ...]
-    from_scratch: tuple[FitResult, ...]
+    from_pretrained: tuple[FinetuneResult, ...]
+    from_scratch: tuple[FinetuneResult, ...]
     counted: dict[str, float]
     filled: tuple[FilledMask, ...]
     seconds: dict[str, float]
@@ -186,27 +184,25 @@ def run_story(
     *,
     files: Sequence[str] | None = None,
     labels: Path | None = None,
-    say: Say = lambda _: None,
-    on_fine_tuning: Callable[[int, int, RunState], None] = lambda *_: None,
+    progress: Progress = SILENT,
 ) -> StoryResult | None:
     """Run or resume a quickstart in a folder; return `None` if it was interrupted.
 
     Args:
         files: text files; `None` for the installed documentation.
         labels: a labelled file; `None` for a task made from the text.
-        say: receives one line at the start of each stage.
-        on_fine_tuning: receives (run, number of runs, state) after each fine-tuning step.
+        progress: receives the stages, and a line at the start of each.
 
     Raises:
         ResourceError: the folder holds something else, or cannot be written.
     """
     _check_own(out)
-    stages = _Stages(say)
-    tokenizer, corpus, train_on, test_on = _read_text(story, out, files, labels, stages)
+    stages = _Stages(progress)
+    tokenizer, corpus, train_on, test_on = _read_text(story, out, files, labels, stages, progress)
     data = label(story.method.task, tokenizer, train_on, test_on, story.method.length)
     for finding in data.findings:
         if finding.severity == "warning":
-            say(f"warning: {finding}")
+            progress.message(f"warning: {finding}")
     left = max(5.0, 60 * story.minutes * (1 - FINE_TUNING) - stages.passed)
     stages.begin(
         "pre-training",
@@ -217,14 +213,14 @@ def run_story(
     resume = latest(run) is not None
     if resume:  # with the settings, and the time, with which the run started
         settings = configs.load(PretrainConfig, base=settings, file=run / "config.toml")
-    pretrained = pretrain(settings, corpus, run, resume=resume)
+    pretrained = pretrain(settings, corpus, run, resume=resume, progress=progress)
     if not pretrained.finished(settings.training):
         return None
     stages.begin(
         "fine-tuning",
         f"fine-tuning on {len(train_on):,} labels, {len(story.seeds)} times from each start",
     )
-    ours, bare = _fine_tune(story, data, pretrained, on_fine_tuning)
+    ours, bare = _fine_tune(story, data, pretrained, progress)
     save_model(
         out / "finetuned",
         ours[0].task.model,
@@ -244,7 +240,12 @@ def run_story(
 
 
 def _read_text(
-    story: Story, out: Path, files: Sequence[str] | None, labels: Path | None, stages: _Stages
+    story: Story,
+    out: Path,
+    files: Sequence[str] | None,
+    labels: Path | None,
+    stages: _Stages,
+    progress: Progress,
 ) -> tuple[Tokenizer, Corpus, list[TextExample], list[TextExample]]:
     """Return tokenizer and corpus of the text, and the examples to train and to test on."""
     origin = "the text" if files else "the documentation of this Python installation"
@@ -259,7 +260,7 @@ def _read_text(
     with os_errors(out, "Choose another folder."):
         out.mkdir(parents=True, exist_ok=True)
         (out / MARK).touch()
-    return tokenizer, build_corpus(kept, tokenizer, out / "corpus"), *examples
+    return tokenizer, build_corpus(kept, tokenizer, out / "corpus", progress=progress), *examples
 
 
 def _check_own(out: Path) -> None:
@@ -272,14 +273,15 @@ def _check_own(out: Path) -> None:
 class _Stages:
     """Announces and times the stages."""
 
-    def __init__(self, say: Say) -> None:
-        self._say, self._start = say, time.perf_counter()
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._start = progress, time.perf_counter()
         self._begun: dict[str, float] = {}
 
     def begin(self, name: str, what: str) -> None:
         """Start a stage and end the previous one."""
         self._begun[name] = time.perf_counter()
-        self._say(f"[{len(self._begun)}/7] {what}")
+        self._progress.message(f"[{len(self._begun)}/7] {what}")
+        self._progress.stage(name)
 
     @property
     def passed(self) -> float:
@@ -300,8 +302,8 @@ def _fine_tune(
     story: Story,
     data: LabelledData,
     pretrained: PretrainResult,
-    watch: Callable[[int, int, RunState], None],
-) -> tuple[tuple[FitResult, ...], tuple[FitResult, ...]]:
+    progress: Progress,
+) -> tuple[tuple[FinetuneResult, ...], tuple[FinetuneResult, ...]]:
     """Fine-tune the pre-trained model, then random weights, with the same seeds."""
     model, half = pretrained.model, len(story.seeds)
     starts = [model] * half + [model.config] * half
@@ -311,8 +313,8 @@ def _fine_tune(
             data,
             story.method,
             seed=seed,
-            on_step=functools.partial(watch, number, len(starts)),
+            progress=Part(progress, f"fine-tuning {number} of {len(starts)}"),
         )
-        for number, (start, seed) in enumerate(zip(starts, story.seeds * 2, strict=True))
+        for number, (start, seed) in enumerate(zip(starts, story.seeds * 2, strict=True), 1)
     ]
     return tuple(fitted[:half]), tuple(fitted[half:])

@@ -16,13 +16,11 @@ from typing import Any
 from bothways.core.errors import ConfigError, optional
 from bothways.finetuning.prepare import FinetuneConfig, load_config
 from bothways.sweeps.runs import (
+    FinetuneRun,
     Series,
     SweepFolder,
-    SweepOutcome,
-    check_data,
     keep_best,
     run_all,
-    run_one,
     write_sweep_report,
 )
 from bothways.training.parallel import plan_here
@@ -122,9 +120,9 @@ def search_grid(base: FinetuneConfig, grid: Grid, place: SweepFolder) -> Series:
 
     Raises the errors of `runs.run_all`.
     """
-    series = run_all(list(grid_cells(base, grid)), place)
+    series = run_all([FinetuneRun(*cell) for cell in grid_cells(base, grid)], place)
     if series.finished:
-        _report(series, place)
+        _conclude(series, place)
     return series
 
 
@@ -151,27 +149,26 @@ def search_trials(base: FinetuneConfig, space: str, trials: int, place: SweepFol
         )
     parts = parse_grid(space)
     study = _study(base.seed)
-    done: list[SweepOutcome] = []
+    series = Series()
     for number in range(trials):
         trial = study.ask()
         chosen = {key: _propose(trial, key, values) for key, values in parts.items()}
-        outcome = run_one(f"trial-{number}", _with(base, chosen), place)
-        if outcome is None:
-            return Series(tuple(done), finished=False)
-        done.append(outcome)
-        check_data(done, place)
-        value = outcome.metrics.get(outcome.metric)
-        if value is None:
-            study.tell(trial, state=_failed())
+        run = FinetuneRun(f"trial-{number}", _with(base, chosen))
+        series = run_all([run], place, series, trials)
+        if not series.finished:
+            return series
+        outcome = series.runs[-1]
+        if outcome.metrics:
+            study.tell(trial, outcome.order)
         else:
-            study.tell(trial, value if outcome.direction == "lowest" else -value)
-    series = Series(tuple(done))
-    keep_best(series, place)
-    _report(series, place)
+            study.tell(trial, state=_failed())
+    _conclude(series, place)
     return series
 
 
-def _report(series: Series, place: SweepFolder) -> None:
+def _conclude(series: Series, place: SweepFolder) -> None:
+    """Keep the best model, and write `search.json`."""
+    keep_best(series, place)
     best = series.best
     write_sweep_report(
         place.out / "search.json",

@@ -1,7 +1,8 @@
-"""A series of fine-tuning runs: one folder each, the best one's model copied, all of it resumable.
+"""A series of runs: one folder each, resumable, compared by a metric of the dev data.
 
-The runs differ in seeds (`sweeps.seeds`) or settings (`sweeps.grid`). A finished run is not
-repeated; a run that diverges counts as failed, and the series continues.
+The runs differ in seeds (`sweeps.seeds`), settings (`sweeps.grid`) or experiments (`paper.cells`).
+A finished run has a `result.json` and is not repeated; a run that diverges counts as failed, and
+the series continues.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ import shutil
 import statistics
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from bothways.core.atomic_files import replace_file, replace_folder
 from bothways.core.config import reader as configs
-from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError
 from bothways.core.json_reader import read_object
-from bothways.core.terminal import say
+from bothways.core.progress import SILENT, Part, Progress
 from bothways.finetuning.prepare import FinetuneConfig, fingerprints
 from bothways.finetuning.run import finetune
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_card import with_first_limit
 from bothways.hub.provenance import digest_of_model, without_places
+from bothways.prediction.engine import evaluate_task
 from bothways.tasks.base import Direction, Metrics
+from bothways.training.checkpoint import checkpoints
 from bothways.training.parallel import is_main, plan_here
 from bothways.training.run_folder import MARK
+
+RESULT = "result.json"
+"""The file that marks the folder of a finished run."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class SweepOutcome:
         metrics: of the dev data; empty for a run that diverged.
         failed: why the run probably failed; empty if there is no sign of failure.
         metric, direction: by which runs are compared.
+        steps, seconds: of the run; 0 for one that diverged.
+        settings: of the run, in plain values.
+        digests: the sha256 of its data by name, and of its model under "model".
     """
 
     name: str
@@ -50,6 +56,16 @@ class SweepOutcome:
     failed: tuple[str, ...] = ()
     metric: str = ""
     direction: Direction = "highest"
+    steps: int = 0
+    seconds: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def order(self) -> float:
+        """The metric that compares runs, negated if higher is better."""
+        value = self.metrics[self.metric]
+        return value if self.direction == "lowest" else -value
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,7 @@ class Series:
         finished: False if the last run was interrupted.
     """
 
-    runs: tuple[SweepOutcome, ...]
+    runs: tuple[SweepOutcome, ...] = ()
     finished: bool = True
 
     @property
@@ -72,7 +88,7 @@ class Series:
     @property
     def best(self) -> SweepOutcome | None:
         """The run with the best metric, the first of equals; None if no run has metrics."""
-        return min(self.scored, key=_order, default=None)
+        return min(self.scored, key=lambda run: run.order, default=None)
 
 
 @dataclass(frozen=True)
@@ -82,133 +98,194 @@ class SweepFolder:
     Attributes:
         out: the folder of the series.
         resume: continue earlier runs; otherwise the folders of the runs must not exist.
-        console: receives warnings; None for no output.
+        progress: receives the stages and messages of each run under its number and name.
+        title: precedes the numbers of the runs, such as "CoLA, ".
+        keep: "all": every run keeps its model and its checkpoints. "best": finished runs keep no
+            checkpoints, and only the best one keeps its model.
     """
 
     out: Path
     resume: bool = False
     device: str = "auto"
-    console: Console | None = None
+    progress: Progress = SILENT
+    title: str = ""
+    keep: Literal["all", "best"] = "all"
 
 
-def _order(run: SweepOutcome) -> float:
-    value = run.metrics[run.metric]
-    return value if run.direction == "lowest" else -value
+@runtime_checkable
+class Run(Protocol):
+    """One run of a series: its name, its settings, and how it is made."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+
+    @property
+    def settings(self) -> Any:
+        """A configuration: a frozen dataclass."""
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of the data by name, and of the model under "model"."""
+
+    def start(
+        self, folder: Path, *, resume: bool, device: str, progress: Progress
+    ) -> SweepOutcome | None:
+        """Make the run or resume it; return None if it was interrupted.
+
+        Raises:
+            DivergedError: a loss or a gradient is not finite.
+        """
 
 
-def run_all(runs: Iterable[tuple[str, FinetuneConfig]], place: SweepFolder) -> Series:
-    """Run settings one after another in named folders, and copy the best model to `model`.
+@dataclass(frozen=True)
+class FinetuneRun:
+    """A fine-tuning run.
+
+    Attributes:
+        others: further data that the best weights are scored on; the name is the prefix of the
+            metrics.
+    """
+
+    name: str
+    settings: FinetuneConfig
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.settings.dev is None:
+            what = "several runs are compared by dev data, and there is none"
+            raise ConfigError(what, where="dev", fix="Give --dev.")
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of the data and of the model."""
+        settings = self.settings
+        sources = {"train": settings.train, "dev": str(settings.dev), **self.others}
+        model = {"model": digest_of_model(settings.model)}
+        return fingerprints(settings.task, sources) | model
+
+    def start(
+        self, folder: Path, *, resume: bool, device: str, progress: Progress
+    ) -> SweepOutcome | None:
+        """Fine-tune; a warning about a failed run does not advise other seeds."""
+        done = finetune(self.settings, folder, resume=resume, device=device, progress=progress)
+        if not done.finished:
+            return None
+        if done.failure is not None:
+            progress.message(f"warning: {done.failure.message(several=True)}")
+        definition, metrics = done.task.task, dict(done.metrics)
+        for name, source in self.others.items() if metrics else ():  # on the main rank
+            found = evaluate_task(done.task, definition.read(source).examples)
+            metrics |= {f"{name}/{metric}": value for metric, value in found.items()}
+        return SweepOutcome(
+            self.name,
+            metrics,
+            done.failure.failed if done.failure else (),
+            self.settings.chosen_by,
+            definition.directions(done.task.labels)[self.settings.chosen_by],
+            done.progress.steps,
+            done.progress.seconds,
+        )
+
+
+def run_all(
+    runs: Iterable[Run], place: SweepFolder, earlier: Series = Series(), expected: int = 0
+) -> Series:
+    """Make runs one after another in named folders; return those of `earlier` and these.
+
+    Args:
+        earlier: continued by these runs.
+        expected: number of runs of the whole series; 0 if these are the last ones.
 
     Raises:
-        ConfigError: there is no dev data, or a run was finished with other settings, on other data
-            or from another model.
-        ResourceError: `out` is the folder of a single run.
-        BothwaysError: the errors of `finetune`, except for a loss that is not finite.
+        ConfigError: a run was finished with other settings, on other data or from another model.
+        ResourceError: `place.out` is the folder of a single run.
+        BothwaysError: the errors of `Run.start`, except for a loss that is not finite.
     """
-    done: list[SweepOutcome] = []
-    named = list(runs)
-    for name, settings in named if place.resume else ():
-        _finished(name, settings, place)  # before any other is trained
-    for name, settings in named:
-        outcome = run_one(name, settings, place)
+    if (place.out / MARK).exists():
+        what = "is the folder of a single run, not of several"
+        raise ResourceError(what, where=place.out, fix="Choose another folder.")
+    named, done = list(runs), list(earlier.runs)
+    for run in named if place.resume else ():
+        read_finished(run, place)  # before any other is trained
+    expected = max(expected, len(done) + len(named))
+    for run in named:
+        outcome = _run(run, place, f"{place.title}run {len(done) + 1} of {expected}, {run.name}")
         if outcome is None:
             return Series(tuple(done), finished=False)
         done.append(outcome)
-        check_data(done, place)
-    series = Series(tuple(done))
-    keep_best(series, place)
-    return series
+        _check_digests(done, place)
+        if place.keep == "best" and is_main(plan_here()):
+            _delete_weights(Series(tuple(done)), place)
+    return Series(tuple(done))
 
 
-def run_one(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOutcome | None:
-    """Run one of a series, unless it is finished; return None if it was interrupted."""
-    if settings.dev is None:
-        raise ConfigError(
-            "several runs are compared by dev data, and there is none",
-            where="dev",
-            fix="Give --dev.",
-        )
-    if (place.out / MARK).exists():
-        fix = "Choose another folder."
-        raise ResourceError(
-            "is the folder of a single run, not of several",
-            where=place.out,
-            fix=fix,
-        )
-    folder = place.out / name
-    outcome = _finished(name, settings, place) if place.resume else None
+def _run(run: Run, place: SweepFolder, title: str) -> SweepOutcome | None:
+    """Make a run, unless it is finished; return None if it was interrupted."""
+    progress = place.progress if is_main(plan_here()) else SILENT
+    part, folder = Part(progress, title), place.out / run.name
+    outcome = read_finished(run, place) if place.resume else None
     if outcome is not None:
+        part.message("done before")
         return outcome
-    if place.console is not None and is_main(plan_here()):
-        say(place.console, f"{name}:")
+    digests = run.digests()
     try:
-        done = finetune(
-            settings,
-            folder,
-            resume=place.resume,
-            device=place.device,
-            console=place.console,
-            several=True,
-        )
+        found = run.start(folder, resume=place.resume, device=place.device, progress=part)
     except DivergedError as error:
-        return SweepOutcome(name, {}, (" ".join(str(error).split()),))
-    if not done.finished:
+        found = SweepOutcome(run.name, {}, (" ".join(str(error).split()),))
+        part.message(f"warning: {found.failed[0]}")
+    if found is None:
         return None
-    metric, failure = settings.chosen_by, done.failure
-    direction = done.task.task.directions(done.task.labels)[metric]
-    return SweepOutcome(name, done.metrics, failure.failed if failure else (), metric, direction)
+    settings = json.loads(json.dumps(configs.to_dict(run.settings)))
+    outcome = dataclasses.replace(found, settings=settings, digests=digests)
+    _write_json(folder / RESULT, dataclasses.asdict(outcome))
+    return outcome
 
 
-def _finished(name: str, settings: FinetuneConfig, place: SweepFolder) -> SweepOutcome | None:
+def read_finished(run: Run, place: SweepFolder) -> SweepOutcome | None:
     """Return the recorded outcome of a run, or None if the run is not finished.
 
     Raises:
         ConfigError: settings, data or model have changed.
     """
-    folder = place.out / name
-    if not (folder / "model" / RECORD).exists():
+    folder = place.out / run.name
+    if not (folder / RESULT).exists():
         return None
-    record = read_object(folder / "model" / RECORD, FolderError)
-    given = flatten(without_places(configs.to_dict(settings)))
-    recorded = flatten(without_places(record.get("settings", {})))
-    # What a run chooses itself is recorded as it was chosen.
-    free = {name for name, value in given.items() if value == "auto"}
-    free |= {"length"} if settings.length is None else set()
-    if {**given, **dict.fromkeys(free)} != {**recorded, **dict.fromkeys(free)}:
+    values = read_object(folder / RESULT, FolderError)
+    outcome = SweepOutcome(**{**values, "failed": tuple(values["failed"])})
+    if without_places(outcome.settings) != without_places(configs.to_dict(run.settings)):
         fix = "Give the settings that it was run with, or choose another folder."
         raise ConfigError("this run was finished with other settings", where=folder, fix=fix)
-    then, now = _origin(record), fingerprints(settings) | {"model": digest_of_model(settings.model)}
-    if changed := [name for name in now if then.get(name) != now[name]]:
+    now = run.digests()
+    if changed := [name for name in now if outcome.digests.get(name) != now[name]]:
         what = f"this run was finished with other content of {' and '.join(changed)}"
         fix = "Delete its folder to run it again, or choose another folder for these runs."
         raise ConfigError(what, where=folder, fix=fix)
-    return SweepOutcome(name, record["metrics"], tuple(record["failure"]), **record["chosen_by"])
+    lost = outcome.metrics and not (folder / "model" / RECORD).exists()
+    return None if lost and place.keep == "all" else outcome
 
 
-def check_data(runs: Many[SweepOutcome], place: SweepFolder) -> None:
+def _check_digests(runs: Many[SweepOutcome], place: SweepFolder) -> None:
     """Raise ConfigError if the data of these runs, or models of one name, differ."""
     seen: dict[str, tuple[str, str]] = {}
-    for run in runs if is_main(plan_here()) else ():
-        file = place.out / run.name / "model" / RECORD
-        if not file.exists():  # the run has diverged
-            continue
-        record = read_object(file, FolderError)
-        for what, sha256 in _origin(record).items():
-            name = (
-                record["base"]["name"] if what == "model" else what
-            )  # a search may be over models
+    for run in runs:
+        for what, sha256 in run.digests.items():
+            # A search may be over models.
+            name = str(run.settings["model"]) if what == "model" else what
             first, by = seen.setdefault(name, (sha256, run.name))
             if first != sha256:
                 fix = "Delete the folders of the earlier runs, or choose another folder."
-                raise ConfigError(
-                    f"{by} and {run.name} had different content of {name}", where=place.out, fix=fix
-                )
+                problem = f"{by} and {run.name} had different content of {name}"
+                raise ConfigError(problem, where=place.out, fix=fix)
 
 
-def _origin(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the sha256 of the data and of the model that a run started from, by its record."""
-    data = {name: source["sha256"] for name, source in record["data"].items()}
-    return data | {"model": record.get("base", {}).get("sha256", "")}
+def _delete_weights(series: Series, place: SweepFolder) -> None:
+    """Delete all checkpoints, and the models of all runs but the best one."""
+    best = series.best
+    for run in series.runs:
+        folder = place.out / run.name
+        for checkpoint in checkpoints(folder):
+            shutil.rmtree(checkpoint)
+        if best is not None and run.name != best.name:
+            shutil.rmtree(folder / "model", ignore_errors=True)
 
 
 def keep_best(series: Series, place: SweepFolder) -> None:
@@ -231,11 +308,13 @@ def keep_best(series: Series, place: SweepFolder) -> None:
 
 def write_sweep_report(file: Path, summary: Mapping[str, Any], runs: Many[SweepOutcome]) -> None:
     """Write a summary and the runs as JSON."""
+    _write_json(file, {**summary, "runs": [dataclasses.asdict(run) for run in runs]})
+
+
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Write values as JSON, on the main rank."""
     if is_main(plan_here()):
-        values = {**summary, "runs": [dataclasses.asdict(run) for run in runs]}
-        # All runs may have diverged before they wrote anything.
+        text = json.dumps(values, indent=1) + "\n"
+        # A run may have diverged before it wrote anything.
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(
-            file,
-            lambda hidden: hidden.write_text(json.dumps(values, indent=1) + "\n", encoding="utf8"),
-        )
+        replace_file(file, lambda hidden: hidden.write_text(text, encoding="utf8"))

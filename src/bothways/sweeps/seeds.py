@@ -16,8 +16,17 @@ from dataclasses import dataclass
 
 from bothways.core.errors import ConfigError
 from bothways.finetuning.prepare import FinetuneConfig
-from bothways.sweeps.runs import Series, SweepFolder, run_all, write_sweep_report
+from bothways.sweeps.runs import (
+    FinetuneRun,
+    Series,
+    SweepFolder,
+    keep_best,
+    run_all,
+    write_sweep_report,
+)
 
+MOST_RUNS = 10_000
+"""Maximum number of runs of a series."""
 Seed = int | tuple[int, int]
 """One seed for a whole run, or one for the head and one for the order of the data and dropout."""
 
@@ -51,6 +60,11 @@ def parse_seeds(text: str, first: int = 0) -> tuple[Seed, ...]:
     Raises:
         ConfigError: the text has another form, a number of seeds below 1, or a seed twice.
     """
+    counts = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text.strip())
+    if counts and int(counts[1]) * int(counts[2] or 1) > MOST_RUNS:
+        what = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
+        fix = "Write a smaller number, or one seed with a comma, such as 12345,."
+        raise ConfigError(what, where="seeds", fix=fix)
     if crossed := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip()):
         heads, orders = (range(first, first + int(count)) for count in crossed.groups())
         return tuple(itertools.product(heads, orders))
@@ -78,6 +92,7 @@ def finetune_seeds(settings: FinetuneConfig, seeds: Many[Seed], place: SweepFold
     """
     series = run_all((_run(settings, seed) for seed in seeds), place)
     if series.finished:
+        keep_best(series, place)
         summary = seed_spread(series)
         write_sweep_report(
             place.out / "seeds.json", dataclasses.asdict(summary) if summary else {}, series.runs
@@ -85,15 +100,14 @@ def finetune_seeds(settings: FinetuneConfig, seeds: Many[Seed], place: SweepFold
     return series
 
 
-def _run(settings: FinetuneConfig, seed: Seed) -> tuple[str, FinetuneConfig]:
-    """Return the folder name and the settings of a run."""
+def _run(settings: FinetuneConfig, seed: Seed) -> FinetuneRun:
+    """Return the run of a seed."""
     match seed:
         case int():
-            return f"seed-{seed}", dataclasses.replace(settings, seed=seed)
+            return FinetuneRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed))
         case head, order:
-            return f"seed-{head}-order-{order}", dataclasses.replace(
-                settings, seed=head, order_seed=order
-            )
+            crossed = dataclasses.replace(settings, seed=head, order_seed=order)
+            return FinetuneRun(f"seed-{head}-order-{order}", crossed)
 
 
 def seed_spread(series: Series) -> SeedSpread | None:

@@ -12,8 +12,7 @@ Efron and Tibshirani 1993.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,15 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from bothways.core.errors import DataError, FolderError, require
-from bothways.prediction.engine import PredictionCounts
+from bothways.core.progress import SILENT, Progress
+from bothways.prediction.engine import counting
 from bothways.prediction.predictor import Predictor, open_learner, open_task
-from bothways.tasks.base import Reading, examples_fingerprint
+from bothways.tasks.base import examples_fingerprint
 
 RESAMPLES = 9999
 """Number of permutations (all, if there are fewer) and of bootstrap samples."""
 CHANCE = 0.05
 """The p-value below which a difference is significant."""
-Watch = Callable[[Reading[Any]], AbstractContextManager[PredictionCounts]]
 _HELD = 2**24
 """Maximum number of values that a resampling holds at once."""
 
@@ -101,7 +100,7 @@ def compare(
     task: str | None = None,
     device: str = "auto",
     seed: int = 0,
-    watch: Watch = lambda reading: nullcontext(PredictionCounts()),
+    progress: Progress = SILENT,
 ) -> ModelComparison:
     """Grade both models on the same labelled examples.
 
@@ -112,7 +111,7 @@ def compare(
         columns: the columns to read, of the type of the task's own. None: as in training.
         task: the task to compare in. None: the task that the first model was trained for.
         seed: of the permutations and the bootstrap.
-        watch: returns the counts of a model's input, such as those of a progress bar.
+        progress: receives a stage per model.
 
     Raises:
         DataError: the models read different examples, there are fewer than two, or an example has
@@ -127,7 +126,10 @@ def compare(
         task = open_learner(one, task or default_task(one), device="cpu").task.name
     left, right = (
         _grades(
-            (open_task(one, task, device=device) for one in folders(name)), source, columns, watch
+            (open_task(one, task, device=device) for one in folders(name)),
+            source,
+            columns,
+            progress,
         )
         for name in (a, b)
     )
@@ -212,7 +214,7 @@ def _means(grades: Float[NDArray[np.float64], "runs examples"]) -> tuple[float, 
 
 
 def _grades(
-    models: Iterable[Predictor], source: str, columns: Any, watch: Watch
+    models: Iterable[Predictor], source: str, columns: Any, progress: Progress
 ) -> tuple[str, Float[NDArray[np.float64], "runs examples"]]:
     """Return the fingerprint of the examples, and the grades of each model.
 
@@ -221,8 +223,7 @@ def _grades(
     rows, fingerprint = [], ""
     for opened in models:
         task, reading = opened.task, opened.read(source, columns, labelled=True)
-        with watch(reading) as tally:
-            results = list(opened.predict(reading, counts=tally))
+        results = list(opened.predict(reading, counts=counting(reading, progress, "grading")))
         if len(results) < 2:
             raise DataError(
                 f"there are too few examples to compare on: {len(results)}",

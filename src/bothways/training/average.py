@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bothways.core.learner import Learner
-from bothways.core.progress import OnShare
+from bothways.core.progress import Progress
 from bothways.training.early_stopping import Evaluation, Metrics
 
 NAME = "average"
@@ -64,10 +64,10 @@ class Average(nn.Module):
     def evaluating(self, evaluation: Evaluation) -> Evaluation:
         """Return an evaluation of the average, after which the weights are as before."""
 
-        def evaluate(on_share: OnShare) -> Metrics:
+        def evaluate(progress: Progress) -> Metrics:
             """Evaluate the average."""
             with self._applied():
-                return evaluation(on_share)
+                return evaluation(progress)
 
         return evaluate
 

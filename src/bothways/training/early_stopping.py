@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from bothways.core.progress import OnShare
+from bothways.core.progress import Progress
 from bothways.training.checkpoint import Best
 
 BEST, WAITED = "early_stopping/best", "early_stopping/waited"
 Metrics = Mapping[str, int | float]
 """Results of an evaluation by name, such as "held-out/loss/masked"."""
-Evaluation = Callable[[OnShare], Metrics]
+Evaluation = Callable[[Progress], Metrics]
 """Returns the metrics of a learner as it is, and reports its progress."""
 
 
@@ -52,9 +52,9 @@ class EarlyStopping:
             return evaluation
         metric = self._best.metric
 
-        def evaluate(on_share: OnShare) -> Metrics:
+        def evaluate(progress: Progress) -> Metrics:
             """Evaluate and count."""
-            metrics = evaluation(on_share)
+            metrics = evaluation(progress)
             if metric in metrics:  # the caller refuses the others
                 self.note(metrics[metric])
             return metrics

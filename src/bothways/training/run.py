@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -13,6 +12,7 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import Members
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
+from bothways.core.progress import SILENT, Progress
 from bothways.core.source import TrainingStep
 from bothways.runtime.devices import Precision
 from bothways.training.average import Average
@@ -38,6 +38,7 @@ from bothways.training.trackers import (
     Speed,
     Tracker,
     at,
+    line,
     record,
 )
 
@@ -139,12 +140,13 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
     evaluation: Evaluation | None = None,
     peak: Peak | None = None,
     rules: ParameterRules = same_for_all,
+    progress: Progress = SILENT,
     on_event: OnEvent = lambda event: None,
 ) -> RunState:
-    """Train from the store's newest checkpoint, or from the start; return the progress at the end.
+    """Train from the store's newest checkpoint, or from the start; return the state at the end.
 
     In a folder SIGINT, SIGTERM and SIGHUP end the run after a step, with a checkpoint: the
-    progress is then short of `training.until`.
+    state is then short of `training.until`.
 
     Args:
         learner: on its device; of equal weights on all ranks.
@@ -153,6 +155,7 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
         evaluation: metrics of the learner as it is, equal on all ranks.
         peak: what to compare the speed with.
         rules: exceptions for single parameters.
+        progress: receives the stage "training", the records in words, and those of evaluations.
         on_event: called on every rank after each step, report, evaluation and checkpoint.
 
     Raises:
@@ -169,35 +172,35 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
     if average is not None and evaluation is not None:
         evaluation = average.evaluating(evaluation)
     schedule, waiting = factor(training.schedule, training.end), _waiting(training, evaluation)
-    progress, metrics, notes = store.restore(learner, optimizer, plan)
+    state, metrics, notes = store.restore(learner, optimizer, plan)
     metrics = waiting.restore(metrics)
+    for note in notes:
+        progress.message(note)
 
-    def save(progress: RunState, metrics: Metrics) -> None:
+    def save(state: RunState, metrics: Metrics) -> None:
         """Save a checkpoint."""
-        store.save(learner, optimizer, plan, progress, metrics, training.keep)
-        on_event(Event("checkpoint", progress, metrics))
+        store.save(learner, optimizer, plan, state, metrics, training.keep)
+        on_event(Event("checkpoint", state, metrics))
 
-    with store.session(plan, progress) as (trackers, interruption):
-        for tracker, note in itertools.product(trackers, notes):
-            tracker.message(note)
-        clock, speed = clock_from(progress.seconds), Speed(training.end, peak)
+    with store.session(plan, state) as (trackers, interruption):
+        clock, speed = clock_from(state.seconds), Speed(training.end, peak)
         watch = _Watch(
-            training, progress, metrics, trackers, waiting, evaluation, save, clock, on_event
+            training, state, metrics, trackers, waiting, evaluation, save, clock, progress, on_event
         )
         watch.alone = plan.world == 1
-        speed.mark(progress)
+        speed.mark(state)
 
-        def on_step(progress: RunState, meter: Meter) -> bool:
+        def on_step(state: RunState, meter: Meter) -> bool:
             """Do what is due; return True to stop."""
             if average is not None:
-                average.update(progress.steps)
-            on_event(Event("step", progress))
-            watch.step(progress, meter, speed)
+                average.update(state.steps)
+            on_event(Event("step", state))
+            watch.step(state, meter, speed)
             return interruption.asked or waiting.over
 
-        def fit_to(phase: TrainingPhase, progress: RunState) -> RunState:
+        def fit_to(phase: TrainingPhase, state: RunState) -> RunState:
             """Train to the end of a phase."""
-            now = dataclasses.replace(progress, seconds=clock())
+            now = dataclasses.replace(state, seconds=clock())
             return fit(
                 learner, phase.steps(now), optimizer, schedule, plan,
                 until=phase.until, progress=now,
@@ -205,11 +208,11 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
                 precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip
 
-        progress = _one_by_one(phases, progress, waiting, fit_to)
-        watch.finish(progress)
-    if average is not None and (waiting.over or progress.share(training.end) >= 1):
+        state = _one_by_one(phases, state, waiting, fit_to)
+        watch.finish(state)
+    if average is not None and (waiting.over or state.share(training.end) >= 1):
         average.apply_to_weights()
-    return dataclasses.replace(progress, early=waiting.over and progress.share(training.end) < 1)
+    return dataclasses.replace(state, early=waiting.over and state.share(training.end) < 1)
 
 
 def _one_by_one(
@@ -255,6 +258,7 @@ class _Watch:
         evaluation: Evaluation | None,
         save: Callable[[RunState, Metrics], object],
         clock: Callable[[], float],
+        shown: Progress,
         on_event: OnEvent,
     ) -> None:
         self._training, self._trackers, self._waiting = training, trackers, waiting
@@ -269,11 +273,15 @@ class _Watch:
         self._decay = plateau_end(training.schedule, training.end)
         decaying = progress.amount(training.end) >= self._decay
         self._plateau = (progress.plateau or progress.steps) if decaying else 0
+        self._shown = shown
+        self._show_training(progress)
 
     def step(self, progress: RunState, meter: Meter, speed: Speed) -> None:
         """Do what is due after a step."""
         before, self._before = self._before, progress
-        end = progress.share(self._training.end) >= 1
+        share = progress.share(self._training.end)
+        end = share >= 1
+        self._shown.advance(share)
 
         def due(every: Duration | None) -> bool:
             """Return True at the end of the run and at each multiple of a duration."""
@@ -296,6 +304,7 @@ class _Watch:
         """Write the record of the steps since the last one."""
         values = record(report) | speed.mark(report.progress)
         self._write(values)
+        self._shown.advance(values["share"], line(values))
         self._on_event(Event("report", report.progress, values))
 
     def finish(self, progress: RunState) -> None:
@@ -319,11 +328,14 @@ class _Watch:
             # Other ranks may have got through it, and would not take part in the save.
             if self.alone:
                 failed.callback(self._save, progress)  # no step is lost to a failed evaluation
-            metrics = dict(self._evaluation(self._under_way))
+            metrics = dict(self._evaluation(self._shown))
             self._training.keep.check(metrics)
             failed.pop_all()
         self._metrics, self._evaluated = metrics, progress.steps
-        self._write(at(progress) | metrics)
+        values = at(progress) | metrics
+        self._write(values)
+        self._shown.message(f"evaluation {line(values)}")
+        self._show_training(progress)
         self._on_event(Event("evaluation", progress, metrics))
 
     def _save(self, progress: RunState) -> None:
@@ -334,9 +346,9 @@ class _Watch:
             {**metrics, **self._waiting.state()},
         )
 
-    def _under_way(self, share: float) -> None:
-        for tracker in self._trackers:
-            tracker.evaluating(share)
+    def _show_training(self, progress: RunState) -> None:
+        self._shown.stage("training", 1.0)
+        self._shown.advance(progress.share(self._training.end))
 
     def _write(self, values: Record) -> None:
         for tracker in self._trackers:

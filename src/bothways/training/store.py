@@ -34,7 +34,7 @@ from bothways.training.parallel import Plan, is_main
 from bothways.training.run_folder import note_settings
 from bothways.training.signals import Interruption
 from bothways.training.state import RunState
-from bothways.training.trackers import JsonLines, TensorBoard, Terminal, Tracker
+from bothways.training.trackers import JsonLines, TensorBoard, Tracker
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,6 @@ class FolderStore:
                 trackers = [JsonLines(self.folder / "metrics.jsonl", progress.steps)]
                 if installed("tensorboard"):
                     trackers.append(TensorBoard(self.folder / "tensorboard", progress.steps))
-                trackers.append(Terminal("training"))
                 for tracker in trackers:
                     stack.enter_context(contextlib.closing(tracker))
             yield trackers, interruption

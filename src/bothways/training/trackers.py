@@ -1,4 +1,4 @@
-"""Trackers of a run: metrics.jsonl, TensorBoard, the terminal.
+"""Trackers of a run: metrics.jsonl and TensorBoard; a record as a line of text.
 
 A record is a flat table of numbers, one of which is the step. Reports read `metrics.jsonl`, which
 holds each step once, however often the run was stopped and resumed.
@@ -7,8 +7,6 @@ holds each step once, however often the run was stopped and resumed.
 from __future__ import annotations
 
 import json
-import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,15 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
-
 from bothways.core.atomic_files import replace_file
 from bothways.core.errors import BothwaysError, CheckpointError, optional, os_errors
 from bothways.core.json_reader import parse_object
-from bothways.core.progress import TimeLeft
-from bothways.core.terminal import time_text
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, StepReport
 from bothways.training.state import RunState
@@ -68,14 +60,6 @@ class Tracker(Protocol):
         """Take one record: of training, with a "share" of the run in it, or of an evaluation."""
         ...
 
-    def evaluating(self, share: float) -> None:
-        """Note the progress of an evaluation, from 0 to 1."""
-        ...
-
-    def message(self, text: str) -> None:
-        """Show a line."""
-        ...
-
     def close(self) -> None:
         """Write what is held back."""
         ...
@@ -102,12 +86,6 @@ class JsonLines:
         """Append a line."""
         with os_errors(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-    def evaluating(self, share: float) -> None:
-        """Record nothing before the end."""
-
-    def message(self, text: str) -> None:
-        """Record nothing."""
 
     def close(self) -> None:
         """Do nothing: every line is written at once."""
@@ -165,90 +143,13 @@ class TensorBoard:
         self._file.write(event.SerializeToString())
         self._file.flush()
 
-    def evaluating(self, share: float) -> None:
-        """Record nothing before the end."""
-
-    def message(self, text: str) -> None:
-        """Record nothing."""
-
     def close(self) -> None:
         """Close the event file."""
         self._file.close()
 
 
-class _Console(Console):
-    """Standard error that falls silent when its reader ends, instead of ending the run."""
-
-    def __init__(self) -> None:
-        super().__init__(stderr=True)
-
-    def on_broken_pipe(self) -> None:
-        """Print no more: Ctrl-C may have ended the `tee` that reads the output."""
-        self.quiet = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(
-            nowhere, self.file.fileno()
-        )  # what could not be written is still to be flushed at the end
-        os.close(nowhere)
-
-
-class Terminal:
-    """Shows a run on standard error: a live bar on a terminal, else a line now and then.
-
-    Args:
-        name: of the run, such as "training".
-        console: None for standard error.
-        pause: seconds between two lines where there is no live bar.
-    """
-
-    def __init__(self, name: str, console: Console | None = None, pause: float = 10.0) -> None:
-        self._console, self._name, self._pause = console or _Console(), name, pause
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[line]}"),
-        )
-        self._bar = Bar(
-            *columns,
-            console=self._console,
-            refresh_per_second=2,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task(name, total=1.0, left="", line="")
-        self._printed, self._left = -math.inf, TimeLeft()
-        self._bar.start()
-
-    def write(self, record: Record) -> None:
-        """Move the bar, or print a line; that of an evaluation is always printed."""
-        self._left = TimeLeft()
-        if self._console.is_terminal and "share" in record:
-            left = f"{time_text(record['seconds_left'])} left" if "seconds_left" in record else ""
-            rest = {name: value for name, value in record.items() if name != "seconds_left"}
-            # The bar and the time left stay visible on a narrow terminal: the line gives way.
-            room = max(0, self._console.width - len(self._name) - len(left) - 16 - 3)
-            text = line(rest)
-            text = text if len(text) <= room else f"{text[: max(0, room - 1)]}…"
-            self._bar.update(self._task, completed=record["share"], left=left, line=text)
-        elif "share" not in record or time.monotonic() - self._printed > self._pause:
-            self._printed = time.monotonic()
-            self._console.print(f"{self._name} {line(record)}", highlight=False, soft_wrap=True)
-
-    def evaluating(self, share: float) -> None:
-        """Show the progress of an evaluation instead of the last record."""
-        self._bar.update(self._task, line=f"evaluating: {self._left.said(share)}")
-
-    def message(self, text: str) -> None:
-        """Print a line."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def close(self) -> None:
-        """Stop the bar."""
-        self._bar.stop()
-
-
 def line(record: Record) -> str:
-    """Return a record in words: the step, losses with accuracies, other metrics, speed, time left.
+    """Return a record in words: the step, losses with accuracies, other metrics, speed.
 
     Metrics of single classes, such as "dev/f1/person", are in the file alone.
     """
@@ -276,12 +177,11 @@ def _is_shown(name: str) -> bool:
     )
 
 
-_NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "share", "gemm_share"}
+_NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "seconds_left", "share", "gemm_share"}
 _FORMS: dict[str, Callable[[float], str]] = {
     "learning_rate": lambda value: f"rate {value:.2e}",
     "gradient_norm": lambda value: f"gradient {value:.2f}",
     "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
-    "seconds_left": lambda value: f"{time_text(value)} left",
 }
 
 

@@ -1,0 +1,266 @@
+"""Training of one prepared task, in a folder or in memory, and its result.
+
+`bothways.finetuning.run` reads data and model from their sources; `in_memory_run` starts from a
+model in memory, for many short runs on the same examples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bothways.core.config import reader as configs
+from bothways.core.finding import Finding
+from bothways.core.progress import SILENT, Progress
+from bothways.data.loader import Share, ahead
+from bothways.finetuning.automatic import usual_rate
+from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.data import LabelledData, loader, predictions, score, tune
+from bothways.finetuning.failed_runs import (
+    DistinctAnswers,
+    Failure,
+    signs_of_little_training,
+    signs_of_scores,
+    signs_of_training,
+    still_falling,
+    training_loss,
+)
+from bothways.finetuning.stability import rules
+from bothways.hub.model_card import Card
+from bothways.hub.model_folder import save_model
+from bothways.model.model import Model
+from bothways.prediction.predictor import Predictor
+from bothways.prediction.prepared_model import PredictPrecision
+from bothways.tasks.base import Metrics, TaskLearner
+from bothways.training.checkpoint import Best
+from bothways.training.parallel import Plan, is_main
+from bothways.training.run import Event, OnEvent, Training, TrainingPhase, train
+from bothways.training.state import RunState
+from bothways.training.store import Store
+from bothways.training.trackers import Peak
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """The result of a run.
+
+    Attributes:
+        task: with the weights that were best on the dev data; without dev data, the last ones.
+        metrics: of these weights on the dev data; empty without it, and for an interrupted run.
+        progress: at the end; short of the configured length if the run was interrupted.
+        settings: of the run, with the rate and the length that were chosen for it.
+        finished: False if the run was interrupted.
+        history: (epochs, metrics) of every evaluation in this session.
+        failure: why the run probably failed; None if there is no sign of failure.
+        findings: of the preflight.
+        folder: the model folder of a run in a folder; None in memory, and for an interrupted run.
+        card: of the model folder.
+        origin: the data and the model of the run, for the record in `bothways.json`.
+    """
+
+    task: TaskLearner[Any, Any]
+    metrics: Metrics
+    progress: RunState
+    settings: FinetuneSettings
+    finished: bool = False
+    history: tuple[tuple[float, Metrics], ...] = ()
+    failure: Failure | None = None
+    findings: tuple[Finding, ...] = ()
+    folder: Path | None = None
+    card: Card | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
+        """Return the model prepared for predictions."""
+        return Predictor(self.task, precision)
+
+    def save(self, folder: str | Path) -> Path:
+        """Save the model as a Hugging Face folder that `open_task` opens; return its path.
+
+        Raises:
+            ResourceError: the folder cannot be written.
+        """
+        place, definition = Path(folder), self.task.task
+        record = {
+            "task": configs.to_dict(definition),
+            "length": self.task.length,
+            "settings": configs.to_dict(self.settings),
+            "steps": self.progress.steps,
+            "seconds": round(self.progress.seconds, 1),
+            "early": self.progress.early,
+            "metrics": dict(self.metrics),
+            "failure": list(self.failure.failed) if self.failure else [],
+            **self.origin,
+        }
+        save_model(
+            place,
+            self.task.model,
+            self.task.tokenizer,
+            labels=self.task.labels,
+            problem=definition.problem,
+            card=self.card,
+            extra=record,
+        )
+        return place
+
+
+def fit(  # noqa: PLR0913 – one independent value per question that a run answers
+    task: TaskLearner[Any, Any],
+    data: LabelledData,
+    method: FinetuneSettings,
+    store: Store,
+    *,
+    plan: Plan,
+    seed: int,
+    fresh: tuple[str, ...] = (),
+    peak: Peak | None = None,
+    progress: Progress = SILENT,
+    on_event: OnEvent = lambda event: None,
+) -> FinetuneResult:
+    """Train a task; if the run reaches its end, read the best weights, tune and score them.
+
+    Args:
+        task: on its device; `stability.steady` and `compute_as` have prepared its model.
+        seed: of the order of the data, dropout and mixout.
+        fresh: heads that started at random in addition to the task's own.
+
+    Raises:
+        BothwaysError: a loss or a gradient is not finite.
+        ConfigError: the schedule does not fit the run.
+    """
+    device = next(task.parameters()).device
+    training = training_of(method, data)
+    steps = loader(data, method, task, seed, Share(plan.rank, plan.world))
+    scores: list[Metrics] = []
+    epochs: list[float] = []
+    losses: list[float] = []
+
+    def evaluate(progress: Progress) -> Metrics:
+        """Score the dev data; return the metrics by their names in the records of a run."""
+        scores.append(score(task, data, progress=progress))
+        return {dev_name(name): value for name, value in scores[-1].items()}
+
+    def note(event: Event) -> None:
+        """Note the losses and when evaluations were made, and pass the event on."""
+        losses.extend(training_losses(event))
+        if event.kind == "evaluation":
+            epochs.append(event.progress.epochs)
+        on_event(event)
+
+    torch.manual_seed(seed + 1 + plan.rank)
+    with learning_by_rows(task.model, device, plan.world):
+        state = train(
+            task,
+            [TrainingPhase(training.end, lambda at: ahead(steps.steps(at.cursor), device))],
+            training,
+            plan,
+            store,
+            evaluation=evaluate if data.dev else None,
+            peak=peak,
+            rules=rules(method.stability, task.model, fresh),
+            progress=progress,
+            on_event=note,
+        )
+    history = tuple(zip(epochs, scores, strict=True))
+    finished = state.finished(training.end)
+    done = FinetuneResult(task, {}, state, method, finished, history, findings=data.findings)
+    if not finished or not is_main(plan):
+        return done
+    if state.early:
+        progress.message(
+            f"note: ended after {state.epochs:.4g} epochs: no evaluation improved within "
+            "training.early_stopping"
+        )
+    if training.keep.best is not None:
+        progress.stage("reading the best weights")
+        store.load_best(task, training.keep.best)
+    task.eval()
+    metrics, failure = conclude(task, data, method, state.steps, losses, progress)
+    return dataclasses.replace(done, metrics=metrics, failure=failure)
+
+
+def training_of(method: FinetuneSettings, data: LabelledData) -> Training:
+    """Return the training with what depends on dev data: evaluations and best checkpoint."""
+    evaluate, best = None, None
+    if data.dev:
+        direction = data.definition.directions(data.labels)[method.chosen_by]
+        evaluate, best = method.training.evaluate, Best(dev_name(method.chosen_by), direction)
+    keep = dataclasses.replace(method.training.keep, best=best)
+    return dataclasses.replace(method.training, evaluate=evaluate, keep=keep)
+
+
+def dev_name(metric: str) -> str:
+    """Return the name of a dev metric in the run's records.
+
+    The names of losses and accuracies include their target: "loss" → "dev/loss/label".
+    """
+    return f"dev/{metric}/label" if metric in {"loss", "accuracy"} else f"dev/{metric}"
+
+
+@contextlib.contextmanager
+def learning_by_rows(model: Model, device: torch.device, world: int) -> Iterator[None]:
+    """Update only the rows of the embedding that the data uses, where that is faster.
+
+    See `training.rows`. This needs the CPU and a single process: other devices would have to wait
+    for the row numbers, and ranks exchange all rows. Task heads use the embedding for lookups only.
+    """
+    table = model.encoder.embedding.token
+    table.sparse = device.type == "cpu" and world == 1
+    try:
+        yield
+    finally:
+        table.sparse = False
+
+
+def conclude(
+    task: TaskLearner[Any, Any],
+    data: LabelledData,
+    method: FinetuneSettings,
+    updates: int | None = None,
+    losses: Many[float] = (),
+    progress: Progress = SILENT,
+) -> tuple[Metrics, Failure | None]:
+    """Tune a trained task on the dev data and score it.
+
+    Args:
+        losses: the training losses of the run, in order.
+
+    Returns:
+        The metrics, empty without dev data, and the failure; None if there is no sign of failure.
+    """
+    trained = training_loss(task, data.sequences, method.microbatch_tokens, progress)
+    baseline = data.definition.baseline
+    usual_train = baseline(data.train_examples, data.train_examples)
+    reasons = signs_of_training(trained, usual_train)
+    metrics: Metrics = {}
+    if data.dev:
+        tune(task, data, method.chosen_by, progress)
+        answers = DistinctAnswers(data.definition)
+        metrics = task.score(answers.seen(predictions(task, data, progress=progress)))
+        direction = data.definition.directions(data.labels)[method.chosen_by]
+        usual = baseline(data.train_examples, data.dev_examples)
+        reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
+    little = () if reasons else signs_of_little_training(trained, usual_train)
+    if not reasons and not little:
+        return metrics, None
+    return metrics, Failure(
+        reasons or little,
+        method.training,
+        updates,
+        unfinished=bool(little),
+        falling=still_falling(losses),
+        usual=usual_rate(task.model.config),
+    )
+
+
+def training_losses(event: Event) -> Iterator[float]:
+    """Yield the loss of an event that reports one."""
+    if event.kind == "report":
+        yield sum(value for name, value in event.values.items() if name.startswith("loss/"))

@@ -1,0 +1,126 @@
+"""Progress on standard error: a bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import io
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bothways.commands import progress as shown
+from bothways.commands.progress import terminal_progress
+from bothways.core.progress import Part
+
+
+def text_of(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    found = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(shown.time, "monotonic", lambda: found.now)
+    return found
+
+
+def console_of(clock: SimpleNamespace, **options: Any) -> Console:
+    return Console(file=io.StringIO(), get_time=lambda: clock.now, **options)
+
+
+def test_a_terminal_shows_the_stage_and_the_time_left_and_forgets_them(
+    clock: SimpleNamespace,
+) -> None:
+    console = console_of(clock, force_terminal=True, width=100)
+    with terminal_progress(console) as progress:
+        progress.stage("reading", 10)
+        progress.advance(0)
+        clock.now = 600.0
+        progress.advance(9)
+        progress.stage("scoring [0]", 4)  # the second is measured by itself
+        progress.advance(0)
+        clock.now = 610.0
+        progress.advance(1)
+    assert re.search(r"scoring \[0\].*25%.*0:00:3[01]", text_of(console))  # rich rounds up
+    assert text_of(console).endswith("\x1b[2K")  # the line is erased
+
+
+def test_a_stage_of_unknown_length_shows_how_much_is_done(clock: SimpleNamespace) -> None:
+    console = console_of(clock, force_terminal=True, width=100)
+    with terminal_progress(console) as progress:
+        progress.stage("counting", 2)
+        progress.advance(1)
+        progress.stage("reading")
+        progress.advance(1234)
+    last = [line for line in text_of(console).splitlines() if "reading" in line][-1]
+    assert "1,234" in last
+    assert "%" not in last
+
+
+@pytest.mark.parametrize(
+    "options", [{"quiet": True, "force_terminal": True}, {"force_terminal": False}]
+)
+def test_elsewhere_a_stage_shows_nothing(clock: SimpleNamespace, options: Any) -> None:
+    console = console_of(clock, **options)
+    with terminal_progress(console) as progress:
+        progress.stage("reading")
+        progress.advance(0.5)
+    assert text_of(console) == ""
+
+
+def test_elsewhere_notes_are_a_line_now_and_then(clock: SimpleNamespace) -> None:
+    console = console_of(clock, width=200)
+    with terminal_progress(console) as progress:
+        progress.stage("training", 1.0)
+        progress.advance(0.0)
+        for step in range(1, 31):
+            clock.now += 1.0
+            progress.advance(step / 30, f"step {step}")
+        progress.message("evaluation step 30")
+    assert re.fullmatch(  # rich rounds up
+        r"training: step 10, 33% done, 0:00:2[01] left\n"
+        r"training: step 20, 67% done, 0:00:1[01] left\n"
+        r"training: step 30, 100% done, 0:00:00 left\n"
+        r"evaluation step 30\n",
+        text_of(console),
+    )
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(
+    clock: SimpleNamespace, width: int
+) -> None:
+    console = console_of(clock, width=width, force_terminal=True)
+    with terminal_progress(console) as progress:
+        progress.stage("training", 1.0)
+        progress.advance(0.0)
+        clock.now += 3722.0  # rich rounds up
+        progress.advance(0.5, "step 40 · masked 6.500 (3.1% right) · pair 0.690 · rate 1.00e-04")
+    last = [line for line in text_of(console).splitlines() if "training" in line][-1]
+    assert "1:02:03" in last
+    assert "step 40" in last
+    assert "━━━" in last
+    assert len(re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", last)) <= width
+
+
+def test_a_part_has_its_name_before_its_stages_and_messages(clock: SimpleNamespace) -> None:
+    console = console_of(clock, force_terminal=True, width=100)
+    with terminal_progress(console) as progress:
+        part = Part(progress, "seed-3")
+        part.stage("training", 1.0)
+        part.advance(0.5, "step 7")
+        part.message("note: [/x]")
+    assert "seed-3: training" in text_of(console)
+    assert "seed-3: note: [/x]" in text_of(console)
+
+
+def test_a_console_whose_reader_ends_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = list[tuple[int, int]]()
+    monkeypatch.setattr(shown.os, "dup2", lambda a, b: changed.append((a, b)))
+    console = shown.error_console()
+    monkeypatch.setattr(console, "_file", SimpleNamespace(fileno=lambda: 2))
+    console.on_broken_pipe()
+    assert console.quiet
+    assert [b for _, b in changed] == [2]
