@@ -27,7 +27,7 @@ from bothways.core.errors import BothwaysError
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
-from bothways.core.progress import Progress
+from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
