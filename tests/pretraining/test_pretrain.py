@@ -47,6 +47,7 @@ from bothways.training.run import Training
 from bothways.training.run_folder import run_folder
 from bothways.training.schedules import Linear
 from bothways.training.state import RunState
+from heard_progress import Heard
 from toy_animals import WORDS
 
 SMALL = [
@@ -189,9 +190,10 @@ def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> No
         )
         > 400
     ), "there is more to read"
-    told: list[float] = []
-    scoring(told.append)
-    assert told == [place / len(scoring._steps) for place in range(len(scoring._steps))]
+    heard = Heard()
+    scoring(heard)
+    steps = len(scoring._steps)
+    assert heard.stages == [("evaluating", steps, list(range(steps + 1)))]
 
 
 def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(
