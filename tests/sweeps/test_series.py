@@ -16,7 +16,13 @@ import pytest
 import torch
 
 from bothways.cli import app
-from bothways.core.errors import BothwaysError, ConfigError, DivergedError, ResourceError
+from bothways.core.errors import (
+    BothwaysError,
+    ConfigError,
+    DivergedError,
+    FolderError,
+    ResourceError,
+)
 from bothways.finetuning import fit as job
 from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.prepare import FinetuneConfig
@@ -101,6 +107,10 @@ def test_seeds_run_once_each_and_the_best_is_kept(
         finetune_seeds(
             dataclasses.replace(base, length=12), (0,), dataclasses.replace(place, resume=True)
         )
+    for damage in ("{}", '{"name": "seed-0", "metrics": {}, "failed": [], "unknown": 1}'):
+        (tmp_path / "seed-0" / engine.RESULT).write_text(damage)
+        with pytest.raises(FolderError, match=r"result.json: is not the result of a run"):
+            finetune_seeds(base, (0,), dataclasses.replace(place, resume=True))
 
 
 def test_runs_on_other_data_are_no_series(

@@ -250,7 +250,11 @@ def read_finished(run: Run, place: SweepFolder) -> SweepOutcome | None:
     if not (folder / RESULT).exists():
         return None
     values = read_object(folder / RESULT, FolderError)
-    outcome = SweepOutcome(**{**values, "failed": tuple(values["failed"])})
+    try:
+        outcome = SweepOutcome(**{**values, "failed": tuple(values["failed"])})
+    except (KeyError, TypeError) as error:
+        fix = "Delete its folder to run it again."
+        raise FolderError("is not the result of a run", where=folder / RESULT, fix=fix) from error
     if without_places(outcome.settings) != without_places(configs.to_dict(run.settings)):
         fix = "Give the settings that it was run with, or choose another folder."
         raise ConfigError("this run was finished with other settings", where=folder, fix=fix)
