@@ -12,7 +12,7 @@ class _Record:
     def stage(self, name: str, total: float | int | None = None) -> None:
         self.lines.append((name, total))
 
-    def advance(self, done: float | int) -> None:
+    def advance(self, done: float | int, note: str | None = None) -> None:
         self.lines.append(done)
 
     def message(self, text: str) -> None:

@@ -235,7 +235,7 @@ class Each:
     def stage(self, name: str, total: float | int | None = None) -> None:
         self._stage = name
 
-    def advance(self, done: float | int) -> None:
+    def advance(self, done: float | int, note: str | None = None) -> None:
         self._call(self._stage)
 
     def message(self, text: str) -> None:

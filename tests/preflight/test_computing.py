@@ -15,6 +15,7 @@ import torch
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
+from bothways.finetuning import fit as fine_fit
 from bothways.finetuning import run as fine_tuning
 from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.prepare import FinetuneConfig
@@ -24,6 +25,7 @@ from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.preflight import machine as computing
 from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.training import run as loop
 from bothways.training.durations import Steps
 from bothways.training.parallel import Replicated, Single
 from bothways.training.state import RunState
@@ -51,7 +53,10 @@ def test_a_step_is_three_forward_passes_on_all_ranks(world: int) -> None:
 
 
 def on_two_ranks(
-    recipe: ModuleType, begin: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+    recipe: ModuleType,
+    begin: Callable[[], object],
+    monkeypatch: pytest.MonkeyPatch,
+    caller: ModuleType = loop,
 ) -> tuple[list[Peak], list[torch.Tensor]]:
     """What each rank of a run hands to the loop to compare with, and what it would draw there first."""
     peaks, draws = [], []
@@ -61,7 +66,7 @@ def on_two_ranks(
         draws.append(torch.rand(4))
         return RunState()
 
-    monkeypatch.setattr(recipe.run, "train", train)
+    monkeypatch.setattr(caller, "train", train)
     monkeypatch.setattr(recipe, "connected", lambda *_: contextlib.nullcontext())
     for rank in (0, 1):
         monkeypatch.setattr(recipe, "plan_here", lambda rank=rank: Replicated(rank, 2, rank))
@@ -103,7 +108,7 @@ def test_ranks_that_fine_tune_draw_by_their_number(
         model=str(make_folder(tmp_path / "bert")), train=train, training=FP32, length=16
     )
     begin = partial(fine_tuning.finetune, settings, tmp_path / "run", device="cpu")
-    peaks, draws = on_two_ranks(fine_tuning, begin, monkeypatch)
+    peaks, draws = on_two_ranks(fine_tuning, begin, monkeypatch, fine_fit)
     ready = fine_tuning.make_ready(settings, tmp_path / "other", CPU)
     lengths = [len(sequence.ids) for sequence in ready.data.sequences]
     forward = forward_flops(

@@ -434,7 +434,7 @@ class Messages:
     def stage(self, name: str, total: float | int | None = None) -> None:
         pass
 
-    def advance(self, done: float | int) -> None:
+    def advance(self, done: float | int, note: str | None = None) -> None:
         pass
 
     def message(self, text: str) -> None:
