@@ -133,6 +133,7 @@ def error_console() -> Console:
 
     class Stderr(Console):
         def on_broken_pipe(self) -> None:
+            """Stop quietly: the reader of standard error has gone."""
             # Ctrl-C may have ended the `tee` that reads the output. What could not be written is
             # still flushed at the end, to nowhere.
             self.quiet = True

@@ -229,7 +229,9 @@ def _examples(
     if not isinstance(rows, str | Path):
         # A DataFrame gives its rows; iterating over it would give the names of its columns.
         frame = hasattr(rows, "to_dict") and hasattr(rows, "columns")
-        items: Iterable[Any] = rows.to_dict("records") if frame else rows  # type: ignore[union-attr]
+        items: Iterable[Any] = rows
+        if frame:
+            items = rows.to_dict("records")  # type: ignore[union-attr]
         return [
             definition.example(row, where=f"{name} row {number}")
             if isinstance(row, Mapping)
