@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 def evaluate(  # noqa: PLR0913 – one option per question
     folder: str,
-    file: str,
+    file: str | None = None,
     *settings: str,
     task: str | None = None,
+    blimp: Path | None = None,
     text: TextColumn = None,
     text_b: SecondColumn = None,
     label: LabelColumn = None,
@@ -61,6 +62,10 @@ def evaluate(  # noqa: PLR0913 – one option per question
         Settings of the task, such as variant=word_l2r for likelihood.
     task
         A task as for predict; by default the one that the model was trained for.
+    blimp
+        Instead of FILE, a folder of minimal pairs: files of JSON lines with sentence_good and
+        sentence_bad. Prints the accuracy on each file, linguistics_term and field, and on all.
+        Masked models are scored with variant=word_l2r.
     length
         Maximum length of a sequence in tokens; default: as in training.
     json
@@ -75,9 +80,20 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
     from bothways.prediction.int8_report import MAX_LOSS
-    from bothways.prediction.predictor import open_task
+    from bothways.prediction.pair_suite import open_pairs
+    from bothways.prediction.predictor import Predictor, open_task
     from bothways.tasks.sentence_embedding.task import Embedder
 
+    if blimp is not None:
+        # There is no FILE: all that is left are settings.
+        settings = settings if file is None else (file, *settings)
+        say_kernels(device)
+        learner = open_pairs(folder, settings, length=length, device=device)
+        _evaluate_pairs(Predictor(learner, precision), folder, blimp, json)
+        return
+    if file is None:
+        fix = "Give a file, the folder of a corpus, or --blimp DIR."
+        raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
     if Path(file, "manifest.json").is_file():
         say_kernels(device)
         _evaluate_on_corpus(folder, file, length, json, device)
@@ -156,6 +172,34 @@ def _evaluate_on_corpus(
         print(dumps(metrics))
         return
     show_lines(Console(), metric_table(f"{folder} on {file}", {"": metrics}, ""))
+
+
+def _evaluate_pairs(opened: Predictor, folder: str, blimp: Path, json: bool) -> None:
+    """Print the accuracies on a folder of minimal pairs."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from bothways.commands.progress import terminal_progress
+    from bothways.prediction.pair_suite import evaluate_suite
+    from bothways.report.sections import TableSection
+    from bothways.report.terminal import render_report
+
+    with terminal_progress() as progress:
+        scores = evaluate_suite(opened, blimp, progress)
+    if json:
+        print(dumps(scores.to_json()))
+        return
+    rows: list[list[str | int | float | None]] = [
+        [kind, name, count.pairs, round(100 * count.accuracy, 1)]
+        for kind, counts in scores.groups.items()
+        for name, count in sorted(counts.items())
+    ]
+    rows.append(["mean of phenomena", None, None, round(100 * scores.mean, 1)])
+    rows.append(["all pairs", None, scores.pairs, round(100 * scores.accuracy, 1)])
+    title = f"{folder} on {blimp}, {scores.variant}"
+    columns = ["", "name", "pairs", "accuracy, %"]
+    show_lines(Console(), render_report(TableSection(title, columns, rows)))
 
 
 @dataclass

@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bothways.core.batch import Batch
@@ -37,6 +38,29 @@ from bothways.objectives.losses import z_loss
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 
 Direction = Literal["next", "previous"]
+
+
+def with_neighbours(sequence: Sequence, directions: tuple[Direction, ...]) -> Sequence:
+    """Return the sequence with the neighbours of its tokens as targets, named by direction."""
+    ids, places = sequence.ids.astype(np.int64), np.arange(len(sequence))
+    neighbours = {
+        "next": TokenTargets(places[:-1], ids[1:]),
+        "previous": TokenTargets(places[1:], ids[:-1]),
+    }
+    targets: dict[str, Targets] = {name: neighbours[name] for name in directions}
+    return dataclasses.replace(sequence, targets=targets)
+
+
+def neighbour_logits(
+    model: Model, hidden: Hidden, rows: Int[Tensor, " rows"], direction: Direction
+) -> Float[Tensor, "rows vocab"]:
+    """Return the logits of the tokens next to these positions, by a "causal" or a "bilm" head."""
+    logits: Tensor
+    if "bilm" in model.heads:
+        logits = model.heads["bilm"](hidden.last[rows], hidden.table, direction)
+    else:
+        logits = model.heads["causal"](hidden.last[rows], hidden.table)
+    return logits
 
 
 class LMObjective(Objective):
@@ -61,13 +85,7 @@ class LMObjective(Objective):
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
     ) -> Sequence:
         """Return the sequence with the neighbours of its tokens as targets."""
-        ids, places = sequence.ids.astype(np.int64), np.arange(len(sequence))
-        neighbours = {
-            "next": TokenTargets(places[:-1], ids[1:]),
-            "previous": TokenTargets(places[1:], ids[:-1]),
-        }
-        targets: dict[str, Targets] = {name: neighbours[name] for name in self.directions}
-        return dataclasses.replace(sequence, targets=targets)
+        return with_neighbours(sequence, self.directions)
 
     def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> LMLearner:
         """Return the module to train."""
@@ -128,7 +146,10 @@ class LMLearner(Learner):
         """Return the loss of each direction, and "z"."""
         hidden = self.model.encoder(batch)
         targets = {name: batch.target(name, TokenTargets) for name in self.directions}
-        logits = {name: self._logits(hidden, targets[name], name) for name in self.directions}
+        logits = {
+            name: neighbour_logits(self.model, hidden, torch.as_tensor(targets[name].index), name)
+            for name in self.directions
+        }
         losses: dict[str, Loss] = {
             name: cross_entropy(logits[name], torch.as_tensor(targets[name].ids))
             for name in self.directions
@@ -136,11 +157,3 @@ class LMLearner(Learner):
         if "z" in self.coefficients:
             losses["z"] = z_loss(torch.cat([*logits.values()]))
         return losses
-
-    def _logits(self, hidden: Hidden, targets: TokenTargets, name: Direction) -> Tensor:
-        rows = hidden.last[targets.index]
-        if "bilm" in self.model.heads:
-            logits: Tensor = self.model.heads["bilm"](rows, hidden.table, name)
-        else:
-            logits = self.model.heads["causal"](rows, hidden.table)
-        return logits

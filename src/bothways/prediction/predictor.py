@@ -293,7 +293,8 @@ def _record(loaded: LoadedModel, task: str | None) -> FolderRecord:
 def _default_task(loaded: LoadedModel, task: str | None) -> AnyTask:
     """Return the task of this kind with its defaults, or the first one for the folder's heads."""
     if task is not None:
-        return configs.read(_RecordFields, {"task": {"kind": task}}).task or ClassificationTask()
+        read = configs.read(_RecordFields, {"task": {"kind": task}}).task or ClassificationTask()
+        return read.fitted({*loaded.model.heads})
     # A single output without a problem type is a score, as in transformers.
     problem = loaded.problem or ("regression" if len(loaded.labels) == 1 else None)
     for cls in TASKS.values():

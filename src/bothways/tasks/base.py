@@ -17,7 +17,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -238,6 +238,10 @@ class Task(Generic[E, P]):
     ) -> TaskLearner[E, P]:
         """Bind the task to a model that has its heads."""
         return self.learner_type(self, model, tokenizer, labels, length)
+
+    def fitted(self: T, heads: Collection[str]) -> T:
+        """Return the task with the settings that fit a model with heads of these kinds."""
+        return self
 
     def with_columns(self: T, columns: Any) -> T:
         """Return the task with these columns."""

@@ -184,7 +184,7 @@ class LikelihoodPrediction:
 
 @dataclass(frozen=True)
 class PreferencePrediction:
-    """The pseudo-log-likelihoods of two texts, in nats."""
+    """The log-likelihoods of two texts, in nats; of a masked model the pseudo-log-likelihoods."""
 
     first: float
     second: float

@@ -1,19 +1,30 @@
-"""Minimal pairs: of two texts, which one a masked language model finds more likely.
+"""Minimal pairs: of two texts, which one a language model finds more likely.
 
 The texts of a pair differ in one point of grammar, and the first is right, as in BLiMP (Warstadt et
-al. 2020). A model is right if the pseudo-log-likelihood of the first text is higher (Salazar et al.
-2020). No label and no training is needed.
+al. 2020). A model is right if the log-likelihood of the first text is higher: for a masked language
+model the pseudo-log-likelihood (Salazar et al. 2020), for one that reads left to right the sum of
+log p(token | tokens before it), for one in two directions the sum of both. No label and no training
+is needed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
+from typing_extensions import assert_never
+
+from bothways.core.batch import Batch
 from bothways.core.errors import DataError
+from bothways.core.sequence import Sequence
+from bothways.core.targets import TokenTargets
+from bothways.model.heads import BiLMHead, Head, MaskedHead, NextTokenHead
+from bothways.objectives.causal_lm import BiLM, CausalLM, neighbour_logits, with_neighbours
 from bothways.tasks.base import (
     Direction,
     EncodedExample,
@@ -25,8 +36,12 @@ from bothways.tasks.base import (
 from bothways.tasks.likelihood.task import LikelihoodScorer, LikelihoodTask
 from bothways.tasks.predictions import PreferencePrediction
 from bothways.tasks.text_examples import HOW, TextColumns, TextExample
-from bothways.tasks.zero_shot import MaskedTask
+from bothways.tasks.zero_shot import ROWS, MaskedTask
+from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
+
+DIRECTIONS = {"causal": CausalLM.directions, "bilm": BiLM.directions}
+"""The directions that a language model predicts in, by the variant."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +55,64 @@ class _EncodedPair(EncodedExample):
     first: int
 
 
+class PairScorer(LikelihoodScorer[PreferencePrediction]):
+    """Minimal pairs with a model that has the head of the task's variant; see `TaskLearner`."""
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return for each sequence `(1)` the log-likelihood, or that of its masked token."""
+        if "masked" in batch.targets:
+            return super().outputs(batch)
+        hidden = self.model.encoder(batch)
+        sums = torch.zeros(batch.layout.sequences, dtype=torch.float64, device=batch.ids.device)
+        for direction in ("next", "previous"):
+            if direction not in batch.targets:
+                continue
+            targets = batch.target(direction, TokenTargets)
+            for rows, ids in zip(
+                torch.split(torch.as_tensor(targets.index), ROWS),
+                torch.split(torch.as_tensor(targets.ids), ROWS),
+                strict=True,
+            ):
+                logits = neighbour_logits(self.model, hidden, rows, direction).float()
+                logs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].double()
+                sums.index_add_(0, batch.layout.sequence_ids[rows], logs)
+        return list(sums[:, None].float().cpu().numpy())
+
+
 @dataclass(frozen=True)
 class MinimalPairTask(MaskedTask[PreferencePrediction]):
-    """The choice between two texts by their pseudo-log-likelihood.
+    """The choice between two texts by their log-likelihood.
 
     Attributes:
-        variant: what is masked with a token; see `LikelihoodTask`.
+        variant: "original" and "word_l2r" are for masked models (`LikelihoodTask`), "causal" is for
+            models that read left to right, "bilm" for those in two directions. Without a setting it
+            is the one for the model's head.
     """
 
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 128
-    learner_type: ClassVar[type[TaskLearner[Any, Any]]] = LikelihoodScorer
+    learner_type: ClassVar[type[TaskLearner[Any, Any]]] = PairScorer
 
-    variant: Literal["original", "word_l2r"] = "original"
+    variant: Literal["original", "word_l2r", "causal", "bilm"] = "original"
     kind: Literal["prefer"] = "prefer"
+
+    def fitted(self, heads: Collection[str]) -> MinimalPairTask:
+        """Return the task with the variant for the head that predicts tokens."""
+        if "causal" in heads:
+            return dataclasses.replace(self, variant="causal")
+        return dataclasses.replace(self, variant="bilm") if "bilm" in heads else self
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return the head that predicts tokens."""
+        match self.variant:
+            case "original" | "word_l2r":
+                return (MaskedHead(),)
+            case "causal":
+                return (NextTokenHead(),)
+            case "bilm":
+                return (BiLMHead(),)
+            case _:
+                assert_never(self.variant)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """Return the accuracy."""
@@ -74,13 +133,36 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
             for example in examples
             for text in (example.text, example.text_b or "")
         ]
-        every = LikelihoodTask(variant=self.variant).encode(texts, tokenizer, labels, length)
+        every: list[EncodedExample]
+        match self.variant:
+            case "original" | "word_l2r":
+                scored = LikelihoodTask(variant=self.variant)
+                every = scored.encode(texts, tokenizer, labels, length)
+            case "causal" | "bilm":
+                every = self._encode_texts(texts, tokenizer, length)
+            case _:
+                assert_never(self.variant)
         return [
             _EncodedPair(
                 a.sequences + b.sequences, a.tokens + b.tokens, a.cut + b.cut, len(a.sequences)
             )
             for a, b in zip(every[::2], every[1::2], strict=True)
         ]
+
+    def _encode_texts(
+        self, texts: Many[TextExample], tokenizer: Tokenizer, length: int
+    ) -> list[EncodedExample]:
+        """Return each text as a sequence, or as several if it is longer than the model reads."""
+        room = length - tokenizer.template.single
+
+        def pieces(ids: Any) -> Iterator[Sequence]:
+            """Yield the sequences of a text."""
+            for start in range(0, len(ids), room):
+                bare = assemble(ids[start : start + room], None, tokenizer.template)
+                yield with_neighbours(bare, DIRECTIONS[self.variant])
+
+        encoded = tokenizer.encode([text.text for text in texts])
+        return [EncodedExample(tuple(pieces(ids)), len(ids), 0) for ids in encoded]
 
     def decode(
         self,
@@ -90,7 +172,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> PreferencePrediction:
-        """Return the pseudo-log-likelihoods of both texts."""
+        """Return the log-likelihoods of both texts."""
         assert isinstance(encoded, _EncodedPair)
         sums = [float(output[0]) for output in outputs]
         first, second = sums[: encoded.first], sums[encoded.first :]

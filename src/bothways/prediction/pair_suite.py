@@ -1,0 +1,153 @@
+"""Suites of minimal pairs: files of JSON lines, one for each phenomenon, as BLiMP's.
+
+A row has `sentence_good` and `sentence_bad`; a phenomenon is a file. Rows that name a `field` or a
+`linguistics_term` are counted under it, too (Warstadt et al. 2020, table 2).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bothways.core.errors import DataError
+from bothways.core.progress import SILENT, Progress
+from bothways.data.tables import open_table
+from bothways.data.text_io import COMPRESSED
+from bothways.prediction.predictor import Predictor, open_learner
+from bothways.tasks.base import TaskLearner
+from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
+from bothways.tasks.text_examples import TextColumns, example_of
+
+COLUMNS = TextColumns("sentence_good", "sentence_bad")
+GROUPS = ("phenomenon", "linguistics_term", "field")
+"""What accuracies are given for: the file, and two columns of BLiMP."""
+
+
+@dataclass
+class PairCount:
+    """Pairs of a phenomenon, and how many of them the model is right about."""
+
+    pairs: int = 0
+    right: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """The share of pairs whose first text is more likely."""
+        return self.right / self.pairs
+
+
+@dataclass
+class SuiteScores:
+    """Accuracies of a suite of minimal pairs.
+
+    Attributes:
+        variant: how a text's likelihood was computed, see `MinimalPairTask`.
+        groups: by the names in `GROUPS`, then by the name of the group.
+    """
+
+    variant: str
+    groups: dict[str, dict[str, PairCount]] = field(
+        default_factory=lambda: {name: {} for name in GROUPS}
+    )
+
+    def add(self, groups: dict[str, str], right: bool) -> None:
+        """Count a pair in its groups."""
+        for name, value in groups.items():
+            count = self.groups[name].setdefault(value, PairCount())
+            count.pairs, count.right = count.pairs + 1, count.right + right
+
+    @property
+    def pairs(self) -> int:
+        """The number of all pairs."""
+        return sum(count.pairs for count in self.groups["phenomenon"].values())
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy on all pairs."""
+        return sum(count.right for count in self.groups["phenomenon"].values()) / self.pairs
+
+    @property
+    def mean(self) -> float:
+        """The mean of the accuracies of the phenomena, whatever their numbers of pairs."""
+        return statistics.fmean(count.accuracy for count in self.groups["phenomenon"].values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        groups = {
+            name: {value: count.accuracy for value, count in sorted(counts.items())}
+            for name, counts in self.groups.items()
+            if counts
+        }
+        overall = {"accuracy": self.accuracy, "mean": self.mean, "pairs": self.pairs}
+        return {**overall, "variant": self.variant, **groups}
+
+
+def open_pairs(
+    folder: str | Path,
+    settings: Iterable[str] = (),
+    *,
+    length: int | None = None,
+    device: str = "auto",
+) -> TaskLearner[Any, Any]:
+    """Open a model for the task "prefer"; without settings, masked models hide the rest of a word.
+
+    Arguments and errors as `open_learner`.
+    """
+    given = tuple(settings)
+    learner = open_learner(folder, "prefer", length=length, device=device, settings=given)
+    if learner.task == MinimalPairTask() and not given:
+        learner.task = MinimalPairTask(variant="word_l2r")
+    return learner
+
+
+def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILENT) -> SuiteScores:
+    """Return the accuracies of a model on the files of a folder.
+
+    Args:
+        predictor: opened for the task "prefer".
+        folder: with .jsonl files, plain or compressed.
+
+    Raises:
+        DataError: no such folder or no file in it; a row without the two sentences.
+    """
+    files = suite_files(folder)
+    scores = SuiteScores(predictor.task.task.variant)  # type: ignore[attr-defined]
+    waiting = deque[dict[str, str]]()
+    progress.stage("minimal pairs", len(files))
+
+    def examples() -> Iterator[Any]:
+        """Yield the pairs of all files, and remember the groups of each."""
+        for done, (name, file) in enumerate(files.items()):
+            progress.advance(done, name)
+            for row in open_table(str(file)).rows:
+                named = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
+                waiting.append({"phenomenon": name, **named})
+                yield example_of(row.values, COLUMNS, row.where)
+
+    for example, prediction in predictor.predict(examples()):
+        scores.add(waiting.popleft(), bool(predictor.task.grade(example, prediction)))
+    return scores
+
+
+def suite_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a suite by phenomenon, in the order of their names.
+
+    Raises:
+        DataError: no such folder, or no file of JSON lines in it.
+    """
+    fix = "Give a folder of .jsonl files with sentence_good and sentence_bad, such as BLiMP's data."
+    if not folder.is_dir():
+        raise DataError("is not a folder", where=folder, fix=fix)
+    endings = [f".jsonl{suffix}" for suffix in ("", *COMPRESSED)]
+    files = {
+        file.name.split(".jsonl")[0]: file
+        for file in sorted(folder.iterdir())
+        if file.name.endswith(tuple(endings))
+    }
+    if not files:
+        raise DataError("has no .jsonl file", where=folder, fix=fix)
+    return files

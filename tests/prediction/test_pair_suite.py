@@ -1,0 +1,178 @@
+"""Suites of minimal pairs: every pair as transformers in float64 scores it, counted by phenomenon and its columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bothways.cli import app
+from bothways.core.batch import pack
+from bothways.core.errors import ConfigError, DataError, FolderError
+from bothways.core.sequence import Sequence
+from bothways.data.masking import Vocabulary
+from bothways.families import gpt
+from bothways.hub.model_folder import save_model
+from bothways.model.config import LSTMConfig
+from bothways.model.heads import BiLMHead, NextTokenHead
+from bothways.model.model import Model
+from bothways.objectives.causal_lm import BiLM
+from bothways.prediction.pair_suite import evaluate_suite, open_pairs
+from bothways.prediction.predictor import Predictor
+from bothways.text.tokenizer import Tokenizer
+from toy_masked import log_probabilities, make_masked, make_masked_text
+from toy_task import VOCABULARY, make_tokenizer
+
+MASK = VOCABULARY.index("[MASK]")
+
+
+def write_suite(folder: Path, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
+    """Two phenomena, one of them compressed, of random pairs; returns these."""
+    draw, suite = random.Random(seed), {}
+    folder.mkdir()
+    for name, term, count, opened in (("agreement", "a", 9, open), ("binding", "b", 7, gzip.open)):
+        suite[name] = [
+            (make_masked_text(draw, 7, 0), make_masked_text(draw, 7, 0)) for _ in range(count)
+        ]
+        ending = ".gz" if opened is gzip.open else ""
+        with opened(folder / f"{name}.jsonl{ending}", "wt") as file:
+            for good, bad in suite[name]:
+                row = {"sentence_good": good, "sentence_bad": bad, "linguistics_term": term}
+                file.write(json.dumps(row | {"field": "syntax", "UID": name}) + "\n")
+    return suite
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> list[list[int]]:
+    return [tokenizer.encode([word])[0].tolist() for word in text.split()]
+
+
+def masked_likelihood(theirs: object, words: list[list[int]]) -> float:
+    """Each token hidden with the later pieces of its word."""
+    ids, total, at = [id for word in words for id in word], 0.0, 0
+    for word in words:
+        for place in range(at, at + len(word)):
+            hidden = [*ids[:place], *[MASK] * (at + len(word) - place), *ids[at + len(word) :]]
+            total += log_probabilities(theirs, [2, *hidden, 3])[place + 1][ids[place]]
+        at += len(word)
+    return float(total)
+
+
+@torch.no_grad()
+def causal_likelihood(theirs: object, words: list[list[int]]) -> float:
+    ids = [2, *(id for word in words for id in word), 3]
+    logs = theirs(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()  # type: ignore[operator]
+    return float(sum(logs[at][id] for at, id in enumerate(ids[1:])))
+
+
+@pytest.fixture(scope="module", params=["masked", "causal"])
+def scored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    """A model folder, its reference, and the likelihood by the reference."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "masked":
+        _, tokenizer, theirs = make_masked(folder)
+        return folder / "model", tokenizer, theirs, masked_likelihood
+    torch.manual_seed(1)
+    config = dataclasses.replace(
+        gpt.base(), vocab=len(VOCABULARY), width=16, depth=2, heads=2, intermediate_size=64
+    )
+    tokenizer = make_tokenizer(folder / "tokenizer")
+    model = Model(config, (NextTokenHead(),))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    save_model(folder / "model", model, tokenizer)
+    theirs = transformers.OpenAIGPTLMHeadModel.from_pretrained(folder / "model", dtype=torch.double)
+    return folder / "model", tokenizer, theirs.eval(), causal_likelihood
+
+
+def test_every_pair_is_scored_as_by_transformers(scored: tuple, tmp_path: Path) -> None:
+    folder, tokenizer, theirs, likelihood = scored
+    suite = write_suite(tmp_path / "suite")
+    right = {
+        name: [
+            likelihood(theirs, pieces(tokenizer, a)) > likelihood(theirs, pieces(tokenizer, b))
+            for a, b in pairs
+        ]
+        for name, pairs in suite.items()
+    }
+    predictor = Predictor(open_pairs(folder, device="cpu"))
+    for name, pairs in suite.items():
+        for (a, b), found in zip(pairs, predictor(pairs), strict=True):
+            expected = [likelihood(theirs, pieces(tokenizer, text)) for text in (a, b)]
+            np.testing.assert_allclose([found.first, found.second], expected, rtol=1e-5, atol=1e-4)
+    found = evaluate_suite(predictor, tmp_path / "suite")
+    values = found.to_json()
+    accuracies = {name: sum(each) / len(each) for name, each in right.items()}
+    assert values["phenomenon"] == accuracies
+    assert len(set(accuracies.values())) == 2, "the phenomena differ"
+    assert values["linguistics_term"] == dict(zip("ab", accuracies.values(), strict=True))
+    assert values["field"] == {"syntax": values["accuracy"]}
+    assert values["accuracy"] == sum(map(sum, right.values())) / 16
+    assert values["mean"] == pytest.approx(np.mean([*accuracies.values()]))
+    assert values["pairs"] == 16
+
+
+def test_a_model_of_two_directions_adds_both(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    tokenizer = make_tokenizer(tmp_path / "tokenizer")
+    config = LSTMConfig(len(VOCABULARY), projection=8, cells=12)
+    model = Model(config, (BiLMHead(),))
+    save_model(tmp_path / "model", model, tokenizer)
+    texts = ("ape bees dog", "cat " * 40)
+    found = Predictor(open_pairs(tmp_path / "model", device="cpu"))(texts)
+    vocabulary = Vocabulary.of(tokenizer)
+    learner = BiLM().learner({"model": model.eval()}, vocabulary)
+    for text, value in zip(texts, (found.first, found.second), strict=True):
+        ids = np.array([2, *tokenizer.encode([text])[0], 3], dtype=np.int32)
+        sequence = Sequence(ids, np.zeros(len(ids), dtype=np.int8))
+        batch = pack([BiLM().prepare(sequence, vocabulary, np.random.default_rng())])
+        with torch.no_grad():
+            losses = learner(batch)
+        assert value == pytest.approx(-sum(float(loss.total) for loss in losses.values()), rel=1e-5)
+
+
+def test_the_command_prints_phenomena_and_the_overall_accuracy(
+    scored: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, *_ = scored
+    write_suite(tmp_path / "suite")
+
+    def run(*more: str) -> str:
+        app(
+            ["evaluate", str(folder), *more, "--blimp", str(tmp_path / "suite")],
+            result_action="return_value",
+        )
+        return capsys.readouterr().out
+
+    values = json.loads(run("--json"))
+    shown = run()
+    for words in ("agreement", "linguistics_term", "syntax", f"{100 * values['accuracy']:.1f}"):
+        assert words in shown
+    masked = values["variant"] == "word_l2r"
+    assert masked or values["variant"] == "causal"
+    if masked:
+        assert json.loads(run("variant=original", "--json"))["variant"] == "original"
+    else:
+        with pytest.raises(FolderError, match="needs the head 'masked'"):
+            run("variant=word_l2r")
+
+
+def test_wrong_suites_are_refused(scored: tuple, tmp_path: Path) -> None:
+    predictor = Predictor(open_pairs(scored[0], device="cpu"))
+    with pytest.raises(DataError, match="is not a folder"):
+        evaluate_suite(predictor, tmp_path / "none")
+    with pytest.raises(DataError, match=r"has no \.jsonl file"):
+        evaluate_suite(predictor, tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"sentence_good": "ape"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:1: .*sentence_bad"):
+        evaluate_suite(predictor, tmp_path)
+    with pytest.raises(ConfigError, match="there is no data to evaluate on"):
+        app(["evaluate", str(scored[0])], result_action="return_value")
