@@ -104,7 +104,7 @@ def test_every_pair_is_scored_as_by_transformers(scored: tuple, tmp_path: Path) 
         for name, pairs in suite.items()
     }
     predictor = Predictor(open_pairs(folder, device="cpu"))
-    for name, pairs in suite.items():
+    for pairs in suite.values():
         for (a, b), found in zip(pairs, predictor(pairs), strict=True):
             expected = [likelihood(theirs, pieces(tokenizer, text)) for text in (a, b)]
             np.testing.assert_allclose([found.first, found.second], expected, rtol=1e-5, atol=1e-4)
