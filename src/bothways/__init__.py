@@ -19,7 +19,7 @@ from bothways._version import __version__
 _HOME = {
     "BothwaysError": "core.errors", "Corpus": "data.corpus", "Encoder": "model.encoder",
     "EncoderConfig": "model.config", "FinetuneConfig": "finetuning.prepare",
-    "Model": "model.model", "Predictor": "prediction.predictor",
+    "Metric": "finetuning.metrics", "Model": "model.model", "Predictor": "prediction.predictor",
     "PretrainConfig": "pretraining.config", "Tokenizer": "text.tokenizer", "build_corpus": "api",
     "finetune": "api", "load": "api", "load_model": "hub.model_folder",
     "preset": "families.catalogue", "pretrain": "api", "push_to_hub": "hub.publish",
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bothways.core.errors import BothwaysError as BothwaysError
     from bothways.data.corpus import Corpus as Corpus
     from bothways.families.catalogue import preset as preset
+    from bothways.finetuning.metrics import Metric as Metric
     from bothways.finetuning.prepare import FinetuneConfig as FinetuneConfig
     from bothways.hub.model_folder import load_model as load_model
     from bothways.hub.model_folder import save_model as save_model

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
     from bothways.finetuning.fit import FinetuneResult
+    from bothways.finetuning.metrics import Own
     from bothways.finetuning.prepare import Rows
     from bothways.model.config import ModelConfig
     from bothways.objectives.objective import Objective
@@ -232,6 +233,7 @@ def finetune(  # noqa: PLR0913 – one option per question
     resume: bool = False,
     seed: int = 0,
     recipe: str = "modern",
+    metrics: Own | None = None,
     device: str = "auto",
     progress: Progress | None = None,
     on_event: Callable[[Event], object] = lambda event: None,
@@ -247,6 +249,9 @@ def finetune(  # noqa: PLR0913 – one option per question
         resume: continue from the newest checkpoint in `out`.
         seed: seed of new heads and of the order of the data.
         recipe: "modern" or "paper".
+        metrics: functions by name that take the predictions and the examples of the dev data, and
+            return a number or a dict of numbers; `metric="name"` chooses the best weights by one.
+            Higher is better, unless it is given as `bothways.Metric(function, better="lowest")`.
         progress: receives stages and messages; `None` shows them on standard error.
         on_event: called after each step, report, evaluation and checkpoint.
         settings: common names such as `lr`, `epochs`, `batch_size`, `max_length`, or nested dicts
@@ -264,6 +269,14 @@ def finetune(  # noqa: PLR0913 – one option per question
         True
         >>> result.save("new-classifier").name
         'new-classifier'
+        >>> def mistakes(predictions, examples):
+        ...     pairs = zip(predictions, examples)
+        ...     return sum(prediction.label != example.label for prediction, example in pairs)
+        >>> fewest = {"mistakes": bothways.Metric(mistakes, better="lowest")}
+        >>> data = {"train": rows * 8, "dev": rows}
+        >>> result = bothways.finetune("my-bert", **data, metrics=fewest, metric="mistakes")
+        >>> result.metrics["mistakes"]
+        0.0
     """
     from bothways.finetuning import run
     from bothways.finetuning.config import RECIPES
@@ -277,7 +290,7 @@ def finetune(  # noqa: PLR0913 – one option per question
         train=_source_name(train, "train"),
         dev=None if dev is None else _source_name(dev, "dev"),
         seed=seed,
-        **vars(make(definition)),
+        **{**vars(make(definition)), "metrics": metrics},
     )
     config = load_config(base, settings)
     folder = None if out is None else Path(out)

@@ -87,6 +87,7 @@ def test_each_python_example_imports_what_it_uses(page: Path) -> None:
         }
         known |= (
             {node.arg for node in nodes if isinstance(node, ast.arg)}
+            | {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
             | PLACEHOLDERS
             | set(dir(builtins))
         )

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any
 
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.config.reader import Members
 from bothways.core.config.tree import Tree, flatten, merge, parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.finetuning.metrics import Metric, Own, named_metrics
 from bothways.finetuning.stability import Stability
-from bothways.tasks.base import MIN_LENGTH
+from bothways.tasks.base import MIN_LENGTH, Direction, Task
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.training.checkpoint import Keep
@@ -62,7 +66,9 @@ class FinetuneSettings:
         batch: sequences or tokens per update.
         microbatch_tokens: maximum number of tokens in memory at once; changes neither data nor
             update.
-        metric: of the dev data, by which the best weights are chosen. None: the task's default.
+        metric: of the dev data, by which the best weights are chosen: the task's, or one of
+            `metrics`. None: the task's default.
+        metrics: further metrics of the dev data, functions by name; in Python only.
         dropout: on the vectors that the new head reads. None: the encoder's.
         stability: measures that keep fine-tuning stable.
         task: the task to fine-tune for.
@@ -73,6 +79,7 @@ class FinetuneSettings:
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
     microbatch_tokens: int = 8192
     metric: str | None = None
+    metrics: Annotated[Own | None, Members(NoneType)] = None
     dropout: float | None = None
     stability: Stability = Stability()
     task: Trainable = ClassificationTask()
@@ -91,11 +98,25 @@ class FinetuneSettings:
                 what, where="training.keep.best", fix="Set metric instead, such as metric=mcc."
             )
         require_probability(dropout=self.dropout)
+        named_metrics(self.metrics)
 
     @property
     def chosen_by(self) -> str:
         """The metric by which the best weights are chosen."""
         return self.metric or self.task.metric
+
+    @property
+    def own_metrics(self) -> dict[str, Metric]:
+        """The further metrics by name."""
+        return named_metrics(self.metrics)
+
+    def directions(self, task: Task[Any, Any], labels: Many[str]) -> dict[str, Direction]:
+        """Return the metrics that can choose the best weights, each with its better direction."""
+        known = {name: metric.better for name, metric in self.own_metrics.items()}
+        chosen = self.chosen_by
+        if (several := chosen.partition("/")[0]) in known:
+            known[chosen] = known[several]  # a number of a metric that returns several
+        return {**known, **task.directions(labels)}
 
 
 def modern_finetuning(task: Trainable) -> FinetuneSettings:

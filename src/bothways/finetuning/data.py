@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from bothways.core.errors import ConfigError
@@ -17,6 +18,7 @@ from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share, unchanged
 from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.metrics import Metric, scored
 from bothways.prediction.engine import (
     DEFAULT_PREDICT,
     PredictConfig,
@@ -181,11 +183,16 @@ def predictions(
 def score(
     task: TaskLearner[Any, Any],
     data: LabelledData,
+    own: Mapping[str, Metric] = MappingProxyType({}),
     pace: PredictConfig = DEFAULT_PREDICT,
     progress: Progress = SILENT,
 ) -> Metrics:
-    """Return the metrics of the dev data, which select the best weights."""
-    return task.score_tuned(predictions(task, data, pace, progress))
+    """Return the metrics of the dev data, which select the best weights.
+
+    Args:
+        own: metrics in addition to the task's.
+    """
+    return scored(predictions(task, data, pace, progress), task.score_tuned, own)
 
 
 def tune(
@@ -199,12 +206,16 @@ def tune(
     task.task = task.tuned(results, metric)
 
 
-def check_metric(metric: str, data: LabelledData) -> None:
-    """Raise ConfigError if the task does not have this metric with these labels."""
-    known = data.definition.directions(data.labels)
-    if metric not in known:
+def check_metric(method: FinetuneSettings, data: LabelledData) -> None:
+    """Raise ConfigError if the metric that chooses the best weights is unknown, or one is twice."""
+    of_task = data.definition.directions(data.labels)
+    for name in method.own_metrics.keys() & of_task.keys():
+        what = f"{name!r} is a metric of the task {data.definition.name}"
+        raise ConfigError(what, where=f"metrics.{name}", fix="Give yours another name.")
+    known = method.directions(data.definition, data.labels)
+    if method.chosen_by not in known:
         what = (
             f"{data.definition.name} with {len(data.labels)} labels does not have the metric "
-            f"{metric!r}: it must be one of {', '.join(known)}"
+            f"{method.chosen_by!r}: it must be one of {', '.join(known)}"
         )
         raise ConfigError(what, where="metric", fix=f"Set metric={data.definition.metric}.")

@@ -32,6 +32,7 @@ from bothways.finetuning.failed_runs import (
     still_falling,
     training_loss,
 )
+from bothways.finetuning.metrics import scored
 from bothways.finetuning.stability import rules
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
@@ -144,7 +145,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
 
     def evaluate(progress: Progress) -> Metrics:
         """Score the dev data; return the metrics by their names in the records of a run."""
-        scores.append(score(task, data, progress=progress))
+        scores.append(score(task, data, method.own_metrics, progress=progress))
         return {dev_name(name): value for name, value in scores[-1].items()}
 
     def note(event: Event) -> None:
@@ -190,7 +191,7 @@ def training_of(method: FinetuneSettings, data: LabelledData) -> Training:
     """Return the training with what depends on dev data: evaluations and best checkpoint."""
     evaluate, best = None, None
     if data.dev:
-        direction = data.definition.directions(data.labels)[method.chosen_by]
+        direction = method.directions(data.definition, data.labels)[method.chosen_by]
         evaluate, best = method.training.evaluate, Best(dev_name(method.chosen_by), direction)
     keep = dataclasses.replace(method.training.keep, best=best)
     return dataclasses.replace(method.training, evaluate=evaluate, keep=keep)
@@ -243,8 +244,9 @@ def conclude(
     if data.dev:
         tune(task, data, method.chosen_by, progress)
         answers = DistinctAnswers(data.definition)
-        metrics = task.score(answers.seen(predictions(task, data, progress=progress)))
-        direction = data.definition.directions(data.labels)[method.chosen_by]
+        results = answers.seen(predictions(task, data, progress=progress))
+        metrics = scored(results, task.score, method.own_metrics)
+        direction = method.directions(data.definition, data.labels)[method.chosen_by]
         usual = baseline(data.train_examples, data.dev_examples)
         reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
     little = () if reasons else signs_of_little_training(trained, usual_train)

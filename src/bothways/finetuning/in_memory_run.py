@@ -76,7 +76,7 @@ def fit_task(
     """
     config, tokens = (start.config, UNKNOWN) if isinstance(start, Model) else (start, 0.0)
     method, _ = choose(method, config, data, tokens)
-    check_metric(method.chosen_by, data)
+    check_metric(method, data)
     definition, where = data.definition, choose_device(device)
     model = start_from(start, definition.heads(data.labels, method.dropout), seed)
     _check_start(start, method)

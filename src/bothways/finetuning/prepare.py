@@ -76,6 +76,9 @@ class FinetuneConfig(FinetuneSettings):
                 where="training.early_stopping",
                 fix="Give --dev, or leave early_stopping out.",
             )
+        if self.metrics and self.dev is None:
+            fix = "Give dev, or leave metrics out."
+            raise ConfigError("are of dev data, and there is none", where="metrics", fix=fix)
 
     @property
     def ordered_by(self) -> int:
@@ -186,7 +189,7 @@ def make_ready(
             *chosen,
         ]
     )
-    check_metric(settings.chosen_by, data)
+    check_metric(settings, data)
     # A resumed run passes here, too: mixout and pull read their targets from the model again.
     steady(model, settings.stability, settings.seed, settings.fresh)
     compute_as(model.encoder, settings.training, device)

@@ -180,7 +180,7 @@ class FinetuneRun:
             metrics,
             done.failure.failed if done.failure else (),
             self.settings.chosen_by,
-            definition.directions(done.task.labels)[self.settings.chosen_by],
+            self.settings.directions(definition, done.task.labels)[self.settings.chosen_by],
             done.progress.steps,
             done.progress.seconds,
         )

@@ -332,7 +332,7 @@ _WORDS = {
 def _allowed(hint: Any) -> str:
     """Describe the values of a type."""
     shape, arguments = _shape(hint), typing.get_args(hint)
-    if shape.classes or len(shape.others) > 1:
+    if shape.classes or shape.others != (hint,):
         kinds = [_kind(cls) for cls in shape.classes if hasattr(cls, "kind")]
         table = "a table" + (f" of kind {', '.join(kinds)}" if kinds else "")
         return " or ".join([*map(_allowed, shape.others), *([table] if shape.classes else [])])

@@ -1,0 +1,100 @@
+"""Metrics of a user's own: functions of the predictions and examples of the dev data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bothways.core.errors import ConfigError
+from bothways.tasks.base import Direction, Metrics
+
+MetricFunction = Callable[[list[Any], list[Any]], float | Mapping[str, float]]
+"""Takes predictions and their examples, in the same order; returns a number, or numbers by name."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the dev data, for `bothways.finetune(metrics=…)`.
+
+    Attributes:
+        function: takes the list of predictions and that of the examples, in the same order, and
+            returns a number, or a dict of numbers by name.
+        better: the direction in which it improves, "highest" or "lowest".
+
+    Example:
+        >>> def mistakes(predictions, examples):
+        ...     pairs = zip(predictions, examples)
+        ...     return sum(prediction.label != example.label for prediction, example in pairs)
+        >>> bothways.Metric(mistakes, better="lowest").better
+        'lowest'
+    """
+
+    function: MetricFunction
+    better: Direction = "highest"
+
+
+Own = Mapping[str, Metric | MetricFunction]
+"""Metrics by name; a function stands for a metric that is better when it is higher."""
+
+
+def named_metrics(given: Any) -> dict[str, Metric]:
+    """Return the metrics by name.
+
+    Raises:
+        ConfigError: they are not functions by name, or a direction is unknown.
+    """
+    if not isinstance(given or {}, Mapping):
+        fix = 'Give a dict of functions by name, such as metrics={"mistakes": mistakes}.'
+        raise ConfigError(f"is a {type(given).__name__}", where="metrics", fix=fix)
+    result = {}
+    for name, value in (given or {}).items():
+        where = f"metrics.{name}"
+        if not isinstance(value, Metric) and not callable(value):
+            fix = "Give a function of predictions and examples."
+            raise ConfigError(f"{value!r} is not a function", where=where, fix=fix)
+        metric = result[str(name)] = value if isinstance(value, Metric) else Metric(value)
+        if metric.better not in {"highest", "lowest"}:
+            what = f'better must be "highest" or "lowest", not {metric.better!r}'
+            raise ConfigError(what, where=where)
+    return result
+
+
+def scored(
+    results: Iterable[tuple[Any, Any]],
+    score: Callable[[Iterable[tuple[Any, Any]]], Metrics],
+    own: Mapping[str, Metric],
+) -> Metrics:
+    """Return the metrics of a task, and a user's own, which need all predictions at once.
+
+    The numbers of a metric that returns several are named "metric/name".
+
+    Args:
+        results: the examples with their predictions.
+        score: returns the metrics of the task.
+
+    Raises:
+        ConfigError: a function returns something else than numbers.
+    """
+    if not own:
+        return score(results)
+    kept = list(results)
+    values = dict(score(kept))
+    examples, predictions = [example for example, _ in kept], [found for _, found in kept]
+    for name, metric in own.items():
+        found = metric.function(predictions, examples)
+        if isinstance(found, Mapping):
+            values |= {f"{name}/{key}": _number(value, name) for key, value in found.items()}
+        else:
+            values[name] = _number(found, name)
+    return values
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    fix = "Return a number, or a dict of numbers by name."
+    raise ConfigError(f"its function returned {value!r}", where=f"metrics.{name}", fix=fix)

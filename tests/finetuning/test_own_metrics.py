@@ -1,0 +1,108 @@
+"""Metrics of a user's own: in every evaluation, in the result, and as what chooses the best weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bothways
+from bothways.core.config import reader as configs
+from bothways.core.errors import ConfigError
+from bothways.finetuning.prepare import FinetuneConfig
+from toy_folder import make_examples, make_folder
+
+
+def share_of_right(predictions: list[Any], examples: list[Any]) -> float:
+    pairs = zip(predictions, examples, strict=True)
+    return sum(prediction.label == example.label for prediction, example in pairs) / len(examples)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("own") / "bert")
+
+
+def run(model: Path, seen: list[Any] | None = None, **settings: Any) -> Any:
+    rows = [{"text": each.text, "label": each.label} for each in make_examples(60, 0)]
+    heard = [] if seen is None else seen
+    return bothways.finetune(
+        model, rows, dev=rows[:20], epochs=3, lr=3e-3, batch_size=16, device="cpu",
+        on_event=lambda event: heard.append(event) if event.kind == "evaluation" else None,
+        **settings,
+    )  # fmt: skip
+
+
+def test_a_function_is_in_every_evaluation_and_in_the_result(model: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    done = run(model, seen, out=tmp_path / "run", metrics={"right": share_of_right})
+    values = [event.values for event in seen]
+    assert len(values) == 3
+    assert [each["dev/right"] for each in values] == [each["dev/accuracy/label"] for each in values]
+    assert [metrics["right"] for _, metrics in done.history] == [v["dev/right"] for v in values]
+    assert done.metrics["right"] == done.metrics["accuracy"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert sum("dev/right" in json.loads(line) for line in lines) == 3
+    record = json.loads((tmp_path / "run" / "model" / "bothways.json").read_text())
+    assert record["metrics"]["right"] == done.metrics["right"]
+    assert record["settings"]["metrics"] == {"right": f"{__name__}.share_of_right"}
+
+
+@pytest.mark.parametrize(("better", "best"), [("highest", 2), ("lowest", 0)])
+def test_a_metric_chooses_the_best_weights_in_its_direction(
+    model: Path, better: Any, best: int
+) -> None:
+    count = iter(range(100))
+    numbers = bothways.Metric(lambda predictions, examples: next(count), better)
+    done = run(model, metrics={"number": numbers}, metric="number")
+    plain = run(model)
+    expected = [metrics["loss"] for _, metrics in plain.history][best]
+    assert done.metrics["loss"] == pytest.approx(expected)
+    assert done.metrics["number"] == 3
+
+
+def test_a_function_may_return_several_numbers_of_which_one_chooses(model: Path) -> None:
+    def by_label(predictions: list[Any], examples: list[Any]) -> dict[str, Any]:
+        return {"first": torch.tensor(0.5), "second": 1}
+
+    done = run(model, metrics={"mine": by_label}, metric="mine/second")
+    assert (done.metrics["mine/first"], done.metrics["mine/second"]) == (0.5, 1.0)
+    with pytest.raises(ConfigError, match="'dev/mine/third' is not evaluated"):
+        run(model, metrics={"mine": by_label}, metric="mine/third")
+
+
+def test_a_metric_ends_a_run_early(model: Path) -> None:
+    constant = {"constant": lambda predictions, examples: 1.0}
+    done = run(model, metrics=constant, metric="constant", early_stopping=1)
+    assert done.progress.early
+    assert len(done.history) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"metrics": {"x": lambda p, e: "high"}}, r"metrics\.x: its function returned 'high'"),
+        ({"metrics": {"x": lambda p, e: {"a": None}}}, r"metrics\.x: its function returned None"),
+        ({"metrics": [share_of_right]}, r"metrics: is a list\n.*a dict of functions by name"),
+        ({"metrics": {"x": 3}}, r"metrics\.x: 3 is not a function"),
+        ({"metrics": {"accuracy": share_of_right}}, r"metrics\.accuracy: .*a metric of the task"),
+        ({"metrics": {"x": share_of_right}, "metric": "y"}, r"metric 'y': .*one of x, accuracy"),
+    ],
+)
+def test_a_mistake_is_one_message(model: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(model, **settings)
+
+
+def test_metrics_need_dev_data_and_are_given_in_python_only() -> None:
+    with pytest.raises(ConfigError, match="metrics: are of dev data"):
+        FinetuneConfig(model="m", train="t", metrics={"x": share_of_right})
+    metric = bothways.Metric(share_of_right)
+    object.__setattr__(metric, "better", "up")
+    with pytest.raises(ConfigError, match=r'metrics\.x: better must be "highest" or "lowest"'):
+        FinetuneConfig(model="m", train="t", dev="d", metrics={"x": metric})
+    with pytest.raises(ConfigError, match="metrics: 'kappa' is given, but it must be none"):
+        configs.load(FinetuneConfig, overrides=["model=m", "train=t", "metrics=kappa"])
