@@ -103,6 +103,7 @@ def test_the_command_knows_every_recipe() -> None:
         ("roberta", "roberta-base", "RobertaForMaskedLM", ["objective.segments.cross=false"]),
         ("albert", "albert-base-v2", "AlbertForPreTraining", []),
         ("spanbert", "bert-tiny", "BertForMaskedLM", []),
+        ("electra", "bert-tiny", "ElectraForPreTraining", []),
     ],
 )
 def test_what_a_recipe_saves_opens_in_transformers(

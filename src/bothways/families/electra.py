@@ -19,14 +19,15 @@ from bothways.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.config import EncoderConfig
 from bothways.model.readout import Own, Readout
 
-_READOUT = Readout(labels=Own("gelu", dropout_first=True), choice=Own("gelu"), masked="gelu")
+READOUT = Readout(labels=Own("gelu", dropout_first=True), choice=Own("gelu"), masked="gelu")
+"""What the heads of ELECTRA read; a BERT with it is an ELECTRA."""
 
 
 def _sized(depth: int, width: int, embedding: int) -> EncoderConfig:
     shape = replace(
         bert.base(), depth=depth, width=width, heads=width // 64, intermediate_size=4 * width
     )
-    return replace(shape, embedding=None if embedding == width else embedding, readout=_READOUT)
+    return replace(shape, embedding=None if embedding == width else embedding, readout=READOUT)
 
 
 GENERATORS: dict[str, Callable[[], EncoderConfig]] = {

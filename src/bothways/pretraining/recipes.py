@@ -10,7 +10,9 @@ import dataclasses
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams
-from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.families.electra import READOUT
+from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.readout import Readout
 from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.replaced_tokens import ReplacedTokens
@@ -118,10 +120,14 @@ def electra(encoder: ModelConfig) -> PretrainConfig:
     A million updates of 128 sequences of 128 tokens. The base size reads 256 sequences of 512
     tokens at 2e-4, with a generator of a third (`objective.generator_size`). In Google's code the
     warm-up multiplies the falling rate: a difference of 1 % at most, at its end.
+
+    The heads are ELECTRA's, also with the shape of a BERT.
     """
     objective = ReplacedTokens()
     return PretrainConfig(
-        encoder=encoder,
+        encoder=dataclasses.replace(encoder, readout=READOUT)
+        if isinstance(encoder, EncoderConfig) and encoder.readout == Readout()
+        else encoder,
         training=Training(
             until=Steps(1_000_000),
             optimizer=BertAdam(lr=5e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
