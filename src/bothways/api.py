@@ -38,6 +38,7 @@ def load(
     precision: PredictPrecision = "fp32",
     device: str = "auto",
     length: int | None = None,
+    batch_invariant: bool = False,
     **settings: Any,
 ) -> Predictor:
     """Load a model for predictions; call the result with a text, a pair, a row or a list.
@@ -49,6 +50,8 @@ def load(
         precision: precision of matrix products: "fp32", "bf16", "int8" or "auto".
         device: "auto", "cpu", "cuda" or "cuda:N".
         length: maximum length of a text in tokens; `None` as in training.
+        batch_invariant: whether a text has the same prediction in any company, to the bit, as
+            `bothways predict` computes it; without it a short text alone is computed sooner.
         settings: settings of the task, such as `pooling="cls"` or `top=3`.
 
     Raises:
@@ -68,7 +71,13 @@ def load(
     from bothways.prediction.predictor import open_task
 
     return open_task(
-        folder, task, precision=precision, device=device, length=length, settings=settings
+        folder,
+        task,
+        precision=precision,
+        device=device,
+        length=length,
+        batch_invariant=batch_invariant,
+        settings=settings,
     )
 
 

@@ -16,40 +16,18 @@ import torch
 from bothways.cli import app
 from bothways.core.errors import ConfigError, DataError, DivergedError
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import ChoiceHead, LabelHead, MaskedHead, PoolerHead, SpanHead, TagHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import prepare_task
-from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.predictor import open_learner, open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.runtime.devices import has_bf16, has_int8
-from bothways.tasks.catalogue import AnyTask
 from bothways.tasks.choice.examples import ChoiceExample
-from bothways.tasks.choice.task import ChoiceTask
-from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.likelihood.task import LikelihoodTask
-from bothways.tasks.mask_filling.task import MaskFillingTask
-from bothways.tasks.multilabel.task import MultilabelTask
-from bothways.tasks.question_answering.task import QuestionAnsweringTask
-from bothways.tasks.regression.task import RegressionTask
-from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_examples import TextExample
-from toy_folder import make_examples, make_folder, make_tokenizer
+from toy_folder import make_folder, make_tokenizer
+from toy_predictors import TASKS, TEXTS, predictor
 
 CPU = torch.device("cpu")
-TEXTS = [example.text for example in make_examples(48, 3)]
-PAIRS = list(zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True))
-TASKS: dict[str, tuple[AnyTask, list[Any]]] = {
-    "classify": (ClassificationTask(), TEXTS),
-    "regress": (RegressionTask(), PAIRS),
-    "label": (MultilabelTask(), TEXTS),
-    "choice": (ChoiceTask(), [ChoiceExample(a, (b, a, b)) for a, b in PAIRS]),
-    "tag": (TaggingTask(), TEXTS),
-    "answer": (QuestionAnsweringTask(), [(a, " ".join([b] * 4)) for a, b in PAIRS]),
-    "fill": (MaskFillingTask(top=3), [f"{text} [MASK] [MASK]" for text in TEXTS]),
-    "likelihood": (LikelihoodTask(), TEXTS),
-    "embed": (SentenceEmbeddingTask(), TEXTS),
-}
 PRECISIONS = [
     "fp32",
     pytest.param("bf16", marks=pytest.mark.skipif(not has_bf16(CPU), reason="no bf16 here")),
@@ -60,24 +38,6 @@ PRECISIONS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("place") / "bert")
-
-
-def predictor(folder: Path, name: str, precision: PredictPrecision = "fp32") -> Predictor:
-    """A predictor with random heads."""
-    definition = TASKS[name][0]
-    labels = {"regress": ("score",), "tag": ("O", "B-X", "I-X")}.get(name, ("neg", "pos"))
-    heads = (
-        PoolerHead(),
-        MaskedHead(),
-        SpanHead(),
-        ChoiceHead(),
-        LabelHead(len(labels)),
-        TagHead(3),
-    )
-    loaded = load_model(folder)
-    torch.manual_seed(4)
-    model = Model(loaded.model.config, heads, loaded.model.encoder)
-    return Predictor(definition.learner(model, loaded.tokenizer(), labels, 32), precision)
 
 
 def plain(prediction: Any) -> Any:

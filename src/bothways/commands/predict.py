@@ -59,7 +59,13 @@ def predict(  # noqa: PLR0913 – one option per question
     if "=" in file and not Path(file).exists():  # echo … | bothways predict MODEL top=3
         file, settings = STDIN, (file, *settings)
     opened = open_task(
-        folder, task, length=length, device=device, precision=precision, settings=settings
+        folder,
+        task,
+        length=length,
+        device=device,
+        precision=precision,
+        batch_invariant=True,
+        settings=settings,
     )
     columns = asked(opened, text=text, text_b=text_b)
     reading = opened.read(file, columns, labelled=False)

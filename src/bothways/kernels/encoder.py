@@ -23,6 +23,7 @@ from bothways.kernels.linear import (
     address,
     as_float,
     as_fp32,
+    filled,
     refuse_gradients,
 )
 
@@ -45,6 +46,7 @@ class CompiledBlockTail(CompiledPart):
         self.heads_width, self.width = out.in_features, out.out_features
         self.tensors = [(as_fp32(norm.weight), as_fp32(norm.bias)) for norm in norms]
         self.linears = linears
+        self.least_rows = max(linear.least_rows for linear in linears)
         # `ctypes` copies the linear layers' structs into this one.
         self.struct = abi.BlockTail(
             *(linear.struct for linear in self.linears),
@@ -64,15 +66,16 @@ class CompiledBlockTail(CompiledPart):
             heads: the output of the attention, in fp32 or bf16.
         """
         refuse_gradients(self, residual, heads)
-        residual, heads, rows = residual.float().contiguous(), as_float(heads), residual.shape[0]
-        if residual.shape != (rows, self.width) or heads.shape != (rows, self.heads_width):
+        residual, heads, given = residual.float().contiguous(), as_float(heads), len(residual)
+        if residual.shape != (given, self.width) or heads.shape != (given, self.heads_width):
             shapes = f"{[*residual.shape]} and {[*heads.shape]}"
             wanted = f"(rows, {self.width}) and (rows, {self.heads_width})"
             raise ValueError(f"residual and heads have the shapes {wanted}, not {shapes}")
-        result = torch.empty_like(residual)
+        residual, heads = filled(residual, self.least_rows), filled(heads, self.least_rows)
+        result, rows = torch.empty_like(residual), len(residual)
         inputs = (residual.data_ptr(), heads.data_ptr(), abi.FORMATS[heads.dtype])
         call("bothways_block_tail", ctypes.byref(self.struct), *inputs, rows, result.data_ptr())
-        return result
+        return result[:given]
 
 
 class CompiledLayers(CompiledPart):
@@ -93,6 +96,9 @@ class CompiledLayers(CompiledPart):
         dtype: torch.dtype,
     ) -> None:
         self.parts = qkv, tails
+        self.least_rows = max(
+            *(part.least_rows for part in qkv), *(part.least_rows for part in tails)
+        )
         self.width, self.dtype = tails[0].width, dtype
         self.heads, self.head_size = heads, tails[0].heads_width // heads
         # An array of pointers to one struct per block: `depth` in a call chooses how many are read.
@@ -113,6 +119,9 @@ class CompiledLayers(CompiledPart):
             raise ValueError(f"there are {limits}, not {[*x.shape[1:]]} and {depth}")
         # The kernel works in place: each block reads its residual from `x` and writes its output
         # there. Queries, keys, values and what lies between exist in workspaces only.
+        if len(x) < self.least_rows:  # filled with a sequence of zeros
+            layout = Layout.of([*layout.lengths, self.least_rows - len(x)])
+            return self(filled(x, self.least_rows), layout, depth)[: len(x)]
         x = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         batch = attention_batch(layout, len(x), self.heads, self.head_size, self.dtype)
         call("bothways_encoder_layers", self.layers, depth, ctypes.byref(batch), x.data_ptr())

@@ -34,6 +34,8 @@ from bothways.runtime.tuning import TUNING
 # 32 outputs are two vectors of 16 fp32 sums, or two AMX tiles of 16 columns.
 PANEL, LINE = 32, 64
 """Outputs of a panel, and bytes of a cache line, as in `csrc`."""
+SPLIT_ROWS = 32
+"""Rows of a call from which fp32 products are made by AMX, `MIN_SPLIT_ROWS` in `csrc/api.c`."""
 
 
 def refuse_gradients(layer: object, *inputs: Tensor) -> None:
@@ -86,6 +88,8 @@ class CompiledLinear(CompiledPart):
         scales: of the codes; None for fp32 and bf16.
         bias: of the outputs, or None.
         dtype: of the result, fp32 or bf16.
+        least_rows: rows to which fewer are filled with zeros. With `SPLIT_ROWS` the result of a row
+            does not depend on the number of rows, to the bit.
     """
 
     def __init__(
@@ -94,8 +98,10 @@ class CompiledLinear(CompiledPart):
         scales: Float[Tensor, " outputs"] | None,
         bias: Float[Tensor, " outputs"] | None,
         dtype: torch.dtype = torch.float32,
+        least_rows: int = 0,
     ) -> None:
         self.out_features, self.in_features = weight.shape
+        self.least_rows = least_rows
         self.dtype, size = dtype, abi.FORMATS[weight.dtype]
         # 4 bytes of one output are adjacent: 1 number in fp32, 2 in bf16, 4 in int8. That is what
         # one lane of a multiply-add instruction (FMA, VDPBF16PS, VPDPBUSD, TDPBF16PS, …) reads.
@@ -116,16 +122,23 @@ class CompiledLinear(CompiledPart):
 
     def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """Return x·Wᵀ + b of rows in fp32 or bf16; for int8 the kernel quantizes each row first."""
-        x, rows = as_float(x), x.shape[0]
+        given = x.shape[0]
+        x = filled(as_float(x), self.least_rows)
         if x.shape[1:] != (self.in_features,):
             raise ValueError(f"rows have {self.in_features} features, not {[*x.shape[1:]]}")
+        rows = x.shape[0]
         out = x.new_empty(rows, self.out_features, dtype=self.dtype)
         source, target = (
             (x.data_ptr(), abi.FORMATS[x.dtype]),
             (out.data_ptr(), abi.FORMATS[self.dtype]),
         )
         call("bothways_linear", ctypes.byref(self.struct), *source, rows, *target)
-        return out
+        return out[:given]
+
+
+def filled(x: Tensor, least: int) -> Tensor:
+    """Return `x` with zeros below it, up to `least` rows; `x` itself if it has as many."""
+    return x if len(x) >= least else F.pad(x, (0, 0, 0, least - len(x)))
 
 
 def as_float(x: Tensor) -> Tensor:
@@ -149,15 +162,25 @@ class PanelLinear(InferenceLayer):
     Args:
         linear: the layer; later changes of its weights have no effect.
         dtype: of the product and the result.
+        batch_invariant: whether the result of a row does not depend on the number of rows, to the
+            bit: the compiled kernel takes any number, and makes few as it makes many.
     """
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        linear: nn.Linear,
+        dtype: torch.dtype = torch.float32,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         super().__init__()
         weight = linear.weight.detach().to(dtype)
         self.bias = as_fp32(linear.bias)
-        self.product = CompiledLinear(weight, None, self.bias, dtype)
+        amx = Feature.AMX in kernel_features()
+        fill = SPLIT_ROWS if batch_invariant and amx and dtype is torch.float32 else 0
+        self.product = CompiledLinear(weight, None, self.bias, dtype, fill)
         # PyTorch's fp32 products are as fast by vectors once the rows are many; AMX stays ahead.
-        always = dtype is torch.bfloat16 or Feature.AMX in kernel_features()
+        always = dtype is torch.bfloat16 or amx or batch_invariant
         self.max_rows = math.inf if always else float(TUNING.panel_rows)
         """Rows up to which the kernel is used."""
         self.weight = None if always else weight

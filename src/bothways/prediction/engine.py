@@ -14,9 +14,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, DivergedError
 from bothways.core.progress import Progress
+from bothways.core.sequence import Sequence
 from bothways.data.loader import in_batches
+from bothways.model.model import Model
 from bothways.prediction.prepared_model import (
     PredictPrecision,
     PreparedModel,
@@ -109,10 +112,10 @@ DEFAULT_PREDICT = PredictConfig()
 
 
 def prepare_task(
-    task: TaskLearner[E, P], precision: PredictPrecision = "fp32"
+    task: TaskLearner[E, P], precision: PredictPrecision = "fp32", *, batch_invariant: bool = False
 ) -> TaskLearner[E, P]:
     """Return the task in evaluation mode with its model prepared, see `prepare_model`."""
-    model = prepare_model(task.model, precision)
+    model = prepare_model(task.model, precision, batch_invariant=batch_invariant)
     made = type(task)(task.task, model, task.tokenizer, task.labels, task.length)
     return made.eval()
 
@@ -150,7 +153,6 @@ def predict_windows(
         yield from predict_encoded(task, window, inputs, config, counts.note)
 
 
-@torch.inference_mode()
 def predict_encoded(
     task: TaskLearner[E, P],
     examples: Many[E],
@@ -160,6 +162,22 @@ def predict_encoded(
 ) -> list[tuple[E, P]]:
     """Return encoded examples with their predictions; `on_share` is called after each batch."""
     sequences = [sequence for item in encoded for sequence in item.sequences]
+    outputs = predict_sequences(task, sequences, config, on_share)
+    ordered, pairs = iter(outputs), []
+    for example, item in zip(examples, encoded, strict=True):
+        own = list(itertools.islice(ordered, len(item.sequences)))
+        pairs.append((example, decode_finite(task, example, item, own)))
+    return pairs
+
+
+@torch.inference_mode()
+def predict_sequences(
+    task: TaskLearner[E, P],
+    sequences: Many[Sequence],
+    config: PredictConfig = DEFAULT_PREDICT,
+    on_share: Callable[[float], object] = lambda share: None,
+) -> list[Output]:
+    """Return the model's output for each sequence; `on_share` is called after each batch."""
     bulk = sum(map(len, sequences)) >= TUNING.prepare_tokens
     task = _prepared(task, config.precision, bulk)
     if isinstance(task.model, PreparedModel):
@@ -177,7 +195,7 @@ def predict_encoded(
     if training or task.model.training:
         task.eval()
     try:
-        for places, batch in in_batches(sequences, tokens, device):
+        for places, batch in _in_batches(task.model, sequences, tokens, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 results = task.outputs(batch)
             outputs.update(zip(places, results, strict=True))
@@ -185,13 +203,34 @@ def predict_encoded(
     finally:
         if training:
             task.train()
-    ordered = (outputs[place] for place in range(len(sequences)))
-    pairs = []
-    for example, item in zip(examples, encoded, strict=True):
-        own = list(itertools.islice(ordered, len(item.sequences)))
-        _check_finite(own, example)
-        pairs.append((example, task.decode(example, item, own)))
-    return pairs
+    return [outputs[place] for place in range(len(sequences))]
+
+
+def _in_batches(
+    model: Model, sequences: Many[Sequence], tokens: int, device: torch.device
+) -> Iterator[tuple[list[int], Batch]]:
+    """Batch sequences as `in_batches`; by itself what would change the others' kernel."""
+    if not isinstance(model, PreparedModel) or not model.batch_invariant:
+        yield from in_batches(sequences, tokens, device)
+        return
+    short = [n for n, sequence in enumerate(sequences) if len(sequence) <= model.longest_fused]
+    for places, batch in in_batches([sequences[n] for n in short], tokens, device):
+        yield [short[place] for place in places], batch
+    for n in sorted({*range(len(sequences))} - {*short}):
+        [(_, batch)] = in_batches([sequences[n]], tokens, device)
+        yield [n], batch
+
+
+def decode_finite(
+    task: TaskLearner[E, P], example: E, encoded: EncodedExample, outputs: Many[Output]
+) -> P:
+    """Return the prediction for an example from the outputs of its sequences.
+
+    Raises:
+        DivergedError: an output is not finite.
+    """
+    _check_finite(outputs, example)
+    return task.decode(example, encoded, outputs)
 
 
 def _prepared(

@@ -55,6 +55,7 @@ class Predictor:
     Args:
         task: the task with its model, on its device.
         precision: of matrix products; a model that is prepared already keeps its own.
+        batch_invariant: see `prepare_model`.
 
     Attributes:
         task: the task in evaluation mode, with the prepared model.
@@ -65,9 +66,19 @@ class Predictor:
         (True, 'positive')
     """
 
-    def __init__(self, task: TaskLearner[Any, Any], precision: PredictPrecision = "fp32") -> None:
+    def __init__(
+        self,
+        task: TaskLearner[Any, Any],
+        precision: PredictPrecision = "fp32",
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         prepared = isinstance(task.model, PreparedModel)
-        self.task = task.eval() if prepared else prepare_task(task, precision)
+        self.task = (
+            task.eval()
+            if prepared
+            else prepare_task(task, precision, batch_invariant=batch_invariant)
+        )
 
     @property
     def precision(self) -> Literal["fp32", "bf16", "int8"]:
@@ -94,7 +105,7 @@ class Predictor:
         self, inputs: Iterable[Any], config: PredictConfig = DEFAULT_PREDICT
     ) -> Iterator[Any]:
         """Yield a prediction for each input, in order; reads `config.window` inputs at a time."""
-        examples = (_example(self.task, item, number) for number, item in enumerate(inputs, 1))
+        examples = (read_input(self.task, item, number) for number, item in enumerate(inputs, 1))
         return (prediction for _, prediction in predict(self.task, examples, config))
 
     def encode(self, texts: str | Iterable[str]) -> Float[NDArray[np.float32], "*texts width"]:
@@ -148,7 +159,7 @@ class Predictor:
             data = self.read(data, labelled=labelled)
         if isinstance(data, Reading):
             return data.examples
-        return (_example(self.task, row, number) for number, row in enumerate(data, 1))
+        return (read_input(self.task, row, number) for number, row in enumerate(data, 1))
 
 
 def _is_one(inputs: Any) -> bool:
@@ -156,8 +167,12 @@ def _is_one(inputs: Any) -> bool:
     return pair or isinstance(inputs, str | Mapping) or dataclasses.is_dataclass(inputs)
 
 
-def _example(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
-    """Return the example of the task in an input."""
+def read_input(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
+    """Return the example of the task in an input, the `number`-th of a call.
+
+    Raises:
+        DataError: the task cannot read it.
+    """
     definition = task.task
     where = f"input {number}"
     match value:
@@ -206,6 +221,7 @@ def open_task(
     length: int | None = None,
     device: str = "auto",
     precision: PredictPrecision = "fp32",
+    batch_invariant: bool = False,
     settings: Tree | Iterable[str] = (),
 ) -> Predictor:
     """Open a model folder, the folder of a fine-tuning run, or a Hub id for a task.
@@ -214,6 +230,9 @@ def open_task(
         task: a name or alias in `tasks.catalogue`; None for the task of the folder.
         length: the longest text in tokens; None as in training, else all positions of the model.
         precision: of matrix products; fp32 gives the same predictions on every machine.
+        batch_invariant: whether a text has the same prediction in any company, to the bit, see
+            `prepared_model.prepare_model`; without it in fp32 the same to rounding, and sooner if
+            it is short and alone.
         settings: changed settings of the task: {"pooling": "max"}, or texts such as "pooling=max".
 
     Raises:
@@ -225,7 +244,7 @@ def open_task(
             a precision that the device does not have.
     """
     learner = open_learner(folder, task, length=length, device=device, settings=settings)
-    return Predictor(learner, precision)
+    return Predictor(learner, precision, batch_invariant=batch_invariant)
 
 
 def open_learner(

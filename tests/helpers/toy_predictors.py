@@ -1,0 +1,66 @@
+"""Every task with inputs for it, and predictors with random heads on the toy encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bothways.hub.model_folder import load_model
+from bothways.model.heads import ChoiceHead, LabelHead, MaskedHead, PoolerHead, SpanHead, TagHead
+from bothways.model.model import Model
+from bothways.prediction.predictor import Predictor
+from bothways.prediction.prepared_model import PredictPrecision
+from bothways.tasks.catalogue import AnyTask
+from bothways.tasks.choice.examples import ChoiceExample
+from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.likelihood.task import LikelihoodTask
+from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.tagging.task import TaggingTask
+from toy_folder import make_examples
+
+TEXTS = [example.text for example in make_examples(48, 3)]
+PAIRS = list(zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True))
+TASKS: dict[str, tuple[AnyTask, list[Any]]] = {
+    "classify": (ClassificationTask(), TEXTS),
+    "regress": (RegressionTask(), PAIRS),
+    "label": (MultilabelTask(), TEXTS),
+    "choice": (ChoiceTask(), [ChoiceExample(a, (b, a, b)) for a, b in PAIRS]),
+    "tag": (TaggingTask(), TEXTS),
+    "answer": (QuestionAnsweringTask(), [(a, " ".join([b] * 4)) for a, b in PAIRS]),
+    "fill": (MaskFillingTask(top=3), [f"{text} [MASK] [MASK]" for text in TEXTS]),
+    "likelihood": (LikelihoodTask(), TEXTS),
+    "embed": (SentenceEmbeddingTask(), TEXTS),
+}
+
+
+def predictor(
+    folder: Path,
+    name: str,
+    precision: PredictPrecision = "fp32",
+    *,
+    batch_invariant: bool = False,
+    length: int = 32,
+) -> Predictor:
+    """A predictor with random heads."""
+    definition = TASKS[name][0]
+    labels = {"regress": ("score",), "tag": ("O", "B-X", "I-X")}.get(name, ("neg", "pos"))
+    heads = (
+        PoolerHead(),
+        MaskedHead(),
+        SpanHead(),
+        ChoiceHead(),
+        LabelHead(len(labels)),
+        TagHead(3),
+    )
+    loaded = load_model(folder)
+    torch.manual_seed(4)
+    model = Model(loaded.model.config, heads, loaded.model.encoder)
+    learner = definition.learner(model, loaded.tokenizer(), labels, length)
+    return Predictor(learner, precision, batch_invariant=batch_invariant)
