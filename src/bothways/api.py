@@ -184,7 +184,8 @@ def pretrain(  # noqa: PLR0913 – one option per question
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         start: a model folder whose weights to continue from.
-        recipe: "modern", "paper", "short", "electra", "roberta", "albert" or "spanbert".
+        recipe: "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta" or
+            "deberta_v3".
         resume: continue from the newest checkpoint in `out`.
         progress: receives stages and messages; `None` shows them on standard error.
         on_event: called after each step, report, evaluation and checkpoint.

@@ -7,6 +7,7 @@ absolute positions, its residual path is the queries', and both terms of positio
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from safetensors.torch import load_file
 from test_deberta import LENGTHS, SMALL, TABLE, inputs, logits_of, published
 from torch import Tensor
 
+from bothways.core.targets import TokenTargets
 from bothways.families.deberta import DEBERTA
 from bothways.families.weight_names import to_theirs
 from bothways.hub.model_folder import load_model
+from bothways.objectives.masked_lm import MaskedLMLearner
 
 LAYER = "deberta.encoder.layer.{}"
 EPSILON = 1e-7
@@ -130,6 +133,43 @@ def test_version_1_decodes_by_the_formulas(changes: dict[str, Any], tmp_path: Pa
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     mine = to_theirs(DEBERTA.keys_for(model.config), gradients)  # type: ignore[arg-type]
     assert mine.keys() == w.keys()
+    largest = max(float(gradient.abs().max()) for gradient in mine.values())
+    for name, tensor in w.items():
+        assert tensor.grad is not None
+        torch.testing.assert_close(mine[name], tensor.grad, rtol=1e-9, atol=1e-10 * largest)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_training_decodes_the_masked_tokens_by_the_formulas(
+    recompute: bool, tmp_path: Path
+) -> None:
+    """The loss of masked LM in training mode, in which only masked tokens are computed, and all gradients, in fp64."""
+    torch.manual_seed(5)
+    published(tmp_path, "Deberta", SMALL)
+    model = load_model(tmp_path).model.double()
+    model.encoder.recompute = recompute
+    w = {
+        name: tensor.double().requires_grad_()
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    batch, _, _ = inputs()
+    index = torch.tensor([0, 3, 6, 9, 12, 18, 27])  # the third sequence, one token, has a target
+    hidden = torch.randint(4, 50, index.shape)
+    targets = {"masked": TokenTargets(index, hidden)}
+    learner = MaskedLMLearner(model, z_loss=0.1).train()
+    losses = learner(dataclasses.replace(batch, targets=targets))
+    logits = torch.cat([predicted(w, SMALL, ids) for ids in batch.ids.split(LENGTHS)])[index]
+    expected = {
+        "masked": torch.nn.functional.cross_entropy(logits, hidden, reduction="sum"),
+        "z": logits.logsumexp(1).square().sum(),
+    }
+    assert losses.keys() == expected.keys()
+    for name, wanted in expected.items():
+        torch.testing.assert_close(losses[name].total, wanted, rtol=1e-9, atol=1e-9)
+    (losses["masked"].total + 0.1 * losses["z"].total).backward()
+    (expected["masked"] + 0.1 * expected["z"]).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    mine = to_theirs(DEBERTA.keys_for(model.config), gradients)  # type: ignore[arg-type]
     largest = max(float(gradient.abs().max()) for gradient in mine.values())
     for name, tensor in w.items():
         assert tensor.grad is not None

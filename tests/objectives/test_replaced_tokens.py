@@ -26,8 +26,10 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.objectives.replaced_tokens import (
+    Narrower,
     ReplacedTokens,
     ReplacedTokensLearner,
+    Shallower,
     generator_of,
     sample_tokens,
 )
@@ -294,7 +296,7 @@ def test_generators_have_the_sizes_of_the_paper(
     name: str, size: float, width: int, heads: int
 ) -> None:
     discriminator = preset(f"electra-{name}-discriminator")
-    generator = generator_of(discriminator, size)
+    generator = generator_of(discriminator, Narrower(size))
     assert (generator.width, generator.heads, generator.intermediate_size) == (
         width,
         heads,
@@ -304,14 +306,21 @@ def test_generators_have_the_sizes_of_the_paper(
     assert generator.embedding_width == discriminator.embedding_width
     if name != "small":
         assert generator == preset(f"electra-{name}-generator")
-    assert generator_of(discriminator, 1.0) == discriminator
+    assert generator_of(discriminator, Narrower(1.0)) == discriminator
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"), [("xsmall", 6), ("small", 3), ("base", 6), ("large", 12)]
+)
+def test_generators_of_deberta_have_half_the_layers(name: str, depth: int) -> None:
+    discriminator = preset(f"deberta-v3-{name}")
+    generator = generator_of(discriminator, Shallower())
+    assert generator == dataclasses.replace(discriminator, depth=depth)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"generator_size": 2.0}, r"at most 1, not 2.*wider than the discriminator"),
-        ({"generator_size": 0.0}, "above 0"),
         ({"temperature": 0.0}, "above 0"),
         ({"replaced": math.nan}, "above 0"),
     ],
@@ -319,6 +328,13 @@ def test_generators_have_the_sizes_of_the_paper(
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         ReplacedTokens(**settings)
+
+
+@pytest.mark.parametrize("cls", [Narrower, Shallower])
+@pytest.mark.parametrize("share", [2.0, 0.0])
+def test_a_generator_is_not_larger(cls: type, share: float) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)above 0 and at most 1.*larger than the discrim"):
+        cls(share)
 
 
 def test_encoders_without_a_place_for_it_are_refused(corpus: Corpus) -> None:
@@ -394,7 +410,7 @@ def test_the_discriminator_learns_more_than_the_share_of_replaced_tokens(corpus:
             embedding=32,
             dropout=Dropouts(0.0, 0.0),
         ),
-        objective=ReplacedTokens(generator_size=0.5),
+        objective=ReplacedTokens(generator=Narrower(0.5)),
         training=dataclasses.replace(config.training, optimizer=AdamW(lr=3e-3)),
         batch=TokenBudget(1024),
         evaluation_tokens=3000,

@@ -201,8 +201,7 @@ def test_what_is_cut_and_what_is_unknown_is_counted(tmp_path: Path) -> None:
 
 
 LOAD = Load(
-    EncoderConfig(1000, 64, 2, 2, 128),
-    (PoolerHead(), LabelHead(2)),
+    ((EncoderConfig(1000, 64, 2, 2, 128), (PoolerHead(), LabelHead(2))),),
     length=128,
     microbatch=4096,
     training=Training(Steps(1), AdamW(), Constant(), keep=Keep(1)),
@@ -223,6 +222,14 @@ def test_an_average_and_the_checkpoint_of_a_plateau_take_room() -> None:
 
 def test_a_model_that_fits_the_machine_is_not_mentioned(tmp_path: Path) -> None:
     assert check_machine(LOAD, tmp_path, CPU) == []
+
+
+def test_two_models_take_the_memory_of_both() -> None:
+    """Parameters that they have in common count once."""
+    two = dataclasses.replace(LOAD, models=(*LOAD.models, *LOAD.models), shared=1000)
+    assert two.parameters == 2 * LOAD.parameters - 1000
+    assert two.memory(CPU) == 2 * LOAD.memory(CPU) - 16 * 1000
+    assert (two.saved, two.fixed) == (12 * two.parameters, 16 * two.parameters)
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +291,7 @@ def test_the_memory_forecast_is_of_weights_and_of_the_tokens_of_a_microbatch(
 ) -> None:
     """In fp32, with a gradient and two moments for each weight."""
     load = with_training(recompute=recompute)
-    tokens = 4 * kept_floats(LOAD.encoder, LOAD.length, CPU, recompute) * LOAD.microbatch
+    tokens = 4 * kept_floats(LOAD.models[0][0], LOAD.length, CPU, recompute) * LOAD.microbatch
     assert load.memory(CPU) == 16 * LOAD.parameters + tokens
 
 

@@ -24,7 +24,17 @@ def pretrain(
     *overrides: str,
     out: Path,
     model: str = "bert-mini",
-    recipe: Literal["modern", "paper", "short", "electra", "roberta", "albert", "spanbert"]
+    recipe: Literal[
+        "modern",
+        "paper",
+        "short",
+        "electra",
+        "roberta",
+        "albert",
+        "spanbert",
+        "deberta",
+        "deberta_v3",
+    ]
     | None = None,
     start: str | None = None,
     config: Path | None = None,
@@ -50,8 +60,9 @@ def pretrain(
     recipe
         modern is current practice; paper is Devlin et al. 2018 to the letter; short is for
         minutes: many small updates, on short sequences at first; electra is ELECTRA-small's, with
-        a generator; roberta, albert and spanbert are the settings of these papers, with large
-        batches. Without it, short for a budget of 30 minutes or less, else modern.
+        a generator; roberta, albert, spanbert, deberta and deberta_v3 are the settings of these
+        papers, with large batches. Without it, short for a budget of 30 minutes or less, else
+        modern.
     start
         A model folder or Hub id whose weights to go on from; it decides the encoder, and the
         corpus is built with its tokenizer. Heads that it lacks start at random where that is asked

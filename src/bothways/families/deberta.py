@@ -13,8 +13,9 @@ a decoder (`_seen`), and a model with a decoder is written like the published on
 `enhanced_mask_decoder` that transformers ignores. Without a decoder the head is `cls.predictions`,
 transformers' `legacy` layout; both names are read in either case.
 
-Version 3's published discriminators also have a head of replaced tokens, `mask_predictions`,
-which no class of transformers has.
+Version 3's published discriminators have a head of replaced tokens, `mask_predictions`, which no
+class of transformers has; their `config.json` names none. We write them alike, and transformers
+opens the encoder.
 """
 
 from __future__ import annotations
@@ -326,11 +327,13 @@ def _family(
     defaults: EncoderConfig,
     rules: tuple[Rule, ...],
     architectures: tuple[Architecture, ...],
+    classless: tuple[Architecture, ...] = (),
 ) -> Family:
     return Family(
         model_type=model_type,
         keys=_keys_for(rules, defaults),
         architectures=architectures,
+        classless=classless,
         config_rules=ConfigRules(
             defaults,
             numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
@@ -357,4 +360,5 @@ DEBERTA_V2 = _family(
     replace(later(24, 1536, 24), position=Disentangled()),
     _LATER,
     classes("DebertaV2"),
+    (Architecture("DebertaV2Model", frozenset({"replaced"})),),
 )

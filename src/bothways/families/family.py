@@ -44,6 +44,8 @@ class Family:
         model_type: its name in `config.json`.
         keys: its weight names.
         architectures: its classes, one for each set of heads; that of pre-training is the first.
+        classless: sets of heads that no class has and that are published without naming one; the
+            name is that of the class which opens the encoder in them.
         config_rules: its settings.
         vocabulary: the model of its tokenizers ("Unigram"), where only that distinguishes it from
             another family.
@@ -58,6 +60,7 @@ class Family:
     keys: KeyTable
     architectures: tuple[Architecture, ...]
     config_rules: ConfigRules
+    classless: tuple[Architecture, ...] = ()
     vocabulary: str | None = None
     dropouts: Mapping[str, tuple[str, float | None]] = field(default_factory=lambda: DROPOUTS)
     adapted: Callable[[EncoderConfig], KeyTable] | None = None
@@ -81,5 +84,6 @@ class Family:
     def architecture_with(self, heads: Iterable[str]) -> Architecture | None:
         """Return the class with exactly these heads; idle ones may be missing."""
         wanted = frozenset(heads)
-        able = (a for a in self.architectures if a.heads - a.idle <= wanted <= a.heads)
+        known = (*self.architectures, *self.classless)
+        able = (a for a in known if a.heads - a.idle <= wanted <= a.heads)
         return next(able, None)

@@ -261,8 +261,7 @@ def _source(name: str, examples: list[Any], progress: Progress) -> ModelSource:
 def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
     longest = max(len(sequence) for sequence in data.sequences)
     return Load(
-        model.config,
-        model.specification,
+        ((model.config, model.specification),),
         longest,
         settings.microbatch_tokens,
         settings.training,

@@ -246,7 +246,8 @@ def write_hf_config(
     ids = model.kept.get("config.json", {}) if tokenizer is None else _special_ids(tokenizer)
     dropouts, record = _dropout_settings(family, model)
     raw = {
-        "architectures": [known.name], "model_type": family.model_type, "dtype": "float32",
+        **({} if known in family.classless else {"architectures": [known.name]}),
+        "model_type": family.model_type, "dtype": "float32",
         **(family.config_rules.write(config) or {}), **ids, **outputs, **dropouts,
     }  # fmt: skip
     keys = family.keys_for(config)

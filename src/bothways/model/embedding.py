@@ -48,6 +48,11 @@ class Embedding(nn.Module):
             nn.Linear(width, config.width, bias=not self.late) if narrow else nn.Identity()
         )
 
+    def tables(self) -> dict[str, nn.Embedding]:
+        """Return the learned tables among "token", "position" and "segment"."""
+        parts = {"token": self.token, "position": self.position, "segment": self.segment}
+        return {name: part for name, part in parts.items() if isinstance(part, nn.Embedding)}
+
     def forward(
         self, batch: Batch
     ) -> tuple[Float[Tensor, "tokens width"], Float[Tensor, "vocab embedded"]]:

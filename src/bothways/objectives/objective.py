@@ -64,6 +64,15 @@ class Objective:
         """Return the module to train, made of the models of these roles."""
         raise NotImplementedError
 
+    @property
+    def copied_tables(self) -> Mapping[str, str]:
+        """The roles whose new models begin with the embedding tables of another role: that role."""
+        return {}
+
+    def shared_parameters(self, encoder: ModelConfig) -> int:
+        """Return the number of parameters that two of the models have in common."""
+        return 0
+
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings of the preflight about the corpus and its tokenizer."""
         return self.segments.check(corpus)

@@ -1,4 +1,5 @@
-"""Replaced token detection, as ELECTRA (Clark et al. 2020, section 2).
+"""Replaced token detection, as ELECTRA (Clark et al. 2020, section 2) and DeBERTa version 3 (He et
+al. 2021).
 
 A small generator learns masked LM; tokens drawn from its predictions replace the masked ones; the
 discriminator learns to detect, at every token, whether it was replaced:
@@ -8,10 +9,16 @@ discriminator learns to detect, at every token, whether it was replaced:
     discriminator   the  guest   cooked  the  meal      replaced: 0 1 0 0 0
 
 A drawn token that equals the original counts as original. No gradient passes through the draw. The
-two networks share the embedding: its tables and its LayerNorm. The loss is that of the generator
-plus 50 times that of the discriminator.
+loss is that of the generator plus 50 times that of the discriminator. The two networks may share
+the embedding (`Sharing`).
 
 Google's code draws the masked positions with replacement; here they are distinct.
+
+DeBERTa's code updates the generator first, and then the discriminator with the table that the
+generator has just changed. Here both have one backward pass and one update. Since no gradient of
+the discriminator's loss reaches the generator, the gradients are those of the two updates, except
+that the discriminator reads the generator's table of one update before. Clipping is by the norm of
+both networks together.
 """
 
 from __future__ import annotations
@@ -26,7 +33,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
@@ -41,12 +50,55 @@ from bothways.model.config import EncoderConfig, ModelConfig
 from bothways.model.embedding import Embedding
 from bothways.model.encoder import Encoder
 from bothways.model.heads import MaskedHead, ReplacedHead
+from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
 from bothways.objectives.masked_lm import MaskedObjective
 from bothways.objectives.objective import ModelSpec, require_head
 from bothways.runtime.tuning import TUNING
 from bothways.training.meter import EvaluationScores
+
+Sharing = Literal["none", "shared", "disentangled"]
+"""How the discriminator's embedding depends on the generator's.
+
+    none           separate embeddings
+    shared         one embedding, its tables and its LayerNorm, which both losses train (ELECTRA)
+    disentangled   table = stop_gradient(generator's table) + difference; the difference, which
+                   begins at 0, is trained by the discriminator's loss, and the generator's table by
+                   the generator's loss alone (He et al. 2021, section 3.3)
+"""
+
+
+@dataclass(frozen=True)
+class Narrower:
+    """A generator with a share of the discriminator's width, heads and feed-forward layer.
+
+    It has as many layers, and embeddings as wide (ELECTRA).
+    """
+
+    share: float = 0.25
+    kind: Literal["narrower"] = "narrower"
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+
+@dataclass(frozen=True)
+class Shallower:
+    """A generator with a share of the discriminator's layers, each as wide (DeBERTa version 3)."""
+
+    share: float = 0.5
+    kind: Literal["shallower"] = "shallower"
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        what = f"must be above 0 and at most 1, not {share:g}"
+        fix = "It is a share: a generator larger than the discriminator is too hard to detect."
+        raise ConfigError(what, where="objective.generator.share", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -71,25 +123,22 @@ class ReplacedTokens(MaskedObjective):
     """Masked LM by a generator, and detection of the tokens that it replaced, as ELECTRA.
 
     Attributes:
-        generator_size: width, heads and feed-forward layer of the generator as a share of the
-            discriminator's; the depth is the same.
+        generator: the shape of the generator.
+        sharing: how the discriminator's embedding depends on the generator's.
         replaced: the factor of the discriminator's loss.
         temperature: of the softmax from which replacements are drawn.
     """
 
     segments: FullSentences = FullSentences()
     masking: Masking = Masking(0.15, mask=1.0, random=0.0)
-    generator_size: float = 0.25
+    generator: Narrower | Shallower = Narrower()
+    sharing: Sharing = "shared"
     replaced: float = 50.0
     temperature: float = 1.0
     kind: Literal["replaced_tokens"] = "replaced_tokens"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.generator_size <= 1:
-            what = f"must be above 0 and at most 1, not {self.generator_size:g}"
-            fix = "It is a share: a generator wider than the discriminator is too hard to detect."
-            raise ConfigError(what, where="objective.generator_size", fix=fix)
         for name in ("replaced", "temperature"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
@@ -99,17 +148,33 @@ class ReplacedTokens(MaskedObjective):
         """Return the discriminator, "model", and the generator."""
         require_head(self, encoder, MaskedHead())
         assert isinstance(encoder, EncoderConfig)
-        if encoder.norm_after_projection:
+        generator = generator_of(encoder, self.generator)
+        differs = generator.width != encoder.width
+        if self.sharing == "shared" and differs and encoder.norm_after_projection:
             what = (
                 "the two networks share the embedding's LayerNorm, which in this encoder follows "
                 "the projection to a width of its own"
             )
-            fix = "Choose an encoder such as ELECTRA's, or leave encoder.embedding out."
+            fix = "Set objective.generator=shallower or objective.sharing=disentangled."
             raise ConfigError(what, where="encoder.embedding", fix=fix)
         return {
             "model": ModelSpec(encoder, (ReplacedHead(),)),
-            "generator": ModelSpec(generator_of(encoder, self.generator_size), (MaskedHead(),)),
+            "generator": ModelSpec(generator, (MaskedHead(),)),
         }
+
+    @property
+    def copied_tables(self) -> Mapping[str, str]:
+        """With disentangled sharing a new generator begins with the discriminator's tables."""
+        return {"generator": "model"} if self.sharing == "disentangled" else {}
+
+    def shared_parameters(self, encoder: ModelConfig) -> int:
+        """Return the parameters of the tables and the LayerNorm, where they are shared."""
+        if self.sharing != "shared" or not isinstance(encoder, EncoderConfig):
+            return 0
+        with without_weights():
+            embedding = Embedding(encoder)
+        parts = [*embedding.tables().values(), embedding.norm]
+        return sum(each.numel() for part in parts for each in part.parameters())
 
     def prepare(
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
@@ -124,7 +189,7 @@ class ReplacedTokens(MaskedObjective):
     def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> ReplacedTokensLearner:
         """Return the module to train."""
         return ReplacedTokensLearner(
-            models["model"], models["generator"], self.replaced, self.temperature
+            models["model"], models["generator"], self.replaced, self.temperature, self.sharing
         )
 
     def metrics(self, scores: EvaluationScores, predicts: tuple[str, ...]) -> dict[str, float]:
@@ -150,13 +215,20 @@ class ReplacedTokens(MaskedObjective):
         }
 
 
-def generator_of(encoder: EncoderConfig, size: float) -> EncoderConfig:
-    """Return the generator of a discriminator: as deep, narrower, with embeddings as wide.
+def generator_of(encoder: EncoderConfig, size: Narrower | Shallower) -> EncoderConfig:
+    """Return the generator of a discriminator; its embeddings are as wide.
 
-    The width is rounded to a multiple of the heads. ELECTRA-small: 256 wide, 4 heads, 1/4 → 64, 1.
+    A smaller width is rounded to a multiple of the heads. ELECTRA-small: 256 wide, 4 heads,
+    1/4 → 64, 1. DeBERTa-v3-base: 12 layers, 1/2 → 6.
     """
-    heads = max(1, round(encoder.heads * size))
-    width = heads * max(1, round(encoder.width * size / heads))
+    match size:
+        case Shallower(share=share):
+            return dataclasses.replace(encoder, depth=max(1, round(encoder.depth * share)))
+        case Narrower(share=share):
+            heads = max(1, round(encoder.heads * share))
+            width = heads * max(1, round(encoder.width * share / heads))
+        case _:
+            assert_never(size)
     return dataclasses.replace(
         encoder,
         width=width,
@@ -166,14 +238,58 @@ def generator_of(encoder: EncoderConfig, size: float) -> EncoderConfig:
     )
 
 
-def share_embedding(source: Embedding, target: Embedding) -> None:
-    """Give an embedding the tables and the LayerNorm of another; the projection stays its own."""
-    target.token, target.position, target.segment, target.norm = (
-        source.token,
-        source.position,
-        source.segment,
-        source.norm,
-    )
+def share_embedding(discriminator: Embedding, generator: Embedding, sharing: Sharing) -> None:
+    """Let two embeddings depend on each other; the projections stay their own.
+
+    Neither changes its output.
+    """
+    match sharing:
+        case "none":
+            pass
+        case "shared":
+            for name in ("token", "position", "segment", "norm"):
+                setattr(generator, name, getattr(discriminator, name))
+        case "disentangled":
+            bases = generator.tables()
+            for name, table in discriminator.tables().items():
+                parametrize.register_parametrization(table, "weight", Offset(bases[name]))
+        case _:
+            assert_never(sharing)
+
+
+class Offset(nn.Module):
+    """A parametrization: a table is another one, without gradient, plus a difference.
+
+    Args:
+        base: the other table; it stays part of its own model only.
+    """
+
+    def __init__(self, base: nn.Embedding) -> None:
+        super().__init__()
+        self._base = (base,)  # in a tuple, so that it is no submodule
+
+    def forward(self, difference: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """Return the table for a difference."""
+        return self._base[0].weight.detach() + difference
+
+    def right_inverse(self, table: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """Return the difference for a table."""
+        return table - self._base[0].weight.detach()
+
+
+@torch.no_grad()
+def with_own_tables(model: Model) -> Model:
+    """Return a model with sums in place of differences; its other weights are those of `model`."""
+    state = model.state_dict()
+    for name, table in model.named_modules():
+        if parametrize.is_parametrized(table):
+            del state[f"{name}.parametrizations.weight.original"]
+            state[f"{name}.weight"] = table.weight
+    with without_weights():
+        result = Model(model.config, model.specification)
+    result.load_state_dict(state, assign=True)
+    result.kept = model.kept
+    return result.train(model.training)
 
 
 @torch.no_grad()
@@ -201,31 +317,39 @@ def sample_tokens(
 
 
 class ReplacedTokensLearner(Learner):
-    """Trains a generator and a discriminator with a shared embedding.
+    """Trains a generator and a discriminator.
 
     Args:
         model: the discriminator, an encoder with a "replaced" head.
-        generator: an encoder with a "masked" head; it takes over the embedding of the other.
+        generator: an encoder with a "masked" head; with shared embeddings it takes over those of
+            the other.
         factor: of the loss "replaced".
         temperature: of the softmax from which replacements are drawn.
+        sharing: how the discriminator's embedding depends on the generator's.
     """
 
     predicts = ("masked",)
 
     def __init__(
-        self, model: Model, generator: Model, factor: float = 50.0, temperature: float = 1.0
+        self,
+        model: Model,
+        generator: Model,
+        factor: float = 50.0,
+        temperature: float = 1.0,
+        sharing: Sharing = "shared",
     ) -> None:
         super().__init__()
         assert isinstance(model.encoder, Encoder)
         assert isinstance(generator.encoder, Encoder)
-        share_embedding(model.encoder.embedding, generator.encoder.embedding)
-        self.model, self.generator = model, generator
+        share_embedding(model.encoder.embedding, generator.encoder.embedding, sharing)
+        self.model, self.generator, self.sharing = model, generator, sharing
         self.temperature = temperature
         self.coefficients = {"replaced": factor}
 
     def saved(self) -> Mapping[str, Model]:
-        """Return the discriminator, "model", and the generator."""
-        return {"model": self.model, "generator": self.generator}
+        """Return the discriminator, "model", with tables of its own, and the generator."""
+        model = with_own_tables(self.model) if self.sharing == "disentangled" else self.model
+        return {"model": model, "generator": self.generator}
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the numbers of masked tokens and of all tokens."""
@@ -258,7 +382,8 @@ class ReplacedTokensLearner(Learner):
         """Return the discriminator's loss on the text with the drawn tokens at `index`."""
         judged = torch.as_tensor(batch.target("replaced", Replacements).judged)
         changed = dataclasses.replace(batch, ids=batch.ids.index_copy(0, index, drawn))
-        x = self.model.encoder(changed).last
+        with parametrize.cached():  # a disentangled table is computed once
+            x = self.model.encoder(changed).last
         scores = self.model.heads["replaced"](x, batch.layout)[judged]
         labels = torch.zeros_like(batch.ids, dtype=torch.bool).index_copy(0, index, differs)[judged]
         loss = binary_cross_entropy(scores[:, None], labels[:, None].to(scores.dtype))

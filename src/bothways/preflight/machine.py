@@ -6,6 +6,7 @@ warnings and notes are printed once. `bothways.tasks.checks` checks labels.
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,22 +49,23 @@ class Load:
     """The demands of a run on a machine.
 
     Attributes:
-        encoder, heads: the model.
+        models: the encoder and the heads of each model that is trained.
         length: maximum length of a sequence in tokens.
         microbatch: maximum number of tokens that go through the model at once.
         training: the settings that decide what is kept in memory and on the disk.
+        shared: the number of parameters that two of the models have in common.
     """
 
-    encoder: ModelConfig
-    heads: tuple[Head, ...]
+    models: tuple[tuple[ModelConfig, tuple[Head, ...]], ...]
     length: int
     microbatch: int
     training: Training
+    shared: int = 0
 
-    @property
+    @functools.cached_property
     def parameters(self) -> int:
-        """The number of parameters of the model."""
-        return parameter_table(self.encoder, self.heads).total
+        """The number of parameters of all models."""
+        return sum(parameter_table(*model).total for model in self.models) - self.shared
 
     @property
     def checkpoints(self) -> int:
@@ -91,7 +93,9 @@ class Load:
 
         They are the fixed ones, and the values that the backward pass keeps of each token.
         """
-        kept = kept_floats(self.encoder, self.length, device, self.training.recompute)
+        recompute = self.training.recompute
+        encoders = (encoder for encoder, _ in self.models)
+        kept = sum(kept_floats(each, self.length, device, recompute) for each in encoders)
         return self.fixed + 4.0 * kept * self.microbatch
 
 

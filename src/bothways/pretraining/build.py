@@ -22,10 +22,11 @@ from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve
 from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.model.encoder import Encoder
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.objectives.objective import Objective
+from bothways.objectives.objective import ModelSpec, Objective
 from bothways.preflight.machine import Load, check_machine
 from bothways.preflight.text import check_model, unknown_tokens
 from bothways.pretraining.config import PretrainConfig
@@ -54,48 +55,88 @@ def start_encoder(source: str) -> ModelConfig:
     return read_hf_config(resolve(source)).encoder
 
 
-def _load_start(source: str, settings: PretrainConfig, corpus: Corpus) -> Model:
-    """Return the weights of `settings.start` with the heads of the objective and its dropout.
+def start_folders(settings: PretrainConfig) -> dict[str, Path]:
+    """Return the folder of each role that has one where the run starts.
+
+    The other roles of an objective, such as "generator", are in the folder of the model, or next to
+    it if that is the `model/` of a run.
+
+    Raises:
+        FolderError: `settings.start` is neither a folder nor a model of the Hub.
+    """
+    if settings.start is None:
+        return {}
+    folder = resolve(settings.start)
+    around = [folder, folder.parent] if folder.name == "model" else [folder]
+    others = {
+        role: place / role
+        for role in settings.objective.models(settings.encoder)
+        for place in around
+        if role != "model" and (place / role / "config.json").is_file()
+    }
+    return {"model": folder, **others}
+
+
+def _load_start(
+    folder: Path, role: str, spec: ModelSpec, settings: PretrainConfig, corpus: Corpus
+) -> Model:
+    """Return the weights of a folder with the heads of the objective and its dropout.
 
     Raises:
         FolderError: the folder lacks a head that is not in `settings.fresh`, or is not a model.
         TokenizerError: the folder has no tokenizer.
         ConfigError: the encoder is not the folder's, or the corpus has another vocabulary.
     """
-    folder = resolve(source)
+    source = settings.start if role == "model" else folder
     if Tokenizer.load(folder).backend.get_vocab() != corpus.tokenizer.backend.get_vocab():
         what = f"the corpus {corpus.folder} was built with another vocabulary than that of {source}"
         fix = f"Build it with that one: bothways corpus build … --tokenizer {source}"
         raise ConfigError(what, where="start", fix=fix)
-    heads = settings.objective.models(settings.encoder)["model"].heads
-    model = load_model(folder, heads, settings.fresh).model
-    if model.config == settings.encoder:
+    encoder, heads = spec
+    model = load_model(folder, heads, settings.fresh if role == "model" else ()).model
+    if model.config == encoder:
         return model
     # Every encoder has a field `dropout`, of a type of its own.
-    dropout: Any = settings.encoder.dropout
-    if dataclasses.replace(model.config, dropout=dropout) != settings.encoder:
+    dropout: Any = encoder.dropout
+    if dataclasses.replace(model.config, dropout=dropout) != encoder:
         what = f"is not that of {source}: only its dropout may differ"
-        raise ConfigError(what, where="encoder", fix="Leave the other settings out.")
-    changed = Model(settings.encoder, model.specification)
+        if role == "model":
+            raise ConfigError(what, where="encoder", fix="Leave the other settings out.")
+        fix = f"Give it the shape of that folder, or rename the folder to start with a new {role}."
+        raise ConfigError(what, where=f"objective.{role}", fix=fix)
+    changed = Model(encoder, model.specification)
     changed.load_state_dict(model.state_dict())
     changed.kept = model.kept
     return changed
 
 
 def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
-    """Return the objective's models by role, seeded; "model" starts from `settings.start`.
+    """Return the objective's models by role, seeded; those of `start_folders` are loaded.
 
     Raises:
         ConfigError, FolderError, TokenizerError: `settings.start` cannot be used.
     """
     torch.manual_seed(settings.seed)
-    models = {}
+    models, folders = {}, start_folders(settings)
     for role, spec in settings.objective.models(settings.encoder).items():
-        if role == "model" and settings.start is not None:
-            models[role] = _load_start(settings.start, settings, corpus)
+        if role in folders:
+            models[role] = _load_start(folders[role], role, spec, settings, corpus)
         else:
             models[role] = Model(*spec)
+    for role, other in settings.objective.copied_tables.items():
+        if role not in folders:
+            _copy_tables(models[other], models[role])
     return models
+
+
+@torch.no_grad()
+def _copy_tables(source: Model, target: Model) -> None:
+    """Give a model the values of another one's embedding tables."""
+    assert isinstance(source.encoder, Encoder)
+    assert isinstance(target.encoder, Encoder)
+    values = source.encoder.embedding.tables()
+    for name, table in target.encoder.embedding.tables().items():
+        table.weight.copy_(values[name].weight)
 
 
 def vocabulary_of(corpus: Corpus, objective: Objective) -> Vocabulary:
@@ -143,19 +184,30 @@ def preflight(
         BothwaysError: there are errors; it lists them all.
     """
     longest = max(phase.length for phase in settings.phases)
-    models = settings.objective.models(settings.encoder).values()
+    models = settings.objective.models(settings.encoder)
     findings = [*check_model(settings.encoder, corpus.tokenizer, longest)]
-    for encoder, heads in models:
-        load = Load(encoder, heads, longest, settings.microbatch_tokens, settings.training)
-        findings += check_machine(load, folder, device)
-    encoder, heads = settings.objective.models(settings.encoder)["model"]
-    findings += _check_class(encoder, heads, corpus.tokenizer)
+    parts = tuple(models.values())
+    shared = settings.objective.shared_parameters(settings.encoder)
+    load = Load(parts, longest, settings.microbatch_tokens, settings.training, shared)
+    findings += check_machine(load, folder, device)
+    findings += _check_class(*models["model"], corpus.tokenizer)
+    findings += _check_start(settings)
     fix = "Train a tokenizer on this text, and build the corpus with it."
     findings.append(unknown_tokens(corpus.unknown_share, fix))
     for finding in _data_findings(settings, corpus):
         if finding not in findings:
             findings.append(finding)
     return report_findings(findings)
+
+
+def _check_start(settings: PretrainConfig) -> list[Finding]:
+    """Return a note for each role that `settings.start` has no model of."""
+    if settings.start is None:
+        return []
+    found, roles = start_folders(settings), settings.objective.models(settings.encoder)
+    what = "there is no {0}/ in {1} or next to it: the {0} starts with random weights"
+    missing = [what.format(role, settings.start) for role in roles if role not in found]
+    return [Finding("heads", "note", each, "start") for each in missing]
 
 
 def _data_findings(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:

@@ -15,7 +15,7 @@ from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
 from bothways.model.readout import Readout
 from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
-from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -118,7 +118,7 @@ def electra(encoder: ModelConfig) -> PretrainConfig:
     """Return the settings of ELECTRA-small (Clark et al. 2020, appendix A, and its code).
 
     A million updates of 128 sequences of 128 tokens. The base size reads 256 sequences of 512
-    tokens at 2e-4, with a generator of a third (`objective.generator_size`). In Google's code the
+    tokens at 2e-4, with a generator of a third (`objective.generator.share`). In Google's code the
     warm-up multiplies the falling rate: a difference of 1 % at most, at its end.
 
     The heads are ELECTRA's, also with the shape of a BERT.
@@ -224,6 +224,58 @@ def spanbert(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
+def deberta(encoder: ModelConfig) -> PretrainConfig:
+    """Return the settings of DeBERTa base and large (He et al. 2020, appendix A): masked LM alone,
+    n-grams of up to three words masked.
+
+    The rate of 2e-4 belongs to 2,048 sequences of 512 tokens; the rates, the batch and the updates
+    are not verified against the paper. The masks have the lengths of DeBERTa's code, which cuts
+    them from left to right, so that the end of a sequence is hardly ever predicted; here all parts
+    are predicted alike.
+    """
+    return PretrainConfig(
+        encoder=encoder,
+        training=Training(
+            until=Steps(1_000_000),
+            optimizer=AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+            schedule=Linear(Steps(10_000)),
+            clip_norm=1.0,
+            report=Steps(100),
+            evaluate=Steps(10_000),
+            save=Steps(10_000),
+        ),
+        objective=MaskedLM(masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())),
+        phases=_full_length(encoder),
+        batch=ExampleBudget(2048),
+    )
+
+
+def deberta_v3(encoder: ModelConfig) -> PretrainConfig:
+    """Return the settings of DeBERTa version 3, base and small (He et al. 2021): replaced tokens, a
+    generator of half the depth, disentangled embeddings.
+
+    The rate of 6e-4 belongs to 8,192 sequences of 512 tokens; the large size has 3e-4. The factor
+    of the discriminator's loss is the paper's, 50; the default of the public code is 10.
+    """
+    objective = ReplacedTokens(generator=Shallower(0.5), sharing="disentangled")
+    return PretrainConfig(
+        encoder=encoder,
+        training=Training(
+            until=Steps(500_000),
+            optimizer=AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+            schedule=Linear(Steps(10_000)),
+            clip_norm=1.0,
+            report=Steps(100),
+            evaluate=Steps(10_000),
+            save=Steps(10_000),
+        ),
+        objective=objective,
+        phases=_full_length(encoder),
+        batch=ExampleBudget(8192),
+        evaluation_masking=objective.masking,
+    )
+
+
 RECIPES = {
     "modern": modern,
     "paper": paper,
@@ -232,6 +284,8 @@ RECIPES = {
     "roberta": roberta,
     "albert": albert,
     "spanbert": spanbert,
+    "deberta": deberta,
+    "deberta_v3": deberta_v3,
 }
 
 

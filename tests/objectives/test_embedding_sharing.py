@@ -1,0 +1,315 @@
+"""How the embeddings of a generator and a discriminator depend on each other: gradients, one update, folders, continued runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bothways.core.batch import pack
+from bothways.core.errors import BothwaysError
+from bothways.core.keyed_rng import rng
+from bothways.core.sequence import Sequence
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus
+from bothways.data.masking import AnyToken, Masking, NGrams, Vocabulary
+from bothways.families.catalogue import preset
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
+from bothways.objectives.masked_lm import MaskedLM
+from bothways.objectives.replaced_tokens import (
+    Narrower,
+    ReplacedTokens,
+    ReplacedTokensLearner,
+    Shallower,
+    Sharing,
+)
+from bothways.pretraining.build import build_models, fit_to_corpus, preflight
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.recipes import deberta, deberta_v3
+from bothways.pretraining.run import pretrain
+from bothways.training.durations import Steps
+from bothways.training.optimizers import AdamW
+from bothways.training.run import Training
+from bothways.training.schedules import Linear
+
+SIZE = 50
+VOCABULARY = Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) > 40, 4)
+SHARINGS: tuple[Sharing, ...] = ("none", "shared", "disentangled")
+ORIGINAL = "parametrizations.weight.original"
+
+
+def shape_of(name: str, vocab: int = SIZE) -> EncoderConfig:
+    base = preset(name)
+    assert isinstance(base, EncoderConfig)
+    small = {"width": 32, "depth": 2, "heads": 4, "intermediate_size": 48, "vocab": vocab}
+    return dataclasses.replace(base, **small, embedding=None, dropout=Dropouts(0.0, 0.0))
+
+
+def learner_of(config: EncoderConfig, sharing: Sharing) -> ReplacedTokensLearner:
+    """In float64, with the same weights in all modes and equal embeddings in both networks."""
+    objective = ReplacedTokens(generator=Shallower(), sharing=sharing)
+    torch.manual_seed(0)
+    models = {role: Model(*spec).double() for role, spec in objective.models(config).items()}
+    for model in models.values():
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    embeddings = [models[role].encoder.embedding for role in ("generator", "model")]
+    embeddings[0].load_state_dict(embeddings[1].state_dict())
+    return objective.learner(models, VOCABULARY)
+
+
+def sequences(count: int = 4, size: int = SIZE) -> list[Sequence]:
+    r = np.random.default_rng(4)
+    result = []
+    for number in range(count):
+        ids = np.array([2, *r.integers(5, size, size=r.integers(8, 30)), 3], np.int32)
+        text = Sequence(ids, np.zeros(len(ids), np.int8))
+        result.append(ReplacedTokens().prepare(text, VOCABULARY, rng(number, "test")))
+    return result
+
+
+def gradients(learner: ReplacedTokensLearner, factors: dict[str, float]) -> dict[str, Tensor]:
+    """The gradients of a weighted sum of the losses, of the parameters that it reaches."""
+    learner.zero_grad()
+    losses = learner(pack(sequences()))
+    sum(factor * losses[name].total for name, factor in factors.items()).backward()
+    return {n: p.grad.clone() for n, p in learner.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["electra-small-discriminator", "deberta-v3-small"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_each_loss_trains_its_own_network(sharing: Sharing, name: str) -> None:
+    learner = learner_of(shape_of(name), sharing)
+    every = {each for each, _ in learner.named_parameters()}
+    common = {"model.encoder.embedding." + each for each in COMMON[name]} & every
+    in_common = common if sharing == "shared" else set()
+    of_generator = {each for each in every if each.startswith("generator.")}
+    assert set(gradients(learner, {"masked": 1.0})) == of_generator | in_common
+    assert set(gradients(learner, {"replaced": 1.0})) == every - of_generator
+    assert bool(in_common) == (sharing == "shared")
+
+
+COMMON = {
+    "electra-small-discriminator": [
+        "token.weight", "position.weight", "segment.weight", "norm.weight", "norm.bias",
+    ],
+    "deberta-v3-small": ["token.weight", "norm.weight", "norm.bias"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["electra-small-discriminator", "deberta-v3-small"])
+def test_one_joint_update_is_that_of_the_formula(name: str) -> None:
+    """By plain gradient descent the generator's table moves as without sharing, the sum as one shared table would."""
+    rate, factors = 0.01, {"masked": 1.0, "replaced": 50.0}
+    moved = {}
+    for sharing in SHARINGS:
+        learner = learner_of(shape_of(name), sharing)
+        found = gradients(learner, factors)
+        with torch.no_grad():
+            for each, parameter in learner.named_parameters():
+                parameter.sub_(rate * found[each])
+        moved[sharing] = learner
+    tables = {
+        sharing: [learner.generator.encoder.embedding.tables(), learner.model.encoder.embedding.tables()]
+        for sharing, learner in moved.items()
+    }  # fmt: skip
+    start = learner_of(shape_of(name), "none").model.encoder.embedding.tables()
+    for table in start:
+        (own, _), (_, shared) = tables["none"], tables["shared"]
+        generator, discriminator = (each[table].weight for each in tables["disentangled"])
+        torch.testing.assert_close(generator, own[table].weight, rtol=0, atol=1e-13)
+        torch.testing.assert_close(discriminator, shared[table].weight, rtol=0, atol=1e-12)
+        assert float((discriminator - generator).detach().abs().max()) > 1e-3
+        separate = tables["none"][1][table].weight
+        torch.testing.assert_close(
+            discriminator - generator, separate - start[table].weight, rtol=0, atol=1e-12
+        )
+
+
+def test_the_networks_are_those_that_were_given() -> None:
+    """Of two different embeddings, such as those of a run that goes on, both stay as they are."""
+    config = shape_of("electra-small-discriminator")
+    objective = ReplacedTokens(sharing="disentangled")
+    models = {role: Model(*spec).double() for role, spec in objective.models(config).items()}
+    before = {role: model.encoder.embedding.token.weight.clone() for role, model in models.items()}
+    learner = objective.learner(models, VOCABULARY)
+    for role, model in learner.saved().items():
+        table = model.encoder.embedding.token.weight
+        torch.testing.assert_close(table, before[role], rtol=0, atol=1e-16)
+    assert learner.model.encoder.embedding.token.parametrizations.weight.original.abs().sum() > 0
+
+
+def test_the_saved_discriminator_has_the_sum_and_shares_the_rest() -> None:
+    learner = learner_of(shape_of("electra-small-discriminator"), "disentangled")
+    with torch.no_grad():
+        for name, parameter in learner.model.named_parameters():
+            if name.endswith(ORIGINAL):
+                parameter.normal_()
+    saved = learner.saved()["model"]
+    assert isinstance(saved, Model)
+    assert not any("parametrizations" in name for name in saved.state_dict())
+    batch = pack(sequences())
+    assert torch.equal(saved.encoder(batch).last, learner.model.encoder(batch).last)
+    ours = learner.model.encoder.blocks[0].mlp.up.weight
+    assert saved.encoder.blocks[0].mlp.up.weight.data_ptr() == ours.data_ptr()
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("size", [Narrower(0.5), Shallower()])
+def test_parameters_are_forecast_for_both_networks(sharing: Sharing, size: Any) -> None:
+    config = shape_of("electra-small-discriminator")
+    objective = ReplacedTokens(generator=size, sharing=sharing)
+    models = objective.models(config)
+    learner = objective.learner({role: Model(*spec) for role, spec in models.items()}, VOCABULARY)
+    trained = sum(parameter.numel() for parameter in learner.parameters())
+    counted = sum(parameter_table(*spec).total for spec in models.values())
+    assert counted - objective.shared_parameters(config) == trained
+
+
+def config_of(corpus: Corpus, sharing: Sharing, steps: int = 4, **settings: Any) -> PretrainConfig:
+    shape = fit_to_corpus(shape_of("deberta-v3-small"), corpus.tokenizer)
+    training = Training(Steps(steps), AdamW(lr=1e-3), Linear(0.1), precision="fp32", save=Steps(2))
+    objective = ReplacedTokens(generator=Shallower(), sharing=sharing)
+    return PretrainConfig(
+        shape, training, objective, (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
+        evaluation_tokens=400, **settings,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("made") / "run"
+    return folder, pretrain(config_of(corpus, "disentangled"), corpus, folder)
+
+
+def test_the_differences_begin_at_zero(corpus: Corpus) -> None:
+    settings = config_of(corpus, "disentangled")
+    models = build_models(settings, corpus)
+    learner = settings.objective.learner(models, VOCABULARY)
+    differences = [p for n, p in learner.named_parameters() if n.endswith(ORIGINAL)]
+    assert len(differences) == 1
+    assert not any(difference.any() for difference in differences)
+
+
+def test_a_run_saves_folders_of_transformers(run: tuple[Path, Any]) -> None:
+    from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
+
+    folder, done = run
+    learner = done.learner
+    raw = json.loads((folder / "model" / "config.json").read_text())
+    assert (raw["model_type"], "architectures" in raw) == ("deberta-v2", False)
+    theirs, info = AutoModel.from_pretrained(folder / "model", output_loading_info=True)
+    assert isinstance(theirs, DebertaV2Model)
+    assert not info["missing_keys"]
+    assert not info["mismatched_keys"]
+    assert {name.split(".")[0] for name in info["unexpected_keys"]} == {"mask_predictions"}
+    assert "DebertaV2Model" in (folder / "model" / "README.md").read_text("utf8")
+    text = sequences(1)[0]
+    batch = pack([Sequence(text.ids % 20, text.segments)])
+    with torch.no_grad():
+        wanted = learner.eval().model.encoder(batch).last
+        found = theirs.eval()(input_ids=batch.ids[None]).last_hidden_state[0]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        loaded = load_model(folder / "model")
+        assert list(loaded.model.heads) == ["replaced"]
+        assert not loaded.report.unused
+        again = loaded.model.heads["replaced"](loaded.model.encoder(batch).last, batch.layout)
+        scores = learner.model.heads["replaced"](wanted, batch.layout)
+        assert torch.equal(again, scores)
+    _, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
+    assert not any(info.values()), info
+
+
+def test_a_resumed_run_ends_with_the_same_weights(
+    run: tuple[Path, Any], corpus: Corpus, tmp_path: Path
+) -> None:
+    class Stopped(Exception):
+        pass
+
+    def at_two(event: Any) -> None:
+        if event.kind == "checkpoint" and event.progress.steps == 2:
+            raise Stopped
+
+    settings = config_of(corpus, "disentangled")
+    with pytest.raises(Stopped):
+        pretrain(settings, corpus, tmp_path / "two", on_event=at_two)
+    resumed = pretrain(settings, corpus, tmp_path / "two", resume=True)
+    state = run[1].learner.state_dict()
+    assert any(name.endswith(ORIGINAL) and tensor.any() for name, tensor in state.items())
+    for name, tensor in state.items():
+        assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("place", ["run/model", "copy"])
+def test_a_run_goes_on_with_both_networks(
+    run: tuple[Path, Any], corpus: Corpus, tmp_path: Path, place: str
+) -> None:
+    """The generator is next to the `model/` of a run, or in the folder of the model."""
+    folder, done = run
+    if place == "copy":
+        folder = tmp_path
+        saved = done.learner.saved()
+        save_model(folder / "m", saved["model"], corpus.tokenizer)
+        save_model(folder / "m" / "generator", saved["generator"], corpus.tokenizer)
+    start = str(folder / ("m" if place == "copy" else "model"))
+    settings = config_of(corpus, "disentangled", start=start)
+    assert not [each for each in preflight(settings, corpus, None, CPU) if each.where == "start"]
+    learner = settings.objective.learner(build_models(settings, corpus), VOCABULARY).eval()
+    batch = pack(sequences(2, corpus.tokenizer.size))
+    with torch.no_grad():
+        found, wanted = learner(batch), done.learner.eval()(batch)
+    for name, loss in wanted.items():
+        torch.testing.assert_close(found[name].total, loss.total)
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_without_a_generator_a_run_goes_on_with_a_new_one(
+    run: tuple[Path, Any], corpus: Corpus, tmp_path: Path, sharing: Sharing
+) -> None:
+    saved = run[1].learner.saved()["model"]
+    save_model(tmp_path / "alone", saved, corpus.tokenizer)
+    settings = config_of(corpus, sharing, start=str(tmp_path / "alone"))
+    notes = [str(each) for each in preflight(settings, corpus, None, CPU) if each.where == "start"]
+    assert len(notes) == 1
+    assert "there is no generator/ in" in notes[0]
+    learner = settings.objective.learner(build_models(settings, corpus), VOCABULARY)
+    tables = [m.encoder.embedding.token.weight for m in learner.saved().values()]
+    assert torch.equal(tables[0], saved.encoder.embedding.token.weight)
+    assert torch.equal(*tables) == (sharing != "none")
+
+
+def test_a_generator_of_another_shape_is_refused(run: tuple[Path, Any], corpus: Corpus) -> None:
+    settings = config_of(corpus, "disentangled", start=str(run[0] / "model"))
+    other = dataclasses.replace(
+        settings, objective=ReplacedTokens(generator=Shallower(1.0), sharing="disentangled")
+    )
+    with pytest.raises(BothwaysError, match=r"objective.generator: is not that of .*generator"):
+        build_models(other, corpus)
+
+
+def test_the_recipes_are_the_papers() -> None:
+    third = deberta_v3(preset("deberta-v3-base"))
+    assert third.objective == ReplacedTokens(generator=Shallower(0.5), sharing="disentangled")
+    assert third.objective.models(third.encoder)["generator"].encoder.depth == 6
+    assert (third.batch, third.training.until) == (ExampleBudget(8192), Steps(500_000))
+    assert third.training.optimizer == AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01)
+    assert (third.training.schedule, third.training.clip_norm) == (Linear(Steps(10_000)), 1.0)
+    assert third.evaluation_masking == third.objective.masking
+    first = deberta(preset("deberta-base"))
+    assert first.objective == MaskedLM(
+        masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())
+    )
+    assert (first.batch, first.training.until) == (ExampleBudget(2048), Steps(1_000_000))
+    assert first.training.optimizer == AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
