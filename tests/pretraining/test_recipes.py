@@ -104,6 +104,7 @@ def test_the_command_knows_every_recipe() -> None:
         ("albert", "albert-base-v2", "AlbertForPreTraining", []),
         ("spanbert", "bert-tiny", "BertForMaskedLM", []),
         ("electra", "bert-tiny", "ElectraForPreTraining", []),
+        ("deberta", "deberta-base", "DebertaForMaskedLM", []),
     ],
 )
 def test_what_a_recipe_saves_opens_in_transformers(
