@@ -237,6 +237,8 @@ def write_hf_config(
     config, where = model.config, folder / "config.json"
     family = family_for(config, None if tokenizer is None else tokenizer.kind)
     known = None if family is None else family.architecture_with(model.heads)
+    if any(isinstance(head, LabelHead) and head.lstm for head in model.specification):
+        known = None  # no class of transformers has a BiLSTM
     outputs = _output_settings(model, labels, problem, where)
     if family is None or known is None or isinstance(config, LSTMConfig):
         heads = model.specification

@@ -20,6 +20,7 @@ from bothways.model.head_modules import (
     BiLMOutput,
     DeepOutput,
     LinearOutput,
+    LSTMOutput,
     MaskedOutput,
     NextTokenOutput,
     OwnOutput,
@@ -147,16 +148,20 @@ class LabelHead(_PooledValue):
 
     Attributes:
         dropout: on the pooled vector; None for the encoder's.
+        lstm: units of each direction of a BiLSTM of two layers that reads the vectors of all
+            tokens in place of the pooler; 0 for none.
     """
 
     count: int
     dropout: float | None = None
+    lstm: int = 0
     kind: Literal["labels"] = "labels"
     title: ClassVar[str] = "label head"
     suffix: ClassVar[str | None] = "ForSequenceClassification"
 
     def __post_init__(self) -> None:
         _check_outputs(self.kind, self.count, self.dropout)
+        require_at_least(0, f"heads.{self.kind}", lstm=self.lstm)
 
     @property
     def outputs(self) -> int:
@@ -167,8 +172,28 @@ class LabelHead(_PooledValue):
         return config.readout.labels
 
     def build(self, config: ModelConfig) -> nn.Module:
-        """Return a `LinearOutput` or an `OwnOutput`."""
+        """Return a `LinearOutput`, an `OwnOutput` or an `LSTMOutput`."""
+        if self.lstm:
+            rate = config.head_dropout if self.dropout is None else self.dropout
+            return LSTMOutput(config, self.lstm, self.count, rate)
         return _output(config, self._source(config), self.count, self.dropout)
+
+    def reads_pooler(self, config: ModelConfig) -> bool:
+        """Return False for a BiLSTM."""
+        return not self.lstm and super().reads_pooler(config)
+
+    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Return all tokens for a BiLSTM."""
+        return 1.0 if self.lstm else super().share_read(config, length, predicted)
+
+    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+        """Count its layers once per sequence, a BiLSTM on each token."""
+        if not self.lstm:
+            return super().flops(config, length, predicted)
+        # Per direction 4 gates of the input and of the state; the second layer reads both.
+        inputs = config.width + 2 * self.lstm
+        of_lstm = 2.0 * 2 * 4 * self.lstm * (inputs + 2 * self.lstm)
+        return of_lstm + 2.0 * 2 * self.lstm * self.count / length
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bothways.core.batch import Batch
 from bothways.model.config import LSTMConfig, ModelConfig
 from bothways.model.encoder import Encoder, Hidden
-from bothways.model.head_modules import MaskedOutput, OwnOutput, pooled_tokens
+from bothways.model.head_modules import LSTMOutput, MaskedOutput, OwnOutput, pooled_tokens
 from bothways.model.heads import Head, with_pooler
 from bothways.model.lstm import AnyEncoder, LSTMEncoder
 
@@ -66,6 +66,9 @@ class Model(nn.Module):
     ) -> Float[Tensor, "sequences labels"]:
         """Return the outputs of a head of whole sequences, with no more vectors than it reads."""
         head, layout = self.heads[kind], batch.layout
+        if isinstance(head, LSTMOutput):
+            of_tokens: Tensor = head(self.encoder(batch).last, layout)
+            return of_tokens
         own = head if isinstance(head, OwnOutput) else None
         causal = not isinstance(self.config, LSTMConfig) and self.config.is_causal
         only = None if own and own.reads == "mean" else pooled_tokens(layout, causal)

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import Batch
-from bothways.core.config.checks import require_probability
+from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
@@ -108,6 +108,8 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
             each label in order. Balanced weights are counted when training data is read, which is
             then read twice, and replace "balanced" in the task. For examples in memory, set
             `balanced(examples)`.
+        lstm: units of each direction of a BiLSTM over the encoder's vectors, in place of the
+            pooler; 0 for none.
     """
 
     learner_type: ClassVar[type[Classifier]] = Classifier
@@ -116,11 +118,13 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     smoothing: float = 0.0
     weighting: Literal["equal", "balanced"] | tuple[float, ...] = "equal"
+    lstm: int = 0
     kind: Literal["classify"] = "classify"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_probability(smoothing=self.smoothing)
+        require_at_least(0, "task", lstm=self.lstm)
         if isinstance(self.weighting, tuple) and not all(
             0 < weight < math.inf for weight in self.weighting
         ):
@@ -144,7 +148,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return a head with one output per label."""
-        return (LabelHead(max(1, len(labels)), dropout),)
+        return (LabelHead(max(1, len(labels)), dropout, self.lstm),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """Return accuracy, F1, Matthews correlation and loss."""

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import Batch
+from bothways.core.config.checks import require_at_least
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
@@ -73,7 +74,12 @@ class Regressor(TaskLearner[TextExample, ScorePrediction]):
 
 @dataclass(frozen=True)
 class RegressionTask(LongTextTask[ScorePrediction]):
-    """A number for a text or a pair of texts."""
+    """A number for a text or a pair of texts.
+
+    Attributes:
+        lstm: units of each direction of a BiLSTM over the encoder's vectors, in place of the
+            pooler; 0 for none.
+    """
 
     learner_type: ClassVar[type[Regressor]] = Regressor
     metric: ClassVar[str] = "spearman"
@@ -82,7 +88,12 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         "score", "similarity", "similarity_score", "relatedness_score", "rating", *LABELS,
     )  # fmt: skip
 
+    lstm: int = 0
     kind: Literal["regress"] = "regress"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(0, "task", lstm=self.lstm)
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
         """Return the name of the one output."""
@@ -90,7 +101,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return a head with one output."""
-        return (LabelHead(1, dropout),)
+        return (LabelHead(1, dropout, self.lstm),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """Return the correlations and the mean squared error."""
