@@ -15,16 +15,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, ResourceError
+from bothways.families.catalogue import preset
 from bothways.finetuning import fit as fitting
 from bothways.finetuning.config import finetune_adam
+from bothways.finetuning.data import label
+from bothways.finetuning.in_memory_run import fit_task
 from bothways.finetuning.prepare import FinetuneConfig, make_ready, remarks
 from bothways.finetuning.run import FinetuneResult, finetune
+from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead, token_head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_learner, open_task
@@ -285,20 +290,52 @@ def test_a_vocabulary_beyond_the_embedding_is_an_error(files: Files, tmp_path: P
         finetune(settings_of(files, model=str(model)), tmp_path / "run", device="cpu")
 
 
-def test_a_model_without_pooler_needs_leave_to_start_one(files: Files, tmp_path: Path) -> None:
-    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
-    save_model(
-        tmp_path / "mlm", Model(encoder, (MaskedHead(),)), make_tokenizer(tmp_path / "tokenizer")
-    )
-    settings = settings_of(
-        files, model=str(tmp_path / "mlm"), training=dataclasses.replace(FAST, until=Steps(2))
-    )
+@pytest.mark.parametrize(
+    "shape",
+    [
+        EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32)),
+        dataclasses.replace(preset("albert-base-v2"), vocab=len(VOCABULARY), width=16, depth=1, heads=2, intermediate_size=32),
+        dataclasses.replace(preset("gpt2"), vocab=len(VOCABULARY), width=16, depth=1, heads=2, intermediate_size=64),
+    ],
+    ids=["bert", "albert", "gpt2"],
+)  # fmt: skip
+def test_a_pooler_that_the_model_was_saved_without_starts_at_random_with_a_note(
+    shape: EncoderConfig, files: Files, tmp_path: Path
+) -> None:
+    head = token_head(shape)
+    save_model(tmp_path / "lm", Model(shape, (head,)), make_tokenizer(tmp_path / "tokenizer"))
+    short = dataclasses.replace(FAST, until=Steps(2))
+    settings = settings_of(files, model=str(tmp_path / "lm"), training=short)
+    heard = Heard()
+    done = finetune(settings, tmp_path / "run", device="cpu", progress=heard)
+    assert done.folder == tmp_path / "run" / "model"
+    assert heard.text.count(f"note: {settings.model} has no pooler to start from") == 1
+    assert "has no pooler" not in "".join(remarks(make_ready(
+        dataclasses.replace(settings, fresh=("pooler",)), None, torch.device("cpu")
+    )))  # fmt: skip
+
+    loaded, heard = load_model(tmp_path / "lm"), Heard()
+    task = ClassificationTask()
+    data = label(task, loaded.tokenizer(), make_examples(30, 0), make_examples(9, 1), 16)
+    pulled = dataclasses.replace(settings, stability=Stability(pull=0.1))
+    again = fit_task(loaded.model, data, pulled, device="cpu", progress=heard)
+    assert again.metrics
+    assert heard.text.count("note: the model has no pooler to start from") == 1
+
+
+@pytest.mark.parametrize("lost", ["bert.pooler", "bert.pooler.dense.bias"])
+def test_a_model_that_lost_its_pooler_is_refused(lost: str, files: Files, tmp_path: Path) -> None:
+    model = shutil.copytree(files.model, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    left = {name: tensor for name, tensor in tensors.items() if not name.startswith(lost)}
+    save_file(left, model / "model.safetensors", {"format": "pt"})
+    settings = settings_of(files, model=str(model))
     with pytest.raises(FolderError, match=r"does not hold the .*pooler[\s\S]* fresh=\['pooler'\]"):
         finetune(settings, tmp_path / "run", device="cpu")
-    result = finetune(
-        dataclasses.replace(settings, fresh=("pooler",)), tmp_path / "run", device="cpu"
+    given = dataclasses.replace(
+        settings, fresh=("pooler",), training=dataclasses.replace(FAST, until=Steps(2))
     )
-    assert result.folder == tmp_path / "run" / "model"
+    assert finetune(given, tmp_path / "run", device="cpu").folder == tmp_path / "run" / "model"
 
 
 def test_f1_of_three_classes_is_refused_before_training(files: Files, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from bothways.finetuning.fit import learning_by_rows
 from bothways.finetuning.in_memory_run import fit_task, start_from
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, Classifier
@@ -174,13 +174,6 @@ def test_a_start_is_copied_and_its_label_head_is_new(folder: Path) -> None:
         .heads["labels"]
         .dense.weight,
     )
-
-
-def test_a_start_without_pooler_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^start: the model has no pooler, only masked\n  Pre-train with"
-    ):
-        start_from(Model(small(), (MaskedHead(),)), (PoolerHead(), LabelHead(2, None)), seed=0)
 
 
 def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: LabelledData) -> None:

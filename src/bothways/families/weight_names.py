@@ -209,10 +209,6 @@ class KeyTable:
         assert ours.startswith("heads."), f"no rule for {ours}"
         return TensorPlacement(Rename(ours, ours), (ours,))
 
-    def holds(self, part: str) -> bool:
-        """Return whether files of the family hold tensors of this part of our models."""
-        return any(rule.ours == part or rule.ours.startswith(f"{part}.") for rule in self.rules)
-
     @functools.cached_property
     def _by_ours(self) -> _Index:
         return _Index((rule.ours, rule) for rule in self.rules)

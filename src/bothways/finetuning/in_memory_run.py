@@ -18,7 +18,7 @@ from bothways.finetuning.automatic import UNKNOWN, choose
 from bothways.finetuning.config import USUAL, FinetuneSettings
 from bothways.finetuning.data import LabelledData, check_metric
 from bothways.finetuning.fit import FinetuneResult, fit
-from bothways.finetuning.stability import steady
+from bothways.finetuning.stability import fresh_pooler, steady
 from bothways.model.config import ModelConfig
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -32,20 +32,13 @@ from bothways.training.store import MemoryStore
 def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> Model:
     """Return a model with new heads and the encoder of `start`.
 
-    The pooler of `start` is copied if the heads include one. A configuration gives random weights.
-
-    Raises:
-        ConfigError: the heads need a pooler, and `start` has none.
+    The pooler of `start` is copied if both have one. A configuration gives random weights.
     """
     torch.manual_seed(seed)
     if not isinstance(start, Model):
         return Model(start, heads)
     model = Model(start.config, heads, copy.deepcopy(start.encoder))
-    if "pooler" in model.heads:
-        if "pooler" not in start.heads:
-            what = f"the model has no pooler, only {', '.join(start.heads) or 'an encoder'}"
-            fix = "Pre-train with next-sentence pairs, or load the model with a fresh pooler."
-            raise ConfigError(what, where="start", fix=fix)
+    if "pooler" in model.heads and "pooler" in start.heads:
         model.heads["pooler"].load_state_dict(start.heads["pooler"].state_dict())
     return model
 
@@ -71,7 +64,7 @@ def fit_task(
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
-        ConfigError: `start` lacks a pooler or the blocks that `stability` names, the schedule does
+        ConfigError: `start` lacks the blocks that `stability` names, the schedule does
             not fit the run, the task does not have the metric, or early stopping has no dev data.
     """
     config, tokens = (start.config, UNKNOWN) if isinstance(start, Model) else (start, 0.0)
@@ -80,7 +73,11 @@ def fit_task(
     definition, where = data.definition, choose_device(device)
     model = start_from(start, definition.heads(data.labels, method.dropout), seed)
     _check_start(start, method)
-    steady(model, method.stability, seed)
+    has_pooler = isinstance(start, Model) and "pooler" in start.heads
+    fresh = () if has_pooler or "pooler" not in model.heads else ("pooler",)
+    for note in fresh_pooler(fresh, "the model") if isinstance(start, Model) else ():
+        progress.message(f"note: {note}")
+    steady(model, method.stability, seed, fresh)
     compute_as(model.encoder, method.training, where)
     task = definition.learner(model, data.tokenizer, data.labels, data.length).to(where)
     return fit(
@@ -90,6 +87,7 @@ def fit_task(
         MemoryStore(),
         plan=Single(),
         seed=seed if order_seed is None else order_seed,
+        fresh=fresh,
         progress=progress,
         on_event=on_event,
     )

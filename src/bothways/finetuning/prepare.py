@@ -22,7 +22,7 @@ from bothways.finetuning.config import FinetuneSettings, check_paths, expand_sho
 from bothways.finetuning.data import LabelledData, check_metric, examine
 from bothways.finetuning.fit import training_of
 from bothways.finetuning.forecast import forecast
-from bothways.finetuning.stability import steady
+from bothways.finetuning.stability import fresh_pooler, steady
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.provenance import digest_of_model, stamp
 from bothways.hub.resolve import resolve_run
@@ -48,8 +48,8 @@ class FinetuneConfig(FinetuneSettings):
         model: a model folder, the folder of a pre-training run, or a Hub id.
         train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev`
             the last weights are kept.
-        fresh: heads that start at random in addition to the task's own: "pooler", for a model that
-            was trained without one.
+        fresh: heads that start at random in addition to the task's own: "pooler", for one that the
+            folder has, or has a part of. A model that was saved without one needs no setting.
         seed: of the fresh heads and all other random weights.
         order_seed: of the order of the data, dropout and mixout. None: the same as `seed`.
 
@@ -120,6 +120,7 @@ class PreparedRun:
         data: the examples, checked and encoded.
         sources: of the training and dev data.
         base: the sha256 of the model that the run starts from.
+        fresh: kinds of heads that start at random.
         findings: warnings and notes of the preflight.
     """
 
@@ -128,11 +129,12 @@ class PreparedRun:
     data: LabelledData
     sources: Mapping[str, ModelSource]
     base: str
+    fresh: tuple[str, ...]
     findings: tuple[Finding, ...]
 
 
 def load_for(settings: FinetuneConfig, heads: Iterable[Head]) -> LoadedModel:
-    """Load the model that a run starts from: its own pooler, if it has one, and fresh heads.
+    """Load the model that a run starts from, with its own pooler if it has one, and fresh heads.
 
     Raises the errors of `load_model`.
     """
@@ -181,17 +183,19 @@ def make_ready(
         data,
         tokens_read(loaded),
     )
+    fresh = loaded.report.fresh_heads
     findings = report_findings(
         [
             *check_model(model.config, tokenizer, data.length),
             *data.findings,
             *check_machine(_load(settings, model, data), folder, device),
             *chosen,
+            *fresh_pooler({*fresh} - {*settings.fresh}, settings.model),
         ]
     )
     check_metric(settings, data)
     # A resumed run passes here, too: mixout and pull read their targets from the model again.
-    steady(model, settings.stability, settings.seed, settings.fresh)
+    steady(model, settings.stability, settings.seed, fresh)
     compute_as(model.encoder, settings.training, device)
     task = definition.learner(model, tokenizer, data.labels, data.length).to(device)
     training = training_of(settings, data)
@@ -200,7 +204,7 @@ def make_ready(
     sources = {
         name: _source(getattr(settings, name), each, progress) for name, each in examples.items()
     }
-    return PreparedRun(settings, task, data, sources, base, tuple(findings))
+    return PreparedRun(settings, task, data, sources, base, fresh, tuple(findings))
 
 
 def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:

@@ -91,7 +91,7 @@ def finetune(
             ready.settings,
             MemoryStore() if folder is None else _store(ready, folder),
             seed=settings.ordered_by,
-            fresh=settings.fresh,
+            fresh=ready.fresh,
             plan=plan,
             peak=peak,
             progress=progress,

@@ -21,6 +21,7 @@ from torch import nn
 
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
+from bothways.core.finding import Finding
 from bothways.core.keyed_rng import rng
 from bothways.finetuning.mixout import mix_out
 from bothways.model.config import LSTMConfig
@@ -133,6 +134,12 @@ def steady(model: Model, stability: Stability, seed: int, fresh: Collection[str]
         ):
             if is_pretrained(name, stability, depth, fresh):
                 mix_out(part, stability.mixout)
+
+
+def fresh_pooler(fresh: Collection[str], model: str) -> list[Finding]:
+    """Return a note if the pooler is among the heads that start at random without a request."""
+    what = f"{model} has no pooler to start from, so that of this run starts at random"
+    return [Finding("heads", "note", what)] if "pooler" in fresh else []
 
 
 def _pooler(model: Model) -> list[tuple[str, nn.Module]]:

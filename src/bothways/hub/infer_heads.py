@@ -57,6 +57,19 @@ def faults_of(
     return faults
 
 
+def lacks(config: HFConfig, held: Mapping[str, Shape], head: Head) -> bool:
+    """Return whether a folder was saved without a head: its class has none, its file no part.
+
+    The head of a bare model may be absent: transformers has `add_pooling_layer=False`.
+    """
+    architecture = config.architecture
+    kinds: set[str] = {each.kind for each in config.heads or ()}
+    if architecture is not None and not architecture.bare:
+        kinds |= architecture.heads
+    report = plan_loading(config.keys, _shapes(config, head), held, ()).report
+    return head.kind not in kinds and not report.loaded and not report.misshapen
+
+
 def _shapes(config: HFConfig, head: Head) -> dict[str, Shape]:
     """Return the shapes of the head's tensors, and of the pooler's if it reads that."""
     with without_weights():

@@ -32,6 +32,11 @@ class LoadReport:
     unknown_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def fresh_heads(self) -> tuple[str, ...]:
+        """The kinds of heads that start at random."""
+        return tuple(sorted({str(head_of(name)) for name in self.fresh}))
+
+    @property
     def faults(self) -> list[str]:
         """A line for missing tensors, and one for those of another shape."""
         pairs = [

@@ -37,7 +37,7 @@ from bothways.hub.hf_config import (
     read_hf_config,
     write_hf_config,
 )
-from bothways.hub.infer_heads import faults_of, heads_of
+from bothways.hub.infer_heads import faults_of, heads_of, lacks
 from bothways.hub.load_report import LoadPlan, LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
@@ -136,7 +136,8 @@ def load_model(
         source: the folder, or the model's id on the Hub.
         heads: the model's heads, with the pooler that they read; None means those of the folder.
             Needed for a head from outside the library, whose class the folder cannot name.
-        fresh: kinds of heads that start at random, even where the folder holds them.
+        fresh: kinds of heads that start at random, even where the folder holds them. A pooler that
+            one of them reads starts at random, too, if the model was saved without one.
         whole: whether the file must hold all of these heads; otherwise incomplete ones are left
             out, and listed in `faults`.
 
@@ -164,8 +165,9 @@ def load_model(
     if not set(fresh) <= kinds:
         what = f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}"
         raise ConfigError(what, where="fresh")
-    if fresh and "pooler" in kinds and not config.keys.holds("heads.pooler"):
-        fresh = {*fresh, "pooler"}  # no class of the family has one, as GPT's
+    reading = [h for h in wanted if h.kind in fresh and h.reads_pooler(config.encoder)]
+    if reading and lacks(config, weights.shapes, PoolerHead()):
+        fresh = {*fresh, "pooler"}
     model, report = build_model(config, weights, wanted, fresh)
     program = modules_folder(folder) / PROGRAM
     model.kept = {
