@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.progress import Progress
+from bothways.core.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -96,7 +96,8 @@ def train_tokenizer(
         size: number of tokens, special tokens included.
         kind: "wordpiece" (BERT), "bpe" (RoBERTa) or "unigram" (ALBERT).
         out: folder to save the tokenizer in.
-        settings: fields of `WordPiece`, `ByteBPE` or `Unigram`, such as `lowercase=False`.
+        settings: of the kind, such as `lowercase=False`: the fields of its class, such as
+            `bothways.text.trainers.WordPiece`.
 
     Raises:
         ConfigError: an unknown kind or setting.
@@ -127,7 +128,7 @@ def build_corpus(
     *,
     language: str = "auto",
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> Corpus:
     """Build a corpus for pre-training, continue an interrupted build, or open the existing corpus.
 
@@ -137,7 +138,8 @@ def build_corpus(
         out: folder of the corpus.
         language: language for splitting sentences; "auto" detects it per document.
         workers: number of processes; `None` for one per core.
-        progress: receives stages and messages; `None` shows them on standard error.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
 
     Raises:
         DataError: a file cannot be read.
@@ -169,7 +171,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
     recipe: str = "modern",
     resume: bool = False,
     device: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     on_event: Callable[[Event], object] = lambda event: None,
     **settings: Any,
 ) -> PretrainResult:
@@ -187,7 +189,8 @@ def pretrain(  # noqa: PLR0913 – one option per question
         recipe: "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta" or
             "deberta_v3".
         resume: continue from the newest checkpoint in `out`.
-        progress: receives stages and messages; `None` shows them on standard error.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
         on_event: called after each step, report, evaluation and checkpoint.
         settings: further settings as nested dicts of dotted paths, such as
             `training={"optimizer": {"lr": 1e-3}}`.
@@ -245,7 +248,7 @@ def finetune(  # noqa: PLR0913 – one option per question
     recipe: str = "modern",
     metrics: Own | None = None,
     device: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     on_event: Callable[[Event], object] = lambda event: None,
     **settings: Any,
 ) -> FinetuneResult:
@@ -262,7 +265,8 @@ def finetune(  # noqa: PLR0913 – one option per question
         metrics: functions by name that take the predictions and the examples of the dev data, and
             return a number or a dict of numbers; `metric="name"` chooses the best weights by one.
             Higher is better, unless it is given as `bothways.Metric(function, better="lowest")`.
-        progress: receives stages and messages; `None` shows them on standard error.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
         on_event: called after each step, report, evaluation and checkpoint.
         settings: common names such as `lr`, `epochs`, `batch_size`, `max_length`, or nested dicts
             of dotted paths.
@@ -322,11 +326,16 @@ def _source_name(rows: Rows, name: str) -> str:
     return str(rows) if isinstance(rows, str | Path) else f"{name} rows"
 
 
-def _shown(progress: Progress | None) -> AbstractContextManager[Progress]:
-    """Return the receiver of progress: the given one, or standard error."""
+def _shown(progress: Any) -> AbstractContextManager[Progress]:
+    """Return the receiver of progress: standard error, nothing, or the given one."""
     from bothways.commands.progress import terminal_progress
 
-    return terminal_progress() if progress is None else nullcontext(progress)
+    if progress is True:
+        return terminal_progress()
+    if progress is not False and not isinstance(progress, Progress):
+        what = f"is {progress!r}, which has no methods stage, advance and message"
+        raise ConfigError(what, where="progress", fix="Give True, False or an object that has.")
+    return nullcontext(SILENT if progress is False else progress)
 
 
 def _choice(name: str, known: Mapping[str, Any], where: str) -> Any:

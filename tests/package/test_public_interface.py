@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
+import inspect
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +17,20 @@ import pandas
 import pytest
 
 import bothways
+from bothways import api
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError
+from bothways.core.progress import Progress
+from bothways.finetuning.fit import FinetuneResult
+from bothways.hub.model_folder import LoadedModel
+from bothways.pretraining.run import PretrainResult
 from bothways.text.template import assemble
+from bothways.training.run import Event
+from heard_progress import Heard
 from toy_animals import WORDS, document
 from toy_folder import BAD, GOOD, make_folder
 
+SOURCE = Path(bothways.__file__).parent
 NAMES = [name for name in bothways.__all__ if name != "__version__"]
 
 
@@ -60,6 +71,28 @@ def test_the_examples_of_a_public_name_run(
         assert test.examples, f"{name} has no example"
         runner.run(test)
     assert runner.summarize(verbose=False).failed == 0
+
+
+def docstrings(value: object) -> Iterator[str]:
+    """The docstrings of an object that users get, and of its public members."""
+    yield inspect.getdoc(value) or ""
+    for name, member in vars(value).items() if inspect.isclass(value) else ():
+        if not name.startswith("_") and (callable(member) or isinstance(member, property)):
+            yield inspect.getdoc(member) or ""
+
+
+def test_docstrings_name_what_users_can_import() -> None:
+    results = [FinetuneResult, PretrainResult, LoadedModel, Event, Progress]
+    values = [*(getattr(bothways, name) for name in NAMES), *results]
+    modules = [ast.parse(file.read_text("utf8")) for file in SOURCE.rglob("*.py")]
+    kinds = ast.FunctionDef | ast.ClassDef
+    defined = {node.name for tree in modules for node in tree.body if isinstance(node, kinds)}
+    hidden = defined - set(NAMES) - {value.__name__ for value in results}
+    pattern = r"`([A-Z]\w*|[a-z_]\w*(?=[`(]))"  # `Task.read`, `open_task`, `load(…)`
+    for value in values:
+        known = set(dir(value)) | set(getattr(value, "__annotations__", ()))
+        found = {name for doc in docstrings(value) for name in re.findall(pattern, doc)}
+        assert not found & hidden - known, value
 
 
 def test_a_run_with_files_has_a_folder(place: Path, tmp_path: Path) -> None:
@@ -111,6 +144,16 @@ def test_files_frames_data_sets_and_rows_are_accepted_and_folders_may_be_strings
     assert [each.label for each in classify.stream(iter(["a good film"]))]
 
 
+def test_progress_is_shown_hidden_or_received(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for progress, shown in ((True, True), (False, False), (Heard(), False)):
+        rows = [{"text": "a good film", "label": "yes"}, {"text": "a bad play", "label": "no"}]
+        bothways.finetune(place / "my-bert", rows, dev=rows, epochs=1, progress=progress)
+        assert ("evaluation step" in capfd.readouterr().err) == shown
+    assert "evaluation step" in progress.text  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -120,6 +163,10 @@ def test_files_frames_data_sets_and_rows_are_accepted_and_folders_may_be_strings
         ),
         (lambda: bothways.train_tokenizer(["a"], colour=1), r"tokenizer\.colour: unknown setting"),
         (lambda: bothways.finetune("x", [], recipe="old"), r"recipe: unknown recipe 'old'"),
+        (
+            lambda: api._shown(print),
+            r"progress: is .*, which has no methods stage, advance and message",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_message(call: object, message: str) -> None:

@@ -83,7 +83,7 @@ class FinetuneResult:
         return Predictor(self.task, precision)
 
     def save(self, folder: str | Path) -> Path:
-        """Save the model as a Hugging Face folder that `open_task` opens; return its path.
+        """Save the model as a Hugging Face folder that `bothways.load` opens; return its path.
 
         Raises:
             ResourceError: the folder cannot be written.

@@ -46,7 +46,7 @@ class Predictor:
 
     Calls do not change it: any number of threads can share a predictor.
 
-        classify = open_task("runs/sst")
+        classify = bothways.load("runs/sst")
         classify("A wonderful film.").label          # one input, one prediction
         classify(["Good.", "Bad."])                  # a list of predictions
         for prediction in classify.stream(lines):    # lazily, in constant memory
@@ -55,7 +55,8 @@ class Predictor:
     Args:
         task: the task with its model, on its device.
         precision: of matrix products; a model that is prepared already keeps its own.
-        batch_invariant: see `prepare_model`.
+        batch_invariant: a text has the same result in every batch, to the bit; a short text alone
+            may then take twice as long.
 
     Attributes:
         task: the task in evaluation mode, with the prepared model.
@@ -104,7 +105,7 @@ class Predictor:
     def stream(
         self, inputs: Iterable[Any], config: PredictConfig = DEFAULT_PREDICT
     ) -> Iterator[Any]:
-        """Yield a prediction for each input, in order; reads `config.window` inputs at a time."""
+        """Yield a prediction for each input, in order; a window of inputs is read at a time."""
         examples = (read_input(self.task, item, number) for number, item in enumerate(inputs, 1))
         return (prediction for _, prediction in predict(self.task, examples, config))
 
@@ -126,7 +127,15 @@ class Predictor:
         return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
 
     def read(self, source: str | Path, columns: Any = None, *, labelled: bool) -> Reading[Any]:
-        """Open a file, a Hub data set or stdin ("-"); arguments and errors as `Task.read`."""
+        """Open a file, a Hub data set or stdin ("-") and stream its examples.
+
+        Args:
+            columns: the columns to read; None for those of training, if the data has them.
+            labelled: whether to read answers.
+
+        Raises:
+            DataError: the source cannot be read, or a column is missing or cannot be guessed.
+        """
         return self.task.task.read(str(source), columns, labelled=labelled)
 
     def evaluate(

@@ -91,7 +91,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Load a tokenizer from a folder, or one of `tokenizer_files.FILES`.
+        """Load a tokenizer from a folder, or from one of its files, such as `vocab.txt`.
 
         The `tokenizer_config.json` of the folder is followed. If its `model_input_names` omit
         segments, all tokens are of segment 0, as in transformers.
