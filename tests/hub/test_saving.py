@@ -22,7 +22,7 @@ from bothways.hub.hf_config import format_note
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.resolve import resolve_run
-from bothways.model.heads import Head, LabelHead, MaskedHead, PoolerHead
+from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from model_folders import (
@@ -183,7 +183,7 @@ def test_a_text_begins_and_ends_as_the_tokenizer_says(tmp_path: Path) -> None:
         assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id") == id
 
 
-@pytest.mark.parametrize("heads", [(MaskedHead(), LabelHead(2)), ()])
+@pytest.mark.parametrize("heads", [(MaskedHead(), LabelHead(2)), (PairHead(), LabelHead(2))])
 @torch.no_grad()
 def test_heads_without_a_class_are_saved_in_our_own_format(
     heads: tuple[Head, ...], tmp_path: Path

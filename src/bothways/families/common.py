@@ -38,7 +38,7 @@ def classes(
         for name, head in _CLASSES.items()
     ]
     pooler = frozenset[str]({"pooler"} if pooled else ())
-    return (*first, *single, Architecture(f"{stem}Model", pooler, bare=True))
+    return (*first, *single, Architecture(f"{stem}Model", pooler, bare=True, idle=pooler))
 
 
 def masked_rules(dense: str, norm: str, decoder: str, bias: str | None = None) -> tuple[Rule, ...]:

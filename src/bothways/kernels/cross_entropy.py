@@ -97,7 +97,7 @@ class _ChunkedLoss(torch.autograd.Function):
         exact = torch.promote_types(logits.dtype, torch.float32)
         total, hits = logits.new_zeros((), dtype=exact), logits.new_zeros((), dtype=torch.int64)
         grad_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        for part in _chunks(logits):
+        for part in row_chunks(logits):
             z, label = logits[part].to(exact), labels[part, None]
             counted = label != IGNORED
             label = label.masked_fill(~counted, 0)  # any class: its loss is multiplied by 0
@@ -124,13 +124,13 @@ class _ChunkedLoss(torch.autograd.Function):
             # A CPU multiplies by a scalar in fp32, whatever the dtype of the logits.
             return grad_logits * grad_total, None
         result = torch.empty_like(grad_logits)
-        for part in _chunks(grad_logits):
+        for part in row_chunks(grad_logits):
             result[part] = grad_logits[part].to(grad_total.dtype) * grad_total
         return result, None
 
 
-def _chunks(logits: Tensor) -> Iterator[slice]:
-    # One chunk of logits in fp32 exists at a time, whatever the number of targets.
+def row_chunks(logits: Tensor) -> Iterator[slice]:
+    """Yield parts of the rows, so that one part in fp32 exists at a time."""
     cuda, cpu = TUNING.loss_chunk_elements_cuda, TUNING.loss_chunk_elements_cpu
     rows = max(1, (cuda if logits.is_cuda else cpu) // max(1, logits.shape[1]))
     return (slice(at, at + rows) for at in range(0, len(logits), rows))

@@ -29,6 +29,7 @@ class Attention(nn.Module):
 
     Attributes:
         hidden_matrices: the number of matrices stacked in each weight, for optimizers.
+        projections: returns queries, keys and values as they are; forward hooks read them here.
     """
 
     hidden_matrices: ClassVar[Mapping[str, int]] = MappingProxyType(
@@ -55,6 +56,7 @@ class Attention(nn.Module):
             if config.has_global_attention
             else None
         )
+        self.projections = nn.Identity()
         self.partial = config.has_global_attention  # a batch may have no global tokens
         self.out = nn.Linear(config.width, config.width, bias=config.bias.attention)
         position = config.position
@@ -144,7 +146,8 @@ class Attention(nn.Module):
         if self.bias is not None:  # queries and values have one, keys have none
             query, value = self.bias.to(qkv.dtype).chunk(2)
             qkv = qkv + torch.cat([query, torch.zeros_like(query), value])
-        return qkv.view(len(x), *self.shape)
+        result: Tensor = self.projections(qkv.view(len(x), *self.shape))
+        return result
 
 
 def _dense(config: EncoderConfig, bias: bool = True) -> nn.Linear:

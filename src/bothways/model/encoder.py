@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import itertools
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,6 +182,40 @@ class Encoder(nn.Module):
             return None
         result: Tensor = self.relative(view.distances)
         return result
+
+
+@contextlib.contextmanager
+def recorded_projections(
+    encoder: Encoder, layers: Collection[int]
+) -> Iterator[dict[int, Float[Tensor, "tokens 3 heads d"]]]:
+    """Collect the queries, keys and values that layers of a forward pass make, by layer from 1.
+
+    Of a layer with several blocks, those of the last one.
+
+        with recorded_projections(encoder, {12}) as found:
+            encoder(batch)
+        queries, keys, values = found[12].unbind(1)
+
+    Queries and keys are as before rotary positions. Vectors of relative positions, which some
+    encoders project in the same product, follow those of the tokens.
+    """
+    found: dict[int, Tensor] = {}
+    depth, calls = encoder.config.depth, itertools.count()
+    each = encoder.config.steps // depth
+
+    def record(module: nn.Module, arguments: object, output: Tensor) -> None:
+        """Keep what a block has made, if it is the last one of a wanted layer."""
+        layer, place = divmod(next(calls), each)
+        if place == each - 1 and layer + 1 in layers:
+            found[layer + 1] = output
+
+    blocks = [module for module in encoder.modules() if isinstance(module, Attention)]
+    hooks = [block.projections.register_forward_hook(record) for block in blocks]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def spread(

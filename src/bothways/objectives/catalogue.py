@@ -6,6 +6,7 @@ from bothways.data.next_sentence import NextSentence
 from bothways.model.config import ModelConfig
 from bothways.model.heads import token_head
 from bothways.objectives.causal_lm import BiLM, CausalLM
+from bothways.objectives.distillation import Distillation
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
@@ -18,6 +19,7 @@ AnyObjective = (
     | MaskedLMSentenceOrder
     | MaskedLMSpanBoundary
     | ReplacedTokens
+    | Distillation
     | CausalLM
     | BiLM
 )

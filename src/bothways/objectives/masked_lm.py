@@ -103,6 +103,11 @@ class MaskedObjective(Objective):
         return MaskedLMLearner(models["model"], self.z_loss)
 
     @property
+    def masks(self) -> bool:
+        """True: tokens are hidden."""
+        return True
+
+    @property
     def needs_counts(self) -> bool:
         """True if `prepare` reads `Vocabulary.counts`."""
         return self.masking.needs_counts
@@ -115,7 +120,7 @@ class MaskedObjective(Objective):
 
 def with_masking(objective: Objective, masking: Masking | None) -> Objective:
     """Return the objective with another masking, if one is given and it hides tokens."""
-    if masking is None or not isinstance(objective, MaskedObjective):
+    if masking is None or not objective.masks:
         return objective
     return dataclasses.replace(objective, masking=masking)  # type: ignore[type-var]
 

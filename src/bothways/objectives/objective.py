@@ -22,7 +22,7 @@ from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import Segments
 from bothways.model.config import ModelConfig
-from bothways.model.flops import forward_flops
+from bothways.model.flops import BACKWARD, forward_flops
 from bothways.model.heads import Head, token_head
 from bothways.model.model import Model
 from bothways.training.meter import EvaluationScores
@@ -83,6 +83,19 @@ class Objective:
         return {"perplexity": perplexity(float(np.mean(known)))} if known else {}
 
     @property
+    def frozen_models(self) -> Mapping[str, str]:
+        """The folders of models that stay as they are, such as a teacher's, by role.
+
+        Of such a folder the run reads the first layers, as many as `models` says.
+        """
+        return {}
+
+    @property
+    def masks(self) -> bool:
+        """True if the objective hides tokens by a field `masking`."""
+        return False
+
+    @property
     def needs_counts(self) -> bool:
         """True if `prepare` reads `Vocabulary.counts`."""
         return False
@@ -93,10 +106,14 @@ class Objective:
         return 1.0
 
     def forward_flops(self, encoder: ModelConfig, length: int) -> float:
-        """Return the operations per token of a forward pass of all models."""
+        """Return the operations per token of a forward pass of all models.
+
+        That of a model without a backward pass counts by its share of a step.
+        """
         return sum(
             forward_flops(spec.encoder, spec.heads, length, self.predicted)
-            for spec in self.models(encoder).values()
+            / (1 + BACKWARD if role in self.frozen_models else 1)
+            for role, spec in self.models(encoder).items()
         )
 
 

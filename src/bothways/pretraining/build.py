@@ -20,8 +20,8 @@ from bothways.data.masking import Vocabulary
 from bothways.families.catalogue import FAMILIES, family_for
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
-from bothways.hub.resolve import resolve
-from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.hub.resolve import resolve, resolve_run
+from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
 from bothways.model.encoder import Encoder
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -30,6 +30,7 @@ from bothways.objectives.objective import ModelSpec, Objective
 from bothways.preflight.machine import Load, check_machine
 from bothways.preflight.text import check_model, unknown_tokens
 from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.layers import with_layers
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.parallel import Plan
 
@@ -52,7 +53,7 @@ def fit_to_corpus(encoder: C, tokenizer: Tokenizer) -> C:
 
 def start_encoder(source: str) -> ModelConfig:
     """Return the configuration of the encoder in a model folder or on the Hub."""
-    return read_hf_config(resolve(source)).encoder
+    return read_hf_config(resolve(resolve_run(source))).encoder
 
 
 def start_folders(settings: PretrainConfig) -> dict[str, Path]:
@@ -66,7 +67,7 @@ def start_folders(settings: PretrainConfig) -> dict[str, Path]:
     """
     if settings.start is None:
         return {}
-    folder = resolve(settings.start)
+    folder = resolve(resolve_run(settings.start))
     around = [folder, folder.parent] if folder.name == "model" else [folder]
     others = {
         role: place / role
@@ -88,12 +89,18 @@ def _load_start(
         ConfigError: the encoder is not the folder's, or the corpus has another vocabulary.
     """
     source = settings.start if role == "model" else folder
-    if Tokenizer.load(folder).backend.get_vocab() != corpus.tokenizer.backend.get_vocab():
-        what = f"the corpus {corpus.folder} was built with another vocabulary than that of {source}"
+    difference = Tokenizer.load(folder).difference(corpus.tokenizer)
+    if difference is not None:
+        what = (
+            f"the corpus {corpus.folder} was built with another vocabulary than that of {source}: "
+            f"{difference}"
+        )
         fix = f"Build it with that one: bothways corpus build … --tokenizer {source}"
         raise ConfigError(what, where="start", fix=fix)
     encoder, heads = spec
     model = load_model(folder, heads, settings.fresh if role == "model" else ()).model
+    if role == "model" and settings.start_layers is not None:
+        return with_layers(model, encoder, settings.start_layers)
     if model.config == encoder:
         return model
     # Every encoder has a field `dropout`, of a type of its own.
@@ -101,13 +108,23 @@ def _load_start(
     if dataclasses.replace(model.config, dropout=dropout) != encoder:
         what = f"is not that of {source}: only its dropout may differ"
         if role == "model":
-            raise ConfigError(what, where="encoder", fix="Leave the other settings out.")
+            fix = "Leave the other settings out, or choose layers: start_layers=1,3,5"
+            raise ConfigError(what, where="encoder", fix=fix)
         fix = f"Give it the shape of that folder, or rename the folder to start with a new {role}."
         raise ConfigError(what, where=f"objective.{role}", fix=fix)
     changed = Model(encoder, model.specification)
     changed.load_state_dict(model.state_dict())
     changed.kept = model.kept
     return changed
+
+
+def _frozen(source: str, spec: ModelSpec) -> Model:
+    """Return a model that stays as it is, with the first layers of its folder."""
+    model = load_model(resolve(resolve_run(source)), spec.heads).model
+    if model.config == spec.encoder:
+        return model
+    assert isinstance(spec.encoder, EncoderConfig)
+    return with_layers(model, spec.encoder, range(1, spec.encoder.depth + 1))
 
 
 def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
@@ -118,8 +135,11 @@ def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
     """
     torch.manual_seed(settings.seed)
     models, folders = {}, start_folders(settings)
+    frozen = settings.objective.frozen_models
     for role, spec in settings.objective.models(settings.encoder).items():
-        if role in folders:
+        if role in frozen:
+            models[role] = _frozen(frozen[role], spec)
+        elif role in folders:
             models[role] = _load_start(folders[role], role, spec, settings, corpus)
         else:
             models[role] = Model(*spec)
@@ -186,7 +206,8 @@ def preflight(
     longest = max(phase.length for phase in settings.phases)
     models = settings.objective.models(settings.encoder)
     findings = [*check_model(settings.encoder, corpus.tokenizer, longest)]
-    parts = tuple(models.values())
+    frozen = settings.objective.frozen_models  # these have neither gradients nor checkpoints
+    parts = tuple(spec for role, spec in models.items() if role not in frozen)
     shared = settings.objective.shared_parameters(settings.encoder)
     load = Load(parts, longest, settings.microbatch_tokens, settings.training, shared)
     findings += check_machine(load, folder, device)
@@ -205,8 +226,9 @@ def _check_start(settings: PretrainConfig) -> list[Finding]:
     if settings.start is None:
         return []
     found, roles = start_folders(settings), settings.objective.models(settings.encoder)
+    frozen = settings.objective.frozen_models
     what = "there is no {0}/ in {1} or next to it: the {0} starts with random weights"
-    missing = [what.format(role, settings.start) for role in roles if role not in found]
+    missing = [what.format(role, settings.start) for role in roles if role not in {*found, *frozen}]
     return [Finding("heads", "note", each, "start") for each in missing]
 
 

@@ -20,11 +20,7 @@ from bothways.data.segments import Segments
 from bothways.data.sentence_order import SentenceOrder
 from bothways.model.config import ModelConfig
 from bothways.objectives.catalogue import AnyObjective
-from bothways.objectives.masked_lm import (
-    MaskedLMNextSentence,
-    MaskedObjective,
-    with_masking,
-)
+from bothways.objectives.masked_lm import MaskedLMNextSentence, with_masking
 from bothways.objectives.objective import Objective, segments_for
 from bothways.training.optimizers import AdamW, BertAdam, peak_rate
 from bothways.training.run import Training
@@ -71,6 +67,8 @@ class PretrainConfig:
         seed: of weights, data and dropout.
         start: a model folder or Hub id whose weights the run starts from, with `encoder` its
             configuration, except for dropout; None for random weights.
+        start_layers: the layers of `start`, from 1, that become those of the encoder, which may
+            also lack segments; None for all.
         fresh: heads that `start` lacks and that start at random, such as "masked" for a sentence
             encoder.
 
@@ -93,6 +91,7 @@ class PretrainConfig:
     data_copies: int | None = None
     seed: int = 0
     start: str | None = None
+    start_layers: tuple[int, ...] | None = None
     fresh: tuple[str, ...] = ()
 
     def segments_of(self, phase: PretrainPhase) -> Segments:
@@ -105,6 +104,9 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         require_seed(seed=self.seed)
+        if self.start_layers is not None and self.start is None:
+            what = "names layers of a model that the run does not start from"
+            raise ConfigError(what, where="start_layers", fix="Give start=FOLDER, too.")
         self.objective.models(self.encoder)  # raises ConfigError if they do not fit
         _ = self.training.end  # raises ConfigError if it is "auto", as for the rate
         if isinstance(self.training.optimizer, AdamW | BertAdam):
@@ -113,7 +115,7 @@ class PretrainConfig:
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
         for number, phase in enumerate(self.phases):
-            if phase.masking is not None and not isinstance(self.objective, MaskedObjective):
+            if phase.masking is not None and not self.objective.masks:
                 what = f"the objective {self.objective.kind!r} hides no tokens"
                 fix = "Leave it out, or choose another objective."
                 raise ConfigError(what, where=f"phases.{number}.masking", fix=fix)

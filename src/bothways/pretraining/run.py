@@ -29,6 +29,7 @@ from bothways.data.corpus import Corpus
 from bothways.data.loader import ahead
 from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
+from bothways.hub.provenance import digest_of_model
 from bothways.model.model import Model
 from bothways.preflight.machine import compute_as, peak_of
 from bothways.pretraining.build import build_models, loader_of, preflight, vocabulary_of
@@ -128,6 +129,8 @@ def pretrain(
         if settings.training.keep.best:  # now, not at the first evaluation
             settings.training.keep.check(scoring.names())
         config = configs.to_dict(settings) | {"corpus": run_fingerprint(corpus)}
+        frozen = settings.objective.frozen_models.items()
+        config |= {role: digest_of_model(source) for role, source in frozen}
         state = run.train(
             learner,
             _phases(settings, corpus, train_ids, plan, learner),

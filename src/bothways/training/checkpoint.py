@@ -44,11 +44,11 @@ HARMLESS = frozenset(
     {
         "training.report", "training.evaluate", "training.save", "training.keep",
         "training.early_stopping", "training.recompute", "training.compiled", "training.until",
-        "microbatch_tokens", "evaluation_tokens",
+        "microbatch_tokens", "evaluation_tokens", "objective.teacher",
     }
 )  # fmt: skip
 """Settings that may change on resume. None changes an update, except that a longer run has a longer
-schedule."""
+schedule. A teacher is known by its sha256, not by its path."""
 
 
 class DamagedError(CheckpointError):

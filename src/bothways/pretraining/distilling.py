@@ -1,0 +1,53 @@
+"""The settings of a distillation run: a teacher, a student and a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from bothways.core.errors import ConfigError
+from bothways.data.corpus import Corpus
+from bothways.families.catalogue import PRESETS, preset
+from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.pretraining.build import fit_to_corpus, start_encoder
+from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.layers import layer_differences, spread_layers
+from bothways.pretraining.recipes import DISTILLING
+
+
+def distillation(
+    teacher: str, corpus: Corpus, student: str | None = None, recipe: str = "distilbert"
+) -> PretrainConfig:
+    """Return the settings of a run in which a student learns from a teacher.
+
+    A student that differs from the teacher in depth alone starts from the teacher's layers, spread
+    from the first to the last: DistilBERT's start. One from a folder starts from its weights, any
+    other at random.
+
+    Args:
+        teacher: a model folder, the folder of a run, or a Hub id.
+        student: a preset, or a model folder; None for half of the teacher's layers.
+        recipe: "distilbert", "tinybert" or "minilm".
+
+    Raises:
+        ConfigError: an unknown recipe, or a loss of the recipe does not fit the two.
+        FolderError: a folder cannot be read.
+    """
+    if recipe not in DISTILLING:
+        what, fix = f"unknown recipe {recipe!r}", f"Choose one of {', '.join(DISTILLING)}."
+        raise ConfigError(what, where="recipe", fix=fix)
+    source = start_encoder(teacher)
+    if student is None:
+        encoder: ModelConfig = dataclasses.replace(source, depth=max(1, source.depth // 2))
+    elif student in PRESETS and not Path(student).is_dir():
+        encoder = fit_to_corpus(preset(student), corpus.tokenizer)
+    else:
+        encoder = start_encoder(student)
+        return dataclasses.replace(DISTILLING[recipe](encoder, teacher), start=student)
+    settings = DISTILLING[recipe](encoder, teacher)
+    if not isinstance(source, EncoderConfig) or not isinstance(encoder, EncoderConfig):
+        return settings
+    if source.sharing is not None or layer_differences(source, encoder):
+        return settings
+    layers = spread_layers(encoder.depth, source.depth)
+    return dataclasses.replace(settings, start=teacher, start_layers=layers)

@@ -1,0 +1,542 @@
+"""Distillation: each loss by its formula in float64, its gradient, the frozen teacher, and runs to folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import bothways
+from bothways.core.batch import Batch, pack
+from bothways.core.config import reader
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.keyed_rng import rng
+from bothways.core.layout import Layout
+from bothways.core.sequence import Sequence
+from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.documents import Document
+from bothways.data.masking import Vocabulary
+from bothways.hub.model_folder import load_model
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.heads import MaskedHead
+from bothways.model.model import Model
+from bothways.objectives import distillation_learner
+from bothways.objectives.distillation import Distillation
+from bothways.objectives.distillation_learner import DistillationLearner
+from bothways.objectives.distillation_losses import (
+    compare_pairs,
+    relation_divergence,
+    soft_divergence,
+    squared_difference,
+)
+from bothways.objectives.distillation_values import (
+    AttentionScores,
+    CosineStates,
+    DistilLoss,
+    HiddenStates,
+    MaskedTokens,
+    Relations,
+    SoftTargets,
+)
+from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.distilling import distillation
+from bothways.pretraining.layers import spread_layers, with_layers
+from bothways.pretraining.recipes import distilbert, minilm, tinybert
+from bothways.pretraining.run import pretrain
+from bothways.training.loop import _share
+from bothways.training.optimizers import AdamW
+from bothways.training.schedules import Linear
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
+
+SIZE = len(VOCABULARY)
+EVERY: tuple[DistilLoss, ...] = (
+    MaskedTokens(2.0),
+    SoftTargets(5.0, 2.0),
+    CosineStates(),
+    HiddenStates(0.5),
+    AttentionScores(3.0),
+    Relations(1.0, 8, teacher_layer=3),
+)
+
+
+def shape(**changes: object) -> EncoderConfig:
+    return dataclasses.replace(
+        EncoderConfig(
+            SIZE, width=32, depth=2, heads=4, intermediate_size=48, dropout=Dropouts(0.0, 0.0)
+        ),
+        **changes,
+    )
+
+
+def vocabulary() -> Vocabulary:
+    return Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) == SIZE - 1, 4)
+
+
+def learner_of(
+    losses: tuple[DistilLoss, ...], student: EncoderConfig, teacher: EncoderConfig
+) -> DistillationLearner:
+    torch.manual_seed(0)
+    models = [Model(each, (MaskedHead(),)) for each in (student, teacher)]
+    for parameter in (p for model in models for p in model.parameters()):
+        torch.nn.init.normal_(parameter, std=0.3)
+    return DistillationLearner(*models, Distillation("teacher", losses)).double().eval()
+
+
+def batch_of(lengths: tuple[int, ...] = (9, 4, 14, 8)) -> Batch:
+    return pack(sequences(lengths))
+
+
+def sequences(lengths: tuple[int, ...]) -> list[Sequence]:
+    draw, objective, result = np.random.default_rng(3), Distillation("teacher"), []
+    for number, length in enumerate(lengths):
+        ids = np.array([2, *draw.integers(5, SIZE, length - 2), 3], np.int32)
+        text = Sequence(ids, np.zeros(length, np.int8))
+        result.append(objective.prepare(text, vocabulary(), rng(number, "test")))
+    return result
+
+
+def means(learner: DistillationLearner, batch: Batch) -> dict[str, float]:
+    weights = learner.weights(batch)
+    return {name: loss.total.item() / weights[name] for name, loss in learner(batch).items()}
+
+
+def dense_projections(model: Model, batch: Batch, layer: int) -> list[tuple[Tensor, ...]]:
+    """Queries, keys and values of each sequence `(n, width)`, from the layer's input by its weights."""
+    attention = model.encoder.blocks[layer - 1].attention
+    x = model.encoder(batch, keep_layers=True).layers[layer - 1]
+    qkv = (x @ attention.qkv.weight.T + attention.qkv.bias).split(batch.layout.lengths)
+    return [part.chunk(3, 1) for part in qkv]
+
+
+def test_soft_targets_are_kl_div_of_torch() -> None:
+    learner = learner_of((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
+    batch = batch_of()
+    z, t = (
+        model.heads["masked"](hidden.last, hidden.table)
+        for model, hidden in (
+            (model, model.encoder(batch)) for model in (learner.model, learner.teacher)
+        )
+    )
+    expected = F.kl_div(
+        F.log_softmax(z / 2, 1), F.log_softmax(t / 2, 1), reduction="batchmean", log_target=True
+    )
+    assert means(learner, batch)["soft"] == pytest.approx(4 * expected.item(), rel=1e-12)
+    masked = learner_of((SoftTargets(1.0, 2.0, "masked"),), shape(), shape(depth=4))
+    index = batch.targets["masked"].index
+    expected = F.kl_div(
+        F.log_softmax(z[index] / 2, 1), F.softmax(t[index] / 2, 1), reduction="batchmean"
+    )
+    assert means(masked, batch)["soft"] == pytest.approx(4 * expected.item(), rel=1e-12)
+
+
+def test_the_gradient_of_soft_targets_is_that_of_the_formula() -> None:
+    draw = torch.Generator().manual_seed(1)
+    z, t = torch.randn(2, 6, 50, generator=draw, dtype=torch.float64)
+    z.requires_grad_()
+    weight = torch.tensor([1.0, 1, 0, 1, 1, 1], dtype=torch.float64)
+    (7 * soft_divergence(z, t, weight, 3.0)).backward()
+    slope = 3.0 * ((z / 3).softmax(1) - (t / 3).softmax(1)) * weight[:, None]
+    assert torch.allclose(z.grad, 7 * slope, atol=1e-14)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 1000])
+def test_logits_in_parts_give_the_gradients_of_the_whole(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distillation_learner, "LOGIT_ROWS", rows)
+    learner = learner_of((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
+    batch = batch_of()
+    loss = learner(batch)["soft"].total
+    loss.backward()
+    found = {n: p.grad for n, p in learner.trained_parameters() if p.grad is not None}
+    learner.zero_grad(set_to_none=True)
+    hidden, theirs = learner.model.encoder(batch), learner.teacher.encoder(batch)
+    z = learner.model.heads["masked"](hidden.last, hidden.table)
+    t = learner.teacher.heads["masked"](theirs.last, theirs.table)
+    whole = 4 * F.kl_div(F.log_softmax(z / 2, 1), F.softmax(t / 2, 1).detach(), reduction="sum")
+    whole.backward()
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-12)
+    expected = {n: p.grad for n, p in learner.trained_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[n], expected[n], atol=1e-10) for n in expected)
+
+
+@pytest.mark.parametrize("widths", [(32, 32), (16, 48)])
+def test_relations_are_those_of_dense_matrices(widths: tuple[int, int]) -> None:
+    """MiniLMv2, section 3: of a student and a teacher of other widths and numbers of heads."""
+    student, teacher = (
+        shape(width=widths[0]),
+        shape(width=widths[1], depth=4, heads=3 if widths[1] == 48 else 2),
+    )
+    learner = learner_of((Relations(1.0, 8, teacher_layer=3),), student, teacher)
+    batch = batch_of()
+    ours = dense_projections(learner.model, batch, 2)
+    theirs = dense_projections(learner.teacher, batch, 3)
+    sums, tokens = [0.0, 0.0, 0.0], sum(batch.layout.lengths)
+    for mine, other in zip(ours, theirs, strict=True):
+        for kind in range(3):
+            for a, t in zip(mine[kind].chunk(8, 1), other[kind].chunk(8, 1), strict=True):
+                p, q = ((x @ x.T / math.sqrt(x.shape[1])).softmax(1) for x in (t, a))
+                sums[kind] += (p * (p / q).log()).sum().item()
+    expected = dict(
+        zip(("queries", "keys", "values"), (s / (8 * tokens) for s in sums), strict=True)
+    )
+    assert means(learner, batch) == pytest.approx(expected, rel=1e-9)
+
+
+def test_relations_ignore_the_order_of_heads_and_rotations_within_them() -> None:
+    draw = torch.Generator().manual_seed(2)
+    a, t = torch.randn(2, 13, 4, 8, generator=draw, dtype=torch.float64)
+    layout, weight = Layout.of([6, 7]), torch.ones(13)
+
+    def total(x: Tensor, y: Tensor) -> float:
+        return compare_pairs(relation_divergence, layout, weight, (x, x), (y, y)).item()
+
+    order = torch.randperm(4, generator=draw)
+    rotation, _ = torch.linalg.qr(torch.randn(8, 8, generator=draw, dtype=torch.float64))
+    assert total(a, t) == pytest.approx(total(a[:, order], t[:, order]), rel=1e-12)
+    assert total(a, t) == pytest.approx(total(a @ rotation, t), rel=1e-12)
+    assert total(a, t) > 1
+
+
+@pytest.mark.parametrize("compare", [relation_divergence, squared_difference])
+def test_pairs_have_the_gradient_of_autograd(compare: object) -> None:
+    """Padded rectangles, weights and several parts, against one sequence at a time."""
+    draw, lengths = torch.Generator().manual_seed(4), [5, 9, 8, 2]
+    q, k = (torch.randn(24, 3, 4, generator=draw, dtype=torch.float64) for _ in range(2))
+    qt, kt = (torch.randn(24, 3, 6, generator=draw, dtype=torch.float64) for _ in range(2))
+    weight = torch.rand(24, generator=draw, dtype=torch.float64)
+    pair = q.requires_grad_(), k.requires_grad_()
+    value = compare_pairs(compare, Layout.of(lengths), weight, pair, (qt, kt))
+    found = torch.autograd.grad(3 * value, pair)
+    expected = torch.zeros((), dtype=torch.float64)
+    for part in zip(*(x.split(lengths) for x in (q, k, qt, kt, weight)), strict=True):
+        left, right, left_t, right_t = (x.transpose(0, 1) for x in part[:4])
+        s, t = left @ right.mT / 2, left_t @ right_t.mT / math.sqrt(6)
+        if compare is squared_difference:
+            each = (s - t).square()
+        else:
+            each = F.kl_div(s.log_softmax(-1), t.softmax(-1), reduction="none")
+        expected = expected + (each.sum(-1) * part[4]).sum()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
+    slopes = torch.autograd.grad(3 * expected, pair)
+    assert all(torch.allclose(*two, atol=1e-12) for two in zip(found, slopes, strict=True))
+
+
+def test_tinybert_compares_layers_with_those_that_they_stand_for() -> None:
+    losses = (HiddenStates(), AttentionScores())
+    learner = learner_of(losses, shape(width=16), shape(depth=4))
+    batch = batch_of()
+    ours, theirs = (
+        model.encoder(batch, keep_layers=True).layers for model in (learner.model, learner.teacher)
+    )
+    error = {
+        pair: F.mse_loss(learner.project(ours[pair[0]]), theirs[pair[1]]).item()
+        for pair in ((0, 0), (1, 2), (2, 4))
+    }
+    squares, pairs = 0.0, 0
+    for student, teacher in ((1, 2), (2, 4)):
+        for mine, other in zip(
+            dense_projections(learner.model, batch, student),
+            dense_projections(learner.teacher, batch, teacher),
+            strict=True,
+        ):
+            for q, k, qt, kt in zip(*(x.chunk(4, 1) for x in (*mine[:2], *other[:2])), strict=True):
+                s, t = q @ k.T / 2, qt @ kt.T / math.sqrt(8)
+                squares += (s - t).square().sum().item()
+                pairs += s.numel()
+    assert means(learner, batch) == pytest.approx(
+        {
+            "embedding": error[0, 0],
+            "hidden": error[1, 2] + error[2, 4],
+            "attention": squares / (pairs / 2),
+        },
+        rel=1e-9,
+    )
+    assert not any(name.startswith("project") for name in learner.saved()["model"].state_dict())
+
+
+def test_the_cosine_and_masked_tokens_are_those_of_torch() -> None:
+    learner = learner_of((CosineStates(), MaskedTokens()), shape(), shape(depth=4))
+    batch = batch_of()
+    hidden, theirs = learner.model.encoder(batch), learner.teacher.encoder(batch)
+    one = torch.ones(len(batch.ids), dtype=torch.float64)
+    cosine = F.cosine_embedding_loss(hidden.last, theirs.last, one)
+    masked = batch.targets["masked"]
+    logits = learner.model.heads["masked"](hidden.last[masked.index], hidden.table)
+    expected = {"cosine": cosine.item(), "masked": F.cross_entropy(logits, masked.ids).item()}
+    assert means(learner, batch) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_student_that_equals_its_teacher_has_nothing_to_learn() -> None:
+    same = tuple(loss for loss in EVERY if not isinstance(loss, MaskedTokens | Relations))
+    learner = learner_of((*same, Relations(1.0, 8)), shape(), shape())
+    learner.model.load_state_dict(learner.teacher.state_dict())
+    losses = learner(batch_of())
+    assert {name: loss.total.item() for name, loss in losses.items()} == pytest.approx(
+        dict.fromkeys(losses, 0.0), abs=1e-9
+    )
+    torch.stack([loss.total for loss in losses.values()]).sum().backward()
+    slopes = [p.grad.abs().max().item() for _, p in learner.trained_parameters()]
+    assert max(slopes) < 1e-9
+
+
+def test_splits_of_a_step_do_not_change_its_gradient() -> None:
+    learner = learner_of(EVERY, shape(), shape(depth=4))
+    all_of_them = sequences((9, 4, 14, 8))
+
+    def gradient(batches: list[Batch]) -> dict[str, Tensor]:
+        learner.zero_grad(set_to_none=True)
+        weights = [learner.weights(batch) for batch in batches]
+        total = {name: sum(each[name] for each in weights) for name in weights[0]}
+        for batch in batches:
+            _share(learner(batch), total, learner.coefficients).backward()
+        return {name: p.grad for name, p in learner.trained_parameters() if p.grad is not None}
+
+    whole = gradient([pack(all_of_them)])
+    void = dataclasses.replace(
+        all_of_them[0],
+        targets={n: target.without_weight() for n, target in all_of_them[0].targets.items()},
+    )
+    parts = gradient([pack(all_of_them[:1]), pack(all_of_them[1:]), pack([void])])
+    assert whole.keys() == parts.keys()
+    assert all(torch.allclose(whole[name], parts[name], atol=1e-10) for name in whole)
+    assert set(learner.coefficients.items()) == {
+        ("masked", 2.0), ("soft", 5.0), ("embedding", 0.5), ("hidden", 0.5), ("attention", 3.0)
+    }  # fmt: skip
+
+
+def test_the_teacher_stays_as_it_is() -> None:
+    learner = learner_of(EVERY, shape(), shape(depth=4, dropout=Dropouts(0.5, 0.5))).train()
+    assert learner.model.training
+    assert not any(module.training for module in learner.teacher.modules())
+    batch, graphs = batch_of(), []
+    hook = learner.teacher.encoder.register_forward_hook(
+        lambda module, arguments, output: graphs.append(output.last.requires_grad)
+    )
+    first, second = means(learner, batch), means(learner, batch)
+    assert first == second  # the student has no dropout, and the teacher's is off
+    torch.stack([loss.total for loss in learner(batch).values()]).sum().backward()
+    hook.remove()
+    assert graphs == [False] * 3
+    assert all(p.grad is None and not p.requires_grad for p in learner.teacher.parameters())
+    assert not any(name.startswith("teacher") for name, _ in learner.trained_parameters())
+
+
+def test_blocks_that_are_computed_again_give_the_same_gradients() -> None:
+    learner = learner_of(EVERY, shape(depth=4), shape(depth=4)).train()
+    batch = batch_of()
+
+    def gradient() -> list[Tensor]:
+        learner.zero_grad(set_to_none=True)
+        torch.stack([loss.total for loss in learner(batch).values()]).sum().backward()
+        return [p.grad for _, p in learner.trained_parameters()]
+
+    once = gradient()
+    learner.model.encoder.recompute = True
+    assert all(torch.equal(*two) for two in zip(once, gradient(), strict=True))
+
+
+def test_layers_are_spread_as_distilbert_s() -> None:
+    assert spread_layers(6, 12) == (1, 3, 5, 8, 10, 12)
+    assert spread_layers(1, 12) == (1,)
+    assert spread_layers(4, 4) == (1, 2, 3, 4)
+
+
+@torch.no_grad()
+def test_a_student_starts_from_layers_and_loses_no_segment() -> None:
+    torch.manual_seed(1)
+    teacher = Model(shape(depth=4, initial_range=0.5), (MaskedHead(),)).eval()
+    student = with_layers(teacher, shape(segments=0, initial_range=0.5), (1, 4)).eval()
+    batch = batch_of()
+    x, y = (model.encoder.embedding(batch)[0] for model in (student, teacher))
+    assert torch.allclose(x, y, atol=1e-6)
+    for ours, theirs in ((0, 0), (1, 3)):
+        pairs = zip(
+            student.encoder.blocks[ours].parameters(),
+            teacher.encoder.blocks[theirs].parameters(),
+            strict=True,
+        )
+        assert all(torch.equal(*pair) for pair in pairs)
+    whole = with_layers(teacher, teacher.config, range(1, 5)).eval()
+    assert torch.equal(whole.encoder(batch).last, teacher.encoder(batch).last)
+    for layers, changes, match in (
+        ((1, 5), {}, "from 1 to 4, not 1, 5"),
+        ((1,), {}, "must be 2 layers"),
+        ((1, 2), {"width": 16}, "differs from the model that it starts from in width"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            with_layers(teacher, shape(**{"initial_range": 0.5, **changes}), layers)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("teacher") / "teacher", num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("distilled")
+    documents = (
+        Document(". ".join(example.text for example in make_examples(6, number)) + ".", str(number))
+        for number in range(60)
+    )
+    return build_corpus(documents, make_tokenizer(folder / "t"), folder / "c", workers=1)
+
+
+SHORT = (
+    "training.until=6 steps", "batch.n=8", "held_out=0.1", "training.save=3 steps",
+    "training.schedule.warmup=0.2", "training.report=1 steps", "training.precision=fp32",
+)  # fmt: skip
+
+
+def settings_of(
+    teacher: Path, corpus: Corpus, recipe: str, *more: str, **named: str
+) -> PretrainConfig:
+    base = distillation(str(teacher), corpus, recipe=recipe, **named)
+    return reader.load(PretrainConfig, base=base, overrides=[*SHORT, *more])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [("distilbert", "BertForMaskedLM"), ("tinybert", "BertModel"), ("minilm", "BertModel")],
+)
+def test_a_run_saves_a_student_that_transformers_opens(
+    recipe: str, name: str, teacher: Path, corpus: Corpus, tmp_path: Path
+) -> None:
+    import transformers
+
+    settings = settings_of(teacher, corpus, recipe)
+    assert settings.start_layers == (1, 4)
+    done = pretrain(settings, corpus, tmp_path / "run")
+    theirs = getattr(transformers, name).from_pretrained(tmp_path / "run" / "model").eval()
+    batch = batch_of((9,))
+    with torch.no_grad():
+        last = theirs.base_model(batch.ids[None]).last_hidden_state[0]
+        assert torch.allclose(done.model.eval().encoder(batch).last, last, atol=1e-5)
+    state = load_model(tmp_path / "run" / "model").model.encoder.state_dict()
+    assert len(done.model.encoder.blocks) == 2
+    assert all(torch.equal(state[n], t) for n, t in done.model.encoder.state_dict().items())
+    expected = {
+        "distilbert": {"soft", "masked", "cosine"},
+        "tinybert": {"embedding", "hidden", "attention"},
+        "minilm": {"queries", "keys", "values"},
+    }[recipe]
+    losses = {
+        n.removeprefix("held-out/loss/") for n in done.metrics if n.startswith("held-out/loss")
+    }
+    assert losses == expected
+
+
+def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
+    teacher: Path, corpus: Corpus, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    settings = settings_of(teacher, corpus, "distilbert", "training.keep.last=9")
+    whole = pretrain(settings, corpus, tmp_path / "run")
+    checkpoint = tmp_path / "run" / "step-6" / "model.safetensors"
+    assert not any(name.startswith("teacher") for name in load_file(checkpoint))
+    for left in ("step-6", "model"):
+        (tmp_path / "run" / left).rename(tmp_path / left)
+    again = pretrain(settings, corpus, tmp_path / "run", resume=True)
+    assert again.progress.steps == 6
+    state = whole.model.state_dict()
+    assert all(torch.equal(state[n], t) for n, t in again.model.state_dict().items())
+    # A teacher is known by its content, not by its path.
+    moved = make_folder(tmp_path / "moved", num_hidden_layers=4)
+    other = make_folder(tmp_path / "other", num_hidden_layers=4, seed=1)
+
+    def taught_by(folder: Path) -> PretrainConfig:
+        objective = dataclasses.replace(settings.objective, teacher=str(folder))
+        return dataclasses.replace(settings, objective=objective)
+
+    pretrain(taught_by(moved), corpus, tmp_path / "run", resume=True)
+    with pytest.raises(BothwaysError, match="is of another run: teacher is not the same"):
+        pretrain(taught_by(other), corpus, tmp_path / "run", resume=True)
+
+
+def test_the_teacher_is_read_no_deeper_than_the_losses_need(teacher: Path) -> None:
+    def depth(*losses: DistilLoss) -> int:
+        objective = Distillation(str(teacher), losses, (2, 3))
+        return objective.models(shape())["teacher"].encoder.depth
+
+    assert depth(Relations(heads=8, teacher_layer=2)) == 2
+    assert depth(Relations(heads=8)) == 4
+    assert depth(Relations(heads=8, teacher_layer=2), SoftTargets()) == 4
+    small = make_folder(teacher.parent / "two heads", num_attention_heads=4, num_hidden_layers=4)
+    objective = Distillation(str(small), (AttentionScores(),), (2, 3), masking=None)
+    assert objective.models(shape())["teacher"].encoder.depth == 3
+
+
+def test_mistakes_are_one_message(teacher: Path, corpus: Corpus, tmp_path: Path) -> None:
+    def refused(match: str, losses: tuple[DistilLoss, ...], **changes: object) -> None:
+        with pytest.raises(ConfigError, match=match):
+            Distillation(str(teacher), losses).models(shape(**{"heads": 2, **changes}))
+
+    refused("student has 16, the teacher 32", (CosineStates(),), width=16)
+    refused("5 relation heads must divide the widths 32", (Relations(heads=5),))
+    refused("must be from 1 to 4, not 5", (Relations(heads=8, teacher_layer=5),))
+    refused("cannot be spread evenly over 3", (HiddenStates(),), depth=3)
+    refused("student has 4 attention heads, the teacher 2", (AttentionScores(),), heads=4)
+    refused("each kind once, not cosine, cosine", (CosineStates(), CosineStates()))
+    refused("each kind once, not none", ())
+    refused("must be above 0, not -1", (CosineStates(-1.0),))
+    refused("temperature must be above 0", (SoftTargets(1.0, 0.0),))
+    with pytest.raises(ConfigError, match="a loss is about masked tokens"):
+        Distillation(str(teacher), (MaskedTokens(),), masking=None)
+    with pytest.raises(ConfigError, match="must be 2 layers, one for each of the student"):
+        Distillation(str(teacher), (HiddenStates(),), (1, 2, 3)).models(shape(heads=2))
+    with pytest.raises(ConfigError, match="does not start from"):
+        dataclasses.replace(settings_of(teacher, corpus, "minilm"), start=None)
+    other = make_folder(tmp_path / "other", num_hidden_layers=4)
+    lines = (other / "vocab.txt").read_text("utf8").splitlines()
+    lines[5], lines[6] = lines[6], lines[5]
+    (other / "vocab.txt").write_text("\n".join(lines) + "\n", "utf8")
+    (other / "tokenizer.json").unlink()
+    make_tokenizer_again = bothways.Tokenizer.load(other / "vocab.txt")
+    make_tokenizer_again.save(other)
+    match = r"2 of 26 tokens differ, such as 'fine' \(5, not 6\), 'good' \(6, not 5\)"
+    with pytest.raises(BothwaysError, match=match):
+        pretrain(settings_of(other, corpus, "minilm"), corpus)
+    headless = load_model(teacher).model
+    bothways.save_model(
+        tmp_path / "bare", Model(headless.config, (), headless.encoder), corpus.tokenizer
+    )
+    with pytest.raises(ConfigError, match="has no masked LM head"):
+        settings_of(tmp_path / "bare", corpus, "distilbert")
+
+
+def test_recipes_are_the_settings_of_the_papers(teacher: Path) -> None:
+    student = shape(heads=2)
+    settings = distilbert(student, str(teacher))
+    assert settings.objective.losses == (
+        SoftTargets(5.0, 2.0),
+        MaskedTokens(2.0),
+        CosineStates(1.0),
+    )
+    assert settings.training.optimizer == AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.0)
+    assert (settings.training.clip_norm, settings.training.schedule) == (5.0, Linear(0.05))
+    assert tinybert(student, str(teacher)).objective.masking is None
+    [relations] = minilm(student, str(teacher)).objective.losses
+    assert relations == Relations(1.0, 32, None)  # the most that divide both widths, up to 48
+
+
+def test_every_pair_of_losses_is_one_objective(teacher: Path) -> None:
+    """Losses mix: each has its own weight in the batch, whatever the others make it read."""
+    batch = batch_of()
+    alone = {
+        name: value
+        for loss in EVERY
+        for name, value in means(learner_of((loss,), shape(), shape(depth=4)), batch).items()
+    }
+    for pair in itertools.combinations(EVERY, 2):
+        found = means(learner_of(pair, shape(), shape(depth=4)), batch)
+        assert found == pytest.approx({name: alone[name] for name in found}, rel=1e-9)
